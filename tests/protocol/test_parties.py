@@ -30,6 +30,7 @@ from tiebreak.protocol.commitments.job import Head, SignedHead, game_id
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Concede, Descend, Phase, Prove, Side
+from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import GRACE_BLOCKS
@@ -69,6 +70,11 @@ def with_game(board: Board, *, at: int = START) -> PublicGame:
         id=number, job=job, challenger=CHALLENGER.address, head=head, state=state, started=at
     )
     return board.games[number]
+
+
+def gather_of(played: PublicGame) -> e.Gather:
+    """The work of the turn on the chain."""
+    return e.Gather(game_id=played.id, sequence=played.state.moves, snapshot=Snapshot.of(played.state).id)
 
 
 def calls(actions: tuple[e.Action, ...]) -> list[e.Transaction]:
@@ -255,7 +261,7 @@ def test_no_move_after_the_deadline(after: int, moves: bool) -> None:
     board = board_with(heads=JOB.checkpoints)
     played = with_game(board)
     trainer = KnowingTrainer(**known(board, TRAINER))
-    gather = e.Gather(game_id=played.id, sequence=0)
+    gather = gather_of(played)
     assert e.Start(work=gather) in trainer.observe(e.Tick(at=START + 1))
     shown = Descend(nodes=(bytes(32), bytes(32)))
     actions = trainer.observe(e.Done(at=played.state.deadline + after, work=gather, move=shown))
@@ -269,14 +275,14 @@ def test_a_proof_waits_for_a_block_after_its_seal(before: int, sent: bool) -> No
     """The next block comes a block's time after the last one; a proof in the second of its seal would be refused."""
     board = board_with()
     played = with_game(board)
-    played.state = replace(played.state, phase=Phase.PROVE, last=START + 2 * BLOCK)
+    played.state = replace(played.state, phase=Phase.PROVE, last=START + 2 * BLOCK, moved=START + 2 * BLOCK)
     auditor = KnowingAuditor(**known(board, CHALLENGER))
     now = START + 2 * BLOCK - before + 1
     auditor.observe(e.BoardChanged(at=now, block=now))
-    work = e.Gather(game_id=played.id, sequence=0)
+    work = gather_of(played)
     actions = auditor.observe(e.Done(at=now, work=work, move=Prove(instruction=b"\x01")))
     assert bool(calls(actions)) is sent
-    assert sent or e.Wake(at=played.state.last + 1) in actions
+    assert sent or e.Wake(at=played.state.moved + 1) in actions
 
 
 # ---------------------------------------------------------------- transactions in the way

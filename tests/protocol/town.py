@@ -5,24 +5,28 @@ No simulator, no chain, no tensors: runs of `tests.protocol.runs`. What may diff
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run, make_job, program
 from tiebreak.protocol.commitments.job import game_id
-from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.keys import PrivateKey, verify
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import Move, Side
-from tiebreak.protocol.game.sides import Challenger, Defender
+from tiebreak.protocol.game.moves import Concede, Move, Phase, Side
+from tiebreak.protocol.game.sides import Challenger, Defender, resume
+from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot, Standing, opened
+from tiebreak.protocol.game.state import GameState, Reason, Verdict
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.auditor import Auditor, Watcher
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import Client
 from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.parties.trainer import Trainer
 from tiebreak.protocol.program.isa import DType
@@ -34,8 +38,13 @@ JOB = replace(make_job(), clock=600)
 LIE = (3, next(n for n, value in enumerate(program().body) if value.is_reduction and value.dtype is DType.I64))
 """Step and leaf of a sum."""
 TRUTH, FALSE = Run(JOB), Liar(JOB, *LIE)
-MOVES: dict[tuple[int, bytes, int], Move] = {}
+TALKED = replace(JOB, talk_time=900)
+TALKED_TRUTH, TALKED_FALSE = Run(TALKED), Liar(TALKED, *LIE)
+MOVES: dict[tuple[int, bytes, int, bytes], Move] = {}
 """What each side of a game answers, whenever it is asked: computed once for all towns."""
+
+
+OnBoard = e.MakeMove | e.Enter | e.EnterAndProve | e.ReportFork | e.ClaimTimeout | e.Reclaim
 
 
 @cache
@@ -102,12 +111,19 @@ class Seen:
 class Town:
     """Runs until nothing is left to happen, or for a time."""
 
-    def __init__(self, run: Run = FALSE, *, fate: Fate | None = None, parties: tuple[str, ...] = tuple(KINDS)) -> None:
-        self.run, self.fate = run, fate or Fate()
+    def __init__(
+        self,
+        run: Run = FALSE,
+        *,
+        fate: Fate | None = None,
+        parties: tuple[str, ...] = tuple(KINDS),
+        kinds: Mapping[str, type[Machine]] = MappingProxyType({}),
+    ) -> None:
+        self.run, self.fate, self.kinds = run, fate or Fate(), kinds
+        self.truth = TRUTH if run.job == JOB else TALKED_TRUTH
         self.board, self.now, self.block = Board(), START, START
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
-        self.instants: dict[bytes, list[int]] = {}
         self.posted: list[Any] = []
         self.pool: dict[tuple[str, e.Place], e.Transact] = {}
         self.journals: dict[str, list[e.Record]] = {name: [] for name in parties}
@@ -115,11 +131,12 @@ class Town:
         self.machines = {name: self.make(name) for name in parties}
         for name in parties:
             self.at(START, lambda name=name: self.tell(name, e.Started(at=self.now)))
-        self.at(START, lambda: self.tell("client", e.JobDrafted(at=self.now, job=JOB)))
+        self.at(START, lambda: self.tell("client", e.JobDrafted(at=self.now, job=self.run.job)))
         self.at(START + BLOCK, self.mine)
 
     def make(self, name: str) -> Machine:
         kind, key = KINDS[name]
+        kind = self.kinds.get(name, kind)
         return kind(board=self.board, domain=DOMAIN, pace=PACE, key=key, journal=list(self.journals[name]))
 
     def at(self, instant: int, then: Callable[[], None]) -> None:
@@ -184,6 +201,10 @@ class Town:
                 seen.say(place, wire)
                 other = "auditor" if name == "trainer" else "trainer"
                 self.mail(other, lambda: e.MoveShown(at=self.now, game_id=number, wire=wire))
+            case e.ShowReceipt(game_id=number, receipt=receipt):
+                seen.say(("receipt", number, SignedStanding.decode(receipt).sequence), receipt)
+                other = "auditor" if name == "trainer" else "trainer"
+                self.mail(other, lambda: e.ReceiptShown(at=self.now, game_id=number, receipt=receipt))
 
     def seconds(self, work: e.Work) -> int:
         """A transaction takes until the next block; work some seconds."""
@@ -194,26 +215,28 @@ class Town:
             case e.Train():
                 return e.Done(at=self.now, work=work, root=root(self.run, work.count))
             case e.Replay():
-                return e.Done(at=self.now, work=work, root=root(TRUTH, work.head.head.count))
+                return e.Done(at=self.now, work=work, root=root(self.truth, work.head.head.count))
             case e.Gather():
                 played = self.board.games[work.game_id]
-                if played.state.is_over or played.state.moves != work.sequence:
+                if work.said is None and (played.state.is_over or played.state.moves != work.sequence):
                     return e.Tick(at=self.now)  # answered by a machine that died meanwhile
-                key = (id(self.run), work.game_id, work.sequence)
+                key = (id(self.run), work.game_id, work.sequence, work.snapshot)
                 if key not in MOVES:
-                    MOVES[key] = self.answer(played)
+                    line = played.moves if work.said is None else work.said
+                    MOVES[key] = self.answer(self.start(played), tuple(line), work.snapshot)
                 return e.Done(at=self.now, work=work, move=MOVES[key])
 
-    def answer(self, played: PublicGame) -> Move:
+    def start(self, played: PublicGame) -> GameState:
+        return game.start(self.run.job, played.head.head, played.id, played.started)
+
+    def answer(self, start: GameState, line: tuple[Move, ...], snapshot: bytes) -> Move:
         """By a challenger that is made anew each time: all that it needs is the secret and the moves so far."""
-        if played.state.mover is Side.DEFENDER:
-            return Defender(self.run).move(played.state, played.answered)
-        challenger = Challenger(TRUTH, SECRET)
-        state = game.start(JOB, played.head.head, played.id, played.started)
-        for move, instant in zip(played.moves, self.instants[played.id], strict=True):
-            state = game.apply(state, move, instant)
-            challenger.learn(state, move)
-        return challenger.move(played.state, played.answered)
+        challenger = Challenger(self.truth, SECRET)
+        state = resume(challenger, start, line)
+        assert Snapshot.of(state).id == snapshot
+        return (Defender(self.run) if state.mover is Side.DEFENDER else challenger).move(
+            state, line[-1] if line else None
+        )
 
     # -- the board
 
@@ -251,7 +274,7 @@ class Town:
             return ""
         if isinstance(wanted, e.Withdraw):
             return "" if board.credits.pop(wanted.to, 0) else "NothingToWithdraw"
-        if isinstance(wanted, e.MakeMove | e.ClaimTimeout | e.Reclaim):
+        if isinstance(wanted, OnBoard):
             return self.play_on(sender, wanted)
         job = board.jobs.get(job_of(wanted))
         if job is None:
@@ -288,28 +311,23 @@ class Town:
                 number = game_id(head.head, DOMAIN, sender, nonce)
                 if late or number in board.games:
                     return "WindowClosed"
-                state = game.start(JOB, head.head, number, now)
+                state = game.start(job.job, head.head, number, now)
                 board.games[number] = PublicGame(
                     id=number, job=job, challenger=CHALLENGER.address, head=head, state=state, started=now
                 )
-                self.instants[number] = []
         return ""
 
-    def play_on(self, sender: bytes, wanted: e.MakeMove | e.ClaimTimeout | e.Reclaim) -> str:
-        played = self.board.games[wanted.game_id]
+    def play_on(self, sender: bytes, wanted: OnBoard) -> str:
+        entered = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
+        played = self.board.games[entered.fork.game_id if isinstance(entered, e.ReportFork) else entered.game_id]
         if played.is_stopped or isinstance(wanted, e.Reclaim):
             return "GameIsOver"
         try:
-            if isinstance(wanted, e.ClaimTimeout):
-                played.state = game.timeout(played.state, self.now)
-            elif played.mover() != sender or played.state.moves != wanted.sequence:
-                return "NotYourTurn"
-            else:
-                played.state = game.apply(played.state, wanted.move, self.now)
-                played.moves.append(wanted.move)
-                self.instants[played.id].append(self.now)
+            error = self.apply(played, sender, wanted)
         except IllegalMove:
             return "ClockRunning" if isinstance(wanted, e.ClaimTimeout) else "IllegalMove"
+        if error:
+            return error
         if played.state.verdict is not None:
             job = played.job.job
             if played.state.verdict.winner is Side.DEFENDER:
@@ -317,6 +335,55 @@ class Town:
             else:
                 won = {played.challenger: job.challenger_stake + job.trainer_stake // 2, job.client: job.reward}
                 self.end(played.job, JobStatus.SLASHED, won)
+        return ""
+
+    def apply(self, played: PublicGame, sender: bytes, wanted: OnBoard) -> str:
+        """What a transaction does to its game, or the contract's name for why not."""
+        is_trainer = sender == played.job.job.trainer
+        match wanted:
+            case e.ClaimTimeout():
+                played.state = game.timeout(played.state, self.now)
+            case e.MakeMove(move=Concede()):
+                side = Side.DEFENDER if is_trainer else Side.CHALLENGER
+                played.state = game.concede(played.state, side, self.now)
+            case e.MakeMove():
+                if played.mover() != sender or played.state.moves != wanted.sequence:
+                    return "NotYourTurn"
+                played.state = game.apply(played.state, wanted.move, self.now)
+                played.moves.append(wanted.move)
+            case e.ReportFork(fork=fork):
+                signer = played.challenger if is_trainer else played.job.job.trainer
+                fork.verify(DOMAIN, signer)
+                verdict = Verdict(
+                    winner=Side.DEFENDER if is_trainer else Side.CHALLENGER, reason=Reason.FORKED, detail=""
+                )
+                played.state = replace(played.state, verdict=verdict, phase=Phase.OVER)
+            case e.Enter() | e.EnterAndProve():
+                return self.enter(played, sender, wanted)
+        return ""
+
+    def enter(self, played: PublicGame, sender: bytes, wanted: e.Enter | e.EnterAndProve) -> str:
+        entered = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
+        number, signer = entered.sequence, played.challenger if sender == played.job.job.trainer else TRAINER.address
+        if number <= played.state.moves:
+            return "StaleState"
+        if not played.state.talks(self.now):
+            return "TalkIsOver"
+        snapshot = Snapshot.decode(entered.snapshot)
+        standing = Standing(game_id=played.id, sequence=number, snapshot=snapshot.id)
+        verify(standing.digest(DOMAIN), entered.signature, signer)
+        talks = [machine.transcript(played) for machine in self.machines.values() if isinstance(machine, Player)]
+        lines = [talk.line[:number] for talk in talks]
+        start = self.start(played)
+        line = next(line for line in lines if Snapshot.of(resume(Defender(self.run), start, line)) == snapshot)
+        later = resume(Defender(self.run), start, line)
+        assert later.moves == number
+        played.state = game.enter(played.state, later, self.now)
+        played.moves, played.entries = list(line), played.entries + 1
+        if isinstance(wanted, e.EnterAndProve):
+            assert wanted.opened == opened(later)
+            played.state = game.apply(played.state, wanted.move, self.now)
+            played.moves.append(wanted.move)
         return ""
 
     def end(self, job: PublicJob, status: JobStatus, owed: dict[Any, int]) -> None:

@@ -13,7 +13,7 @@ from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MAX_ACCUMULATOR_BYTES, MOVES, Move, Prove, kind_name, unpack_move
-from tiebreak.protocol.game.snapshot import Fork, Snapshot
+from tiebreak.protocol.game.snapshot import Fork, Snapshot, opened
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.packing import Packed, camel_case
@@ -249,12 +249,6 @@ def move_call(state: GameState, move: Move) -> Call:
     if isinstance(move, Prove):
         body = (proof_argument(move), move.salt, opened(state))
     return Call(camel_case(kind_name(move)), (state.game_id, *body))
-
-
-def opened(state: GameState) -> tuple[bytes, ...]:
-    """The preimage of the board's digest in phase PROVE: the run root, and everything opened since (SPEC 11)."""
-    fixed = (state.steps_root, state.body_root, state.value_seal, state.instruction, state.accumulator_root, state.seal)
-    return (state.head.run_root, *(item for item in fixed if item))
 
 
 _NO_WITNESS: Final = (0, ZERO_DIGEST, 0, ZERO_DIGEST, (), ZERO_DIGEST, ())

@@ -24,7 +24,7 @@ from typing import Annotated, Final, cast
 
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain, hash_struct, typed_digest
-from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.errors import EncodingError, IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Side, kind_name
 from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Standing
@@ -107,6 +107,7 @@ class Transcript:
         self._parties = {Side.DEFENDER: start.job.trainer, Side.CHALLENGER: challenger}
         self._states = [start]
         """After each message. The last may be over. A proof and a concession add none."""
+        self._moves: list[Move] = []
         self._wires: list[bytes] = []
         self._previous = self.game_id
         self._signed: dict[Side, dict[int, SignedStanding]] = {side: {} for side in Side}
@@ -128,6 +129,24 @@ class Transcript:
     def state(self) -> GameState:
         """Where the talk has come to; its clocks mean nothing."""
         return self._states[-1]
+
+    @property
+    def line(self) -> tuple[Move, ...]:
+        """The moves that led to `state`."""
+        return tuple(self._moves[: len(self._states) - 1])
+
+    def passed(self, state: GameState) -> bool:
+        """Whether the talk has come through this state of the game, or stands there."""
+        if state.is_over or state.moves >= len(self._states) or self._states[state.moves].is_over:
+            return False
+        return Standing.of(self._states[state.moves]) == Standing.of(state)
+
+    def unanswered(self, side: Side) -> tuple[bytes, ...]:
+        """A side's messages after the last one of its opponent, as they travelled."""
+        count = 0
+        while count < len(self._wires) and self._states[len(self._wires) - count - 1].mover is side:
+            count += 1
+        return tuple(self._wires[len(self._wires) - count :])
 
     @property
     def is_closed(self) -> bool:
@@ -163,6 +182,7 @@ class Transcript:
         after = _after(self.state, message.move)  # (6)
         keys.verify(signing_digest(self.domain, encoded, after), signature, self._parties[sender])  # (7)
         self._wires.append(bytes(wire))
+        self._moves.append(message.move)
         self._previous = message_hash(encoded)
         if isinstance(message.move, Concede):
             self.conceded = sender
@@ -228,6 +248,14 @@ class Transcript:
                 standing = Standing.of(after)
                 keys.verify(standing.digest(self.domain), signature, self._parties[before.mover])
                 self._keep(before.mover, SignedStanding.under(standing, signature), is_right=False)
+
+
+def leads_on(state: GameState, move: Move) -> GameState | None:
+    """The state that a message with this move would lead to; None if it is illegal there, or would end the game."""
+    with suppress(IllegalMove):
+        after = _after(state, move)
+        return None if after is None or after.is_over else after
+    return None
 
 
 def _after(state: GameState, move: Move) -> GameState | None:

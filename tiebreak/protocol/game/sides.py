@@ -365,6 +365,16 @@ def _first_difference(theirs: Sequence[bytes], own: Sequence[bytes]) -> int:
     return next((k for k, (a, b) in enumerate(zip(theirs, own, strict=False)) if a != b), 0)
 
 
+def resume(party: Party, start: GameState, line: Sequence[Move]) -> GameState:
+    """The state that a line of moves leads to, at instants that cost nothing. A challenger learns the line."""
+    state = start
+    for move in line:
+        state = apply(state, move, max(state.moved, state.last))
+        if isinstance(party, Challenger):
+            party.learn(state, move)
+    return state
+
+
 # ---------------------------------------------------------------- what a game came to
 
 

@@ -33,6 +33,7 @@ from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 SNAPSHOT_BYTES: Final = 144
 MAX_RECEIPT_BYTES: Final = 256
+_MAX_FORK_BYTES: Final = 512
 Signature = Annotated[bytes, Raw(keys.SIGNATURE_BYTES)]
 
 
@@ -117,11 +118,16 @@ class Snapshot(Record):
         return tagged_hash(Tag.SNAPSHOT, self.encode())
 
 
+def opened(state: GameState) -> tuple[bytes, ...]:
+    """The run root and everything opened since, in the order in which it was fixed, which a proof shows again."""
+    fixed = (state.steps_root, state.body_root, state.value_seal, state.instruction, state.accumulator_root, state.seal)
+    return (state.head.run_root, *(item for item in fixed if item))
+
+
 def opened_digest(state: GameState) -> Digest:
-    """t_n of SPEC section 11: what `Prove` is given again on the chain, in the order in which it was fixed."""
-    roots = (state.steps_root, state.body_root, state.value_seal, state.instruction, state.accumulator_root, state.seal)
-    digest = bytes(state.head.run_root)
-    for root in filter(None, roots):
+    """t_n of SPEC section 11: the hash of what `opened` gives."""
+    digest, *roots = opened(state)
+    for root in roots:
         digest = bytes(keccak(digest + root))
     return Digest(digest)
 
@@ -216,6 +222,14 @@ class Fork(Record):
             second=second.snapshot,
             second_signature=second.signature,
         )
+
+    def encode(self) -> bytes:
+        return pack(self.pack())
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Fork":
+        """Read what `encode` wrote. Raises `EncodingError`."""
+        return cls.unpack("fork", unpack(data, _MAX_FORK_BYTES))
 
     def verify(self, domain: Domain, signer: Address) -> None:
         """Raise `VerificationError` unless the snapshots differ and both signatures are the signer's."""

@@ -84,6 +84,9 @@ class PublicGame:
     """The state by the rules of `tiebreak.protocol.game`."""
     started: int
     moves: list[Move] = field(default_factory=list)
+    """The line that led to the state: moves made on the chain, or in the talk and then entered."""
+    entries: int = 0
+    """How often a state entered; each may have begun another line."""
     void: bool = False
     gas: int = 0
     ended: int = 0

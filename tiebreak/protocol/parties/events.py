@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedHead
-from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.game.moves import Move, Prove
+from tiebreak.protocol.game.snapshot import Fork
 from tiebreak.protocol.tags import Digest
 
 Place = tuple[str | bytes | int, ...]
@@ -44,6 +45,10 @@ class Gather:
 
     game_id: Digest
     sequence: int
+    snapshot: Digest
+    """Of the state in that turn."""
+    said: tuple[Move, ...] | None = None
+    """The moves that led there, if the turn is one in the talk; None if it is on the chain."""
 
 
 Work = Train | Replay | Gather
@@ -139,6 +144,33 @@ class MakeMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Enter:
+    """Enter a state that the opponent signed, with its snapshot's 144 bytes."""
+
+    game_id: Digest
+    sequence: int
+    snapshot: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnterAndProve:
+    """Enter the sealed state that the defender acknowledged, and prove its answer."""
+
+    entered: Enter
+    move: Prove
+    opened: tuple[bytes, ...]
+    """What was opened on the way (`snapshot.opened`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFork:
+    """Report that one side signed two snapshots for one sequence number of a game."""
+
+    fork: Fork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTimeout:
     """Claim that the side to move in a game has run out of time."""
 
@@ -160,7 +192,7 @@ class Withdraw:
 
 
 OnJob = CreateJob | CancelJob | AcceptJob | PostHead | Report | ReportInconsistency | Settle | Abandon
-OnGame = Challenge | MakeMove | ClaimTimeout | Reclaim
+OnGame = Challenge | MakeMove | Enter | EnterAndProve | ReportFork | ClaimTimeout | Reclaim
 Transaction = OnJob | OnGame | Withdraw
 
 
@@ -233,6 +265,15 @@ class MoveShown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptShown:
+    """Somebody acknowledged a state of a game. Nothing about it has been checked."""
+
+    at: int
+    game_id: Digest
+    receipt: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
     """The available data of a run up to a checkpoint was fetched, to where `Replay` will find it."""
 
@@ -272,7 +313,7 @@ class Refused:
     error: str
 
 
-Message = JobDrafted | JobOffered | JobSigned | HeadShown | MoveShown
+Message = JobDrafted | JobOffered | JobSigned | HeadShown | MoveShown | ReceiptShown
 Event = Started | Tick | BoardChanged | Message | Arrived | Done | Mined | Refused
 
 
@@ -315,6 +356,14 @@ class ShowMove:
 
     game_id: Digest
     wire: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowReceipt:
+    """Acknowledge a state of a game to the other side."""
+
+    game_id: Digest
+    receipt: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,5 +422,5 @@ class Wake:
     at: int
 
 
-Statement = OfferJob | SignJob | ShowHead | ShowMove
+Statement = OfferJob | SignJob | ShowHead | ShowMove | ShowReceipt
 Action = Record | Statement | PublishRun | FetchRun | Start | Transact | Alarm | Wake

@@ -30,6 +30,7 @@ PASSING: Final = frozenset(
         "NothingToWithdraw",
         "NotYourTurn",
         "OpenGames",
+        "StaleState",
         "TooEarly",
         "WindowOpen",
         "WrongJobStatus",

@@ -1,12 +1,20 @@
-"""Plays a party's games on the chain: moves in its turn, and claims a timeout when the opponent's clock runs out."""
+"""Plays a party's games: talks as long as a game's sides may, and then moves on the chain and claims timeouts.
 
+While they talk, the sides move by signed messages, and the defender acknowledges the state before a proof. A party
+takes the talk to the chain where it must: it concedes or proves there, and when the talking phase is almost over, it
+enters the newest state that its opponent has signed. From there, or if the chain is not on the line of the talk, it
+makes its moves on the chain and signs nothing more.
+"""
+
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.messages import Transcript
-from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Prove, Side
+from tiebreak.protocol.game.messages import Transcript, leads_on
+from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Prove, Side
+from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Snapshot, opened
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.packing import pack, unpack
 from tiebreak.protocol.parties import events as e
@@ -16,6 +24,10 @@ from tiebreak.protocol.parties.machine import Machine
 from tiebreak.protocol.tags import Digest
 
 MAX_MOVE_BYTES: Final = 1 << 17
+ENTERING: Final = 3
+"""Transactions for which a party leaves time when it enters the state it is to move in; its opponent leaves less."""
+PATIENCE_BLOCKS: Final = 2
+"""After how many blocks without an answer a message is repeated, and then after twice as many, and so on."""
 _MOVE: Final = AnyMove()
 
 
@@ -27,15 +39,18 @@ class GameView:
     side: Side
     move: Move | None = None
     """The move that follows from the party's own run; None until it has been gathered."""
+    talk: Transcript | None = None
+    """What was said so far, if the turn is one in the talk; None for a turn on the chain."""
 
     @property
     def state(self) -> GameState:
-        return self.game.state
+        return self.game.state if self.talk is None else self.talk.state
 
     @property
     def answered(self) -> Move | None:
         """The opponent's last move."""
-        return self.game.answered
+        line = self.game.moves if self.talk is None else self.talk.line
+        return line[-1] if line else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,50 +64,57 @@ class Reply:
     """Whether to send the move even though it would revert; no honest party wants that."""
 
 
+Turn = tuple[Digest, int, Digest, bool]
+"""A game, the number of moves so far, the snapshot that they led to, and whether the turn is one in the talk."""
+
+
 class Player(Machine):
     """A party that can be one of the sides in games."""
 
     def __init__(self, **known: Any) -> None:
         super().__init__(**known)
-        self._gathered: dict[tuple[Digest, int], Move] = {}
-        self._replies: dict[tuple[Digest, int], tuple[Reply, int]] = {}
+        self._gathered: dict[Turn, Move] = {}
+        self._replies: dict[Turn, tuple[Reply, int]] = {}
         self._transcripts: dict[Digest, Transcript] = {}
+        self._repeats: dict[Digest, tuple[int, int, int]] = {}
+        """For each talk: how many messages there were at the last look, when to repeat some, and after what wait."""
         self._unsaid: dict[tuple[Digest, int], Move] = {}
-        """Its own moves, by turn, that have not been sent as messages yet."""
+        """Its own moves on the chain, by game and number, that have not been sent as messages yet."""
         for place, data in self.records.items():
             match place:
-                case ("move", bytes(game_id), int(number)) if ("said", game_id, number) not in self.records:
+                case ("move", bytes(game_id), int(number), _) if ("said", game_id, number) not in self.records:
                     self._unsaid[Digest(game_id), number] = _move_in(data)
 
     def learn(self, event: e.Event) -> None:
-        """Record gathered moves and the messages of games."""
+        """Record gathered moves, and the messages and receipts of games."""
         super().learn(event)
         match event:
             case e.Done(work=e.Gather() as work) if event.move is not None:
-                self._gathered[work.game_id, work.sequence] = event.move
+                self._gathered[_turn_of(work)] = event.move
             case e.Done(work=e.Gather() as work):
                 self.alarm(f"game {work.game_id.hex()[:8]}: {event.problem}", is_error=True)
             case e.MoveShown(game_id=game_id) if game_id in self.board.games:
                 self._keep(self.board.games[game_id], event.wire)
+            case e.ReceiptShown(game_id=game_id) if game_id in self.board.games:
+                self._keep_receipt(self.board.games[game_id], event.receipt)
             case e.Started():
-                said = [(place[1], wire) for place, wire in self.records.items() if place[0] == "said"]
-                for number, wire in said:  # repeat them: the last may have been lost in a crash
-                    found = self.board.games.get(Digest(bytes(number))) if isinstance(number, bytes) else None
-                    if found is not None and not found.is_over:
-                        self.do(e.ShowMove(game_id=found.id, wire=wire))
+                for game in self.board.games.values():  # repeat all: the last may have been lost in a crash
+                    if not game.is_over:
+                        self._say_again(game)
 
     def side_in(self, game: PublicGame) -> Side:
         """Which side of a game this party is."""
         return Side.DEFENDER if game.job.job.trainer == self.address else Side.CHALLENGER
 
     def _play(self, game: PublicGame, side: Side) -> None:
-        self._say(game, side)
+        if not game.job.job.talk_time:
+            self._say_moves(game, side)
         if game.is_stopped:
             waits = not game.is_over and game.job.status is JobStatus.SLASHED  # by another game or a report
             if waits and side is Side.CHALLENGER and self.reclaims(game):
                 self.want(("reclaim", game.id), e.Reclaim(game_id=game.id))
             return
-        if not self.plays(game):
+        if not self.plays(game) or self._talk(game, side):
             return
         view = GameView(game=game, side=side)
         if game.state.mover is side:
@@ -117,6 +139,18 @@ class Player(Machine):
         """Choose what to do in a turn; asked once per turn. By default, play the move from its own run at once."""
         return Reply(move=view.move)
 
+    def acknowledges(self, view: GameView) -> bool:  # noqa: ARG002
+        """Decide whether a defender signs the state before a proof, so that the proof can enter with it."""
+        return True
+
+    def enters(self, view: GameView) -> bool:  # noqa: ARG002
+        """Decide whether to enter the newest state that the opponent has signed, when the talk is almost over."""
+        return True
+
+    def reports_fork(self, game: PublicGame) -> bool:  # noqa: ARG002
+        """Decide whether to report that the opponent signed two states in one place, by which it loses."""
+        return True
+
     def claims_timeout(self, view: GameView) -> bool:  # noqa: ARG002
         """Decide whether to claim that the opponent's clock ran out."""
         return True
@@ -135,8 +169,9 @@ class Player(Machine):
     # ------------------------------------------------------------------ a turn
 
     def _in_turn(self, view: GameView) -> None:
-        turn = (view.game.id, view.state.moves)
-        place: Place = ("move", *turn)
+        """Make a move on the chain."""
+        turn = _turn_in(view)
+        place: Place = ("move", *turn[:3])
         untried = False
         if place in self.records:
             move: Move | None = _move_in(self.records[place])
@@ -150,13 +185,13 @@ class Player(Machine):
             untried = reply.untried
         assert move is not None
         # A proof counts only in a later second than its seal, so it waits where blocks can share a second.
-        if isinstance(move, Prove) and self.next_slot() <= view.state.last and not self.has_come(view.state.last + 1):
+        if isinstance(move, Prove) and self.next_slot() <= view.state.moved and not self.has_come(view.state.moved + 1):
             return
         if self.now > view.state.deadline and not untried:
             self.alarm(f"game {view.game.id.hex()[:8]}: the clock ran out before the move was made", is_error=True)
             return
         if place not in self.records:
-            self._unsaid[turn] = move
+            self._unsaid[turn[:2]] = move
         if not untried:
             self.record(place, pack(_MOVE.pack(move)))  # from here on, the party never makes another move in this turn
         self.want(
@@ -166,7 +201,7 @@ class Player(Machine):
             untried=untried,
         )
 
-    def _reply_once(self, turn: tuple[Digest, int], view: GameView) -> tuple[Reply, int] | None:
+    def _reply_once(self, turn: Turn, view: GameView) -> tuple[Reply, int] | None:
         """The reply for this turn and when to send it; None while the move is still being gathered."""
         if turn in self._replies:
             return self._replies[turn]
@@ -177,10 +212,98 @@ class Player(Machine):
         elif turn in self._gathered:
             reply = self.reply(replace(view, move=self._gathered[turn]))
         else:
-            self.begin(e.Gather(game_id=turn[0], sequence=turn[1]))
+            game_id, sequence, snapshot, is_talk = turn
+            said = view.talk.line if is_talk and view.talk is not None else None
+            self.begin(e.Gather(game_id=game_id, sequence=sequence, snapshot=snapshot, said=said))
             return None
         self._replies[turn] = (reply, self.now + reply.wait)
         return self._replies[turn]
+
+    # ------------------------------------------------------------------ the talk
+
+    def _talk(self, game: PublicGame, side: Side) -> bool:
+        """Go on with the talk, or take it to the chain. Returns False if it is time to play on the chain."""
+        if (evidence := self.records.get(("fork", game.id))) and self.reports_fork(game):
+            self.want(("forked", game.id), e.ReportFork(fork=Fork.decode(evidence)))
+        chain = game.state
+        if not chain.talks(self.now) or not self.transcript(game).passed(chain):
+            return False
+        talk = self.transcript(game)
+        view = GameView(game=game, side=side, talk=talk)
+        if side is Side.DEFENDER and talk.state.phase is Phase.PROVE and self.acknowledges(view):
+            self._acknowledge(view)
+        if not talk.is_closed and self._speaks(view):
+            return True
+        found = talk.latest(side.other)
+        if found is None or found[0].moves <= chain.moves or not self.enters(view):
+            return False
+        place: Place = ("enter", game.id, found[0].moves)
+        self.want(place, _entering(*found), deadline=chain.last - 1)
+        self.has_come(chain.last)
+        return not self.is_given_up(place)
+
+    def _speaks(self, view: GameView) -> bool:
+        """Say what there is to say, or wait for an answer. Returns False once the game has to go to the chain."""
+        assert view.talk is not None
+        state, chain = view.state, view.game.state
+        is_over = self.has_come(chain.last - self.pace.sending(ENTERING if state.mover is view.side else 1))
+        found = self._reply_once(_turn_in(view), view) if state.mover is view.side else None
+        move = found[0].move if found is not None and self.has_come(found[1]) else None
+        if isinstance(move, Concede):
+            self.want(("concede", view.game.id), e.MakeMove(game_id=view.game.id, sequence=chain.moves, move=move))
+            return True
+        if isinstance(move, Prove):
+            proves = self._proves(view, move)
+            if proves is not None:
+                return proves
+        elif move is not None and leads_on(state, move) is None:
+            return False  # a message cannot end a game
+        elif move is not None and not is_over and (wire := self.wire(view, move)) is not None:
+            self._keep(view.game, wire)
+            self.do(e.ShowMove(game_id=view.game.id, wire=self.record(("said", view.game.id, state.moves), wire)))
+            return True
+        self._repeat(view)
+        return not is_over
+
+    def _proves(self, view: GameView, move: Prove) -> bool | None:
+        """Enter and prove at once. None if the defender has not acknowledged the state; False if it is entered."""
+        assert view.talk is not None
+        if view.game.state.moves == view.state.moves:
+            return False
+        signed = view.talk.latest(Side.DEFENDER)
+        if signed is None or signed[0].moves < view.state.moves:
+            return None
+        place: Place = ("prove", view.game.id, view.state.moves)
+        entered = _entering(*signed)
+        proof = e.EnterAndProve(entered=entered, move=move, opened=opened(view.state))
+        self.want(place, proof, deadline=view.game.state.last - 1)
+        self.has_come(view.game.state.last)
+        return not self.is_given_up(place)
+
+    def _acknowledge(self, view: GameView) -> None:
+        assert view.talk is not None
+        place: Place = ("acknowledged", view.game.id, view.state.moves)
+        if place not in self.records:
+            receipt = self.record(place, view.talk.receipt(self.key))
+            self.do(e.ShowReceipt(game_id=view.game.id, receipt=receipt))
+
+    def _repeat(self, view: GameView) -> None:
+        """Send the last messages again after a while without an answer: they may have been lost."""
+        assert view.talk is not None
+        game_id, heard = view.game.id, view.talk.messages
+        count, at, wait = self._repeats.get(game_id, (-1, 0, 0))
+        if count != heard:
+            wait = PATIENCE_BLOCKS * self.pace.block_seconds
+        elif self.has_come(at):
+            for wire in view.talk.unanswered(view.side):
+                self.do(e.ShowMove(game_id=game_id, wire=wire))
+            if receipt := self.records.get(("acknowledged", game_id, view.state.moves)):
+                self.do(e.ShowReceipt(game_id=game_id, receipt=receipt))
+            wait *= 2
+        else:
+            return
+        self._repeats[game_id] = (heard, self.now + wait, wait)
+        self.wake(self.now + wait)
 
     # ------------------------------------------------------------------ messages
 
@@ -192,6 +315,9 @@ class Player(Machine):
             self._transcripts[game.id] = found
             while (kept := self.records.get(("wire", game.id, found.messages))) is not None:
                 found.append(kept)
+            for number in range(found.state.moves + 1):
+                if (receipt := self.records.get(("receipt", game.id, number))) is not None:
+                    found.acknowledge(receipt)
         return self._transcripts[game.id]
 
     def _keep(self, game: PublicGame, wire: bytes) -> bool:
@@ -199,12 +325,39 @@ class Player(Machine):
         try:
             transcript.append(wire)
         except VerificationError:
+            self._look_for_fork(game)
             return False  # anybody can send anything; only moves on the board count
         self.record(("wire", game.id, transcript.messages - 1), wire)
         return True
 
-    def _say(self, game: PublicGame, side: Side) -> None:
-        """Send the messages for those of its moves that count by now.
+    def _keep_receipt(self, game: PublicGame, receipt: bytes) -> None:
+        transcript, other = self.transcript(game), self.side_in(game).other
+        before = transcript.latest(other)
+        with suppress(VerificationError):
+            transcript.acknowledge(receipt)
+        after = transcript.latest(other)
+        if after is not None and after != before:
+            self.record(("receipt", game.id, after[0].moves), receipt)
+        self._look_for_fork(game)
+
+    def _look_for_fork(self, game: PublicGame) -> None:
+        """Keep the evidence that the opponent signed two states in one place."""
+        fork, is_defender = self.transcript(game).fork, self.side_in(game) is Side.DEFENDER
+        with suppress(VerificationError):
+            if fork is not None:
+                fork.verify(self.domain, game.challenger if is_defender else game.job.job.trainer)
+                self.record(("fork", game.id), fork.encode())
+
+    def _say_again(self, game: PublicGame) -> None:
+        for place, data in list(self.records.items()):
+            match place:
+                case ("said", game.id, _):
+                    self.do(e.ShowMove(game_id=game.id, wire=data))
+                case ("acknowledged", game.id, _):
+                    self.do(e.ShowReceipt(game_id=game.id, receipt=data))
+
+    def _say_moves(self, game: PublicGame, side: Side) -> None:
+        """Where there is no talk, send the messages for those of its moves that count by now.
 
         They are not sent earlier: a proof must not be shown before its seal counts.
         """
@@ -217,6 +370,19 @@ class Player(Machine):
             if wire is not None:
                 self._keep(game, wire)
                 self.do(e.ShowMove(game_id=game.id, wire=self.record(("said", *turn), wire)))
+
+
+def _turn_in(view: GameView) -> Turn:
+    return (view.game.id, view.state.moves, Snapshot.of(view.state).id, view.talk is not None)
+
+
+def _turn_of(work: e.Gather) -> Turn:
+    return (work.game_id, work.sequence, work.snapshot, work.said is not None)
+
+
+def _entering(state: GameState, signed: SignedStanding) -> e.Enter:
+    snapshot = Snapshot.of(state).encode()
+    return e.Enter(game_id=signed.game_id, sequence=signed.sequence, snapshot=snapshot, signature=signed.signature)
 
 
 def _move_in(data: bytes) -> Move:
