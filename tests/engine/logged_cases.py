@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import Logging, NearTies
+from tiebreak.engine.arithmetic.ziv import Logging, NearTies
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up

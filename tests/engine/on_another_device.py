@@ -16,8 +16,8 @@ from tests.engine.elsewhere import DEVICE, elsewhere
 from tests.golden.bundle import load
 from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic import reduce as sums
-from tiebreak.engine.arithmetic.reduce import _matmul
+from tiebreak.engine.arithmetic.reduce import pure as sums
+from tiebreak.engine.arithmetic.reduce.pure import _matmul
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.placement import place

@@ -21,8 +21,7 @@ from tests.engine.arithmetic_cases import (
     tensor_of,
 )
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
-from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies, reduce, ziv
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator
@@ -30,7 +29,7 @@ from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunctio
 from tiebreak.protocol.program.reference import accumulators
 from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, neighbours, round_sum, sum_kind
 
-KERNELS = ("pure", "compiled") if contraction.build().library is not None else ("pure",)
+KERNELS = ("pure", "compiled") if reduce.build().library is not None else ("pure",)
 ONE, HALF_ULP, SIGN = 0x3F800000, bits_f32(2.0**-24), 0x80000000
 ALL = dict.fromkeys(SumKind, None)
 
@@ -232,7 +231,7 @@ def test_calibration_sees_every_element(precision: int) -> None:
 
 def test_more_near_ties_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled kernels then compute everything once more; counted is what was done last."""
-    monkeypatch.setattr(contraction, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
+    monkeypatch.setattr(ziv, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
     left, right = torch.randn(40 * 50), torch.randn(50 * 60)
     arithmetic = Arithmetic(precision=16, logging=logging(2, 1e12))
     _, ties = run(arithmetic, products(40, 60, 50), [left, right])

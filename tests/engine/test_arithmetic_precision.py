@@ -22,8 +22,7 @@ from tests.engine.arithmetic_cases import (
     tensor_of,
 )
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.protocol.numbers.float32 import decode, round_f32, round_ratio
 from tiebreak.protocol.program.isa import (
@@ -36,7 +35,7 @@ from tiebreak.protocol.program.isa import (
     ReduceFunction,
 )
 
-KERNELS = ("pure", "compiled") if contraction.build().library is not None else ("pure",)
+KERNELS = ("pure", "compiled") if reduce.build().library is not None else ("pure",)
 PRECISIONS = (16, 17, 23, 24, 25, 31, 32)
 SIGN = 0x80000000
 

@@ -20,9 +20,8 @@ from tests.engine.arithmetic_cases import (
     sum_of,
     tensor_of,
 )
-from tiebreak.engine.arithmetic import Arithmetic, ziv
-from tiebreak.engine.arithmetic import reduce_native as contraction
-from tiebreak.engine.arithmetic.reduce import multiply
+from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
+from tiebreak.engine.arithmetic.reduce.pure import multiply
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.ziv import Settler, TermReader, coefficient, round_pair
 from tiebreak.protocol.numbers.float32 import round_ratio
@@ -36,7 +35,7 @@ NEXT_TO_A_TIE = [ONE, HALF_ULP, TINY, FAR, FAR | 0x80000000]
 """1 + 2^-24 + 2^-149: above a tie by less than FP64, or doubled precision beside +-2^-98, can tell."""
 
 
-KERNELS = ("pure", "compiled") if contraction.build().library is not None else ("pure",)
+KERNELS = ("pure", "compiled") if reduce.build().library is not None else ("pure",)
 
 
 @pytest.fixture(autouse=True, params=KERNELS)

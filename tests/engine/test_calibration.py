@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic import reduce_native as contraction
-from tiebreak.engine.arithmetic.near_ties import NearTies
+from tiebreak.engine.arithmetic import Arithmetic, reduce
+from tiebreak.engine.arithmetic.ziv import NearTies
 from tiebreak.engine.logged import divergence
 from tiebreak.engine.logged.calibration import (
     FRACTION,
@@ -29,7 +28,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
 
-ORDERS = variants_of(3, threads=(1,), compiled=contraction.build().library is not None)
+ORDERS = variants_of(3, threads=(1,), compiled=reduce.build().library is not None)
 
 
 def product(rows: int, terms: int, columns: int) -> Instruction:
@@ -239,7 +238,7 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
     execute = Arithmetic.execute_logged
 
     def spy(self: Arithmetic, *arguments: object) -> tuple[Tensor, NearTies]:
-        compiled = contraction.build().library is not None
+        compiled = reduce.build().library is not None
         seen.append((torch.get_num_threads(), compiled, self.options.permuted))
         return execute(self, *arguments)  # type: ignore[arg-type]
 
@@ -247,10 +246,10 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
     monkeypatch.setattr(Arithmetic, "execute_logged", spy)
     ways = (Variant(threads=2), Variant(compiled=False, threads=1), Variant(threads=2, order=5))
     compared(product(4, 20, 4), matrices(8, 4, 20, 4), ways)
-    native = contraction.build().library is not None
+    native = reduce.build().library is not None
     assert seen == [(2, native, False), (1, False, False), (2, native, True)]
     assert torch.get_num_threads() == 1
-    assert contraction.build().library is not None or not native
+    assert reduce.build().library is not None or not native
 
 
 @pytest.mark.parametrize("precision", [32, 16])

@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 from tests.engine.arithmetic_cases import Maker, check, elements_of, expected, random_reduction, sum_of
 from tests.parts import slow_except
 from tiebreak.engine import native
-from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic import reduce_native as contraction
-from tiebreak.engine.arithmetic.reduce_native import plan_native
+from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 
-SOURCE = Path(contraction.__file__).with_suffix(".c")
-LIBRARY = contraction.build().library
+SOURCES = Path(reduce.__file__).parent.parent
+LIBRARY = reduce.build().library
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs a C compiler")
 ONE, INF = 0x3F800000, 0x7F800000
 HALF_ULP, FAR = 0x33800000, 0x0E800000
@@ -67,7 +65,7 @@ def test_products_against_the_pure_twin(
         monkeypatch.setenv("TIEBREAK_NATIVE", "0")
         right = Arithmetic().execute(instruction, operands, 0)
         monkeypatch.delenv("TIEBREAK_NATIVE")
-        assert plan_native(instruction) is not None
+        assert reduce.plan_sum(instruction, 1 << 22).tables is not None
         try:
             for threads, permute in ((1, None), (2, None), (3, 5)):
                 torch.set_num_threads(threads)
@@ -137,12 +135,13 @@ def test_a_table_that_leaves_its_operand_is_refused() -> None:
 
 def faulty(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> None:
     """Puts a kernel compiled from a changed source in place of the real one."""
-    names = ("reduce.c", "exact.h", "lanes.h", "panels.h", "rounding.h")
-    sources = {name: SOURCE.with_name(name).read_text() for name in names}
+    names = ("reduce/reduce.c", "reduce/panels.h", "exact.h", "lanes.h", "rounding.h")
+    sources = {name: (SOURCES / name).read_text() for name in names}
     assert sum(text.count(old) for text in sources.values()) == 1
+    (folder / "reduce").mkdir()
     for name, text in sources.items():
         (folder / name).write_text(text.replace(old, new))
-    built = native.load(folder / "reduce.c")
+    built = native.load(folder / "reduce/reduce.c")
     assert built.library is not None, built.reason
     monkeypatch.setattr("tiebreak.engine.arithmetic.reduce.build", lambda: built)
 

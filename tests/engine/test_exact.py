@@ -13,15 +13,14 @@ from torch import Tensor
 
 from tests.engine.arithmetic_cases import Maker, check, elements_of, tensor_of
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, ziv
-from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
 from tiebreak.engine.arithmetic.exact import LEAST, Digits, multiply_exactly
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.run import worst
 from tiebreak.protocol.numbers.float32 import plus_zero, round_f32
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
 
-KERNELS = ("pure", "compiled") if contraction.build().library is not None else ("pure",)
+KERNELS = ("pure", "compiled") if reduce.build().library is not None else ("pure",)
 EXTREMES = [
     0,
     1,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import Logging
+from tiebreak.engine.arithmetic.ziv import Logging
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.logged import following
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up

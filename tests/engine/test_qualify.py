@@ -8,17 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import (
-    Arithmetic,
-    Logging,
-    NearTies,
-    elementwise,
-    indexing,
-    scatter,
-)
-from tiebreak.engine.arithmetic import (
-    reduce as sums,
-)
+from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies, elementwise, indexing, scatter
+from tiebreak.engine.arithmetic.reduce import pure as sums
 from tiebreak.engine.arithmetic.ziv import Settler, TermReader
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tests.golden.bundle import INTERVAL, STEPS, load
-from tiebreak.engine.arithmetic import Arithmetic, elementwise, reduce_native, scatter
+from tiebreak.engine.arithmetic import Arithmetic, elementwise, reduce, scatter
 from tiebreak.engine.data.tensors import from_bytes, identities
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
@@ -113,7 +113,7 @@ def main() -> None:
         "begun": begun,
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "compiled": [kernel.build().library is not None for kernel in (reduce_native, scatter, elementwise)],
+        "compiled": [kernel.build().library is not None for kernel in (reduce, scatter, elementwise)],
         "captured": [module for module in ("transformers", "tiebreak.engine.capture") if module in sys.modules],
     }
     sys.stdout.write(json.dumps(found) + "\n")

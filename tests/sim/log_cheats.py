@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import NearTies
+from tiebreak.engine.arithmetic.ziv import NearTies
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.recording import Recorder

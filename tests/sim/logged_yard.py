@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.sim.log_cheats import survey
 from tests.sim.yard import Yard, assert_same_end, assert_slashed
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import Logging
+from tiebreak.engine.arithmetic.ziv import Logging
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import Journal

@@ -29,8 +29,7 @@ from tests.engine.test_contraction import FAULTS, faulty
 from tests.golden.bundle import INTERVAL, MODELS, load
 from tests.golden.train import inputs, make_run, train
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, ziv
-from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
@@ -189,7 +188,7 @@ def test_without_its_exact_fallback_an_engine_is_caught(
 ) -> None:
     """By a sum next to a tie, by qualification, and, had both been left out, by the root of a run."""
     if kind == "compiled":
-        assert contraction.build().library is not None
+        assert reduce.build().library is not None
     assert wrong_sums() == 0
     (tmp_path / "kernel").mkdir()
     without_fallback(kind, monkeypatch, tmp_path / "kernel")

@@ -12,8 +12,7 @@ from torch import Tensor
 from tiebreak.api.bundle import MANIFEST, Bundle, capture_bundle, load_bundle
 from tiebreak.api.environment import describe, describe_cuda, usable_cores
 from tiebreak.api.running import usable_device
-from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.logged.calibration import MARGIN, SHARE, Calibration, OnProgress, proven_policy
 from tiebreak.engine.logged.divergence import variants_of
@@ -80,7 +79,7 @@ def calibrate_subjects(
     for name in ("cpu", *devices):
         qualify(Arithmetic(device=usable_device(name)))
     counts = sorted({1, max(2, usable_cores()) if threads is None else threads})
-    compiled = contraction.build().library is not None
+    compiled = reduce.build().library is not None
     settings = variants_of(orders, threads=counts, compiled=compiled, devices=devices, seed=seed)
     calibration = Calibration(settings, precision=precision, seed=seed)
     for subject in subjects:

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from tiebreak.engine.arithmetic import elementwise, reduce_native, scatter
+from tiebreak.engine.arithmetic import elementwise, reduce, scatter
 from tiebreak.engine.data import hashing
 from tiebreak.engine.native import enabled
 
@@ -58,7 +58,7 @@ def describe() -> tuple[tuple[str, str], ...]:
 
 def kernels() -> tuple[Kernel, ...]:
     """Reports each compiled accelerator, and compiles those that have not been compiled yet."""
-    kernels = (("reduce", reduce_native), ("scatter", scatter), ("elementwise", elementwise))
+    kernels = (("reduce", reduce), ("scatter", scatter), ("elementwise", elementwise))
     found = [
         Kernel(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
         for name, module in kernels

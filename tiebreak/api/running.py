@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import Logging
+from tiebreak.engine.arithmetic.ziv import Logging
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter

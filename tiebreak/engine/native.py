@@ -1,8 +1,9 @@
 """Compiled accelerators: optional C kernels, built on this machine on first use and cached by content.
 
-Each kernel is one C file, with headers, beside the Python module that uses it. It has a pure twin that computes the
-same bytes, and that runs if there is no C compiler or `TIEBREAK_NATIVE=0` is set. Nothing is downloaded; only sources
-in this package are compiled. The cache is `$TIEBREAK_CACHE`, else `$XDG_CACHE_HOME/tiebreak`, else `~/.cache/tiebreak`.
+Each kernel is one C file beside the Python module that uses it, with headers there or in the folder above. It has a
+pure twin that computes the same bytes, and that runs if there is no C compiler or `TIEBREAK_NATIVE=0` is set. Nothing
+is downloaded; only sources in this package are compiled. The cache is `$TIEBREAK_CACHE`, else
+`$XDG_CACHE_HOME/tiebreak`, else `~/.cache/tiebreak`.
 
 Kernels are called through `ctypes`, which releases the interpreter's lock, so Python threads run them in parallel. They
 are compiled without contracting multiplications and additions, and without any "fast math".
@@ -117,7 +118,7 @@ def _private(directory: Path) -> Path:
 
 def _key(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
-    headers = [header.read_bytes() for header in sorted(source.parent.glob("*.h"))]
+    headers = [path.read_bytes() for folder in source.parents[:2] for path in sorted(folder.glob("*.h"))]
     parts = (source.read_bytes(), *headers, version, repr((FLAGS, TUNE, compiler)).encode(), _processor())
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 

@@ -1,5 +1,5 @@
 /* Ziv's test of a row of sums, and what becomes of those that it leaves undecided: exact sums of f32 terms, or of products
- * of two; or, under policy `logged`, near ties that are reported (near_ties.py: the rules). */
+ * of two; or, under policy `logged`, near ties that are reported (ziv.py: the rules). */
 #pragma once
 
 #include <math.h>

@@ -318,6 +318,18 @@ def _carried(digits: Tensor) -> tuple[Tensor, Tensor]:
 # ---- single elements of an instruction ----
 
 
+def read_terms(
+    operands: Sequence[Tensor], starts: Sequence[int], output: Sequence[Dim], summed: Sequence[Dim],
+    elements: Tensor, begin: int, end: int,
+) -> list[Tensor]:  # fmt: skip
+    """What each operand holds in terms begin ... end - 1 of some elements (row-major numbers): (U, end - begin)."""
+    sizes, terms, rows = [d.size for d in output], [d.size for d in summed], []
+    for o, (base, start) in enumerate(zip(operands, starts, strict=True)):
+        places = offsets(elements, sizes, [d.strides[o] for d in output], start)
+        rows.append(read_rows(base, places, terms, [d.strides[o] for d in summed], begin, end))
+    return rows
+
+
 @dataclass(frozen=True)
 class _Terms:
     """Reads the terms of single elements, numbered row-major over the result."""
@@ -341,15 +353,10 @@ class _Terms:
 
     def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
         """Terms begin ... end - 1 of some elements, FP64 (U, end - begin)."""
-        output, summed = self._dims
-        sizes = [d.size for d in output]
-        rows = []
-        for o, access in enumerate(self.instruction.operands):
-            starts = offsets(elements, sizes, [d.strides[o] for d in output], access.offset)
-            steps = [d.strides[o] for d in summed]
-            rows.append(read_rows(self.operands[o], starts, [d.size for d in summed], steps, begin, end))
-        if self.instruction.opcode == Opcode.SCATTER_SUM:
-            wanted = offsets(elements, sizes, [d.strides[2] for d in output], 0)
+        i, (output, summed) = self.instruction, self._dims
+        rows = read_terms(self.operands, [a.offset for a in i.operands], output, summed, elements, begin, end)
+        if i.opcode == Opcode.SCATTER_SUM:
+            wanted = offsets(elements, [d.size for d in output], [d.strides[2] for d in output], 0)
             return torch.where(rows[1] == wanted[:, None], rows[0].to(torch.float64), 0.0)
         found = rows[0].to(torch.float64)
         return found if len(rows) == 1 else found * rows[1].to(torch.float64)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import elementwise, indexing, random
 from tiebreak.engine.arithmetic.exact import Exact, Integers, exact_sums
-from tiebreak.engine.arithmetic.near_ties import NOTHING_NEAR, Collector, Logging, NearTies
 from tiebreak.engine.arithmetic.reduce import SumRunner, plan_sum
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.scatter import ScatterRunner, plan_scatter
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.views import View
+from tiebreak.engine.arithmetic.ziv import NOTHING_NEAR, Collector, Logging, NearTies
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import (
@@ -105,7 +105,7 @@ class Arithmetic:
     def execute_logged(self, instruction: Instruction, operands: Operands, step: int) -> tuple[Tensor, NearTies]:
         """Like `execute`, but near ties are left open and reported.
 
-        With `logging`, open elements of a sum with a tolerance (`tiebreak.engine.arithmetic.near_ties`) hold RN(c);
+        With `logging`, open elements of a sum with a tolerance (`tiebreak.engine.arithmetic.ziv`) hold RN(c);
         every other element is RN(exact) as usual.
         """
         logging, kind = self.options.logging, sum_kind(instruction)

@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.exact import Integers
-from tiebreak.engine.arithmetic.near_ties import Collector
-from tiebreak.engine.arithmetic.reduce_native import MAX_TABLE, SMALL, Progress, check_reach, offsets_of, run_kernel
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
-from tiebreak.engine.arithmetic.threads import together
-from tiebreak.engine.arithmetic.views import View
-from tiebreak.engine.arithmetic.ziv import Settler, coefficient, decide
+from tiebreak.engine.arithmetic.threads import SMALL, together
+from tiebreak.engine.arithmetic.views import MAX_TABLE, View, check_reach, offsets_of
+from tiebreak.engine.arithmetic.ziv import Collector, Progress, Settler, coefficient, decide, run_kernel
 from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Instruction, ScatterParams, row_major
 

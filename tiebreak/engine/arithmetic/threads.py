@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 
 T = TypeVar("T")
+SMALL: Final = 1 << 18
+"""Up to this many multiplications, one thread is faster than several."""
 
 
 @cache

@@ -8,11 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tiebreak.protocol.program.isa import Access, row_major
+
+MAX_TABLE: Final = 1 << 24
+"""The most entries in the tables of a compiled kernel's plan: 128 MiB."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,11 @@ class Dim:
 
     size: int
     strides: tuple[int, ...]
+
+
+def size_of(dims: Sequence[Dim]) -> int:
+    """The number of coordinates of a box."""
+    return prod(d.size for d in dims)
 
 
 def coalesce(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dim]:
@@ -125,3 +136,18 @@ def read_rows(
     positions = torch.arange(begin, end, dtype=torch.int64, device=base.device)
     inner = offsets(positions, sizes, strides, 0)
     return flat.take(starts[:, None] + inner[None, :])
+
+
+def offsets_of(steps: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """The sums of coordinate * stride over a box of (size, stride), row-major."""
+    place = np.zeros((1,), dtype=np.int64)
+    for size, stride in steps:
+        place = (place[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    return place
+
+
+def check_reach(tensor: Tensor, reach: tuple[int, int]) -> None:
+    """Raises `ValueError` unless the least and the greatest place read lie inside a contiguous tensor."""
+    # SAFETY: the kernels trust their tables. Validating the program has checked the same, but this costs nothing.
+    if reach[0] < 0 or reach[1] >= tensor.numel() or not tensor.is_contiguous():
+        raise ValueError(f"expected places 0 ... {tensor.numel() - 1} of a contiguous tensor, got {reach}")

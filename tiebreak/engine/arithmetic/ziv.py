@@ -29,26 +29,43 @@ elements of a result are undecided, this is done at once, for a matrix product a
 for any data. The compiled kernels (exact.h) have no doubled precision: C of a plain sum whose terms lie on a grid is
 exact, and every other undecided sum goes to the superaccumulator.
 
-**Near ties.** Under policy `logged` some open elements are reported instead of settled:
-`tiebreak.engine.arithmetic.near_ties`.
+**Near ties** (SPEC section 5.1). Under policy `logged`, an engine computes a sum as c with an error of at most e (with
+a calibrated threshold, as far as calibration has seen): e = coefficient * N with the N above. The element is *open* if
+c - e and c + e round to different numbers. If e is small against the job's tolerance, e <= 2^-n * gap / 2, then c is
+kept, rounded, and reported: the exact sum x lies within 2e <= 2^-n * gap of the middle, as SPEC 5.1 requires of an
+entry. Otherwise cancellation has left c too inaccurate, and the element is settled exactly.
+
+**On a grid.** Many plain sums of f32 are exactly a middle. If all terms are multiples of 2^(E+k-52), with |terms| < 2^E
+and K <= 2^k (k > 0), all partial sums in any order are exact in FP64, so no two machines differ: such an element is
+settled and not reported. This test depends only on the terms and K, so all parties agree on it.
+
+The compiled kernels do all this in exact.h; `run_kernel` calls them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import ctypes
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Final, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.exact import CACHED as ADDED
-from tiebreak.engine.arithmetic.exact import Integers, add_elements, round_to_odd, two_sum
-from tiebreak.engine.arithmetic.near_ties import Collector
+from tiebreak.engine.arithmetic.exact import ROW_BUDGET, Floats, Integers, add_elements, round_to_odd, two_sum
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
 
 UNIT: Final = 2.0**-53
-ROW_BUDGET: Final = 1 << 20
-"""The number of terms read at once for undecided elements (times a dozen FP64 temporaries)."""
+"""u, the unit roundoff of FP64."""
+LEAST: Final = 2.0**-52
+"""The least coefficient: c - e and c + e are rounded to FP64 too, so a smaller e would be lost."""
+_EVERYTHING: Final = 2.0**600
+"""A limit that no error exceeds."""
 PIECE: Final = 1 << 18
 """The number of terms of one element read at once."""
 CACHED: Final = 1 << 16
@@ -66,6 +83,99 @@ DENSE: Final = 8
 def coefficient(roundings: int) -> float:
     """(n + 3) u (1 + 2^-16): this factor times a bound on the sum of absolute terms bounds the error, see above."""
     return (roundings + 3) * UNIT * (1 + 2.0**-16)
+
+
+# ---- near ties ----
+
+
+@dataclass(frozen=True)
+class Logging:
+    """How sums are computed and tested under policy `logged`."""
+
+    thresholds: Mapping[SumKind, float | None]
+    """kappa of each kind, with e = kappa * u * N. None stands for the proven bound."""
+    tolerances: Mapping[SumKind, int]
+    """n of each kind; 0 if the kind is never logged."""
+    everything: bool = False
+    """For calibration: report every element whose e is not 0 and reaches a middle, regardless of its tolerance."""
+
+    def __post_init__(self) -> None:
+        for kind in SumKind:
+            threshold, n = self.thresholds.get(kind), self.tolerances.get(kind, 0)
+            if threshold is not None and not (isfinite(threshold) and threshold > 0):
+                raise ConfigurationError(f"expected a positive threshold for {kind.name} sums, got {threshold}")
+            if n and not MIN_TOLERANCE <= n <= MAX_TOLERANCE:
+                raise ConfigurationError(
+                    f"expected 0 or {MIN_TOLERANCE} to {MAX_TOLERANCE} as tolerance of {kind.name} sums, got {n}"
+                )
+
+    @classmethod
+    def reporting_all(cls, threshold: float = 2.0**60) -> "Logging":
+        """For calibration: reports c of every element, with e = threshold * u * N."""
+        return cls(dict.fromkeys(SumKind, threshold), dict.fromkeys(SumKind, MIN_TOLERANCE), everything=True)
+
+    def logs(self, kind: SumKind) -> bool:
+        """Whether sums of a kind are logged at all."""
+        return bool(self.tolerances.get(kind, 0))
+
+    def collector(self, kind: SumKind) -> "Collector":
+        """The collector for one sum of a kind."""
+        limit = _EVERYTHING if self.everything else 2.0 ** -(self.tolerances[kind] + 1)
+        return Collector(self.thresholds.get(kind), limit, grid=not self.everything)
+
+
+@dataclass(frozen=True)
+class NearTies:
+    """The open elements of one result that were left as rounded from c, by row-major number, ascending."""
+
+    elements: Integers
+    values: Floats
+    """The computed sums c."""
+    errors: Floats
+    """Their errors e."""
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+
+NOTHING_NEAR: Final = NearTies(np.empty(0, np.int64), np.empty(0), np.empty(0))
+
+
+@dataclass
+class Collector:
+    """Collects the near ties of one instruction while it is computed."""
+
+    threshold: float | None
+    limit: float
+    """Open elements are reported if their error is at most this times the gap around them."""
+    grid: bool
+    """Whether elements whose terms lie on a grid are settled instead of reported."""
+    _found: list[tuple[Integers, Floats, Floats]] = field(default_factory=list)
+
+    def coefficient(self, proven: float) -> float:
+        """The factor with e = factor * N: the threshold's, or the proven one. An exact result keeps 0."""
+        return proven if self.threshold is None or not proven else max(self.threshold * UNIT, LEAST)
+
+    def add(self, elements: Integers, values: Floats, errors: Floats) -> None:
+        """Reports some elements, by their numbers in the result."""
+        if len(elements):
+            self._found.append((elements, values, errors))
+
+    @property
+    def count(self) -> int:
+        """The number of elements reported so far."""
+        return sum(len(elements) for elements, _, _ in self._found)
+
+    def found(self) -> NearTies:
+        """All reported elements in order."""
+        if not self._found:
+            return NOTHING_NEAR
+        elements, values, errors = (np.concatenate(parts) for parts in zip(*self._found, strict=True))
+        order: NDArray[np.intp] = np.argsort(elements, kind="stable")
+        return NearTies(elements[order], values[order], errors[order])
+
+
+# ---- in torch ----
 
 
 class TermReader(Protocol):
@@ -163,7 +273,7 @@ def doubled(reader: TermReader, elements: Tensor, rounded: Round) -> tuple[Tenso
 
 
 def on_grid(reader: TermReader, elements: Tensor, count: int) -> Tensor:
-    """The elements whose terms (`count` of them by definition) add exactly in any order (`arithmetic.near_ties`)."""
+    """The elements whose terms (`count` of them by definition) add exactly in any order ."""
     if not len(elements):
         return torch.zeros((0,), dtype=torch.bool, device=elements.device)
     found = []
@@ -284,3 +394,64 @@ class Settler:
         near.add(numbers, c.cpu().numpy()[which], e.cpu().numpy()[which])
         self.counts.logged += len(numbers)
         return undecided.clone().view(-1).index_fill_(0, chosen, False).view(undecided.shape)
+
+
+# ---- compiled ----
+
+
+class Progress(ctypes.Structure):
+    """`progress` of exact.h: state that threads share, and their counters."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("next", "undecided", "twice", "wrong", "nanoseconds", "logged")),
+        *((name, ctypes.c_int64) for name in ("precision", "grid", "room")),
+        ("limit", ctypes.c_double),
+        ("near", ctypes.c_void_p),
+        ("result", ctypes.c_void_p),
+    ]
+
+    def add_to(self, counts: Counts, threads: int) -> None:
+        """Adds the counters of a run on `threads` threads."""
+        counts.undecided += self.undecided
+        counts.logged += self.logged
+        counts.undecided_twice += self.twice
+        counts.double_rounded += self.wrong
+        counts.seconds_resolving += self.nanoseconds / 1e9 / threads
+
+
+_NEAR_TIE: Final = np.dtype([("place", np.int64), ("c", np.float64), ("e", np.float64)])
+"""`near_tie` of exact.h."""
+NEAR_ROOM: Final = 1 << 12
+"""The initial room for near ties, in addition to one for every 16 elements."""
+
+
+def run_kernel(
+    compute: Callable[["Progress"], bool],
+    out: Tensor,
+    precision: int,
+    terms: int,
+    near: Collector | None,
+) -> Progress:
+    """Fills `out` by calling `compute`, which returns False if memory ran out; returns the counters.
+
+    `terms`: the number of terms of an element, by the instruction's definition. Near ties go to `near`, if it is given.
+    """
+    grid = max(1, (terms - 1).bit_length()) if near is not None and near.grid else 0
+    room, limit = 0, 0.0
+    if near is not None:
+        room, limit = out.numel() if near.limit > 1 else min(out.numel(), NEAR_ROOM + out.numel() // 16), near.limit
+    while True:
+        held = np.empty(room, dtype=_NEAR_TIE)
+        progress = Progress(
+            precision=precision, grid=grid, room=room, limit=limit, near=held.ctypes.data,
+            result=out.data_ptr(),
+        )  # fmt: skip
+        if not compute(progress):
+            raise MemoryError(f"no memory to compute {tuple(out.shape)}")
+        if near is None:
+            return progress
+        if progress.logged <= room:
+            found = held[: progress.logged]
+            near.add(found["place"].copy(), found["c"].copy(), found["e"].copy())
+            return progress
+        room = progress.logged  # the second run finds the same near ties

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import Logging
 from tiebreak.engine.arithmetic.rounding import Round
-from tiebreak.engine.arithmetic.ziv import UNIT, coefficient
+from tiebreak.engine.arithmetic.ziv import UNIT, Logging, coefficient
 from tiebreak.engine.logged.elements import Doubles
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.step_log import Integers, Mask

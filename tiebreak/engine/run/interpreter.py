@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.elementwise import Chain, Member, all_finite
-from tiebreak.engine.arithmetic.near_ties import NearTies
+from tiebreak.engine.arithmetic.ziv import NearTies
 from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.placement import place

@@ -4,8 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "exact.h"
-#include "lanes.h"
+#include "../exact.h"
+#include "../lanes.h"
 
 #define VECTORS 3
 #define NR (LANES * VECTORS)

@@ -1,4 +1,4 @@
-/* Sums of products of f32, correctly rounded: the compiled twin of tiebreak/engine/arithmetic/reduce.py, for CPUs.
+/* Sums of products of f32, correctly rounded: the compiled twin of pure.py, for CPUs.
  *
  * An element is sum over k of a[a_batch + a_m + a_k] * b[b_batch + b_n + b_k], the offsets being tables (an affine access
  * map is a sum of one offset per coordinate, so one table per group of coordinates says it all: matmul, bmm and
@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exact.h"
-#include "lanes.h"
+#include "../exact.h"
+#include "../lanes.h"
 #include "panels.h"
 
 #define KC 192

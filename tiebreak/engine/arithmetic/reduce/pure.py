@@ -1,4 +1,4 @@
-"""`reduce` sum: plain sums and sums of products, correctly rounded (the bound: `tiebreak.engine.arithmetic.ziv`).
+"""`reduce` sums in torch, on any device: FP64 products of batches of matrices, and Ziv's test of the results.
 
 The dims of the index space fall into groups, according to the operands that read them: *batch* (output; both operands,
 or the only one), *m* (output; only the first), *n* (output; only the second), *free* (output; none: computed once and
@@ -20,15 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.buffers import Buffers
-from tiebreak.engine.arithmetic.exact import Integers, multiply_exactly
-from tiebreak.engine.arithmetic.near_ties import Collector
-from tiebreak.engine.arithmetic.reduce_native import NativePlan, build, offsets_of, plan_native, run_native
+from tiebreak.engine.arithmetic.exact import Integers, multiply_exactly, read_terms
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
-from tiebreak.engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
-from tiebreak.engine.arithmetic.ziv import Settler, coefficient, decide, decide_outer
-from tiebreak.protocol.program.isa import Instruction, row_major
+from tiebreak.engine.arithmetic.views import Dim, View, offsets_of, size_of
+from tiebreak.engine.arithmetic.ziv import Collector, Settler, coefficient, decide, decide_outer
+from tiebreak.protocol.program.isa import row_major
 
 BLOCK = 256
 """The number of terms multiplied at once if K is long: the bound is (BLOCK + number of blocks) u instead of K u."""
@@ -82,10 +79,6 @@ class Groups:
         return (self.batch, self.m, self.k, self.ra) if operand == 0 else (self.batch, self.n, self.k, self.rb)
 
 
-def _size(dims: Sequence[Dim]) -> int:
-    return prod(d.size for d in dims)
-
-
 @dataclass(frozen=True)
 class Load:
     """How one operand of a slab is loaded: as FP64 (Bt, M or N, K, presummed)."""
@@ -106,6 +99,8 @@ class Part:
     """A part small enough to be computed at once, except for slabs along K."""
 
     groups: Groups
+    first: tuple[int, ...]
+    """The coordinates of the first element in the whole output."""
     starts: tuple[int, ...]
     """The offset of each operand."""
     output: tuple[int, ...]
@@ -126,12 +121,12 @@ class Part:
     @cached_property
     def result_shape(self) -> tuple[int, int, int]:
         """(Bt, M, N)."""
-        return _size(self.groups.batch), _size(self.groups.m), _size(self.groups.n)
+        return size_of(self.groups.batch), size_of(self.groups.m), size_of(self.groups.n)
 
     @cached_property
     def terms(self) -> int:
         """K of SPEC: the number of terms of an element."""
-        return _size(self.reduction)
+        return size_of(self.reduction)
 
     @property
     def is_product(self) -> bool:
@@ -139,20 +134,18 @@ class Part:
         groups = self.groups
         return bool(groups.m or groups.n) and not (groups.ra or groups.rb) and groups.times == 1
 
-    def coordinates(self, elements: Integers) -> list[Integers]:
-        """Coordinates along (batch, m, n) of row-major element numbers."""
-        sizes = [d.size for d in self.groups.result]
-        return list(np.unravel_index(elements, sizes)) if sizes else []
-
-    def numbers(self, elements: Tensor, origin: "Origin") -> tuple[Integers, Integers]:
+    def numbers(self, elements: Tensor, shape: Sequence[int]) -> tuple[Integers, Integers]:
         """The places of elements (row-major numbers) in the whole result, and which element each is.
 
-        An element can occur in several places.
+        An element can occur in several places. `shape`: the coalesced dims of the whole output.
         """
-        found = np.full(len(elements), origin.first)
-        for coordinate, at in zip(self.coordinates(elements.cpu().numpy()), self.placed, strict=True):
-            found += coordinate * origin.strides[at]
-        free = zip(self.output, self.spread, origin.strides, strict=True)
+        strides = row_major(tuple(shape))
+        found = np.full(len(elements), sum(at * stride for at, stride in zip(self.first, strides, strict=True)))
+        sizes = [d.size for d in self.groups.result]
+        coordinates = np.unravel_index(elements.cpu().numpy(), sizes) if sizes else []
+        for coordinate, at in zip(coordinates, self.placed, strict=True):
+            found += coordinate * strides[at]
+        free = zip(self.output, self.spread, strides, strict=True)
         copies = offsets_of([(size, stride) for size, spread, stride in free if size != spread])
         return (found[:, None] + copies).reshape(-1), np.repeat(np.arange(len(elements)), len(copies))
 
@@ -176,7 +169,7 @@ class Part:
         dims = (*lead, *own, *k, *extra)
         wide = tuple(d.size for d in dims)
         view = View.of(start, wide, [d.strides[operand] for d in dims])
-        return Load(view, wide, (_size(lead), _size(own), _size(k), _size(extra)), self._k_outside(operand, k))
+        return Load(view, wide, (size_of(lead), size_of(own), size_of(k), size_of(extra)), self._k_outside(operand, k))
 
     def _k_outside(self, operand: int, k: Sequence[Dim]) -> tuple[int, ...]:
         lead, own, _, extra = self.groups.read_by(operand)
@@ -186,23 +179,6 @@ class Part:
         first, second = len(lead), len(lead) + len(own)
         end = second + len(k) + len(extra)
         return (*range(first), *range(second, end), *range(first, second))
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The position of a part in the whole output: the number of its first element, and its strides there."""
-
-    first: int
-    strides: tuple[int, ...]
-
-    @classmethod
-    def of(cls, root: "Part | Split") -> "Origin":
-        """The origin of the whole output."""
-        return cls(0, row_major(root.output if isinstance(root, Part) else root.shape))
-
-    def along(self, dim: int, first: int) -> "Origin":
-        """The origin of the part that starts at a coordinate of a dim."""
-        return Origin(self.first + first * self.strides[dim], self.strides)
 
 
 @dataclass(frozen=True)
@@ -217,77 +193,49 @@ class _Reader:
         return self.part.terms
 
     def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
-        found: Tensor | None = None
-        dims, summed = self.part.groups.result, self.part.reduction
-        for o, base in enumerate(self.operands):
-            starts = offsets(elements, [d.size for d in dims], [d.strides[o] for d in dims], self.part.starts[o])
-            strides = [d.strides[o] for d in summed]
-            rows = read_rows(base, starts, [d.size for d in summed], strides, begin, end).to(torch.float64)
-            found = rows if found is None else found * rows
-        assert found is not None  # a sum has an operand
-        return found
+        part = self.part
+        rows = read_terms(self.operands, part.starts, part.groups.result, part.reduction, elements, begin, end)
+        return prod((row.to(torch.float64) for row in rows[1:]), start=rows[0].to(torch.float64))
 
 
-@dataclass(frozen=True)
-class Split:
-    """An output cut along one (coalesced) dim: (first coordinate, size, plan) of each piece."""
+def plan_parts(
+    output: Sequence[Dim], reduction: Sequence[Dim], starts: Sequence[int], limit: int, first: tuple[int, ...] = ()
+) -> list[Part]:
+    """The parts of an f32 sum over coalesced dims, which hold at most about `limit` elements of each FP64 tensor.
 
-    shape: tuple[int, ...]
-    dim: int
-    pieces: tuple[tuple[int, int, "Part | Split"], ...]
-
-
-@dataclass(frozen=True)
-class SumPlan:
-    """How one instruction is computed."""
-
-    kind: str
-    shape: tuple[int, ...]
-    root: Part | Split
-    swapped: bool
-    """Whether the operands are swapped so that M <= N: BLAS is several times faster for long rows of the result."""
-    native: NativePlan | None
-    """The plan of the compiled kernel."""
-
-
-def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
-    """The plan of a `reduce` sum (f32) that holds at most about `limit` elements of each FP64 tensor."""
-    rank = len(instruction.shape)
-    accesses = instruction.operands
-    own = [prod(n for n, s in zip(instruction.shape, a.strides, strict=False) if s) for a in accesses]
-    swapped = len(accesses) == 2 and own[0] > own[1]
-    accesses = accesses[::-1] if swapped else accesses
-    output = coalesce(instruction.shape, [a.strides[:rank] for a in accesses])
-    reduction = coalesce(instruction.reduction, [a.strides[rank:] for a in accesses])
-    root = _plan(output, reduction, tuple(a.offset for a in accesses), limit)
-    kind = "reduce.sum.plain" if len(accesses) == 1 else "reduce.sum.products"
-    return SumPlan(kind, instruction.shape, root, swapped, plan_native(instruction))
-
-
-def _plan(output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limit: int) -> Part | Split:
+    starts: the offset of each operand. first: the coordinates of the first element in the whole output.
+    """
+    first = first or (0,) * len(output)
     groups = Groups.of(output, reduction, limit)
     # The longest k dim comes first, because slabs are cut along it. Any order of terms is right.
-    k = tuple(sorted(groups.k, key=lambda d: -d.size)) if _size(groups.k) > SLAB else groups.k
+    k = tuple(sorted(groups.k, key=lambda d: -d.size)) if size_of(groups.k) > SLAB else groups.k
     groups = Groups(groups.batch, groups.m, groups.n, k, groups.ra, groups.rb, groups.times)
     loads = [tuple(d for group in groups.read_by(o) for d in group) for o in range(len(starts))]
-    largest = max((_size(load) for load in loads), default=1)
+    largest = max((size_of(load) for load in loads), default=1)
     slab = k[0].size if k else 1
-    if largest > limit and _size(k) > SLAB:
-        slab = max(1, ceil(slab / ceil(largest / limit)), ceil(SLAB * slab / _size(k)))
+    if largest > limit and size_of(k) > SLAB:
+        slab = max(1, ceil(slab / ceil(largest / limit)), ceil(SLAB * slab / size_of(k)))
     share = slab / k[0].size if k else 1.0
     for dims in (*loads, groups.result):
-        size = _size(dims) * (share if dims is not groups.result else 1)
+        size = size_of(dims) * (share if dims is not groups.result else 1)
         candidates = [d for d in groups.result if d in dims and d.size > 1]
         if size > limit and candidates:
-            return _split(output, reduction, starts, limit, max(candidates, key=lambda d: d.size), ceil(size / limit))
+            cut = max(candidates, key=lambda d: d.size)
+            at, step, parts = output.index(cut), max(1, cut.size // ceil(size / limit)), []
+            for begin in range(0, cut.size, step):
+                inner = [*output[:at], Dim(min(step, cut.size - begin), cut.strides), *output[at + 1 :]]
+                moved = [start + begin * stride for start, stride in zip(starts, cut.strides, strict=True)]
+                here = (*first[:at], first[at] + begin, *first[at + 1 :])
+                parts += plan_parts(inner, reduction, moved, limit, here)
+            return parts
     sizes = tuple(d.size for d in output)
     spread = tuple(d.size if any(d.strides) else 1 for d in output)
     placed = _placed(output)
     assert len(placed) == len(groups.result)
-    return Part(groups, starts, sizes, spread, tuple(reduction), slab, placed)
+    return [Part(groups, first, tuple(starts), sizes, spread, tuple(reduction), slab, placed)]
 
 
-def _placed(output: list[Dim]) -> tuple[int, ...]:
+def _placed(output: Sequence[Dim]) -> tuple[int, ...]:
     # Different dims may compare equal, so positions are matched group by group; each group is in output order.
     operands = len(output[0].strides) if output else 1
     wanted = [(True, True), (True, False), (False, True)] if operands == 2 else [(True,)]
@@ -296,48 +244,44 @@ def _placed(output: list[Dim]) -> tuple[int, ...]:
     )
 
 
-def _split(
-    output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limit: int, cut: Dim, pieces: int
-) -> Split:
-    at = output.index(cut)
-    step = max(1, cut.size // pieces)
-    found = []
-    for first in range(0, cut.size, step):
-        size = min(step, cut.size - first)
-        inner = [*output[:at], Dim(size, cut.strides), *output[at + 1 :]]
-        moved = tuple(start + first * stride for start, stride in zip(starts, cut.strides, strict=True))
-        found.append((first, size, _plan(inner, reduction, moved, limit)))
-    return Split(tuple(d.size for d in output), at, tuple(found))
-
-
 @dataclass(frozen=True)
-class SumRunner:
-    """Computes planned sums.
+class PureSums:
+    """Computes sums. With `shuffled`, the terms of every reduction are taken in a random order drawn from it."""
 
-    With `shuffled`, the terms of every reduction are taken in a random order drawn from it.
-    """
-
-    shuffled: torch.Generator | None = None
-    buffers: Buffers | None = None
-    """The source of memory for the compiled kernel's results."""
-    rounded: Round = field(default_factory=Round)
+    shuffled: torch.Generator | None
+    rounded: Round
     rooms: dict[str, Tensor] = field(default_factory=dict)
 
-    def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts, near: Collector | None = None) -> Tensor:
-        """The result, f32, contiguous, of the instruction's shape.
+    def run(
+        self, parts: Sequence[Part], shape: Sequence[int], operands: Sequence[Tensor], counts: Counts,
+        near: Collector | None,
+    ) -> Tensor:  # fmt: skip
+        """The result, f32, contiguous, of the coalesced dims of the output. `near`: as for `SumRunner.run`."""
+        if len(parts) == 1:
+            return self._part(parts[0], shape, operands, counts, near)
+        out = torch.empty(tuple(shape), dtype=torch.float32, device=operands[0].device)
+        for part in parts:
+            place = tuple(slice(at, at + size) for at, size in zip(part.first, part.output, strict=True))
+            out[place] = self._part(part, shape, operands, counts, near)
+        return out
 
-        `near` collects open elements that are not settled.
-        """
-        if plan.native is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
-            out = (
-                torch.empty(plan.shape, dtype=torch.float32)
-                if self.buffers is None
-                else self.buffers.empty(plan.shape, torch.float32)
-            )
-            run_native(library, plan.native, operands, out, counts, self.shuffled, self.rounded.precision, near)
-            return out
-        run = _Run(self, operands[::-1] if plan.swapped else operands, counts, near)
-        return run.node(plan.root, Origin.of(plan.root)).view(plan.shape)
+    def _part(
+        self, part: Part, shape: Sequence[int], operands: Sequence[Tensor], counts: Counts, near: Collector | None
+    ) -> Tensor:
+        c, bounds = self.bounded(part, operands, near)
+        if len(bounds) == 1:
+            result, undecided = decide(c, bounds[0], self.rounded)
+        else:
+            result, undecided = decide_outer(c, bounds[0], bounds[1], self.rounded)
+        Settler(self.rounded, counts, near).settle(
+            result, undecided, c, partial(_errors, bounds), _Reader(part, operands),
+            places=partial(part.numbers, shape=shape), count=part.terms,
+            whole=partial(self.exact, part, operands, bounds) if part.is_product else None,
+        )  # fmt: skip
+        if part.order != tuple(range(len(part.order))):
+            result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()
+        result = result.view(part.spread)
+        return result if part.spread == part.output else result.expand(part.output).contiguous()
 
     def bounded(
         self, part: Part, operands: Sequence[Tensor], near: Collector | None
@@ -361,7 +305,7 @@ class SumRunner:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         groups, c = part.groups, total[0]
         # Summing ra and rb first adds a rounding to the path of each term, and makes products inexact.
-        roundings += _size(groups.ra) + _size(groups.rb)
+        roundings += size_of(groups.ra) + size_of(groups.rb)
         if groups.times > 1:
             c = c.mul_(float(groups.times))
             roundings += 1
@@ -448,43 +392,6 @@ class SumRunner:
             a, b = self._mix(a, 2, order), self._mix(b, 2, order)
         c, depth = multiply(a, b.transpose(1, 2))
         return (c, *squares), depth
-
-
-@dataclass(frozen=True)
-class _Run:
-    """One sum being computed in torch."""
-
-    runner: SumRunner
-    operands: Sequence[Tensor]
-    counts: Counts
-    near: Collector | None
-
-    def node(self, node: Part | Split, origin: Origin) -> Tensor:
-        """A part of the output, in its own shape."""
-        if isinstance(node, Part):
-            return self._part(node, origin)
-        out = torch.empty(node.shape, dtype=torch.float32, device=self.operands[0].device)
-        for first, size, inner in node.pieces:
-            out.narrow(node.dim, first, size).copy_(self.node(inner, origin.along(node.dim, first)))
-        return out
-
-    def _part(self, part: Part, origin: Origin) -> Tensor:
-        rounded, near = self.runner.rounded, self.near
-        c, bounds = self.runner.bounded(part, self.operands, near)
-        if len(bounds) == 1:
-            result, undecided = decide(c, bounds[0], rounded)
-        else:
-            result, undecided = decide_outer(c, bounds[0], bounds[1], rounded)
-        settler = Settler(rounded, self.counts, near)
-        settler.settle(
-            result, undecided, c, partial(_errors, bounds), _Reader(part, self.operands),
-            places=partial(part.numbers, origin=origin), count=part.terms,
-            whole=partial(self.runner.exact, part, self.operands, bounds) if part.is_product else None,
-        )  # fmt: skip
-        if part.order != tuple(range(len(part.order))):
-            result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()
-        result = result.view(part.spread)
-        return result if part.spread == part.output else result.expand(part.output).contiguous()
 
 
 def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, int]:

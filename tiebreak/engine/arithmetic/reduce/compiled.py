@@ -1,0 +1,235 @@
+"""The compiled way of `reduce` sums, on CPUs: tables for reduce.c, and threads that run it.
+
+A sum of products over groups of dims (`tiebreak.engine.arithmetic.reduce.pure.Groups`) reads each operand at the sum of
+one offset per group, so a plan consists of a few offset tables. Only one block of the output and its panels are held in
+FP64.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, isqrt
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.exact import Floats, Integers
+from tiebreak.engine.arithmetic.stats import Counts
+from tiebreak.engine.arithmetic.threads import SMALL, together
+from tiebreak.engine.arithmetic.views import MAX_TABLE, Dim, check_reach, offsets_of, size_of
+from tiebreak.engine.arithmetic.ziv import Collector, Progress, coefficient, run_kernel
+from tiebreak.engine.native import Build, load
+from tiebreak.protocol.program.isa import Instruction, row_major
+
+_KC, _CHUNK, _CHAINS = 192, 512, 32  # as in reduce.c
+BLOCK: Final = 512
+"""The most rows and columns of a block, which stays in cache with its panels."""
+LONG: Final = 4096
+"""From this many terms on, shorter panels pay."""
+SHUFFLED_RUNS: Final = 1 << 20
+"""The most pieces into which the terms of a sum are cut to be taken in random order."""
+
+
+class _Contraction(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batches", "m", "n", "k", "block_m", "block_n", "parts", "kc", "group")),
+        *((name, ctypes.c_int64) for name in ("run_k", "run_batch", "a_step", "b_step")),
+        *((name, ctypes.c_void_p) for name in ("a_batch", "a_m", "a_k", "b_batch", "b_n", "b_k")),
+        *((name, ctypes.c_void_p) for name in ("out_batch", "out_m", "out_n", "a", "b", "out", "sums", "sizes")),
+        ("coefficient", ctypes.c_double),
+    ]
+
+
+def build() -> Build:
+    """The compiled kernel, or the reason why there is none."""
+    signature = ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+    return load(Path(__file__).with_name("reduce.c"), contract=signature, add_up=signature)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where an operand's batches, own rows and terms start; `step` leads from an output of a run to the next."""
+
+    index: int
+    """The position among the instruction's operands."""
+    batch: Integers
+    own: Integers
+    k: Integers
+    step: int
+    reach: tuple[int, int]
+    """The least and the greatest place read."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """How reduce.c computes one instruction."""
+
+    operands: tuple[Operand, ...]
+    out: tuple[Integers, ...]
+    """The places of (batch, m, n) of a matrix product. Empty if each output has its own terms: o is at place o then."""
+    run_k: int
+    run_batch: int
+
+    @property
+    def terms(self) -> int:
+        """The number of terms of an element, K."""
+        return len(self.operands[0].k) * self.run_k
+
+
+def plan_tables(instruction: Instruction, output: Sequence[Dim], reduction: Sequence[Dim]) -> Tables | None:
+    """The tables of an f32 sum over coalesced dims. An operand that alone reads the innermost output dim is B.
+
+    None if torch must compute it: outputs or terms that no operand reads, terms that only one of two reads, or tables
+    that would be too large.
+    """
+    if (
+        not (output or reduction)
+        or not all(any(d.strides) for d in output)
+        or not all(all(d.strides) for d in reduction)
+    ):
+        return None
+    accesses, matrix = instruction.operands, not all(all(d.strides) for d in output)
+    swapped = matrix and output[-1].strides[1] == 0
+    order = (1, 0) if swapped else tuple(range(len(accesses)))
+    places = zip(output, row_major(tuple(d.size for d in output)), strict=True)
+    groups: list[list[tuple[Dim, int]]] = [[], [], []]
+    for dim, place in places:
+        groups[0 if all(dim.strides) else 1 if dim.strides[order[0]] else 2].append((dim, place))
+    batch, m, n = ([dim for dim, _ in group] for group in groups)
+    run_k, run_batch = (1 if matrix else _run(dims) for dims in (reduction, batch))
+    k, batch = (list(dims[: len(dims) - (run > 1)]) for dims, run in ((reduction, run_k), (batch, run_batch)))
+    if sum(map(size_of, (batch, m, n, k))) > MAX_TABLE:
+        return None
+
+    def places_of(dims: Sequence[Dim], operand: int) -> Integers:
+        return offsets_of([(d.size, d.strides[operand]) for d in dims])
+
+    operands = tuple(
+        Operand(
+            o, accesses[o].offset + places_of(batch, o), places_of(own, o), places_of(k, o), int(run_batch > 1),
+            accesses[o].extent(instruction.index_space),
+        )
+        for o, own in zip(order, (m, n), strict=False)
+    )  # fmt: skip
+    out = tuple(offsets_of([(dim.size, place) for dim, place in group]) for group in groups if matrix)
+    return Tables(operands, out, run_k, run_batch)
+
+
+def _run(dims: Sequence[Dim]) -> int:
+    """How many coordinates of the innermost dim follow each other in every operand."""
+    return dims[-1].size if dims and all(stride == 1 for stride in dims[-1].strides) else 1
+
+
+def run_tables(
+    library: ctypes.CDLL,
+    plan: Tables,
+    operands: Sequence[Tensor],
+    out: Tensor,
+    counts: Counts,
+    shuffled: torch.Generator | None,
+    precision: int,
+    near: Collector | None,
+) -> None:
+    """Writes the result into `out`: f32, contiguous, of the instruction's shape.
+
+    With `shuffled`, the terms are taken in random order. `near` collects open elements that are not settled.
+    """
+    read = [operands[o.index] for o in plan.operands]
+    for operand, tensor in zip(plan.operands, read, strict=True):
+        check_reach(tensor, operand.reach)
+    batches, (m, n) = len(plan.operands[0].batch) * plan.run_batch, (len(plan.operands[i].own) for i in (0, -1))
+    threads = 1 if m * n * batches * plan.terms <= SMALL else torch.get_num_threads()
+    task = _Contraction(
+        batches=batches, m=m, n=n, k=plan.terms, run_k=plan.run_k, run_batch=plan.run_batch,
+        a=read[0].data_ptr(), b=read[1].data_ptr() if len(read) > 1 else None, out=out.data_ptr(),
+    )  # fmt: skip
+    tables = _set_tables(task, plan, shuffled)
+    held = _set_blocks(task, bool(plan.out), threads)
+    task.coefficient = task.coefficient if near is None else near.coefficient(task.coefficient)
+    kernel = library.contract if plan.out else library.add_up
+
+    def compute(progress: Progress) -> bool:
+        for finish in (0, 1) if task.parts > 1 else (0,):
+            progress.next = 0
+            if not all(together(lambda: kernel(ctypes.byref(task), finish, ctypes.byref(progress)), threads)):  # noqa: B023
+                return False
+        return True
+
+    progress = run_kernel(compute, out, precision, plan.terms, near)
+    del tables, held
+    counts.elements += out.numel()
+    progress.add_to(counts, threads)
+
+
+def _set_tables(task: _Contraction, plan: Tables, shuffled: torch.Generator | None) -> list[Integers]:
+    """Points `task` to the tables. The returned arrays must outlive it."""
+    terms, run = [o.k for o in plan.operands], plan.run_k
+    if shuffled is not None:
+        terms, run = _shuffle(terms, run, shuffled)
+        task.run_k = run
+    held: list[Integers] = []
+
+    def point(table: Integers) -> int:
+        held.append(table)
+        return int(table.ctypes.data)
+
+    for name, operand, own, k in zip("ab", plan.operands, ("a_m", "b_n"), terms, strict=False):
+        setattr(task, f"{name}_batch", point(operand.batch))
+        setattr(task, own, point(operand.own))
+        setattr(task, f"{name}_k", point(k))
+        setattr(task, f"{name}_step", operand.step)
+    for name, table in zip(("out_batch", "out_m", "out_n"), plan.out, strict=False):
+        setattr(task, name, point(table))
+    return held
+
+
+def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> tuple[list[Integers], int]:
+    """The terms in random order, run by run; runs are cut as short as `SHUFFLED_RUNS` allows."""
+    small = [c for c in range(1, isqrt(run) + 1) if run % c == 0]
+    divisors = (*small, *(run // c for c in reversed(small)))
+    cut = next((c for c in divisors if len(terms[0]) * (run // c) <= SHUFFLED_RUNS), run)
+    starts = np.arange(0, run, cut, dtype=np.int64)
+    order = torch.randperm(len(terms[0]) * len(starts), generator=shuffled, device=shuffled.device).cpu().numpy()
+    return [(table[:, None] + starts).reshape(-1)[order] for table in terms], cut
+
+
+def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> list[Floats]:
+    """Chooses the bound, and blocks and parts that give every thread work; returns the memory of the parts."""
+    wanted = 1 if threads == 1 else 4 * threads
+    if matrix:
+        task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
+        while _blocks(task) < wanted and max(task.block_m, task.block_n) > 96:
+            larger = "block_m" if task.block_m >= task.block_n else "block_n"
+            setattr(task, larger, ceil(getattr(task, larger) / 24) * 12)
+        parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC))
+        outputs, sizes = task.m * task.n, task.m + task.n
+    else:
+        parts = min(ceil(wanted / ceil(task.batches / 256)), task.k // (4 * _CHUNK))
+        outputs = sizes = 1
+    task.parts = ceil(task.k / ceil(task.k / max(1, parts)))
+    roundings = task.parts + (_set_panels(task) if matrix else min(task.k, _CHUNK) + ceil(task.k / _CHUNK) + _CHAINS)
+    task.coefficient = coefficient(roundings) if task.k > 1 else 0.0
+    if task.parts == 1:
+        return []
+    held = [np.empty(task.parts * task.batches * count) for count in (outputs, sizes)]
+    task.sums, task.sizes = (int(memory.ctypes.data) for memory in held)
+    return held
+
+
+def _set_panels(task: _Contraction) -> int:
+    """Chooses how many terms are added at once; returns the roundings on a term's path through a part.
+
+    Short panels cost a little speed, but where there are many, the closer bound saves more on undecided elements.
+    """
+    terms = ceil(task.k / task.parts)
+    task.kc = min(terms, _KC if terms <= LONG else _KC // 2)
+    panels = ceil(terms / task.kc)
+    task.group = panels if panels <= 16 else isqrt(panels) + 1
+    return int(task.kc + task.group + ceil(panels / task.group))
+
+
+def _blocks(task: _Contraction) -> int:
+    return int(task.batches * ceil(task.m / task.block_m) * ceil(task.n / task.block_n))
