@@ -38,6 +38,11 @@ class Ledger:
     status: str = "OFFERED"
     games: list[str] = field(default_factory=list)
     """Challengers of open games, the oldest first."""
+    head: str = "true"
+    """The root of the final head."""
+    opened: bool = False
+    seals: list[tuple[str, str]] = field(default_factory=list)
+    """The owner of each seat that was sealed, and the root in its seal."""
 
     def move(self, payer: str, payee: str, amount: Fraction | int) -> None:
         """Move an amount between accounts."""
@@ -47,9 +52,45 @@ class Ledger:
     def accept(self) -> None:
         """Reward and stake go to the board."""
         self._require("OFFERED")
-        self.move(CLIENT, "board", self.job.reward)
+        self.move(CLIENT, "board", self.job.reward + self._seats() * self.job.fee)
         self.move(TRAINER, "board", self.job.trainer_stake)
         self.status = "ACTIVE"
+
+    def seal(self, owner: str, root: str) -> None:
+        """The owner of a seat posts its bond and a seal of this root."""
+        self._require("ACTIVE")
+        assert not self.opened
+        assert len(self.seals) < self._seats()
+        self.move(owner, "board", self.job.bond)
+        self.move(owner, GAS, self.job.costs.seal)
+        self.move(owner, CAPITAL, 2 * self.job.bond * self.job.rate * self.job.job_seconds)
+        self.seals.append((owner, root))
+
+    def close_seats(self) -> None:
+        """The owners of seats claim what they are due; then the client gets unpaid fees, and the rest burns."""
+        left = self._seats() * self.job.fee
+        burned = 0 if self.status == "SETTLED" else self._seats() * self._share()
+        for owner, root in self.seals:
+            is_heads = self.opened and root == self.head
+            if root == "another's seal" or (self.status == "SETTLED" and not is_heads):
+                burned += self.job.bond
+                continue
+            self.move("board", owner, self.job.bond)
+            self.move(owner, GAS, self.job.costs.claim)
+            if self.status == "SETTLED" or not is_heads:
+                self.move("board", owner, self.job.fee)
+                left -= self.job.fee
+            if self.status == "SLASHED" and not is_heads:
+                self.move("board", owner, self._share())
+                burned -= self._share()
+        self.move("board", CLIENT, left)
+        self.move("board", BURNED, burned)
+
+    def _seats(self) -> int:
+        return self.job.auditors if self.job.seated else 0
+
+    def _share(self) -> int:
+        return int(self.job.trainer_stake * (1 - self.job.burn)) // (1 + self._seats())
 
     def challenge(self, challenger: str) -> None:
         """A challenger stakes on a game."""
@@ -104,11 +145,10 @@ class Ledger:
 
     def _slash(self, prover: str) -> None:
         stake = self.job.trainer_stake
-        paid = int(stake * (1 - self.job.burn))
         self.status = "SLASHED"
         self.move("board", CLIENT, self.job.reward)
-        self.move("board", prover, paid)
-        self.move("board", BURNED, stake - paid)
+        self.move("board", prover, self._share())
+        self.move("board", BURNED, stake - (1 + self._seats()) * self._share())
 
     def _require(self, status: str) -> None:
         if self.status != status:
@@ -117,11 +157,16 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One outcome of all random events. audited: auditors that replayed. finders: those that disagreed, in order."""
+    """One outcome of all random events. audited: auditors that replayed. finders: those that disagreed, in order.
+
+    bought: seats that were drawn for the trainer. trusted: auditors that took the root that they were shown.
+    """
 
     decoy: bool
     audited: tuple[int, ...]
     finders: tuple[int, ...]
+    bought: tuple[int, ...] = ()
+    trusted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +180,17 @@ class Players:
         """The probability that this auditor replays."""
         if number == 0 and self.own is not None:
             return Fraction(self.own is Auditor.DILIGENT)
-        return s.audit_probability
+        return s.audit_probability * (1 - self.bought(s, number))
+
+    def trusts(self, s: JobEconomics, number: int) -> Fraction:
+        """The probability that this auditor, if it does not shirk, takes the root that the trainer shows it."""
+        if self.trainer is not Trainer.LEAKING or (number == 0 and self.own is not None):
+            return Fraction(0)
+        return s.trusting
+
+    def bought(self, s: JobEconomics, number: int) -> Fraction:
+        """The probability that this auditor's seat is drawn for the trainer."""
+        return Fraction(0) if number == 0 and self.own is not None else s.bought
 
 
 def disagreement(s: JobEconomics, lie: bool) -> Fraction:
@@ -151,19 +206,27 @@ def stories(s: JobEconomics, players: Players, *, decoy: bool = False) -> Iterat
     finds = disagreement(s, decoy or players.trainer is not Trainer.HONEST)
     each = []
     for number in range(s.auditors):
-        audits = players.chance(s, number)
-        each.append([(1 - audits, "idle"), (audits * (1 - finds), "agrees"), (audits * finds, "disagrees")])
+        awake, bought, trusts = players.chance(s, number), players.bought(s, number), players.trusts(s, number)
+        audits = awake * (1 - trusts)
+        each.append([
+            (1 - awake - bought, "idle"), (audits * (1 - finds), "agrees"), (audits * finds, "disagrees"),
+            (bought, "bought"), (awake * trusts, "trusts"),
+        ])  # fmt: skip
     for combination in product(*each):
         probability = Fraction(1)
         for chance, _ in combination:
             probability *= chance
         if not probability:
             continue
-        audited = tuple(i for i, (_, did) in enumerate(combination) if did != "idle")
-        found = [i for i, (_, did) in enumerate(combination) if did == "disagrees"]
+        who = {name: tuple(i for i, (_, did) in enumerate(combination) if did == name) for _, name in each[0]}
+        found = who["disagrees"]
+        audited = tuple(sorted(who["agrees"] + found))
         orders = [(first, *(i for i in found if i != first)) for first in found] or [()]
         for finders in orders:
-            yield probability / len(orders), Story(decoy=decoy, audited=audited, finders=finders)
+            yield (
+                probability / len(orders),
+                Story(decoy=decoy, audited=audited, finders=finders, bought=who["bought"], trusted=who["trusts"]),
+            )
 
 
 def play(s: JobEconomics, players: Players, story: Story) -> Ledger:
@@ -177,12 +240,14 @@ def play(s: JobEconomics, players: Players, story: Story) -> Ledger:
     ledger.move(TRAINER, COMPUTE, computed)
     ledger.move(TRAINER, GAS, s.costs.way)
     ledger.move(TRAINER, CAPITAL, s.trainer_stake * s.rate * s.job_seconds)
+    ledger.head = "true" if trainer is Trainer.HONEST and not story.decoy else "false"
     _SCRIPTS[trainer if not story.decoy else None](s, players, story, ledger)
     if ledger.status == "ACTIVE":
         ledger.settle()
         ledger.withdraw(TRAINER)
         if trainer is not Trainer.HONEST:
             ledger.move("the world", TRAINER, s.lie)
+    ledger.close_seats()
     return ledger
 
 
@@ -190,8 +255,38 @@ def _lock(ledger: Ledger, account: str, amount: int) -> None:
     ledger.move(account, CAPITAL, amount * ledger.job.rate * ledger.job.game_seconds)
 
 
+def _seal(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
+    """Strangers seal what they have; then the trainer's seats seal what pays them most; then the head is opened."""
+    for number in range(s.auditors):
+        if number in story.audited:
+            ledger.seal(auditor(number), "true")
+        elif number in story.trusted:
+            ledger.seal(auditor(number), ledger.head)
+    if players.own is Auditor.GUESSING:
+        ledger.seal(auditor(0), "a guess")
+    if players.own is Auditor.TRUSTING and players.trainer is Trainer.LEAKING:
+        ledger.seal(auditor(0), ledger.head)
+    if players.own is Auditor.COPYING and ledger.seals:
+        ledger.seal(auditor(0), "another's seal")
+    _own_seals(s, story, ledger, caught=bool(story.finders))
+    ledger.opened = True
+
+
+def _own_seals(s: JobEconomics, story: Story, ledger: Ledger, *, caught: bool) -> None:
+    """The trainer's seats, which cost no replay, seal last, if that pays."""
+    win = s.fee + (int(s.trainer_stake * (1 - s.burn)) // (1 + s.auditors) if caught else 0)
+    if win > s.costs.seal + s.costs.claim + 2 * s.bond * s.rate * s.job_seconds:
+        for _ in story.bought:
+            ledger.seal(SYBIL, "another root" if caught else ledger.head)
+
+
 def _audits(s: JobEconomics, story: Story, players: Players, ledger: Ledger) -> None:
     """Pay replays and their fees. A finder that drew a sample then replays the whole run."""
+    if s.seated:
+        for number in story.audited:
+            ledger.move(auditor(number), COMPUTE, s.audit)
+        _seal(s, players, story, ledger)
+        return
     for number in range(s.auditors):
         if number in story.audited:
             ledger.move(auditor(number), COMPUTE, s.audit * Fraction(s.sampled, s.segments))
@@ -227,7 +322,7 @@ def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger)
         _lock(ledger, auditor(number), s.challenger_stake)
     winner = auditor(story.finders[0])
     ledger.move(winner, GAS, s.costs.prosecution - s.costs.challenge)
-    if players.own is Auditor.COPYING:
+    if players.own is Auditor.COPYING and not s.seated:
         ledger.challenge(auditor(0))
         ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # the copier plays along
         _lock(ledger, auditor(0), s.challenger_stake)
@@ -255,10 +350,10 @@ def _with_hedged(s: JobEconomics, players: Players, story: Story, ledger: Ledger
 
 
 def _with_insured(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
-    ledger.challenge(SYBIL)
+    _audits(s, story, players, ledger)
+    ledger.challenge(SYBIL)  # nobody can challenge before the trainer's heads are known, and it knows them first
     _lock(ledger, SYBIL, s.challenger_stake)
     ledger.move(TRAINER, GAS, s.costs.concede)  # one of the two sides ends the game
-    _audits(s, story, players, ledger)
     accusers = [auditor(0)] if players.own is Auditor.FALSE else [auditor(number) for number in story.finders[:1]]
     if not accusers:
         ledger.defended(SYBIL)
@@ -272,7 +367,8 @@ def _with_insured(s: JobEconomics, players: Players, story: Story, ledger: Ledge
 
 
 def _with_self(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
-    del players, story  # the job ends before anybody can act
+    del players  # the job ends before anybody can audit
+    _own_seals(s, story, ledger, caught=True)
     ledger.equivocation(SYBIL)
     ledger.withdraw(SYBIL)
     ledger.move("the world", TRAINER, s.kept * s.lie)
@@ -294,6 +390,7 @@ _SCRIPTS: Final[dict[Trainer | None, Callable[[JobEconomics, Players, Story, Led
     Trainer.HEDGED: _with_hedged,
     Trainer.INSURED: _with_insured,
     Trainer.SELF: _with_self,
+    Trainer.LEAKING: _with_hedged,
     None: _with_decoy,
 }
 

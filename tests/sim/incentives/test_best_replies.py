@@ -54,17 +54,21 @@ def any_setting(rng: Random) -> JobEconomics:
         return rng.choice((Fraction(0), Fraction(1), HALF, Fraction(rng.randrange(101), 100)))
 
     training, segments, challenge = rng.randrange(1, 10**6), rng.randint(1, SEGMENTS), amount(500)
+    seated = rng.random() < 1 / 2
     return JobEconomics(
         reward=training + amount(10**6), trainer_stake=amount(10**7), challenger_stake=amount(10**6), training=training,
-        audit=amount(10**6), lie=amount(10**6), kept=share(), segments=segments, sampled=rng.randint(1, segments),
+        audit=amount(10**6), lie=amount(10**6), kept=share(), segments=segments,
+        sampled=segments if seated else rng.randint(1, segments),
         whole_first=rng.random() < 1 / 2, auditors=rng.randint(1, 3), audit_probability=share(),
-        fee=amount(10**6), proven=rng.random() < 1 / 2, planted=share(),
+        fee=amount(10**6), proven=rng.random() < 1 / 2, planted=share() * (not seated),
+        seated=seated, bond=amount(10**5), bought=share() * seated, trusting=share() * seated,
         rate=Fraction(rng.randrange(100), 10**9),
         job_seconds=rng.randrange(10**7), game_seconds=rng.randrange(10**6), burn=share(), challenge_burn=share(),
         oldest_paid=rng.random() < 1 / 2,
         costs=TransactionCosts(
             way=amount(500), settle=amount(500), withdraw=amount(500), challenge=challenge, reclaim=amount(500),
             concede=amount(500), equivocation=amount(500), defence=amount(5000), prosecution=challenge + amount(5000),
+            seal=amount(500), claim=amount(500),
         ),
     )  # fmt: skip
 

@@ -28,15 +28,24 @@ from tiebreak.sim.incentives.model import auditor_payoff, best_cheat, extremes, 
 def draw(s: JobEconomics, players: Players, rng: Random, *, decoy: bool = False) -> Story:
     """One story at random: auditors draw segments one by one."""
     lie = decoy or players.trainer is not Trainer.HONEST
-    audited, finders = [], []
+    audited, finders, bought, trusted = [], [], [], []
     for number in range(s.auditors):
-        if not _happens(rng, players.chance(s, number)):
+        if _happens(rng, players.bought(s, number)):
+            bought.append(number)
+            continue
+        stranger = 1 - players.bought(s, number)
+        if not _happens(rng, players.chance(s, number) / stranger):
+            continue
+        if _happens(rng, players.trusts(s, number)):
+            trusted.append(number)
             continue
         audited.append(number)
         if lie and any(segment < s.tampered for segment in rng.sample(range(s.segments), s.sampled)):
             finders.append(number)
     rng.shuffle(finders)
-    return Story(decoy=decoy, audited=tuple(audited), finders=tuple(finders))
+    return Story(
+        decoy=decoy, audited=tuple(audited), finders=tuple(finders), bought=tuple(bought), trusted=tuple(trusted)
+    )
 
 
 def _happens(rng: Random, probability: Fraction) -> bool:
@@ -51,6 +60,7 @@ shares = st.fractions(0, 1, max_denominator=12)
 def settings_of_jobs(draw: st.DrawFn) -> JobEconomics:
     segments = draw(st.integers(1, 5))
     challenge = draw(st.integers(0, 500))
+    seated = draw(st.booleans())
     return JobEconomics(
         reward=draw(amounts),
         trainer_stake=draw(amounts),
@@ -61,13 +71,17 @@ def settings_of_jobs(draw: st.DrawFn) -> JobEconomics:
         kept=draw(shares),
         segments=segments,
         tampered=draw(st.integers(1, segments)),
-        sampled=draw(st.integers(1, segments)),
+        sampled=segments if seated else draw(st.integers(1, segments)),
         whole_first=draw(st.booleans()),
         auditors=draw(st.integers(1, 3)),
         audit_probability=draw(shares),
         fee=draw(amounts),
         proven=draw(st.booleans()),
-        planted=draw(shares),
+        planted=draw(shares) * (not seated),
+        seated=seated,
+        bond=draw(amounts),
+        bought=draw(shares) * seated,
+        trusting=draw(shares) * seated,
         rate=Fraction(draw(st.integers(0, 100)), 10**9),
         job_seconds=draw(st.integers(0, 10**6)),
         game_seconds=draw(st.integers(0, 10**6)),
@@ -84,6 +98,8 @@ def settings_of_jobs(draw: st.DrawFn) -> JobEconomics:
             equivocation=draw(st.integers(0, 500)),
             defence=draw(st.integers(0, 5000)),
             prosecution=challenge + draw(st.integers(0, 5000)),
+            seal=draw(st.integers(0, 500)),
+            claim=draw(st.integers(0, 500)),
         ),
     )
 

@@ -19,6 +19,7 @@ class Trainer(StrEnum):
     HEDGED = "cheats, reports itself when challenged"
     INSURED = "cheats, challenges itself before others can"
     SELF = "cheats, reports itself at once"
+    LEAKING = "cheats, shows its root to the seats"
 
 
 class Auditor(StrEnum):
@@ -26,9 +27,11 @@ class Auditor(StrEnum):
     LAZY = "lazy"
     COPYING = "copies a challenge"
     FALSE = "false challenger"
+    GUESSING = "seals a guess"
+    TRUSTING = "seals the root that the trainer shows"
 
 
-CHEATS: Final = (Trainer.NAIVE, Trainer.HEDGED, Trainer.INSURED, Trainer.SELF)
+CHEATS: Final = (Trainer.NAIVE, Trainer.HEDGED, Trainer.INSURED, Trainer.SELF, Trainer.LEAKING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +39,9 @@ class TransactionCosts:
     """The costs of transactions in wei: measured gas times a gas price.
 
     offer: create the job. way: accept it and post every head. settle, withdraw, challenge, reclaim, concede, timeout,
-    equivocation: one transaction each. defence, prosecution: all transactions of the defender or the challenger in a
-    game that is walked to its end (prosecution includes the challenge). answer: one move of a defender.
+    equivocation, seal, claim: one transaction each, the last two for a seat. defence, prosecution: all transactions of
+    the defender or the challenger in a game that is walked to its end (prosecution includes the challenge). answer: one
+    move of a defender.
     """
 
     offer: int = 0
@@ -52,6 +56,8 @@ class TransactionCosts:
     defence: int = 0
     prosecution: int = 0
     answer: int = 0
+    seal: int = 0
+    claim: int = 0
 
     def __post_init__(self) -> None:
         for name in (entry.name for entry in fields(self)):
@@ -80,6 +86,12 @@ class JobEconomics:
     finder. rate: cost of capital per second. job_seconds: from acceptance to settlement. game_seconds: of the longest
     game.
 
+    seated: whether the auditors hold seats of the job: then the board pays the fee for each right root, the trainer's
+    heads stay sealed until the auditors have sealed theirs, and a conviction pays the prover's part in equal shares to
+    whoever convicts and to each right seat. bond: of a seat. bought: share of the pool that is the trainer's own, so
+    that each seat is drawn for it with this chance. trusting: share of the auditors that take the root that a LEAKING
+    trainer shows them for their own.
+
     In the contract burn is 1/2, there is no fee, and two changed rules are off: challenge_burn, the share of a lost
     challenger's stake that burns, and oldest_paid, whether the prover's part goes to the oldest open game (see docs).
     """
@@ -107,19 +119,28 @@ class JobEconomics:
     burn: Fraction = HALF
     challenge_burn: Fraction = Fraction(0)
     oldest_paid: bool = False
+    seated: bool = False
+    bond: int = 0
+    bought: Fraction = Fraction(0)
+    trusting: Fraction = Fraction(0)
     costs: TransactionCosts = field(default_factory=TransactionCosts)
 
     def __post_init__(self) -> None:
-        for name in ("reward", "trainer_stake", "challenger_stake", "training", "audit", "lie", "harm", "fee"):
+        for name in ("reward", "trainer_stake", "challenger_stake", "training", "audit", "lie", "harm", "fee", "bond"):
             _require(name, getattr(self, name) >= 0, "0 or more wei", getattr(self, name))
         for name in ("rate", "job_seconds", "game_seconds"):
             _require(name, getattr(self, name) >= 0, "0 or more", getattr(self, name))
-        for name in ("kept", "audit_probability", "planted", "burn", "challenge_burn"):
+        for name in ("kept", "audit_probability", "planted", "burn", "challenge_burn", "bought", "trusting"):
             _require(name, 0 <= getattr(self, name) <= 1, "a share of 0 to 1", getattr(self, name))
         _require("segments", self.segments >= 1, "at least one", self.segments)
         _require("tampered", 1 <= self.tampered <= self.segments, f"1 to {self.segments}", self.tampered)
         _require("sampled", 1 <= self.sampled <= self.segments, f"1 to {self.segments}", self.sampled)
         _require("auditors", 0 <= self.auditors <= MOST_AUDITORS, f"0 to {MOST_AUDITORS}", self.auditors)
+        if self.seated:  # the root that a seat seals takes a whole replay
+            _require("sampled", self.sampled == self.segments, f"all {self.segments}", self.sampled)
+            _require("planted", not self.planted, "no decoys beside seats", self.planted)
+        else:
+            _require("bought", not self.bought and not self.trusting, "0 without seats", self.bought or self.trusting)
 
     @property
     def prover_part(self) -> int:
@@ -127,9 +148,14 @@ class JobEconomics:
         return int((1 - self.burn) * self.trainer_stake)
 
     @property
+    def share(self) -> int:
+        """What whoever convicts is paid: the prover's part, or with seats its share of it. A right seat gets as much."""
+        return self.prover_part // (1 + self.auditors) if self.seated else self.prover_part
+
+    @property
     def burned_part(self) -> int:
-        """The rest of the trainer's stake, which burns."""
-        return self.trainer_stake - self.prover_part
+        """What a conviction that the trainer arranges itself costs it: the stake without that share."""
+        return self.trainer_stake - self.share
 
     @property
     def challenge_to_trainer(self) -> int:
@@ -161,9 +187,19 @@ class JobEconomics:
         return 1 - prod((Fraction(self.segments - many - i, self.segments - i) for i in range(few)), start=Fraction(1))
 
     @property
+    def finds(self) -> Fraction:
+        """The probability that one auditor, of whom nothing is known, is a stranger to the trainer and finds the lie."""
+        return (1 - self.bought) * self.audit_probability * self.detection
+
+    @property
     def discovery(self) -> Fraction:
-        """The probability that somebody finds the lie: 1 - (1 - p d)^n."""
-        return 1 - (1 - self.audit_probability * self.detection) ** self.auditors
+        """The probability that somebody finds the lie: 1 - (1 - p d)^n, with p (1 - f) for p where f was bought."""
+        return 1 - (1 - self.finds) ** self.auditors
+
+    @property
+    def seat_costs(self) -> Fraction:
+        """What a seat costs beside the replay: two transactions, and the capital of bond and deposit in the pool."""
+        return self.costs.seal + self.costs.claim + self.capital(2 * self.bond, self.job_seconds)
 
     def capital(self, amount: int, seconds: int) -> Fraction:
         """What it costs to have an amount locked."""

@@ -2,7 +2,8 @@
 
 Notation of docs/economics.md: R reward; T, C stakes; W what of T a conviction pays out (`prover_part`); K training, A
 audit; x of S segments tampered with, G = K x/S saved; V the lie, k the share of V kept; p, d, n: each of n auditors
-audits with probability p and finds with probability d; P = 1 - (1 - p d)^n (`discovery`). All are exact, in wei.
+audits with probability p and finds with probability d; P = 1 - (1 - p d)^n (`discovery`). With seats: F the fee, B the
+bond, f the bought share of the pool, W / (1 + n) each `share`. All are exact, in wei.
 The tests pay out the same games event by event (`tests/sim/incentives/rules.py`) and compare.
 """
 
@@ -16,13 +17,17 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
 
 ZERO = Fraction(0)
+RUNNING: Final = (Trainer.HEDGED, Trainer.LEAKING)
+"""Those that report themselves when they are challenged."""
 
 
 def trainer_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The trainer's expected gain. Not taking the job gives 0."""
     if strategy is Trainer.HONEST:
-        return _honest(s)
-    common = s.saved - s.training - s.costs.way - s.capital(s.trainer_stake, s.job_seconds)
+        return _honest(s) + _own_seats(s, strategy)
+    if strategy is Trainer.LEAKING:
+        s = _leaked(s)
+    common = _own_seats(s, strategy) + s.saved - s.training - s.costs.way - s.capital(s.trainer_stake, s.job_seconds)
     caught = s.kept * s.lie - _loss_if_caught(s, strategy)
     if strategy is Trainer.SELF:
         return common + caught
@@ -39,20 +44,38 @@ def _honest(s: JobEconomics) -> Fraction:
     return s.reward - s.training - costs - s.capital(s.trainer_stake, s.job_seconds)
 
 
+def _leaked(s: JobEconomics) -> JobEconomics:
+    """The same job, if those that trust the root that they are shown do not audit."""
+    return replace(s, audit_probability=s.audit_probability * (1 - s.trusting))
+
+
+def _own_seats(s: JobEconomics, strategy: Trainer) -> Fraction:
+    """What the seats earn that are drawn for the trainer itself: nobody has to replay for them.
+
+    They seal last. If a stranger has found the lie, they seal any other root than the head's, and are paid as if they
+    had found it too; a trainer that reports itself at once does the same.
+    """
+    kept, convicted = (max(ZERO, s.fee + more - s.seat_costs) for more in (0, s.share))
+    if not s.seated or strategy is Trainer.HONEST:
+        return s.auditors * s.bought * kept
+    found = Fraction(1) if strategy is Trainer.SELF else _others_find(s)
+    return s.auditors * s.bought * (found * convicted + (1 - found) * kept)
+
+
 def _loss_if_caught(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The stake and gas that a trainer loses once it is accused."""
     if strategy is Trainer.NAIVE:
         return s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds)
     if strategy is Trainer.INSURED:
         return Fraction(s.burned_part + s.costs.withdraw)
-    if strategy is Trainer.HEDGED and s.oldest_paid:
+    if strategy in RUNNING and s.oldest_paid:
         return Fraction(s.trainer_stake + s.costs.equivocation)
     return Fraction(s.burned_part + s.costs.equivocation + s.costs.withdraw)
 
 
 def first_share(s: JobEconomics) -> Fraction:
     """E[1 / (1 + X)], X ~ Bin(n-1, p d): the chance that a finder is the first of all finders."""
-    chance = s.audit_probability * s.detection
+    chance = s.finds
     if not chance or s.auditors == 0:
         return Fraction(1)
     return (1 - (1 - chance) ** s.auditors) / (s.auditors * chance)
@@ -62,10 +85,10 @@ def finder_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The expected gain from a challenge for an auditor that has found this cheat's lie, without replays."""
     first, late = first_share(s), s.costs.challenge + s.costs.reclaim + s.costs.withdraw
     if strategy is Trainer.NAIVE:
-        won = s.prover_part - s.costs.prosecution - s.costs.withdraw
+        won = s.share - s.costs.prosecution - s.costs.withdraw
         return first * won - (1 - first) * late - s.capital(s.challenger_stake, s.game_seconds)
-    if strategy is Trainer.HEDGED:
-        return first * ((s.prover_part if s.oldest_paid else 0) - late)
+    if strategy in RUNNING:
+        return first * ((s.share if s.oldest_paid else 0) - late)
     return first * -late if strategy is Trainer.INSURED else ZERO
 
 
@@ -89,7 +112,7 @@ def _planted(s: JobEconomics) -> Fraction:
 
 def _others_find(s: JobEconomics) -> Fraction:
     """The probability that one of the other n-1 auditors finds a lie."""
-    return 1 - (1 - s.audit_probability * s.detection) ** max(s.auditors - 1, 0)
+    return 1 - (1 - s.finds) ** max(s.auditors - 1, 0)
 
 
 def _copying(s: JobEconomics, strategy: Trainer) -> Fraction:
@@ -106,8 +129,8 @@ def _false_challenge(s: JobEconomics, strategy: Trainer) -> Fraction:
 
     Against a cheat that runs away, the stake comes back.
     """
-    if strategy in (Trainer.HEDGED, Trainer.INSURED):
-        return Fraction((s.prover_part if s.oldest_paid and strategy is Trainer.HEDGED else 0) - (
+    if strategy in (*RUNNING, Trainer.INSURED):
+        return Fraction((s.share if s.oldest_paid and strategy in RUNNING else 0) - (
             s.costs.challenge + s.costs.reclaim + s.costs.withdraw
         ))  # fmt: skip
     if strategy is Trainer.SELF:
@@ -127,7 +150,26 @@ def auditor_payoff(s: JobEconomics, own: Auditor, strategy: Trainer, lies: Fract
     )
 
 
+def _of_seat(s: JobEconomics, own: Auditor, strategy: Trainer) -> Fraction:
+    """The gain of the holder of a seat. Whoever seals a root that is not right can lose the bond."""
+    if strategy is Trainer.SELF or own is Auditor.LAZY:
+        return ZERO  # the job is over before a root is sealed, or the seat stays empty
+    lost = s.bond + s.seat_costs - s.costs.claim  # what is not paid is not claimed
+    if own is Auditor.COPYING:  # a seal names its auditor, so the copier cannot open it
+        return -lost * (1 - (1 - (1 - s.bought) * s.audit_probability) ** (s.auditors - 1))
+    s = _leaked(s) if strategy is Trainer.LEAKING else s
+    is_lie = strategy is not Trainer.HONEST
+    if own is Auditor.DILIGENT:
+        return s.fee - s.audit - s.seat_costs + (s.share + finder_payoff(s, strategy) if is_lie else 0)
+    found = _others_find(s) if is_lie else ZERO
+    if own is Auditor.GUESSING:
+        return found * (s.fee + s.share - s.seat_costs) - (1 - found) * lost
+    return (1 - found) * s.fee - s.seat_costs if strategy is Trainer.LEAKING else ZERO
+
+
 def _of_job(s: JobEconomics, own: Auditor, strategy: Trainer) -> Fraction:
+    if s.seated and own is not Auditor.FALSE:
+        return _of_seat(s, own, strategy)
     if own is Auditor.DILIGENT:
         return _diligent(s, strategy)
     if own is Auditor.COPYING:
@@ -194,6 +236,19 @@ def diligence(s: JobEconomics) -> Condition:
     return Condition(name="auditing pays, with all trainers honest", slack=own - best, binds=str(other))
 
 
+def disbelief(s: JobEconomics) -> Condition:
+    """A root that the trainer shows before it must is worth less than an audit, for whoever takes it for a cheat's.
+
+    It may be taken so because no honest trainer gains by showing one. All other seats are assumed to seal what they
+    are shown.
+    """
+    at = replace(s, trusting=Fraction(1), audit_probability=Fraction(1))
+    own, trusting = (
+        auditor_payoff(at, own, Trainer.LEAKING, Fraction(1)) for own in (Auditor.DILIGENT, Auditor.TRUSTING)
+    )
+    return Condition(name="auditing pays more than a root that the trainer shows", slack=own - trusting)
+
+
 def no_false_challenge(s: JobEconomics) -> Condition:
     """A challenge of an honest head costs the challenger money."""
     return Condition(name="a false challenge costs", slack=-_false_challenge(s, Trainer.HONEST))
@@ -211,7 +266,8 @@ def victims_loss(s: JobEconomics) -> Fraction:
 
 def conditions(s: JobEconomics) -> tuple[Condition, ...]:
     """All conditions. Decoys and fees count."""
-    return participation(s), honesty(s), diligence(s), no_false_challenge(s), compensated(s)
+    seats = (disbelief(s),) if s.seated else ()
+    return participation(s), honesty(s), diligence(s), *seats, no_false_challenge(s), compensated(s)
 
 
 # ---------------------------------------------------------------- harm for its own sake
@@ -283,9 +339,9 @@ def griefing(s: JobEconomics) -> tuple[Griefing, ...]:
 
 # ---------------------------------------------------------------- the verifier's dilemma
 # How often trainers lie and auditors audit when neither can gain by changing. All auditors are alike, and a cheat is
-# the one that pays the trainer most. `threshold` says how often a lie must be found, and `deterrent` how often each
-# auditor must audit, before honesty pays. Below that every trainer cheats, above it none does. The gain of an auditor
-# falls with the probability p with which the others audit, because finders share.
+# the one that pays the trainer most. `deterrent` says how often each auditor must audit before honesty pays. Below
+# that every trainer cheats, above it none does. The gain of an auditor falls with the probability p with which the
+# others audit, because finders share.
 
 GRID: Final = 1 << 48
 """A probability that is a root is given as the least sufficient multiple of 1 / GRID."""
@@ -307,20 +363,6 @@ class Equilibrium:
         return self.lies * (1 - self.discovery)
 
 
-def threshold(s: JobEconomics, strategy: Trainer) -> Fraction | None:
-    """P*: the probability of discovery at which honesty pays as well as this cheat. None: no probability suffices.
-
-    For a naive cheat, for instance: P* = (G + V - g) / (R + T + V(1-k) + gas of a lost game - ...). A payoff is linear
-    in P, so it is computed from the two ends.
-    """
-    never, always = replace(s, auditors=0), replace(s, auditors=1, audit_probability=Fraction(1), sampled=s.segments)
-    honest = trainer_payoff(s, Trainer.HONEST)
-    free, caught = trainer_payoff(never, strategy), trainer_payoff(always, strategy)
-    if free <= honest:
-        return Fraction(0)
-    return None if caught > honest else (free - honest) / (free - caught)
-
-
 def least(holds: Callable[[Fraction], bool]) -> Fraction | None:
     """The least multiple of 1 / GRID up to 1 from which on a condition holds; None if it fails at 1."""
     first = bisect_left(range(GRID + 1), True, key=lambda part: holds(Fraction(part, GRID)))
@@ -332,13 +374,15 @@ def deterrent(s: JobEconomics) -> tuple[Fraction, Trainer, int] | None:
 
     None if always is not enough.
     """
+    honest = trainer_payoff(s, Trainer.HONEST)
     found: tuple[Fraction, Trainer, int] | None = None
     for at in extremes(s):
         for strategy in CHEATS:
-            wanted = threshold(at, strategy)
-            if wanted is None:
-                return None
-            p = least(lambda p, at=at, wanted=wanted: replace(at, audit_probability=p).discovery >= wanted)  # type: ignore[misc]
+            p = least(
+                lambda p, at=at, strategy=strategy: (  # type: ignore[misc]
+                    trainer_payoff(replace(at, audit_probability=p), strategy) <= honest
+                )
+            )
             if p is None:
                 return None
             if found is None or p > found[0]:
