@@ -14,16 +14,29 @@ from tiebreak.sim.incentives.model import (
     Equilibrium,
     advantage,
     best_cheat,
+    conditions,
     deterrent,
     finder_payoff,
     solve,
-    threshold,
     trainer_payoff,
 )
 
 
 def nearly(found: Fraction, expected: Fraction) -> bool:
     return abs(found - expected) <= Fraction(2, GRID)
+
+
+def threshold(s: JobEconomics, strategy: Trainer) -> Fraction | None:
+    """P*: the probability of discovery at which honesty pays as well as this cheat. None: no probability suffices.
+
+    Without seats a payoff is linear in P, so this follows from its two ends.
+    """
+    never, always = replace(s, auditors=0), replace(s, auditors=1, audit_probability=Fraction(1), sampled=s.segments)
+    honest = trainer_payoff(s, Trainer.HONEST)
+    free, caught = trainer_payoff(never, strategy), trainer_payoff(always, strategy)
+    if free <= honest:
+        return Fraction(0)
+    return None if caught > honest else (free - honest) / (free - caught)
 
 
 def single_auditor(s: JobEconomics, strategy: Trainer) -> tuple[Fraction, Fraction] | None:
@@ -144,3 +157,64 @@ def test_a_cheat_that_is_not_deterred_meets_as_many_audits_as_it_pays() -> None:
     assert found.lies == 1
     assert 0 < found.audit_probability < 1
     assert abs(advantage(s, found.audit_probability, Fraction(1), (found.cheat, found.tampered))) <= 1
+
+
+# ---------------------------------------------------------------- seats
+
+SEATED = replace(
+    JOB, seated=True, auditors=2, fee=100_000, bond=90_000, bought=Fraction(1, 4), trainer_stake=700_000,
+    costs=replace(COSTS, seal=30, claim=20),
+)  # fmt: skip
+
+
+def test_among_strangers_with_seats_trainers_are_honest_and_every_seat_audits(cases: Callable[[], None]) -> None:
+    """Neither side gains by leaving it: by the rules, against everything that the other strategies could do."""
+    found = solve(SEATED)
+    assert (found.lies, found.audit_probability) == (0, 1)
+    honest = expected_trainer(SEATED, Trainer.HONEST)
+    diligent = expected_auditor(SEATED, Auditor.DILIGENT, Trainer.HONEST, Fraction(0))
+    for tampered in range(1, SEATED.segments + 1):
+        assert all(expected_trainer(replace(SEATED, tampered=tampered), cheat) < honest for cheat in CHEATS)
+        cases()
+    for own in Auditor:
+        assert own is Auditor.DILIGENT or expected_auditor(SEATED, own, Trainer.HONEST, Fraction(0)) < diligent
+        cases()
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds", "breaks"),
+    [
+        ("no cheat pays more", {"bought": Fraction(1, 3)}, {"bought": Fraction(9, 10)}),
+        ("no cheat pays more", {"audit_probability": Fraction(1, 2)}, {"audit_probability": Fraction(1, 20)}),
+        ("auditing pays, with all trainers honest", {"fee": 90_050}, {"fee": 90_049}),
+        ("auditing pays more than a root that the trainer shows", {"trainer_stake": 540_360},
+         {"trainer_stake": 540_359}),
+    ],
+)  # fmt: skip
+def test_each_condition_of_seats_breaks_where_it_says(
+    condition: str, holds: dict[str, Fraction | int], breaks: dict[str, Fraction | int]
+) -> None:
+    """F = A + gas; W / (1 + n) = A + gas of a challenge and its reclaim. Below, a deviation pays by the rules too."""
+    before, after = (conditions(replace(SEATED, **changes)) for changes in (holds, breaks))  # type: ignore[arg-type]
+    assert {c.name for c in before if not c.holds} == set()
+    assert {c.name for c in after if not c.holds} == {condition}
+
+
+def test_a_guess_costs_the_bond_and_is_not_worth_it_without_one() -> None:
+    """No guess of 256 bits is right. The bond prices sealing what one was told and has not computed."""
+    free = replace(SEATED, bond=0)
+    assert solve(free).lies == 0
+    guess = expected_auditor(SEATED, Auditor.GUESSING, Trainer.HONEST, Fraction(0))
+    assert guess == -SEATED.bond - SEATED.costs.seal
+
+
+def test_if_all_believe_what_they_are_shown_a_cheat_is_paid() -> None:
+    """Why the share of a right seat has to pay an audit of its own: nobody else would look."""
+    believed = replace(SEATED, trusting=Fraction(1))
+    assert expected_trainer(believed, Trainer.LEAKING) > expected_trainer(believed, Trainer.HONEST)
+
+
+def test_a_cheat_that_knew_the_draw_would_lie_where_all_seats_are_its_own() -> None:
+    """Why seats are drawn after the final head is sealed: seen before, no stake deters it from f^n of its jobs."""
+    own = replace(SEATED, bought=Fraction(1), trainer_stake=10**12)
+    assert expected_trainer(own, Trainer.HEDGED) - expected_trainer(own, Trainer.HONEST) == own.saved + own.lie

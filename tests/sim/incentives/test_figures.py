@@ -17,7 +17,7 @@ from tiebreak.sim.incentives.economics import JobEconomics
 from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import agree_options, document, find, tables
 from tiebreak.sim.incentives.measured import WORST, dispute, measured, sides
-from tiebreak.sim.incentives.model import conditions, honesty
+from tiebreak.sim.incentives.model import conditions, disbelief, honesty
 from tiebreak.sim.incentives.recommend import least_stake, margins, rates, recommend, times
 
 NEEDED = {"steps": 1000, "seconds_per_step": Decimal("1.5"), "machine_hour": 2, "lie_value": 10, "harm": 10}
@@ -115,7 +115,7 @@ def test_detection_is_that_of_an_audit(cases: Callable[[], None]) -> None:
 def test_recommended_terms_make_honesty_and_diligence_best_replies(preset: str, gas: dict[str, int]) -> None:
     found = recommend(PRESETS[preset].figures, gas)
     assert found.holds
-    assert len(found.conditions) == 5
+    assert len(found.conditions) == 6
 
 
 @pytest.mark.parametrize("changes", [{}, {"audit_probability": Decimal("0.2"), "auditors": 3}, {"sample": 10}])
@@ -125,8 +125,12 @@ def test_a_smaller_stake_would_not_do(changes: dict[str, object], gas: dict[str,
     assert found.holds
     lower = replace(found.terms, trainer_stake=found.terms.trainer_stake * 98 // 100)
     s = f.economics(lower, gas)
-    worst = replace(s, lie=s.lie * 2, training=s.training * 2), replace(s, audit_probability=s.audit_probability / 2)
-    assert not all(honesty(at).holds for at in worst)
+    worst = (
+        replace(s, lie=s.lie * 2, training=s.training * 2, audit=s.audit * 2),
+        replace(s, audit_probability=s.audit_probability / 2),
+        replace(s, bought=s.bought * 2),
+    )
+    assert not all(honesty(at).holds and disbelief(at).holds for at in worst)
 
 
 def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: dict[str, int]) -> None:
@@ -144,8 +148,7 @@ def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: 
             inside = replace(f, **{name: getattr(f, name) * factor})
             outside = replace(f, **{name: getattr(f, name) * factor * step})
             holding, broken = (
-                [c.name for c in conditions(at.economics(found.terms, gas, fee=found.fee)) if not c.holds]
-                for at in (inside, outside)
+                [c.name for c in conditions(at.economics(found.terms, gas)) if not c.holds] for at in (inside, outside)
             )
             assert holding == []
             assert breaks in broken
@@ -173,7 +176,7 @@ def test_fewer_audits_need_larger_stakes(gas: dict[str, int]) -> None:
 def test_no_stake_is_enough_if_nothing_burns(gas: dict[str, int]) -> None:
     f = replace(small(), lie_value=Fraction(10**6), capital_rate=Fraction(0))
     with pytest.raises(ConfigurationError, match="expected a stake that deters every cheat, got none"):
-        least_stake(f, gas, recommend(f, gas).terms, burn=Fraction(0))
+        least_stake(f, gas, times(f), burn=Fraction(0))
 
 
 def test_a_window_beyond_the_contracts_is_refused(gas: dict[str, int]) -> None:
@@ -192,8 +195,9 @@ def test_findings_are_the_same_for_people_and_programs(gas: dict[str, int]) -> N
     assert len(titles) == len(set(titles)) == 7
     assert all(len(row) == len(table.header) for table in tables(found) for row in table.rows)
     regimes = {regime.name: regime.equilibrium for regime in found.regimes}
-    assert regimes["nobody pays auditors"].lies == 1
-    assert regimes["the client pays for proven audits"].lies == 0
+    assert regimes["no seats: nobody pays auditors"].lies == 1
+    assert regimes["strangers with seats"].lies == 0
+    assert regimes["strangers with seats"].audit_probability == 1
 
 
 def test_windows_hold_a_segment_on_the_worst_data() -> None:

@@ -38,7 +38,7 @@ CHEATS: Final = (Trainer.NAIVE, Trainer.HEDGED, Trainer.INSURED, Trainer.SELF, T
 class TransactionCosts:
     """The costs of transactions in wei: measured gas times a gas price.
 
-    offer: create the job. way: accept it and post every head. settle, withdraw, challenge, reclaim, concede, timeout,
+    offer: create the job. way: accept it, and post every head. settle, withdraw, challenge, reclaim, concede, timeout,
     equivocation, seal, claim: one transaction each, the last two for a seat. defence, prosecution: all transactions of
     the defender or the challenger in a game that is walked to its end (prosecution includes the challenge). answer: one
     move of a defender.
@@ -64,9 +64,13 @@ class TransactionCosts:
             _require(name, getattr(self, name) >= 0, "0 or more wei", getattr(self, name))
 
     @classmethod
-    def of(cls, gas: Mapping[str, int], gwei: Fraction, heads: int) -> Self:
-        """The costs at a gas price, for a job in which `heads` heads are posted. gas: as `measured` returns it."""
+    def of(cls, gas: Mapping[str, int], gwei: Fraction, heads: int, *, opened: bool = False) -> Self:
+        """The costs at a gas price, for a job in which `heads` heads are posted. gas: as `measured` returns it.
+
+        opened: the heads are sealed, and the last is opened.
+        """
         price = round(gwei * 10**9)
+        heads += opened  # which stores as much as posting one
         same = {entry.name: price * gas[entry.name] for entry in fields(cls) if entry.name in gas}
         return cls(offer=price * gas["create"], way=price * (gas["accept"] + heads * gas["head"]), **same)
 
@@ -149,7 +153,7 @@ class JobEconomics:
 
     @property
     def share(self) -> int:
-        """What whoever convicts is paid: the prover's part, or with seats its share of it. A right seat gets as much."""
+        """What whoever convicts is paid: the prover's part, or its share of it with seats, which get as much each."""
         return self.prover_part // (1 + self.auditors) if self.seated else self.prover_part
 
     @property
@@ -188,7 +192,7 @@ class JobEconomics:
 
     @property
     def finds(self) -> Fraction:
-        """The probability that one auditor, of whom nothing is known, is a stranger to the trainer and finds the lie."""
+        """The probability that an auditor is a stranger to the trainer, audits, and finds the lie."""
         return (1 - self.bought) * self.audit_probability * self.detection
 
     @property

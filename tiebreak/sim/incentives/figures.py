@@ -10,6 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
+from tiebreak.protocol.commitments.job import MAX_SEATS
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.economics import MOST_AUDITORS, JobEconomics, TransactionCosts
@@ -62,6 +63,8 @@ class Figures:
     harm: Annotated[Fraction, Range("dollars that false weights cost the client, apart from the reward")]
     auditors: Annotated[int, Range("number of auditors", least=1, most=MOST_AUDITORS)] = 1
     audit_probability: Annotated[Fraction, Range("probability that each of them audits", above=0, most=1)] = Fraction(1)
+    seats: Annotated[int, Range("seats, whose auditors the board pays", least=1, most=MAX_SEATS)] = 1
+    bought: Annotated[Fraction, Range("share of the pool of seats that a cheat may own", most=1)] = Fraction(1, 4)
     profit: Annotated[Fraction, Range("profit in reward and fees, as a share of the cost")] = Fraction(1, 5)
     capital_rate: Annotated[Fraction, Range("cost of capital, as a share per year")] = Fraction(1, 20)
     ether: Annotated[Fraction, Range("price of an ether in dollars", above=0)] = Fraction(3000)
@@ -131,7 +134,18 @@ class Figures:
         return min(self.segments, max(1, ceil(2 * self.training_seconds / window)))
 
     def economics(self, terms: Terms, gas: Mapping[str, int], **more: Any) -> JobEconomics:
-        """The job under these terms. gas: as `measured`. more: a fee, decoys, rules that the contract does not have."""
+        """The job under these terms; where they have seats, the auditors are those that hold them.
+
+        gas: as `measured`. more: decoys, or rules that the contract does not have.
+        """
+        heads, audited = self.heads(terms.challenge_window), {}
+        seconds = ceil(self.training_seconds) + terms.challenge_window
+        if terms.seats:
+            seconds += max(terms.audit_time, terms.challenge_window)  # to seal, before heads are opened
+            audited = {
+                "seated": True, "auditors": terms.seats, "sampled": self.segments, "fee": terms.seat_fee,
+                "bond": terms.seat_bond, "bought": self.bought,
+            }  # fmt: skip
         values: dict[str, Any] = {
             "reward": terms.reward,
             "trainer_stake": terms.trainer_stake,
@@ -146,11 +160,11 @@ class Figures:
             "auditors": self.auditors,
             "audit_probability": self.audit_probability,
             "rate": self.capital_rate / YEAR,
-            "job_seconds": ceil(self.training_seconds) + terms.challenge_window,
+            "job_seconds": seconds,
             "game_seconds": 2 * terms.clock + 6 * terms.replay_time,
-            "costs": TransactionCosts.of(gas, self.gas_price, self.heads(terms.challenge_window)),
+            "costs": TransactionCosts.of(gas, self.gas_price, heads, opened=bool(terms.seats)),
         }
-        return JobEconomics(**(values | more))
+        return JobEconomics(**(values | audited | more))
 
 
 def _figures() -> dict[str, tuple[type, Range]]:

@@ -6,7 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
-from tiebreak.sim.incentives.economics import JobEconomics, Trainer
+from tiebreak.sim.incentives.economics import JobEconomics
 from tiebreak.sim.incentives.figures import FIGURES, WEI, Figures
 from tiebreak.sim.incentives.model import Equilibrium, Griefing, griefing, solve
 from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, margins, rates, recommend
@@ -14,10 +14,11 @@ from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, marg
 OPTIONS: Final = {
     "reward": "--reward", "trainer_stake": "--trainer-stake", "challenger_stake": "--challenger-stake",
     "challenge_window": "--challenge-window", "clock": "--clock", "replay_time": "--replay-time",
-    "audit_time": "--audit-time", "deadline": "--deadline", "descent_levels": "--descent-levels",
+    "audit_time": "--audit-time", "deadline": "--deadline", "seats": "--seats", "seat_fee": "--seat-fee",
+    "seat_bond": "--seat-bond", "descent_levels": "--descent-levels",
 }  # fmt: skip
-"""The terms, with their options of `tiebreak agree`. The first three are in ether."""
-AMOUNTS: Final = ("reward", "trainer_stake", "challenger_stake")
+"""The terms, with their options of `tiebreak agree`."""
+AMOUNTS: Final = ("reward", "trainer_stake", "challenger_stake", "seat_fee", "seat_bond")
 TIMES: Final = ("challenge_window", "clock", "replay_time", "audit_time", "deadline")
 
 
@@ -56,7 +57,7 @@ class Findings:
 
 def find(f: Figures, gas: Mapping[str, int]) -> Findings:
     found = recommend(f, gas)
-    s = f.economics(found.terms, gas)
+    s, plain = (f.economics(replace(found.terms, seats=seats), gas) for seats in (found.terms.seats, 0))
     return Findings(
         figures=f,
         gas=gas,
@@ -64,27 +65,25 @@ def find(f: Figures, gas: Mapping[str, int]) -> Findings:
         recommendation=found,
         margins=margins(f, gas, found),
         rates=rates(f, gas),
-        regimes=tuple(regimes(s, found)),
+        regimes=tuple(regimes(s, plain, found)),
         griefing=griefing(s),
     )
 
 
-def regimes(s: JobEconomics, found: Recommendation) -> Iterator[Regime]:
-    """The contract without additions, and then several ways to make honesty pay under it."""
-    yield Regime(name="nobody pays auditors", equilibrium=solve(s), cost=Fraction(0))
-    own = solve(replace(s, auditors=1), interest=s.reward + s.harm)
-    yield Regime(name="the client audits when it pays", equilibrium=own, cost=own.audit_probability * s.replay)
-    committed = Equilibrium(
-        lies=Fraction(0), audit_probability=s.audit_probability, discovery=s.discovery, cheat=Trainer.HEDGED,
-        tampered=s.segments,
-    )  # fmt: skip
-    paid = s.auditors * s.audit_probability * found.fee
-    yield Regime(name="the client pays for proven audits", equilibrium=committed, cost=paid)
+def regimes(seated: JobEconomics, plain: JobEconomics, found: Recommendation) -> Iterator[Regime]:
+    """Ways to have the job audited: none, by the client, by decoys of the client, and by the holders of seats."""
+    yield Regime(name="no seats: nobody pays auditors", equilibrium=solve(plain), cost=Fraction(0))
+    own = solve(replace(plain, auditors=1), interest=plain.reward + plain.harm)
+    yield Regime(name="no seats: the client audits when it pays", equilibrium=own,
+                 cost=own.audit_probability * plain.replay)  # fmt: skip
     if found.planted is not None and found.planted < 1:
         e = found.planted
-        decoys = solve(replace(s, planted=e))
-        own_cost = e / (1 - e) * (s.trainer_stake + s.costs.offer + s.costs.way + s.costs.concede)
-        yield Regime(name=f"decoys: {percent(e)} of all jobs", equilibrium=decoys, cost=own_cost)
+        decoys = solve(replace(plain, planted=e))
+        own_cost = e / (1 - e) * (plain.trainer_stake + plain.costs.offer + plain.costs.way + plain.costs.concede)
+        yield Regime(name=f"no seats: decoys, {percent(e)} of all jobs", equilibrium=decoys, cost=own_cost)
+    sealed = solve(seated)
+    paid = seated.auditors * seated.fee * (seated.bought + (1 - seated.bought) * sealed.audit_probability)
+    yield Regime(name="strangers with seats", equilibrium=sealed, cost=paid)
 
 
 def ether(wei: Fraction | int, digits: int | None = None) -> str:
@@ -134,6 +133,7 @@ def _costs(found: Findings) -> Table:
         "a whole dispute, for the challenger": s.costs.prosecution,
         "a whole dispute, for the trainer": s.costs.defence,
         "reporting two heads of the same length": s.costs.equivocation,
+        "sealing a root, claiming fee and bond, withdrawing": s.costs.seal + s.costs.claim,
     }
     rows = tuple((name, *_money(f, amount)) for name, amount in named.items())
     return Table(title="What things cost", header=("", "ether", "dollars"), rows=rows)
@@ -148,7 +148,6 @@ def _terms(found: Findings) -> Table:
         for name, option in OPTIONS.items()
         for value in [getattr(r.terms, name)]
     ]
-    rows.append(("fee of a proven audit", ether(r.fee), f"{f.dollars(r.fee):,.2f}"))
     rows.append(("each auditor audits", percent(f.audit_probability), ""))
     decoys = "none is enough" if r.planted is None else percent(r.planted)
     rows.append(("or: share of jobs that are decoys", decoys, ""))
@@ -218,7 +217,6 @@ def document(found: Findings) -> dict[str, Any]:
         "gas": dict(found.gas),
         "terms": {name: getattr(r.terms, name) for name in OPTIONS},
         "agree": list(agree_options(r)),
-        "audit_fee": r.fee,
         "decoys": _plain(r.planted),
         "conditions": [{"holds": c.holds, **_plain(asdict(c))} for c in r.conditions],
         "margins": [_plain(asdict(m)) for m in found.margins],

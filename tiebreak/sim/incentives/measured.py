@@ -36,11 +36,14 @@ def cost(kind: str, name: str, features: Mapping[str, float]) -> float:
 def measured(levels: int) -> dict[str, int]:
     """Gas of each transaction, where a move of a dispute shows so many levels of a tree.
 
-    defence, prosecution: all transactions of one side in a game that is walked to its end. answer: one move.
+    defence, prosecution: all transactions of one side in a game that is walked to its end. answer: one move. seal,
+    claim: of a seat, where they were not measured: as dear as a challenge and its reclaim, which also lock a stake and
+    pay it back, and a withdrawal.
     """
-    game = dispute(levels)
+    game, board = dispute(levels), FIGURES["board"]
     defence, prosecution = sides(game)
-    return {**FIGURES["board"], "defence": defence, "prosecution": prosecution, "answer": game["descend"]}
+    seat = {"seal": board["challenge"], "claim": board["reclaim"] + board["withdraw"]}
+    return {**seat, **board, "defence": defence, "prosecution": prosecution, "answer": game["descend"]}
 
 
 def dispute(levels: int) -> dict[str, int]:

@@ -217,8 +217,8 @@ def best_cheat(s: JobEconomics, cheats: Iterable[Trainer] = CHEATS) -> tuple[Fra
 
 
 def participation(s: JobEconomics) -> Condition:
-    """An honest trainer does not lose by taking the job."""
-    return Condition(name="honest training pays", slack=trainer_payoff(s, Trainer.HONEST))
+    """An honest trainer does not lose by taking the job, even if it owns no seat."""
+    return Condition(name="honest training pays", slack=trainer_payoff(replace(s, bought=ZERO), Trainer.HONEST))
 
 
 def honesty(s: JobEconomics) -> Condition:
@@ -312,6 +312,7 @@ def false_challenges(s: JobEconomics, words: str) -> tuple[Griefing, Griefing]:
 
 def griefing(s: JobEconomics) -> tuple[Griefing, ...]:
     """The attacks of challengers and trainers that want nothing but the loss of others."""
+    seat = s.fee + s.share if s.seated else 0
     stalled = s.capital(s.challenger_stake, s.game_seconds) + s.capital(s.reward, s.game_seconds)
     return (
         *false_challenges(s, "this stake"),
@@ -320,13 +321,13 @@ def griefing(s: JobEconomics) -> tuple[Griefing, ...]:
             attack="a lie defended to the last second, and lost",
             attacker=s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds),
             harm=s.costs.prosecution + s.costs.withdraw + stalled,
-            compensation=Fraction(s.prover_part),
+            compensation=Fraction(s.share + seat),
         ),
         Griefing(
             attack="a lie, reported by itself once challenged",
             attacker=Fraction(s.burned_part + s.costs.equivocation + s.costs.withdraw),
             harm=s.replay + s.costs.challenge + s.costs.reclaim + s.costs.withdraw,
-            compensation=Fraction(s.prover_part if s.oldest_paid else 0),
+            compensation=Fraction((s.share if s.oldest_paid else 0) + seat),
         ),
         Griefing(
             attack="a job accepted and left alone",

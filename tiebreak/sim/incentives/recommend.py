@@ -11,7 +11,7 @@ from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.economics import JobEconomics
 from tiebreak.sim.incentives.figures import Figures
-from tiebreak.sim.incentives.model import Condition, conditions, first_share, honesty, victims_loss
+from tiebreak.sim.incentives.model import Condition, conditions, disbelief, first_share, honesty, victims_loss
 
 STAKE_BITS: Final = 128
 DIGITS: Final = 3
@@ -26,14 +26,13 @@ _FINE: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """Recommended terms. fee: wei for an audit that was made.
+    """Recommended terms.
 
-    planted: the share of decoys that would replace the fee, since auditors earn part of a decoy's stake; None if no
+    planted: the share of decoys that would replace seats, since auditors earn part of a decoy's stake; None if no
     share would.
     """
 
     terms: Terms
-    fee: int
     planted: Fraction | None
     conditions: tuple[Condition, ...]
 
@@ -89,18 +88,21 @@ def _worse(s: JobEconomics, margin: Fraction) -> Iterator[JobEconomics]:
     yield replace(s, training=ceil(s.training * margin))  # a step, or everything that is paid in dollars, costs more
     yield replace(s, training=ceil(s.training * margin), lie=ceil(s.lie * margin), audit=ceil(s.audit * margin))
     yield replace(s, audit_probability=s.audit_probability / margin)
+    if s.seated:
+        yield replace(s, bought=min(s.bought * margin, (1 + s.bought) / 2))
 
 
 def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) -> int:
     """The trainer's least stake that makes honesty its best reply in all of `_worse`, rounded up to three digits.
 
+    Where there are seats, it also makes their auditors audit rather than believe a root that the trainer shows.
     rules: fields of `JobEconomics` that differ from the contract.
     """
 
     def deters(stake: int) -> bool:
         tried = replace(terms, trainer_stake=stake)
         s = f.economics(replace(tried, reward=reward_for(f, gas, tried)), gas, **rules)
-        return all(honesty(at).holds for at in _worse(s, f.margin))
+        return all(honesty(at).holds and (not s.seated or disbelief(at).holds) for at in _worse(s, f.margin))
 
     bits = bisect_left(range(STAKE_BITS), True, key=lambda bits: deters(1 << bits))
     if bits == STAKE_BITS:
@@ -114,9 +116,16 @@ def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) 
     return rounded_up(high)
 
 
-def least_fee(s: JobEconomics, profit: Fraction) -> int:
-    """The fee for an audit that was made: compute, with the profit added."""
-    return rounded_up(s.replay * (1 + profit))
+def seated(f: Figures, gas: Mapping[str, int], terms: Terms) -> Terms:
+    """The terms with seats.
+
+    The fee pays replay, gas and capital, with the profit added. The bond is what a replay costs with the profit, so
+    that a root which is as likely wrong as right is not worth sealing.
+    """
+    audit = f.economics(terms, gas).audit
+    terms = replace(terms, seats=f.seats, seat_bond=rounded_up(audit * (1 + f.profit)))
+    costs = f.economics(terms, gas).seat_costs
+    return replace(terms, seat_fee=rounded_up((audit + costs) * (1 + f.profit)))
 
 
 def least_decoys(s: JobEconomics, profit: Fraction) -> Fraction | None:
@@ -133,14 +142,12 @@ def least_decoys(s: JobEconomics, profit: Fraction) -> Fraction | None:
 
 def recommend(f: Figures, gas: Mapping[str, int]) -> Recommendation:
     """The smallest terms with the figures' margin."""
-    terms = times(f)
+    terms = seated(f, gas, times(f))
     terms = replace(terms, trainer_stake=least_stake(f, gas, terms))
     terms = replace(terms, reward=reward_for(f, gas, terms))
     terms = replace(terms, challenger_stake=rounded_up(victims_loss(f.economics(terms, gas)) * f.margin))
-    s = f.economics(terms, gas)
-    fee = least_fee(s, f.profit)
-    checked = conditions(replace(s, fee=fee, proven=True))
-    return Recommendation(terms=terms, fee=fee, planted=least_decoys(s, f.profit), conditions=checked)
+    planted = least_decoys(f.economics(replace(terms, seats=0), gas), f.profit)
+    return Recommendation(terms=terms, planted=planted, conditions=conditions(f.economics(terms, gas)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +206,7 @@ _SCALED: Final[dict[str, tuple[str, ...]]] = {
     "gas price": ("gas_price",),
     "dollars for an ether": ("ether",),
     "audit probability": ("audit_probability",),
+    "share of the pool that a cheat owns": ("bought",),
     "cost of capital": ("capital_rate",),
 }
 """What is varied, with its figures. If there are two, the second is divided by the factor."""
@@ -226,17 +234,18 @@ def _power(towards: Fraction, part: int) -> Fraction:
 
 
 def margins(f: Figures, gas: Mapping[str, int], found: Recommendation) -> tuple[Margin, ...]:
-    """The margins of every figure, with the recommended terms and fee fixed in wei."""
+    """The margins of every figure, with the recommended terms fixed in wei."""
 
     def broken(at: Figures | None) -> str:
         if at is None:
             return ""
-        s = at.economics(found.terms, gas, fee=found.fee, proven=True)
+        s = at.economics(found.terms, gas)
         return next((condition.name for condition in conditions(s) if not condition.holds), "")
 
     table = []
     for words, names in _SCALED.items():
-        most = 1 / f.audit_probability if names == ("audit_probability",) else Fraction(FACTORS)
+        share = getattr(f, names[0]) if names[0] in ("audit_probability", "bought") else 0
+        most = 1 / share if share else Fraction(FACTORS)
         scaled = lambda factor, names=names: broken(_scaled(f, names, factor))  # noqa: E731
         down, breaks_down = _furthest(scaled, Fraction(1, FACTORS))
         up, breaks_up = _furthest(scaled, most) if most > 1 else (None, "")
