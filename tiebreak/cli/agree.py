@@ -10,6 +10,7 @@ from tiebreak import api
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, number, output_option
 from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import MAX_SEATS
 from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS, Terms, ether
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 
@@ -71,6 +72,9 @@ DEFAULTS: Final = Terms()
 @number("--audit-time", 0, MAX_SECONDS, DEFAULTS.audit_time,
         "Seconds after acceptance in which a challenge may start in any case.")  # fmt: skip
 @number("--deadline", 1, MAX_SECONDS, DEFAULTS.deadline, "Seconds after acceptance for the final head.")
+@number("--seats", 0, MAX_SEATS, DEFAULTS.seats, "Receipts of audits that the client pays for.")
+@click.option("--seat-fee", type=Ether(), default=DEFAULTS.seat_fee, help="What each pays its auditor, in ether.")
+@click.option("--seat-bond", type=Ether(), default=DEFAULTS.seat_bond, help="What its auditor puts up, in ether.")
 @number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals.")
 @number("--nonce", 0, None, 0, "Tells equal jobs apart.")
 @click.option("--policy", "policy_file", type=FILE,
