@@ -244,7 +244,7 @@ def margins(f: Figures, gas: Mapping[str, int], found: Recommendation) -> tuple[
 
     table = []
     for words, names in _SCALED.items():
-        share = getattr(f, names[0]) if names[0] in ("audit_probability", "bought") else 0
+        share = Fraction(getattr(f, names[0]) if names[0] in ("audit_probability", "bought") else 0)
         most = 1 / share if share else Fraction(FACTORS)
         scaled = lambda factor, names=names: broken(_scaled(f, names, factor))  # noqa: E731
         down, breaks_down = _furthest(scaled, Fraction(1, FACTORS))
