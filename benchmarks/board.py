@@ -76,7 +76,7 @@ class Bench:
         for count in range(1, job.checkpoints + 1):
             receipt = self.chain.send(TRAINER, calls.post_head(self.head(job, count)))
             self.take("first head" if count == 1 else "post head", receipt)
-        self.chain.advance(max(TERMS.challenge_window, TERMS.audit_time) + 2)
+        self.chain.advance(max(TERMS.challenge_window, job.checkpoints * TERMS.audit_time) + 2)
         self.take("settle", self.chain.send(TRAINER, calls.settle(job.id)))
         self.take("withdraw", self.chain.send(TRAINER, calls.withdraw(TRAINER.address)))
 

@@ -24,8 +24,8 @@
 #define DELAY 0             /* blocks for which the builders may leave out a proof that they have seen */
 #endif
 #define WINDOW 2
-#define REPLAY 3            /* blocks from the acceptance until the honest challenger can have replayed a run */
-#define AUDIT 3             /* auditTime: for so long after the acceptance a game may start in any case */
+#define REPLAY 2            /* blocks in which the honest challenger replays a segment, from when its head is posted */
+#define AUDIT 2             /* auditTime, for each segment of a posted head */
 #define DEADLINE 3          /* for the final head, after the acceptance */
 #define LAST 2              /* count of the final head */
 #define REWARD 5
@@ -54,6 +54,8 @@ typedef Game {
 
 mtype:status status = OFFERED;
 byte headCount, age, since, openGames;  /* age: ticks since the last progress; since: since the acceptance */
+byte audit;                         /* ticks until auditEnd, and one more: 0 once that is past */
+byte busy;                          /* ticks until the honest challenger has replayed what is posted */
 Game games[GAMES];
 byte credit[5], balance;
 
@@ -152,11 +154,33 @@ inline moved(g, ph) {
 #ifdef MUTANT_NO_AUDIT_TIME
 #define isOpenAt(a, s)  ((a) <= WINDOW)
 #else
-#define isOpenAt(a, s)  ((a) <= WINDOW || (s) <= AUDIT)
+#define isOpenAt(a, s)  ((a) <= WINDOW || (s) > 0)
 #endif
-#define mayChallenge(g) (status == ACTIVE && games[g].phase == NONE && isOpenAt(age, since))
-/* The honest challenger looks at a head only when it has replayed the run. */
-#define mayAudit        (mayChallenge(0) && since >= REPLAY)
+#define mayChallenge(g) (status == ACTIVE && games[g].phase == NONE && isOpenAt(age, audit))
+/* The honest challenger disputes a head only when it has replayed the run. */
+#define mayAudit        (mayChallenge(0) && busy == 0)
+
+#ifdef MUTANT_AUDIT_ONCE
+#define AUDIT_AT_FIRST  (LAST * AUDIT)  /* of the whole run, and counts from the acceptance */
+#define AUDIT_OF_HEAD   0
+#else
+#define AUDIT_AT_FIRST  0
+#define AUDIT_OF_HEAD   AUDIT
+#endif
+inline accept() {
+    pays(TRAINER_STAKE);
+    status = ACTIVE;
+    age = 0;
+    since = 0;
+    audit = 1 + AUDIT_AT_FIRST
+}
+
+inline post() {
+    headCount++;
+    age = 0;
+    audit = (audit > 0 -> audit : 1) + AUDIT_OF_HEAD;
+    busy = busy + REPLAY
+}
 
 inline challenge(g, count) {
     pays(CHALLENGER_STAKE);
@@ -192,7 +216,7 @@ inline challenge(g, count) {
 #define keeps           (games[0].phase == PROVE -> 0 : RESERVE)
 #define isHonestReady   (games[0].phase == SELECT || (games[0].phase == PROVE && games[0].elapsed > 0))
 #define mustAnswer      (isHonestReady && games[0].elapsed + 1 + keeps > games[0].challengerRest)
-#define isLastCall      (isOpenAt(age, since) && !isOpenAt(age + 1, since + 1))
+#define isLastCall      (isOpenAt(age, audit) && !isOpenAt(age + 1, audit - 1))
 #define isLastPost      (age == WINDOW || since == DEADLINE)
 #ifdef MUTANT_NO_DEADLINE
 #define isLate          (age > WINDOW)
@@ -217,7 +241,7 @@ inline challenge(g, count) {
 #define anyRuns         (runs(0) || runs(1) || runs(2))
 #endif
 /* Time has an effect still: a window or a clock is running. */
-#define mayTick         (status == ACTIVE && (age <= WINDOW || since <= DEADLINE + 1 || anyRuns) && !isDue && !anyMustOpen)
+#define mayTick         (status == ACTIVE && (age <= WINDOW || since <= DEADLINE + 1 || audit > 0 || anyRuns) && !isDue && !anyMustOpen)
 
 inline tick() {
     if
@@ -226,6 +250,14 @@ inline tick() {
     fi;
     if
     :: since <= DEADLINE + 1 -> since++
+    :: else
+    fi;
+    if
+    :: audit > 0 -> audit--
+    :: else
+    fi;
+    if
+    :: busy > 0 -> busy--
     :: else
     fi;
     /* Heads that come one at a window do not hold the reward beyond the deadline. */
@@ -251,9 +283,9 @@ inline tick() {
 #define noGames         (openGames == 0)
 #endif
 #ifdef MUTANT_SETTLE_EARLY
-#define isWindowOver    !isOpenAt(age + 1, since + 1)
+#define isWindowOver    !isOpenAt(age + 1, audit - 1)
 #else
-#define isWindowOver    !isOpenAt(age, since)
+#define isWindowOver    !isOpenAt(age, audit)
 #endif
 #ifdef MUTANT_RECLAIM_TWICE
 #define mayReclaim(g)   (status == SLASHED && games[g].phase != NONE && games[g].verdict != DEFENDER_LOST && payouts < 3)
@@ -325,8 +357,8 @@ active proctype Board() {
     }
     do
     :: atomic { status == OFFERED -> credit[CLIENT] = credit[CLIENT] + REWARD; close(CANCELLED); audited() }
-    :: atomic { status == OFFERED -> pays(TRAINER_STAKE); status = ACTIVE; age = 0; since = 0; audited() }
-    :: atomic { status == ACTIVE && headCount < LAST -> headCount++; age = 0; audited() }
+    :: atomic { status == OFFERED -> accept(); audited() }
+    :: atomic { status == ACTIVE && headCount < LAST -> post(); audited() }
     :: atomic { status == ACTIVE && twoHeads -> slash(ANYONE); audited() }
     /* The honest challenger disputes a false head that was posted; others any that was posted, or handed to them. */
     :: atomic { mayAudit && headCount >= 1 && isFalseHead(1) -> challenge(0, 1); audited() }

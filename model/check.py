@@ -84,6 +84,7 @@ MUTANTS: Final = tuple(
         ("board", "MUTANT_ABANDON_OVER_GAMES", "abandon with a game open"),
         ("board", "MUTANT_SETTLE_EARLY", "settle at the last instant of the window"),
         ("board", "MUTANT_NO_AUDIT_TIME", "games start within a window of the last head only"),
+        ("board", "MUTANT_AUDIT_ONCE", "the audit time of all segments counts from the acceptance"),
         ("board", "MUTANT_NO_DEADLINE", "a head for each window is enough"),
         ("board", "MUTANT_SLASH_TWICE", "a slashed job stays active"),
         ("board", "MUTANT_RECLAIM_TWICE", "a stake reclaimed more than once"),

@@ -221,7 +221,7 @@ contract BoardAttacksTest is GameBase {
         job = _job(1);
         (job.reward, job.trainerStake, job.challengerStake) = (MAX, MAX, MAX);
         (job.challengeWindow, job.clock, job.replayTime) = (1 << 28, 1 << 24, 0);
-        (job.auditTime, job.deadline) = (1 << 28, 1 << 28);
+        job.deadline = 1 << 28;
         (job.steps, job.checkpointInterval) = (type(uint64).max, 1);
         (job.bodyCount, job.stateCount, job.dataCount) = (1 << 20, 1 << 20, 1 << 20);
         job.descentLevels = 5;

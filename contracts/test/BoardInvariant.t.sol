@@ -69,8 +69,18 @@ contract BoardHandler is GameBase {
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found) return;
         uint64 count = board.job(id).headCount;
-        if (count < 3) _post(id, count + 1 + uint64(seed % (3 - count)), GameTrees.root(runLeaves));
+        if (count < 3) _postNext(id, count + 1 + uint64(seed % (3 - count)));
         else if (_windowOver(id) && board.job(id).openGames == 0) board.settle(id);
+    }
+
+    /// @dev INVARIANT: each new segment brings its audit time, after those before it.
+    function _postNext(JobId id, uint64 count) private {
+        IJobBoard.JobState memory state = board.job(id);
+        uint256 from = Instant.unwrap(state.auditEnd);
+        if (from < current) from = current;
+        _post(id, count, GameTrees.root(runLeaves));
+        uint256 audits = (count - state.headCount) * uint256(Duration.unwrap(state.auditTime));
+        _equal(from + audits, Instant.unwrap(board.job(id).auditEnd), "audit end");
     }
 
     function equivocate(uint256 seed) external {
@@ -217,7 +227,7 @@ contract BoardHandler is GameBase {
 
     function _windowOver(JobId id) private view returns (bool) {
         IJobBoard.JobState memory state = board.job(id);
-        uint256 audited = uint256(Instant.unwrap(state.accepted)) + Duration.unwrap(state.auditTime);
+        uint256 audited = Instant.unwrap(state.auditEnd);
         uint256 end = Instant.unwrap(state.lastProgress) + WINDOW;
         return current > (end > audited ? end : audited);
     }
@@ -230,10 +240,10 @@ contract BoardHandler is GameBase {
         return end < due ? end : due;
     }
 
-    /// @dev Of two jobs one has a long time for audits, of three one a short deadline.
+    /// @dev Of two jobs one has long audits, of three one a short deadline.
     function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
         job = super._job(nonce);
-        if (nonce % 2 == 0) job.auditTime = 2 * WINDOW;
+        if (nonce % 2 == 0) job.auditTime = WINDOW;
         if (nonce % 3 == 0) job.deadline = WINDOW + WINDOW / 2;
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
-import {Duration} from "../src/game/Time.sol";
+import {Duration, Instant} from "../src/game/Time.sol";
 import {Board} from "../src/board/Board.sol";
 import {Games} from "../src/game/Games.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
@@ -193,8 +193,10 @@ contract BoardJobsTest is BoardBase {
         job.challengeWindow = (1 << 28) + 1;
         _refused(job, "challengeWindow", (1 << 28) + 1);
         job = _job(1);
-        job.auditTime = (1 << 28) + 1;
-        _refused(job, "auditTime", (1 << 28) + 1);
+        job.auditTime = 89_478_486; // three segments: above 2^28
+        _refused(job, "auditTime", 3 * uint256(job.auditTime));
+        job.auditTime -= 1;
+        _offer(job);
         job = _job(1);
         job.deadline = 0;
         _refused(job, "deadline", 0);
@@ -351,14 +353,20 @@ contract BoardJobsTest is BoardBase {
 
     // ---------------------------------------------------------------- the time for audits, and the deadline
 
-    function test_an_audit_has_its_time_whatever_the_trainer_posts() external {
+    function test_each_segment_has_its_audit_time_however_late_it_is_posted() external {
         IJobBoard.Job memory job = _job(1);
-        job.auditTime = 3 * WINDOW;
+        job.auditTime = 2 * WINDOW;
         JobId jobId = _offer(job);
         _warp(current + 50); // it counts from acceptance
         _accept(jobId);
-        uint256 end = current + 3 * WINDOW;
-        _post(jobId, 3, ROOT);
+        _equal(current, Instant.unwrap(board.job(jobId).auditEnd), "nothing to audit yet");
+        _warp(current + WINDOW);
+        _post(jobId, 1, ROOT);
+        uint256 end = current + 2 * WINDOW;
+        _equal(end, Instant.unwrap(board.job(jobId).auditEnd), "one segment");
+        _warp(current + WINDOW);
+        _post(jobId, 3, ROOT); // the first is still being audited
+        end += 2 * 2 * WINDOW;
         _warp(end);
         uint256 before = VM.snapshotState();
         _challenge(jobId, 3, ROOT, 0);
@@ -373,14 +381,17 @@ contract BoardJobsTest is BoardBase {
         board.settle(jobId);
     }
 
-    function test_a_late_head_still_has_its_window_after_the_time_for_audits() external {
+    function test_unused_audit_time_is_not_kept_for_later_segments() external {
         IJobBoard.Job memory job = _job(1);
-        job.auditTime = WINDOW + 10;
+        job.auditTime = 10;
         JobId jobId = _offer(job);
         _accept(jobId);
-        _warp(START + WINDOW);
+        _post(jobId, 2, ROOT);
+        _equal(START + 20, Instant.unwrap(board.job(jobId).auditEnd), "two segments");
+        _warp(START + 20 + 7);
         _post(jobId, 3, ROOT);
-        uint256 end = START + 2 * WINDOW;
+        _equal(current + 10, Instant.unwrap(board.job(jobId).auditEnd), "one more, from now on");
+        uint256 end = current + WINDOW; // longer than the audit
         _warp(end);
         _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, end, end));
         board.settle(jobId);
@@ -388,11 +399,12 @@ contract BoardJobsTest is BoardBase {
         board.settle(jobId);
     }
 
-    function test_abandon_does_not_wait_for_the_time_for_audits() external {
+    function test_abandon_does_not_wait_for_the_audit_time() external {
         IJobBoard.Job memory job = _job(1);
         job.auditTime = 3 * WINDOW;
         JobId jobId = _offer(job);
         _accept(jobId);
+        _post(jobId, 2, ROOT);
         _warp(START + WINDOW + 1);
         VM.prank(client);
         board.abandon(jobId);

@@ -64,6 +64,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "a game of at most 33554432 seconds, got 33554433",
     ),
     "long audit": ({"audit_time": (1 << 28) + 1}, "audit_time: expected a number between 0 and 268435456"),
+    "a long audit of all segments": (
+        {"steps": 10, "audit_time": (1 << 28) // 5 + 1},
+        "an audit of all segments of at most 268435456 seconds, got 268435460",
+    ),
     "no deadline": ({"deadline": 0}, "deadline: expected a number between 1"),
     "late deadline": ({"deadline": (1 << 28) + 1}, "deadline: expected a number between 1 and 268435456"),
     "many seats": ({"seats": 17, "seat_bond": 1}, "seats: expected a number between 0 and 16, got 17"),

@@ -424,11 +424,12 @@ def test_terms_that_lock_money_are_refused() -> None:
     run = JOB.checkpoints * (JOB.checkpoint_interval * PACE.step_seconds + PACE.sending(1))
     clock = (PATIENCE - 6 * JOB.replay_time) // 2
     held = HELD_RUNS * run + PATIENCE
+    each = held // JOB.checkpoints
     stake = MAX_STAKE_RATIO * JOB.challenger_stake
     edges: tuple[tuple[dict[str, int], dict[str, int], str], ...] = (
         ({"clock": clock}, {"clock": clock + 1}, "a game of at most"),
         ({"deadline": run}, {"deadline": run - 1}, "a deadline of at least"),
-        ({"audit_time": held}, {"audit_time": held + 1}, "the stake back at most"),
+        ({"audit_time": each}, {"audit_time": each + 1}, "the stake back at most"),
         ({"challenge_window": held}, {"challenge_window": held + 1}, "the stake back at most"),
         ({"trainer_stake": stake}, {"trainer_stake": stake + 1}, "a challenger's stake of at least 6 wei"),
     )
@@ -440,10 +441,11 @@ def test_terms_that_lock_money_are_refused() -> None:
     assert objections_to_auditing(few, program(), PACE) == ()
     (found,) = objections_to_auditing(replace(few, trainer_stake=6), program(), PACE)
     assert "a trainer's stake of at least 7 wei" in found
-    segments = JOB.checkpoints * JOB.checkpoint_interval * PACE.step_seconds
-    short = replace(JOB, challenge_window=1, audit_time=segments)
-    assert objections_to_paying(short, PACE) == ()
-    assert "an audit time of at least" in objections_to_paying(replace(short, audit_time=segments - 1), PACE)[0]
+    segment = JOB.checkpoint_interval * PACE.step_seconds + PACE.sending(1)
+    short, all_in_one = replace(JOB, challenge_window=1, audit_time=segment), replace(JOB, challenge_window=run)
+    assert objections_to_paying(short, PACE) == objections_to_paying(all_in_one, PACE) == ()
+    for bad in (replace(short, audit_time=segment - 1), replace(all_in_one, challenge_window=run - 1)):
+        assert "an audit time of at least" in objections_to_paying(bad, PACE)[0]
     assert "a deadline of at most" in objections_to_paying(replace(JOB, deadline=held + 1), PACE)[0]
     client = KnowingClient(**known(Board(), CLIENT))
     told = client.observe(e.JobDrafted(at=START, job=replace(JOB, challenge_window=1)))

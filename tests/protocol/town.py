@@ -286,13 +286,13 @@ class Town:
             return "WrongJobStatus"
         match wanted:
             case e.AcceptJob():
-                job.status, job.last_progress, job.accepted = JobStatus.ACTIVE, now, now
+                job.accept(now)
             case e.CancelJob():
                 self.end(job, JobStatus.CANCELLED, {job.job.client: job.job.reward})
             case e.PostHead(head=head):
                 if head.head.count <= job.head_count:
                     return "StaleHead"
-                job.head_count, job.last_progress = head.head.count, now
+                job.post(head.head.count, now)
                 self.posted.append(head)
             case e.Settle() | e.Abandon():
                 if not late:

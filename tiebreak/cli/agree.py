@@ -70,7 +70,7 @@ DEFAULTS: Final = Terms()
     "Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
 )  # fmt: skip
 @number("--audit-time", 0, MAX_SECONDS, DEFAULTS.audit_time,
-        "Seconds after acceptance in which a challenge may start in any case.")  # fmt: skip
+        "Seconds in which each segment can be audited once its head is posted.")  # fmt: skip
 @number("--deadline", 1, MAX_SECONDS, DEFAULTS.deadline, "Seconds after acceptance for the final head.")
 @number("--seats", 0, MAX_SEATS, DEFAULTS.seats, "Receipts of audits that the client pays for.")
 @click.option("--seat-fee", type=Ether(), default=DEFAULTS.seat_fee, help="What each pays its auditor, in ether.")

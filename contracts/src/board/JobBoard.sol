@@ -69,8 +69,8 @@ abstract contract JobBoard is IJobBoard {
         _requireCaller(state.trainer);
         _requirePayment(state.trainerStake);
         state.status = JobStatus.ACTIVE;
-        state.lastProgress = currentInstant();
-        state.accepted = currentInstant();
+        Instant current = currentInstant();
+        (state.lastProgress, state.auditEnd, state.accepted) = (current, current, current);
         emit JobAccepted(jobId, state.trainerStake);
     }
 
@@ -80,9 +80,9 @@ abstract contract JobBoard is IJobBoard {
         (uint64 last,) = _checkHead(state, head, signature);
         // SAFETY: ascending, so nobody can replay an old head to move the windows.
         if (head.count <= state.headCount) revert HeadNotAscending(state.headCount, head.count);
+        _progress(state, head.count - state.headCount);
         state.headCount = head.count;
         state.headRoot = head.runRoot;
-        state.lastProgress = currentInstant();
         emit HeadPosted(head.jobId, head.count, head.runRoot, head.count == last);
     }
 
@@ -293,7 +293,9 @@ abstract contract JobBoard is IJobBoard {
         // SAFETY: two clocks and six allowances after the talk, every game is over (invariant 12 of the game).
         uint256 replays = 6 * uint256(job_.replayTime);
         _require("gameTime", uint256(job_.talkTime) + 2 * uint256(job_.clock) + replays, 0, MAX_GAME_SECONDS);
-        _require("auditTime", job_.auditTime, 0, MAX_SECONDS);
+        // SAFETY: all segments together, so that a final head at once holds no money for longer.
+        uint256 audits = uint256(Segments.checkpoints(job_.steps, job_.checkpointInterval)) * job_.auditTime;
+        _require("auditTime", audits, 0, MAX_SECONDS);
         _require("deadline", job_.deadline, 1, MAX_SECONDS);
         bool seated = job_.seats != 0;
         // Policy `logged` has no receipts of audits: what an auditor computes there depends on the trainer's log.
@@ -363,10 +365,20 @@ abstract contract JobBoard is IJobBoard {
         return state.lastProgress.plus(state.challengeWindow);
     }
 
+    /// @dev The window starts again, and each of the new segments gets its audit time, after those before it.
+    /// SAFETY: what was made up is posted whole at once, at any time; to replay it takes as long as to train it.
+    function _progress(JobState storage state, uint64 segments) private {
+        Instant current = currentInstant();
+        state.lastProgress = current;
+        // All segments' together are at most 2^28 seconds.
+        // forge-lint: disable-next-line(unsafe-typecast)
+        Duration audits = Duration.wrap(uint40(segments * Duration.unwrap(state.auditTime)));
+        state.auditEnd = state.auditEnd.later(current).plus(audits);
+    }
+
     /// @dev The last instant at which a game may start.
-    /// SAFETY: a run that was made up is posted whole at once; to replay it takes as long as to train it.
     function _windowEnd(JobState storage state) private view returns (Instant) {
-        return _progressEnd(state).later(state.accepted.plus(state.auditTime));
+        return _progressEnd(state).later(state.auditEnd);
     }
 
     function _requireOver(Instant end) private view {

@@ -46,8 +46,8 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 /// A trainer has to show progress: after accepting, and after each head, it must post a head of higher count within
 /// `challengeWindow`, and the final one within `deadline` of accepting. A head may only be posted late, not refused, as
 /// long as the client has not called `abandon`. The same window is the time to challenge: games start until it ends,
-/// against any head that the trainer signed, and start again when the next head is posted; and until `auditTime` after
-/// accepting they start in any case.
+/// against any head that the trainer signed, and start again when the next head is posted. Each segment of a posted head
+/// brings `auditTime` besides: whoever replays them one after the other, as fast as that, is never too late.
 interface IJobBoard {
     /// What client and trainer sign (SPEC section 8). Field order is that of the EIP-712 type.
     struct Job {
@@ -92,7 +92,7 @@ interface IJobBoard {
         uint64 replayTime;
         /// Seconds after the start of a game in which its sides may talk before clocks run.
         uint64 talkTime;
-        /// Seconds after acceptance during which a challenge may start in any case. Invariant: at most 2^28.
+        /// Seconds of audit that each segment of a posted head brings. Invariant: ceil(steps / k) times as long is at most 2^28.
         uint64 auditTime;
         /// Seconds after acceptance within which the final head must be posted. Invariant: 1 ... 2^28.
         uint64 deadline;
@@ -157,12 +157,13 @@ interface IJobBoard {
         uint24 stateCount;
         // -- slot 1
         address client;
-        /// Invariant: at most 2^20.
-        uint32 dataCount;
-        /// As signed. Invariant: 0 of policy `exact`.
-        uint24 tolerances;
         /// When the job was created, accepted, or the last head was posted, whichever is latest. Invariant: only grows.
         Instant lastProgress;
+        /// Until when the segments of all posted heads can be audited, one after the other. Zero before acceptance.
+        /// Invariant: only grows.
+        Instant auditEnd;
+        /// As signed.
+        uint8 seats;
         // -- slots 2, 3, 4
         bytes32 programRoot;
         bytes32 initialStateRoot;
@@ -174,8 +175,8 @@ interface IJobBoard {
         uint64 checkpointInterval;
         /// Count of the last posted head, 0 before the first. Invariant: only grows, at most ceil(steps / k).
         uint64 headCount;
-        /// Invariant: at most 2^25 / 6.
-        Duration replayTime;
+        /// Invariant: at most 2^28.
+        Duration auditTime;
         // -- slot 6
         /// Held while OFFERED or ACTIVE.
         uint128 reward;
@@ -189,20 +190,23 @@ interface IJobBoard {
         /// Invariant: 1 ... 2^24.
         Duration clock;
         /// Games of this job that have no verdict. Invariant: 0 unless ACTIVE or SLASHED.
-        uint32 openGames;
+        uint16 openGames;
+        /// As signed. Invariant: 0 of policy `exact`.
+        uint24 tolerances;
         // -- slot 8
         /// Run root of the last posted head.
         bytes32 headRoot;
         // -- slot 9
         /// Invariant: at most 2^25.
         Duration talkTime;
-        /// Invariant: at most 2^28.
-        Duration auditTime;
+        /// Invariant: at most 2^25 / 6.
+        Duration replayTime;
         /// Invariant: 1 ... 2^28.
         Duration deadline;
         /// Zero before. Invariant: never changes after.
         Instant accepted;
-        uint8 seats;
+        /// Invariant: at most 2^20.
+        uint32 dataCount;
         // -- slot 10, zero without seats
         uint128 seatFee;
         uint128 seatBond;
@@ -299,7 +303,7 @@ interface IJobBoard {
     function reportInconsistency(JobId jobId, uint64 position, OpenedHead calldata first, OpenedHead calldata second)
         external;
 
-    /// @notice Ends a job whose final head stood a whole window, when its time for audits is over and no game is open.
+    /// @notice Ends a job whose final head stood a whole window, when all segments had their audit time and no game is open.
     /// Caller: anyone.
     function settle(JobId jobId) external;
 
@@ -311,7 +315,7 @@ interface IJobBoard {
     function withdraw(address payable to) external returns (uint256 amount);
 
     /// @notice Starts a game against a head that the trainer signed, posted or not. Value: the challenger's stake.
-    /// Legal while the job is ACTIVE, until `challengeWindow` after its acceptance or its last posted head.
+    /// Legal while the job is ACTIVE, until `challengeWindow` after its acceptance or its last posted head, and until `auditEnd`.
     function challenge(Head calldata head, bytes calldata signature, uint64 nonce)
         external
         payable

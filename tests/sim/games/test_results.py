@@ -12,7 +12,10 @@ from tiebreak.sim.games.playing import ADVERSARIES, CAUGHT
 from tiebreak.sim.games.series import to_text
 from tiebreak.sim.games.summary import to_markdown
 
-JOINED = {"heads-at-the-last-second-past-the-deadline", "records-rewritten", "games-of-a-year"}
+JOINED = {
+    "heads-at-the-last-second-past-the-deadline", "records-rewritten", "games-of-a-year",
+    "true-heads-at-the-last-second-then-the-rest-at-once",
+}  # fmt: skip
 """The adversaries that joined since these games were played."""
 CAUGHT_SINCE = {"final-head-at-once-in-a-short-window"}
 """Was a weakness when they were."""

@@ -93,6 +93,10 @@ class Job(Record):
             raise VerificationError(
                 f"job: expected a checkpoint interval of at most {self.steps} steps, got {self.checkpoint_interval}"
             )
+        if (audits := self.checkpoints * self.audit_time) > MAX_SECONDS:
+            raise VerificationError(
+                f"job: expected an audit of all segments of at most {MAX_SECONDS} seconds, got {audits}"
+            )
 
     def _check_seats(self) -> None:
         if self.seats and self.is_logged:

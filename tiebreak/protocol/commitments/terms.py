@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_SECONDS: Final = 1 << 28
-"""Upper bound of a job's window, audit time and deadline: 8.5 years."""
+"""Upper bound of a job's window, deadline and the audit time of all its segments: 8.5 years."""
 MAX_GAME_SECONDS: Final = 1 << 25
 """Upper bound of the length of a game, talk included: 388 days."""
 
@@ -15,10 +15,11 @@ class Terms:
 
     challenge_window: how long after the last head a challenge may start. clock: total time that each side has in one
     game. replay_time: extra time for a move that needs re-execution (a segment, a step, a long sum), at most three per
-    side. talk_time: how long the sides of a game may talk before clocks run. audit_time: how long after acceptance a
-    challenge may start in any case. deadline: how long after acceptance the final head must be posted. seats: receipts
-    of audits that the client pays for, each with seat_fee; the auditor of a seat puts up seat_bond. descent_levels:
-    levels of a tree that one move reveals, from 1 (a binary game, as in Truebit) to 5.
+    side. talk_time: how long the sides of a game may talk before clocks run. audit_time: how
+    long each segment of a posted head can be audited, one after the other. deadline: how long after acceptance the
+    final head must be posted. seats: receipts of audits that the client pays for, each with seat_fee; the auditor of a
+    seat puts up seat_bond. descent_levels: levels of a tree that one move reveals, from 1 (a binary game, as in
+    Truebit) to 5.
     """
 
     reward: int = 10**18
@@ -28,7 +29,7 @@ class Terms:
     clock: int = 6 * 3600
     replay_time: int = 3600
     talk_time: int = 0
-    audit_time: int = 7 * 24 * 3600
+    audit_time: int = 3600
     deadline: int = 30 * 24 * 3600
     seats: int = 0
     seat_fee: int = 0

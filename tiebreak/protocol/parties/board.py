@@ -40,6 +40,8 @@ class PublicJob:
     last_progress: int
     """When the job was created or accepted, or when its last head was posted."""
     accepted: int = 0
+    audit_end: int = 0
+    """Until when the segments of all posted heads can be replayed, one after the other."""
     ended: int | None = None
     """When the job ended; None while it goes on."""
     equivocation: bool = False
@@ -50,6 +52,16 @@ class PublicJob:
 
     def __post_init__(self) -> None:
         self.id = self.job.id  # hashes all fields of the job, so computed only once
+
+    def accept(self, now: int) -> None:
+        """The trainer has accepted the job: all its times count from now."""
+        self.status = JobStatus.ACTIVE
+        self.accepted = self.last_progress = self.audit_end = now
+
+    def post(self, count: int, now: int) -> None:
+        """A head was posted: the window starts again, and each of its new segments brings its audit time."""
+        self.audit_end = max(self.audit_end, now) + (count - self.head_count) * self.job.audit_time
+        self.head_count, self.last_progress = count, now
 
     @property
     def is_over(self) -> bool:
@@ -64,7 +76,7 @@ class PublicJob:
     @property
     def window_end(self) -> int:
         """The last instant at which a game may start; `settle` is legal after it."""
-        return max(self.last_progress + self.job.challenge_window, self.accepted + self.job.audit_time)
+        return max(self.last_progress + self.job.challenge_window, self.audit_end)
 
     @property
     def due(self) -> int:

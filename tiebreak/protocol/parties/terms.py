@@ -82,7 +82,7 @@ def objections_to_training(job: Job, program: Program | None, pace: Pace) -> tup
     found = objections(job, program, pace)
     if job.challenge_window < needed:
         found += (f"expected a window of at least {needed} seconds for a head, got {job.challenge_window}",)
-    run, held = job.checkpoints * needed, max(job.challenge_window, job.audit_time)
+    run, held = job.checkpoints * needed, max(job.challenge_window, job.checkpoints * job.audit_time)
     if job.deadline < run:
         found += (f"expected a deadline of at least {run} seconds for the run, got {job.deadline}",)
     if held > HELD_RUNS * run + PATIENCE:
@@ -111,12 +111,12 @@ def objections_to_auditing(job: Job, program: Program | None, pace: Pace) -> tup
 
 def objections_to_paying(job: Job, pace: Pace) -> tuple[str, ...]:
     """Reasons why a client should not offer this job: a false run could be paid, or hold the reward for too long."""
-    segment = _segment_seconds(job, pace)
-    run = job.checkpoints * (segment + pace.sending(1))
+    run = job.checkpoints * (_segment_seconds(job, pace) + pace.sending(1))
+    # The data are the client's own. Who has so long for each segment is done with all that are posted when it is over.
+    needed = job.checkpoint_interval * pace.step_seconds + pace.sending(1)
     found: tuple[str, ...] = ()
-    if max(job.challenge_window, job.audit_time) < job.checkpoints * segment:
-        needed = job.checkpoints * segment
-        found += (f"expected an audit time of at least {needed} seconds for a replay, got {job.audit_time}",)
+    if job.audit_time < needed and job.challenge_window < job.checkpoints * needed:
+        found += (f"expected an audit time of at least {needed} seconds for a segment, got {job.audit_time}",)
     if job.deadline > HELD_RUNS * run + PATIENCE:
         found += (f"expected a deadline of at most {HELD_RUNS * run + PATIENCE} seconds, got {job.deadline}",)
     return found

@@ -79,12 +79,24 @@ class Hasty(Trainer):
         return [self.head(job, count)] if count == job.checkpoints else []
 
 
+class Patient(Hasty):
+    """Posts a true head, unseen until then, at the last second of its window; then the rest, made up, at once."""
+
+    def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:
+        """The first head, which it has not shown, and the last."""
+        first = ("trained", job.id, 2) not in self.records
+        return [self.head(job, 1)] if first else heads
+
+    def posts_at(self, job: PublicJob, head: SignedHead) -> int:
+        return self.now + (last_call(self.world, job.due) if head.head.count == 1 else 0)
+
+
 def window_shorter_than_a_replay(cast: Cast, _rng: Random) -> None:
     """Makes the window hold some segments, but not the replay of the whole run.
 
     While a trainer computes as slowly as everyone, an auditor that replays beside it is never more than a segment
-    behind, and such a window is long enough. A trainer that computes nothing is not slow: it has to wait until the
-    time for audits, which counts from the acceptance, is over.
+    behind, and such a window is long enough. A trainer that computes nothing is not slow: it has to wait until each
+    segment that it posts has had its audit time.
     """
     cast.terms = replace(cast.terms, challenge_window=STEPS * cast.step_seconds * 3 // 4)
 
@@ -206,6 +218,9 @@ ADVERSARIES: Final = (
     trainer("final head at once", Hasty, "a false result that is paid before anyone has replayed it", run=false_sum()),
     trainer("final head at once, in a short window", Hasty, "a false result that is paid before anyone has replayed it",
         run=false_sum(), before=window_shorter_than_a_replay),
+    trainer("true heads at the last second, then the rest at once", Patient,
+        "a false rest that is paid before anyone has replayed it", run=false_sum(in_last_segment=True),
+        before=window_shorter_than_a_replay),
     trainer("records rewritten", Rewriting, "heads of one run for the auditor, and of another for the board",
         {Catch.INCONSISTENCY}, at=between(2, CHECKPOINTS)),
     trainer("withheld heads", Withholding, "the client waits for a result that never comes", {Catch.ABANDONED},

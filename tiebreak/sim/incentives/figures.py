@@ -133,15 +133,21 @@ class Figures:
         """Number of posted heads: two in each window, so that a late one does not end the job; at least the last."""
         return min(self.segments, max(1, ceil(2 * self.training_seconds / window)))
 
+    def job_seconds(self, terms: Terms) -> int:
+        """Seconds from acceptance to settlement, if the heads come evenly and nobody challenges them."""
+        heads, audits = self.heads(terms.challenge_window), self.segments * terms.audit_time
+        if terms.seats:  # all audits begin with the final head, and seal before it is opened
+            return ceil(self.training_seconds) + max(audits, terms.challenge_window) + terms.challenge_window
+        audited = max(self.training_seconds / heads + audits, self.training_seconds + Fraction(audits, heads))
+        return ceil(max(self.training_seconds + terms.challenge_window, audited))
+
     def economics(self, terms: Terms, gas: Mapping[str, int], **more: Any) -> JobEconomics:
         """The job under these terms; where they have seats, the auditors are those that hold them.
 
         gas: as `measured`. more: decoys, or rules that the contract does not have.
         """
         heads, audited = self.heads(terms.challenge_window), {}
-        seconds = ceil(self.training_seconds) + terms.challenge_window
         if terms.seats:
-            seconds += max(terms.audit_time, terms.challenge_window)  # to seal, before heads are opened
             audited = {
                 "seated": True, "auditors": terms.seats, "sampled": self.segments, "fee": terms.seat_fee,
                 "bond": terms.seat_bond, "bought": self.bought,
@@ -160,7 +166,7 @@ class Figures:
             "auditors": self.auditors,
             "audit_probability": self.audit_probability,
             "rate": self.capital_rate / YEAR,
-            "job_seconds": seconds,
+            "job_seconds": self.job_seconds(terms),
             "game_seconds": 2 * terms.clock + 6 * terms.replay_time,
             "costs": TransactionCosts.of(gas, self.gas_price, heads, opened=bool(terms.seats)),
         }

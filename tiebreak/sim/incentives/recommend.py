@@ -51,20 +51,20 @@ def rounded_up(wei: Fraction | int) -> int:
 def times(f: Figures) -> Terms:
     """Terms without stakes; times with the margin, in whole minutes.
 
-    The window is long enough to train a segment on the worst data that the client can choose for it, so that an honest
-    trainer's next head comes in time. It is also long enough to replay the whole run after the segments that an auditor
-    draws: a trainer that makes up its run may post the final head at any time, also after the audit time, and then the
-    auditor has only the window. The replay time is long enough to replay a segment on the worst data; the deadline, to
-    train the whole run on them and then let a head wait a window.
+    The audit time is that of replaying a segment, so an auditor keeps up with whatever is posted, and when. The window
+    is long enough to train a segment on the worst data that the client can choose for it, so that an honest trainer's
+    next head comes in time, and to replay the segments that an auditor draws before it replays the whole run. The
+    replay time is long enough to replay a segment on the worst data; the deadline, to train the whole run on them and
+    then let a head wait a window.
     """
     drawn = f.sampled * f.segment_seconds if f.sampled < f.segments else 0
-    audit = f.margin * (drawn + f.training_seconds) * f.replay_ratio
+    audit = f.margin * f.segment_seconds * f.replay_ratio
     slow = f.margin * f.slow_data * f.segment_seconds
-    window = _minutes(max(audit, slow, Fraction(f.least_window)))
+    window = _minutes(max(f.margin * drawn * f.replay_ratio, slow, Fraction(f.least_window)))
     deadline = _minutes(f.margin * f.slow_data * f.training_seconds) + window
     replay_time, audit_time = _minutes(slow * f.replay_ratio), _minutes(audit)
-    if max(deadline, replay_time) > MAX_SECONDS:
-        raise ConfigurationError(f"expected times of at most {MAX_SECONDS} seconds, got {max(deadline, replay_time)}")
+    if (longest := max(deadline, replay_time, f.segments * audit_time)) > MAX_SECONDS:
+        raise ConfigurationError(f"expected times of at most {MAX_SECONDS} seconds, got {longest}")
     return Terms(challenge_window=window, replay_time=replay_time, clock=f.clock, audit_time=audit_time,
                  deadline=deadline, challenger_stake=0, descent_levels=f.descent_levels)  # fmt: skip
 

@@ -100,11 +100,9 @@ class Board(board.Board):
         said = event.values
         match event.name:
             case "JobAccepted":
-                self.jobs[said["jobId"]].status = JobStatus.ACTIVE
-                self.jobs[said["jobId"]].accepted = self.jobs[said["jobId"]].last_progress = now
+                self.jobs[said["jobId"]].accept(now)
             case "HeadPosted":
-                self.jobs[said["jobId"]].head_count = said["count"]
-                self.jobs[said["jobId"]].last_progress = now
+                self.jobs[said["jobId"]].post(said["count"], now)
             case "JobCancelled" | "JobSettled" | "JobAbandoned" | "JobSlashed":
                 self.jobs[said["jobId"]].status = _ENDINGS[event.name]
                 self.jobs[said["jobId"]].ended = now

@@ -24,7 +24,7 @@ TERMS = Terms(
     challenge_window=3600,
     clock=1800,
     replay_time=600,
-    audit_time=600,
+    audit_time=150,
     deadline=1_000_000,
     descent_levels=4,
 )
