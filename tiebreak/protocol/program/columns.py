@@ -73,6 +73,12 @@ class Survey:
         """Of the whole result, without overflow: above 2^53 not exact."""
         self.repeated_stream: int | None = None
         """The first that draws from a random stream which was drawn from before."""
+        self.slotted: Integers = np.zeros(0, dtype=np.int64)
+        """The numbers of those that have a slot and a name, and are not doubtful; `slots` and `names` are theirs."""
+        self.slots: Integers = np.zeros(0, dtype=np.int64)
+        self.names: list[bytes] = []
+        self.misses_slots = False
+        """Whether one that has a slot was doubtful, but breaks no rule: then `slotted` does not have all."""
 
 
 class Columns:
@@ -104,31 +110,43 @@ class Columns:
         return self.fine(np.isin(self.opcode, opcodes))
 
     def read(self, places: Integers, width: int) -> Integers:
-        """Big-endian integers at these places, signed if they have 8 bytes (so 2^63 and more read as negative)."""
-        kind = {2: ">u2", 4: ">u4", 8: ">i8"}[width]
-        # An element at every byte, so that one index finds each.
-        every = np.ndarray((len(self._data) - width + 1,), kind, self._data, strides=(1,))
-        return every[places].astype(np.int64)
+        return integers(self._data, places, width)
 
-    def text(self, at: int, length: int) -> bytes:
-        return self._data[at : at + length]
+    def names(self, numbers: Integers) -> list[bytes]:
+        """The names of these, which follow their slots."""
+        places, sizes = self.params[numbers] + 6, self.size[numbers] - 6
+        ends = (places + sizes).tolist()
+        return [self._data[start:end] for start, end in zip(places.tolist(), ends, strict=True)]
 
     def check(self, numbers: Integers, holds: Flags) -> None:
         """Whichever of these numbers do not hold are in doubt."""
         self.doubt[numbers[~holds]] = True
 
 
+def integers(data: bytes, places: Integers, width: int) -> Integers:
+    """Big-endian integers at these places, signed if they have 8 bytes (so 2^63 and more read as negative)."""
+    kind = {2: ">u2", 4: ">u4", 8: ">i8"}[width]
+    # An element at every byte, so that one index finds each.
+    every = np.ndarray((len(data) - width + 1,), kind, data, strides=(1,))
+    return every[places].astype(np.int64)
+
+
 def survey(data: bytes, starts: Integers, lengths: Integers, body: int) -> Survey:
     """Check instructions of which each has at least the bytes of a header, block by block."""
     found = Survey(len(starts), body)
     streams: list[Integers] = []
+    slots: list[Integers] = []
     for first in range(0, len(starts), BLOCK):
         c = Columns(data, first, starts[first : first + BLOCK], lengths[first : first + BLOCK])
         _check(c, found)
         found.doubtful += (first + np.flatnonzero(c.doubt)).tolist()
+        slotted = c.fine(named_slots(c))
+        slots.append(np.stack([first + slotted, c.read(c.params[slotted], 4)]))
+        found.names += c.names(slotted)
         drawn = c.of(Opcode.RANDOM, Opcode.SHUFFLE)
         at = c.params[drawn] + np.where(c.opcode[drawn] == Opcode.RANDOM, 0, 8)
         streams.append(np.stack([first + drawn, c.read(at, 4)]))
+    found.slotted, found.slots = np.concatenate(slots, axis=1)
     numbers, drawn_from = np.concatenate(streams, axis=1)
     again = np.delete(numbers, np.unique(drawn_from, return_index=True)[1])
     found.repeated_stream = int(again[0]) if len(again) else None
@@ -147,6 +165,29 @@ def _check(c: Columns, found: Survey) -> None:
     c.doubt |= (c.opcode == Opcode.COMMIT) != (numbers >= found.body)
     box = _params(c, dims)
     _operands(c, dims, box, np.minimum(numbers, found.body), found)
+
+
+def alike(data: bytes, some: Integers, others: Integers) -> Flags:
+    """Whether valid instructions that start at these places have the same dtype and shape as others, pair by pair."""
+    view = np.frombuffer(data, dtype=np.uint8)
+    holds = cast("Flags", (view[some + 2] == view[others + 2]) & (view[some + 3] == view[others + 3]))
+    for d in range(_RANK):
+        rows = np.flatnonzero(holds & (view[some + 3] > d))
+        at = _HEADER + 8 * d
+        holds[rows] = integers(data, some[rows] + at, 8) == integers(data, others[rows] + at, 8)
+    return holds
+
+
+def whole(data: bytes, starts: Integers) -> tuple[Flags, Integers]:
+    """Whether valid commits that start at these places take their values in row-major order, and which these are."""
+    rank = np.frombuffer(data, dtype=np.uint8)[starts + 3].astype(np.int64)
+    operand = starts + _HEADER + 8 * rank
+    holds, step = integers(data, operand + 4, 8) == 0, np.ones(len(starts), dtype=np.int64)
+    for d in reversed(range(_RANK)):
+        rows = np.flatnonzero(rank > d)
+        holds[rows] &= integers(data, operand[rows] + 12 + 8 * d, 8) == step[rows]
+        step[rows] *= integers(data, starts[rows] + _HEADER + 8 * d, 8)
+    return holds, integers(data, operand, 4)
 
 
 def first_over(each: Floats, limit: int) -> int | None:
@@ -176,9 +217,12 @@ def _sizes_of_params(c: Columns) -> None:
     c.check(slots, c.size[slots] > 6)
     slots = c.fine(named)
     c.check(slots, c.read(c.params[slots] + 4, 2) == c.size[slots] - 6)
-    for number in c.fine(named).tolist():
-        name = c.text(int(c.params[number]) + 6, int(c.size[number]) - 6)
-        c.doubt[number] = len(name) > MAX_NAME_BYTES or not _NAME.fullmatch(name)
+    slots = c.fine(named)
+    c.check(slots, c.size[slots] - 6 <= MAX_NAME_BYTES)
+    slots = c.fine(named)
+    names = c.names(slots)
+    if names and not _NAME.fullmatch(b"".join(names)):
+        c.check(slots, np.array([_NAME.fullmatch(name) is not None for name in names]))
 
 
 def named_slots(c: Columns) -> Flags:

@@ -12,8 +12,8 @@ Numbered plan of `Program.validate`. The first broken rule is reported with its 
 (8) limits of the machine that is asked to run it: elements of one value, elements of all values, terms in all.
 
 A program file may hold a million instructions. `Program.decode` checks rules (2) to (5), (7) and (8) for all of them at
-once (`tiebreak.protocol.program.columns`), and judges one by one only those that may break one. It makes the object of
-an instruction when that is first asked for.
+once (`tiebreak.protocol.program.columns`), then rule (6), and judges one by one only those that may break one. It makes
+the object of an instruction when that is first asked for.
 """
 
 from array import array
@@ -30,13 +30,14 @@ import numpy as np
 from tiebreak.protocol.codec import Reader, decode_name, encode_name, signed, unsigned
 from tiebreak.protocol.errors import EncodingError, ProgramError
 from tiebreak.protocol.program import isa
-from tiebreak.protocol.program.columns import Integers, Survey, first_over, survey
+from tiebreak.protocol.program.columns import Flags, Integers, Survey, alike, first_over, survey, whole
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, Slot, SourceKind
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree, depth_of
 
 MAGIC = b"TBPROG01"
 _STREAM_RULE = "each random stream is used once"
+_DATA_RULE = "data slots are 0, 1, ..., each sourced once"
 _MIN_BYTES = 8
 """Of an instruction without dims, operands and parameters."""
 
@@ -174,13 +175,13 @@ class Encoded(Sequence[Instruction]):
     """Instructions of a program file. Each is decoded when it is first asked for."""
 
     def __init__(self, data: bytes, starts: Integers, lengths: Integers) -> None:
-        self._data, self._starts, self._lengths = data, starts, lengths
+        self.data, self.starts, self._lengths = data, starts, lengths
         self._made: list[Instruction | None] = [None] * len(starts)
         self.decoded = 0
         """Instructions of which an object was made; tests count them instead of seconds."""
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self.starts)
 
     @overload
     def __getitem__(self, at: int) -> Instruction: ...
@@ -210,13 +211,13 @@ class Encoded(Sequence[Instruction]):
 
     def encoded(self, at: int) -> bytes:
         """The encoding of one instruction."""
-        start = int(self._starts[at])
-        return self._data[start : start + int(self._lengths[at])]
+        start = int(self.starts[at])
+        return self.data[start : start + int(self._lengths[at])]
 
     def numbers(self, opcode: int, function: int) -> list[int]:
         """The numbers of the instructions with this opcode and function."""
-        view = np.frombuffer(self._data, dtype=np.uint8)
-        return np.flatnonzero((view[self._starts] == opcode) & (view[self._starts + 1] == function)).tolist()
+        view = np.frombuffer(self.data, dtype=np.uint8)
+        return np.flatnonzero((view[self.starts] == opcode) & (view[self.starts + 1] == function)).tolist()
 
 
 @dataclass(frozen=True)
@@ -410,10 +411,14 @@ class _Validator:
                 except EncodingError as error:
                     raise EncodingError(f"instruction {number}: {error}") from error
                 self._own(number, one)
+                found.misses_slots |= isinstance(one.params, Slot)
         self._at = end
         self._require(not rule, rule)
         self._at = None
-        self._slots()
+        if found.misses_slots:
+            self._slots()
+        else:
+            self._slots_over(found)
 
     def _own(self, number: int, instruction: Instruction) -> None:
         self._at = number
@@ -532,35 +537,75 @@ class _Validator:
 
     def _slots(self) -> None:  # (6)
         program = self._program
-        names = []
-        for slot, commit in enumerate(program.commits):
-            self._at = len(program.body) + slot
-            source = program.body[commit.operands[0].value]
-            names.append(_slot(commit).name)
-            self._require(_slot(commit).slot == slot, f"commit {slot} has slot {slot}")
-            whole = commit.operands[0].offset == 0 and commit.operands[0].strides == isa.row_major(commit.shape)
-            self._require(whole and source.shape == commit.shape, "a commit takes a value whole")
-        self._at = None
-        self._require(all(a < b for a, b in pairwise(names)), "commits are in name order")
-        self._sources(SourceKind.STATE)
-        self._sources(SourceKind.DATA)
+        for slot in range(len(program.commits)):
+            self._commit(slot)
+        self._name_order("commits are", [_slot(commit).name.encode() for commit in program.commits])
+        for kind in (SourceKind.STATE, SourceKind.DATA):
+            seen: set[int] = set()
+            for number in program.sources(kind):
+                self._source(number, seen)
         data = [_slot(i) for i in program.data_slots]
-        self._require([s.slot for s in data] == list(range(len(data))), "data slots are 0, 1, ..., each sourced once")
-        self._require(all(a.name < b.name for a, b in pairwise(data)), "data is in name order")
+        self._require([s.slot for s in data] == list(range(len(data))), _DATA_RULE)
+        self._name_order("data is", [s.name.encode() for s in data])
 
-    def _sources(self, kind: SourceKind) -> None:  # (6)
-        seen: set[int] = set()
-        for number in self._program.sources(kind):
-            self._at, i = number, self._program.body[number]
-            slot = _slot(i)
-            self._require(slot.slot not in seen, f"slot {slot.slot} is sourced once")
-            seen.add(slot.slot)
-            if kind == SourceKind.STATE:
-                self._require(slot.slot < len(self._program.commits), f"state slot {slot.slot} is committed")
-                commit = self._program.commits[slot.slot]
-                same = (slot.name, i.dtype, i.shape) == (_slot(commit).name, commit.dtype, commit.shape)
-                self._require(same, f"state slot {slot.slot} is sourced as it is committed")
+    def _slots_over(self, found: Survey) -> None:
+        """The same in vectors. Only the first commit and the first source that break a rule are made into objects."""
+        body, commits = self._program.body, self._program.commits
+        assert isinstance(body, Encoded)
+        assert isinstance(commits, Encoded)
+        data, count, names = body.data, len(commits), found.names
+        holds, values = whole(data, commits.starts)
+        holds &= (found.slots[-count:] == np.arange(count)) & alike(data, commits.starts, body.starts[values])
+        for slot in np.flatnonzero(~holds)[:1].tolist():
+            self._commit(slot)
+        self._name_order("commits are", names[-count:])
+        sources = found.slotted[:-count]
+        kinds = np.frombuffer(data, dtype=np.uint8)[body.starts[sources] + 1]
+        states, of_data = np.flatnonzero(kinds == SourceKind.STATE), np.flatnonzero(kinds == SourceKind.DATA)
+        slots = found.slots[states]
+        commit = np.minimum(slots, count - 1)
+        holds = (slots < count) & alike(data, body.starts[sources[states]], commits.starts[commit])
+        pairs = zip(states.tolist(), (commit - count).tolist(), strict=True)
+        holds &= np.fromiter((names[a] == names[b] for a, b in pairs), np.bool_, len(slots))
+        self._first_source(sources[states], slots, holds)
+        slots = found.slots[of_data]
+        self._first_source(sources[of_data], slots, np.ones(len(slots), dtype=np.bool_))
+        order = np.argsort(slots)
+        self._require(np.array_equal(slots[order], np.arange(len(slots))), _DATA_RULE)
+        self._name_order("data is", [names[k] for k in of_data[order].tolist()])
+
+    def _first_source(self, numbers: Integers, slots: Integers, holds: Flags) -> None:
+        """Judge the first of these sources that does not hold, or whose slot one before it has."""
+        is_new = np.zeros(len(slots), dtype=np.bool_)
+        is_new[np.unique(slots, return_index=True)[1]] = True
+        for k in np.flatnonzero(~(holds & is_new))[:1].tolist():
+            self._source(int(numbers[k]), set(slots[:k].tolist()))
+
+    def _commit(self, slot: int) -> None:
+        commit = self._program.commits[slot]
+        self._at = len(self._program.body) + slot
+        self._require(_slot(commit).slot == slot, f"commit {slot} has slot {slot}")
+        taken = commit.operands[0]
+        is_whole = taken.offset == 0 and taken.strides == isa.row_major(commit.shape)
+        source = self._program.body[taken.value]
+        self._require(is_whole and source.shape == commit.shape, "a commit takes a value whole")
         self._at = None
+
+    def _source(self, number: int, seen: set[int]) -> None:
+        """A source of state or data; `seen` has the slots of those of its kind before it."""
+        i, commits = self._program.body[number], self._program.commits
+        self._at, slot = number, _slot(i)
+        self._require(slot.slot not in seen, f"slot {slot.slot} is sourced once")
+        seen.add(slot.slot)
+        if i.function == SourceKind.STATE:
+            self._require(slot.slot < len(commits), f"state slot {slot.slot} is committed")
+            commit = commits[slot.slot]
+            same = (slot.name, i.dtype, i.shape) == (_slot(commit).name, commit.dtype, commit.shape)
+            self._require(same, f"state slot {slot.slot} is sourced as it is committed")
+        self._at = None
+
+    def _name_order(self, what: str, names: list[bytes]) -> None:
+        self._require(all(a < b for a, b in pairwise(names)), f"{what} in name order")
 
     def _stream(self, i: Instruction) -> None:  # (7)
         if isinstance(i.params, isa.RandomParams | isa.ShuffleParams):
