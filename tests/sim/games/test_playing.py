@@ -119,3 +119,24 @@ def test_a_game_is_told_move_by_move() -> None:
     assert all(len(line) < 240 for line in text)
     for party in result.parties:
         assert any(line.startswith(party.name) and f"{party.gas:,}" in line for line in text)
+
+
+def test_a_game_is_told_as_it_was_talked() -> None:
+    """Two transactions about the game, and between them what was said, by a post that loses and delays."""
+    line = "v1 seed=1 game=1 with=one-false-sum talk=30m"
+    world, result = watch_line(line)
+    assert result == play_line(line)
+    assert (result.violations, result.catches) == ((), {"one false sum": "recomputed"})
+    told = "\n".join(tell(world, result))
+    assert told.count("says in game 1: ") == result.duels[0].moves
+    assert "trainer says in game 1: acknowledges the state after 15 moves" in told
+    assert "auditor game 1: enters the state after 15 moves, and proves: 1 tensors, 1 chunks opened" in told
+    kinds = [sent.pending.call.kind for block in world.blocks for sent in block.transactions]
+    assert kinds.count("enterAndProve") == 1
+    assert not {"descend", "select", "enter"} & set(kinds)
+
+
+def test_terms_are_drawn_with_and_without_a_talk() -> None:
+    mix = Mix.parse("singles", repertoire())
+    talks = [mix.deal(3, game, repertoire()).talk for game in range(40)]
+    assert set(talks) == {0, 600, 3600}

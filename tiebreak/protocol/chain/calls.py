@@ -115,6 +115,15 @@ class Call:
             return None
 
     @property
+    def entered_proof(self) -> Prove | None:
+        """The proof that comes with a state that enters; None for every other call. Raises `EncodingError`."""
+        if self.kind != "enterAndProve":
+            return None
+        found = read_move(Call("prove", (self.arguments[0], *self.arguments[4:])))
+        assert isinstance(found, Prove), "a move's kind is its function's"
+        return found
+
+    @property
     def heads(self) -> tuple[SignedHead, ...]:
         v = self.values
         if "head" in v and "signature" in v:

@@ -27,7 +27,7 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain, hash_struct, t
 from tiebreak.protocol.errors import EncodingError, IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Side, kind_name
-from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Standing
+from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Snapshot, Standing
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.packing import U64, Data, Fields, Packed, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
@@ -135,11 +135,14 @@ class Transcript:
         """The moves that led to `state`."""
         return tuple(self._moves[: len(self._states) - 1])
 
+    def stood(self, sequence: int, snapshot: bytes) -> GameState | None:
+        """The state after this many moves if its snapshot has this id, else None."""
+        found = self._states[sequence] if sequence < len(self._states) else None
+        return None if found is None or found.is_over or Snapshot.of(found).id != snapshot else found
+
     def passed(self, state: GameState) -> bool:
         """Whether the talk has come through this state of the game, or stands there."""
-        if state.is_over or state.moves >= len(self._states) or self._states[state.moves].is_over:
-            return False
-        return Standing.of(self._states[state.moves]) == Standing.of(state)
+        return not state.is_over and self.stood(state.moves, Snapshot.of(state).id) is not None
 
     def unanswered(self, side: Side) -> tuple[bytes, ...]:
         """A side's messages after the last one of its opponent, as they travelled."""

@@ -144,6 +144,13 @@ def concede(state: GameState, side: Side, now: int) -> GameState:
     return _end(replace(state, moved=now), side.other, Reason.CONCEDED, detail)
 
 
+def forked(state: GameState, side: Side) -> GameState:
+    """The game after it was shown that a side signed two states in one place. Raises `IllegalMove` once it is over."""
+    if state.is_over:
+        raise IllegalMove("the game is over")
+    return _end(state, side.other, Reason.FORKED, f"the {side.name.lower()} signed two states in one place")
+
+
 def timeout(state: GameState, now: int) -> GameState:
     """End a game whose mover has used more than its clock. Raises `IllegalMove` before that."""
     if state.is_over:

@@ -102,6 +102,10 @@ class Player(Machine):
                     if not game.is_over:
                         self._say_again(game)
 
+    def is_side(self, game: PublicGame) -> bool:
+        """Whether this party is one of a game's two sides."""
+        return self.address in (game.challenger, game.job.job.trainer)
+
     def side_in(self, game: PublicGame) -> Side:
         """Which side of a game this party is."""
         return Side.DEFENDER if game.job.job.trainer == self.address else Side.CHALLENGER

@@ -57,6 +57,7 @@ class Catch(StrEnum):
     REFUSED = "refused"
     HARMLESS = "harmless"
     UNPAID = "unpaid"
+    FORKED = "forked"
 
 
 OPEN: Final = frozenset[Catch]()

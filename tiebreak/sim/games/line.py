@@ -121,6 +121,7 @@ class GameLine:
     window: Annotated[int, _seconds(1, MAX_SECONDS)] = 3600
     clock: Annotated[int, _seconds(1, MAX_GAME_SECONDS // 4)] = 1800
     replay: Annotated[int, _seconds(0, MAX_GAME_SECONDS // 12)] = 600
+    talk: Annotated[int, _seconds(0, MAX_GAME_SECONDS // 4)] = 0
 
     def __post_init__(self) -> None:
         for key, (name, form) in FIELDS.items():

@@ -139,6 +139,7 @@ def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str
         window=rng.choice((3600, 4 * 3600, 86400, 3 * 86400)),
         clock=rng.choice((600, 1800, 3600, 6 * 3600)),
         replay=rng.choice((0, 60, 600, 3600)),
+        talk=rng.choice((0, 0, 600, 3600)),
     )
 
 

@@ -36,8 +36,8 @@ _EXCLUSIVE: Final = {"workshop": "computation", "deviation": "computation"} | {
 def terms_of(line: GameLine) -> Terms:
     return Terms(
         reward=line.reward, trainer_stake=line.trainer_stake, challenger_stake=line.challenger_stake,
-        challenge_window=line.window, clock=line.clock, replay_time=line.replay, audit_time=TERMS.audit_time,
-        deadline=TERMS.deadline, descent_levels=line.levels,
+        challenge_window=line.window, clock=line.clock, replay_time=line.replay, talk_time=line.talk,
+        audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=line.levels,
         nonce=line.random("job").getrandbits(128),
     )  # fmt: skip
 

@@ -9,8 +9,10 @@ from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.game import moves
 from tiebreak.protocol.game.moves import Move, Phase
+from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.game.state import Level
 from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult
+from tiebreak.sim.world.mail import Said
 from tiebreak.sim.world.world import GENESIS, Included, World
 
 _CALLS = {
@@ -24,6 +26,7 @@ _CALLS = {
     "timeout": "claims that the mover's clock ran out",
     "reclaim": "takes back the stake of a game that has no object any more",
     "concede": "concedes",
+    "reportFork": "reports that its opponent signed two states in one place",
     "withdraw": "withdraws",
 }
 
@@ -36,6 +39,8 @@ def tell(world: World, result: GameResult) -> Iterator[str]:
     happened = [(known.at - GENESIS, 0, _shown(known.by, known.head.head)) for known in world.mail.heads]
     names = {bytes(party.address): name for name, party in world.parties.items()}
     games: dict[bytes, str] = {}
+    number = {bytes(game_id): f"game {n}" for n, game_id in enumerate(world.board.games, start=1)}
+    happened += [(said.at - GENESIS, 2, _said(said, number[said.game_id])) for said in world.mail.talks]
     happened += [
         (block.timestamp - GENESIS, 1, _transaction(included, names, games))
         for block in world.blocks
@@ -64,6 +69,15 @@ def _shown(by: str, head: Head) -> str:
     return f"{by} shows a signed head of {head.count} {checkpoints}, run root {head.run_root.hex()[:8]}"
 
 
+def _said(said: Said, game: str) -> str:
+    match said.content:
+        case SignedStanding(sequence=sequence):
+            return f"{said.by} says in {game}: acknowledges the state after {sequence} moves"
+        case None:
+            return f"{said.by} says in {game}: something that is no message"
+    return f"{said.by} says in {game}: {_move(said.content)}"
+
+
 def _transaction(included: Included, names: dict[bytes, str], games: dict[bytes, str]) -> str:
     call, applied = included.pending.call, included.applied
     for event in applied.events:
@@ -83,6 +97,9 @@ def _act(call: Call, record: GameRecord | None, games: dict[bytes, str]) -> str:
         return f"posts the head of {head.count}, run root {head.run_root.hex()[:8]}"
     if call.kind == "challenge":
         return f"challenges the head of {call.values['head'].count} and pays its stake: game {len(games)}"
+    if call.kind in ("enter", "enterAndProve"):
+        proof = "" if call.entered_proof is None else f", and {_move(call.entered_proof)}"
+        return f"{where}enters the state after {call.values['sequence']} moves{proof}"
     if call.move is not None:
         return f"{where}{_move(call.move)}{'' if record is None else _position(record)}"
     if not call.kind:

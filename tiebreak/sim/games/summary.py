@@ -170,6 +170,7 @@ ENDINGS: Final = {
     "timeout": "it lost a dispute: its clock ran out",
     "conceded": "it conceded a dispute",
     "equivocation": "it was slashed for signing two different heads of the same length",
+    "forked": "it lost a game for signing two states in one place",
     "inconsistency": "it was slashed for signing two heads that show different records of the same segment",
     "abandoned": "its job was ended because its heads did not come in time",
     "refused": "a contract or a party refused what it sent",

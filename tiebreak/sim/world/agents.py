@@ -7,7 +7,7 @@ uses them to do what no machine would; an honest party has none.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -20,7 +20,11 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck
-from tiebreak.protocol.game.sides import Challenger, Defender, Party
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.messages import Message, open_wire
+from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.game.sides import Challenger, Defender, Party, resume
+from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
@@ -30,7 +34,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.mail import Account
 from tiebreak.sim.world.work import Work
-from tiebreak.sim.world.world import Block, Pending, World
+from tiebreak.sim.world.world import Block, Participant, Pending, World
 
 __all__ = ["Agent", "Auditor", "Builder", "Client", "GameView", "Process", "Reply", "Scripted", "Trainer"]
 
@@ -45,10 +49,19 @@ _CALLS: Final[dict[type[e.Transaction], Callable[[Any], Call]]] = {
     ),
     e.Settle: lambda wanted: calls.settle(wanted.job_id),
     e.Abandon: lambda wanted: calls.abandon(wanted.job_id),
+    e.Enter: lambda wanted: Call("enter", _entered(wanted)),
+    e.EnterAndProve: lambda wanted: Call(
+        "enterAndProve", (*_entered(wanted.entered), calls.proof_argument(wanted.move), wanted.move.salt, wanted.opened)
+    ),
+    e.ReportFork: lambda wanted: calls.report_fork(wanted.fork),
     e.ClaimTimeout: lambda wanted: calls.timeout(wanted.game_id),
     e.Reclaim: lambda wanted: calls.reclaim(wanted.game_id),
     e.Withdraw: lambda wanted: calls.withdraw(wanted.to),
 }
+
+
+def _entered(wanted: e.Enter) -> tuple[Any, ...]:
+    return (wanted.game_id, wanted.sequence, wanted.snapshot, wanted.signature)
 
 
 class Agent(Machine):
@@ -69,7 +82,7 @@ class Agent(Machine):
         self._ticks: set[int] = set()
         self._heads_seen = 0
         self._known: set[bytes] = set()
-        self._parties: dict[bytes, Party] = {}
+        self._parties: dict[tuple[bytes, int | None], Party] = {}
 
     # ------------------------------------------------------------------ what adversaries and tests override
 
@@ -101,7 +114,7 @@ class Agent(Machine):
         return workshop.program if job == agreed else None
 
     def party_in(self, game: PublicGame) -> Party:
-        """The player that finds the party's moves in a game. Called once for each game."""
+        """A player that finds the party's moves on one line of a game: the chain's or the talk's."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ events
@@ -175,7 +188,7 @@ class Agent(Machine):
                 self._transact(action)
             case e.Start(work=work):
                 self._begin(work)
-            case e.ShowHead() | e.ShowMove() | e.OfferJob() | e.SignJob():
+            case e.ShowHead() | e.ShowMove() | e.ShowReceipt() | e.OfferJob() | e.SignJob():
                 self.say(action)
             case e.FetchRun(job_id=job_id, count=count):
                 # Published runs lie in the shared mailbox, so a fetched run has arrived already.
@@ -193,6 +206,8 @@ class Agent(Machine):
                 self.publish_head(statement.head)
             case e.ShowMove():
                 self._deliver(self.world.board.games[statement.game_id], statement.wire)
+            case e.ShowReceipt():
+                self._send(self.world.board.games[statement.game_id], receipt=statement.receipt)
             case e.OfferJob(job=job):
                 self.offer(job)
             case e.SignJob(job=job):
@@ -208,14 +223,20 @@ class Agent(Machine):
             self.spawn(self.work_on(work))
             return
         game = self.world.board.games[work.game_id]
-        move = self.party_of(game).move(game.state, game.answered)
-        self.tell(e.Done(at=self.world.now, work=work, move=move))
+        party, state, answered = self.party_of(game, work.said), game.state, game.answered
+        if work.said is not None:
+            state = self.world.talk_of(game, work.sequence, work.snapshot)[0]
+            answered = work.said[-1] if work.said else None
+        self.tell(e.Done(at=self.world.now, work=work, move=party.move(state, answered)))
 
-    def party_of(self, game: PublicGame) -> Party:
-        """The player of a game. It is kept for the whole game, because a challenger remembers what it was shown."""
-        if game.id not in self._parties:
-            self._parties[game.id] = self.party_in(game)
-        return self._parties[game.id]
+    def party_of(self, game: PublicGame, said: Sequence[Move] | None = None) -> Party:
+        """The player of a game's talk or of its line on the chain, for which it is kept: it remembers what it saw."""
+        key = (game.id, game.entries if said is None else None)
+        if key not in self._parties:
+            party = self._parties[key] = self.party_in(game)
+            start = rules.start(game.job.job, game.head.head, game.id, game.started)
+            resume(party, start, game.moves if said is None else said)
+        return self._parties[key]
 
     def _tick(self, delay: int) -> Process:
         """Wake up after `delay` seconds, behind the parties to which something happens at that same instant."""
@@ -233,9 +254,32 @@ class Agent(Machine):
 
     def _deliver(self, game: PublicGame, wire: bytes) -> None:
         trainer = game.job.job.trainer
-        if self.world.mail.deliver(game, wire, self.account):
+        is_new = wire not in self.world.mail.transcript(game).wires
+        is_accepted = self.world.mail.deliver(game, wire, self.account)
+        if game.job.job.talk_time:
+            if is_new:
+                self.world.mail.note(game, self.name, self.world.now, Message.decode(open_wire(wire)[0]).move)
+            self._send(game, wire=wire)
+        elif is_accepted:
             other = self.world.party_at(game.challenger if self.address == trainer else trainer)
             other.tell(e.MoveShown(at=self.world.now, game_id=game.id, wire=wire))
+
+    def _send(self, game: PublicGame, *, wire: bytes = b"", receipt: bytes = b"") -> None:
+        """Post a message or a receipt of a talk."""
+        mail, trainer = self.world.mail, game.job.job.trainer
+        other = self.world.party_at(game.challenger if self.address == trainer else trainer)
+        if receipt:
+            self.account.sent(len(receipt))
+            mail.note(game, self.name, self.world.now, SignedStanding.decode(receipt))
+        for delay in mail.fate(game):
+            self.spawn(self._arrive(other, game, delay, wire, receipt))
+
+    def _arrive(self, other: Participant, game: PublicGame, delay: int, wire: bytes, receipt: bytes) -> Process:
+        yield self.world.env.timeout(delay)
+        if wire:
+            other.tell(e.MoveShown(at=self.world.now, game_id=game.id, wire=wire))
+        else:
+            other.tell(e.ReceiptShown(at=self.world.now, game_id=game.id, receipt=receipt))
 
     def call_of(self, wanted: e.Transaction) -> Call:
         board = self.world.board

@@ -4,18 +4,21 @@ A Python referee runs beside each game. Every move that the contract accepts is 
 contract refuses must be illegal there. `disagreements` lists the places where the two differ.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from tiebreak.protocol.chain import Event, GameRecord, Outcome, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.errors import IllegalMove
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.keys import verify
+from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import Concede, Phase, Side
+from tiebreak.protocol.game.moves import Concede, Move, Phase, Side
+from tiebreak.protocol.game.snapshot import Standing
 from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.parties import board
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
-from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 _ENDINGS: Final = {
     "JobCancelled": JobStatus.CANCELLED,
@@ -26,12 +29,17 @@ _ENDINGS: Final = {
 BURN_ADDRESS: Final = Address(bytes(18) + b"\xde\xad")
 
 
+TalkOf = Callable[[PublicGame, int, bytes], tuple[GameState, list[Move]]]
+"""Finds a state and the line that led to it, by a game, its number of moves and its snapshot's id."""
+
+
 class Board(board.Board):
     """The board's public state, kept up to date from transactions."""
 
-    def __init__(self) -> None:
+    def __init__(self, domain: Domain, talk_of: TalkOf) -> None:
         super().__init__()
         self.disagreements: list[str] = []
+        self._domain, self._talk_of = domain, talk_of
 
     # ------------------------------------------------------------------ transactions
 
@@ -52,7 +60,10 @@ class Board(board.Board):
             played.ended = now
         if theirs is not None:
             where = f"game {played.id.hex()[:8]} after {len(played.moves)} moves"
-            self.disagreements += [f"{where}: {difference}" for difference in differences(played, theirs)]
+            self.disagreements += [
+                f"{where}: {difference}"
+                for difference in differences(played, theirs, judged=call.kind == "enterAndProve")
+            ]
 
     def refuse(self, call: Call, sender: Address, error: Reverted, now: int) -> None:
         """Follow a transaction that reverted.
@@ -62,6 +73,8 @@ class Board(board.Board):
         if error.name in ("Panic", "Unknown"):
             self.disagreements.append(f"{call.kind}: expected an error of the contract, got {error}")
         found, move = self._game_of(call), call.move
+        if found is not None and call.kind == "enter" and self._may_enter(found, call, sender, now):
+            self.disagreements.append(f"{call.kind}: legal in Python, the contract said {error}")
         if found is None or move is None or found.is_stopped or found.mover() != sender or call.value:
             return  # refused for a reason that the referee's rules do not cover
         try:
@@ -72,6 +85,26 @@ class Board(board.Board):
             return  # only the contract gets to see again what was opened
         self.disagreements.append(f"{call.kind}: legal in Python, the contract said {error}")
 
+    def _may_enter(self, found: PublicGame, call: Call, sender: Address, now: int) -> bool:
+        """Whether a side may enter a state by the rules, with its opponent's signature."""
+        other = {found.job.job.trainer: found.challenger, found.challenger: found.job.job.trainer}.get(sender)
+        if other is None or call.value:
+            return False
+        sequence, snapshot, signature = call.arguments[1:4]
+        try:
+            later, _ = self._talk_of(found, sequence, tagged_hash(Tag.SNAPSHOT, snapshot))
+            verify(Standing.of(later).digest(self._domain), signature, other)
+            game.enter(found.state, later, now)
+        except VerificationError:
+            return False
+        return True
+
+    def _enter(self, found: PublicGame, call: Call, now: int) -> None:
+        sequence, snapshot = call.arguments[1:3]
+        later, line = self._talk_of(found, sequence, tagged_hash(Tag.SNAPSHOT, snapshot))
+        found.state = game.enter(found.state, later, now)
+        found.moves, found.entries = line, found.entries + 1
+
     def _game_of(self, call: Call) -> PublicGame | None:
         return None if call.game_id is None else self.games.get(call.game_id)
 
@@ -79,9 +112,12 @@ class Board(board.Board):
         found, move = self._game_of(call), call.move
         if found is None:
             return
-        if call.kind == "concede":
+        if call.kind in ("concede", "reportFork"):
             verdict = applied.event("GameEnded").values["verdict"]
             side = Side.DEFENDER if verdict is Outcome.DEFENDER_LOST else Side.CHALLENGER
+            if call.kind == "reportFork":
+                found.state = game.forked(found.state, side)
+                return
             found.state = game.concede(found.state, side, now)
             found.moves.append(Concede())
             return
@@ -93,7 +129,12 @@ class Board(board.Board):
                 found.moves.append(move)
             elif call.kind == "timeout":
                 found.state = game.timeout(found.state, now)
-        except IllegalMove as error:
+            elif call.kind in ("enter", "enterAndProve"):
+                self._enter(found, call, now)
+                if (proof := call.entered_proof) is not None:
+                    found.state = game.apply(found.state, proof, now)
+                    found.moves.append(proof)
+        except VerificationError as error:
             self.disagreements.append(f"{call.kind}: the contract took it, Python says {error}")
 
     def _follow(self, event: Event, call: Call, now: int) -> None:
@@ -134,11 +175,16 @@ class Board(board.Board):
 # ---------------------------------------------------------------- both referees
 
 
-def differences(found: PublicGame, theirs: GameRecord) -> list[str]:
-    """The differences between the contract's record of a game and the Python referee's state."""
+def differences(found: PublicGame, theirs: GameRecord, *, judged: bool = False) -> list[str]:
+    """The differences between the contract's record of a game and the Python referee's state.
+
+    judged: whether the contract entered and judged a state in memory, of which it stores the verdict alone.
+    """
     ours = found.state
     if found.void:
         return _unequal([("verdict", Outcome.VOID, theirs.verdict), ("reason", Reason.JOB_SLASHED, theirs.reason)])
+    if judged:
+        return _unequal(_verdicts(ours, theirs))
     pairs: list[tuple[str, object, object]] = [
         ("phase", int(ours.phase), int(theirs.phase)),
         ("level", int(ours.level), int(theirs.level)),

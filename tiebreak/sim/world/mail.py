@@ -1,17 +1,22 @@
 """What parties send each other outside the chain: heads, published runs, and game moves as signed messages.
 
-Everyone sees everything that is published here. A move is sent as a message only once its transaction stands in a
-block, because a message that shows a proof before the seal counts would reveal too much.
+Everyone sees everything that is published here. Where the sides of a game do not talk, a move is sent as a message only
+once its transaction stands in a block, because a message that shows a proof before the seal counts would reveal too
+much. Where they talk, the post is as bad as posts are: a message may be late, get lost, or come twice.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
+from typing import Final
 
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
+from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.work import Work
@@ -44,6 +49,21 @@ class PublishedHead:
     at: int
 
 
+MOST_LATE: Final = 20
+COPIES: Final = (0, *[1] * 14, 2)
+"""How often a message of a talk arrives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A move or a receipt that a side of a game sent; None if it could not be read."""
+
+    game_id: Digest
+    by: str
+    at: int
+    content: Move | SignedStanding | None
+
+
 class Mail:
     """Published heads and runs, and the transcripts of games.
 
@@ -59,6 +79,9 @@ class Mail:
         """Maps each job to the run that its trainer published last."""
         self.transcripts: dict[Digest, Transcript] = {}
         self.game_bytes: dict[Digest, int] = {}
+        self.talks: list[Said] = []
+        """What was said in games whose sides talk, in order."""
+        self._posts: dict[Digest, Random] = {}
 
     def publish_head(self, head: SignedHead, leaves: tuple[Digest, ...], by: str, account: Account, now: int) -> None:
         account.sent(len(head.encode()))
@@ -100,10 +123,21 @@ class Mail:
             self.transcripts[game.id] = Transcript(start, domain=self._domain, challenger=game.challenger)
         return self.transcripts[game.id]
 
+    def fate(self, game: PublicGame) -> list[int]:
+        """How late each copy of a message arrives, in seconds; none if it is lost."""
+        rng = self._posts.setdefault(game.id, Random(int.from_bytes(game.id, "big")))  # noqa: S311
+        return [rng.randrange(MOST_LATE) for _ in range(rng.choice(COPIES))]
+
+    def note(self, game: PublicGame, by: str, at: int, content: Move | SignedStanding | None) -> None:
+        """Note what was said in a talk, for the game's story."""
+        self.talks.append(Said(game_id=game.id, by=by, at=at, content=content))
+
     def deliver(self, game: PublicGame, wire: bytes, sender: Account) -> bool:
         """Deliver a message to the other side, which checks it. Returns whether it was accepted; counts a refusal."""
         sender.sent(len(wire))
         self.game_bytes[game.id] = self.game_bytes.get(game.id, 0) + len(wire)
+        if wire in self.transcript(game).wires:
+            return True  # said again
         try:
             self.transcript(game).append(wire)
         except VerificationError:

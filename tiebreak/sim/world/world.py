@@ -23,7 +23,12 @@ from tiebreak.protocol.chain.records import GameRecord
 from tiebreak.protocol.chain.simulated import BASE_FEE, Draft, SimulatedChain
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.parties.events import Event
+from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.board import Board
@@ -131,7 +136,7 @@ class World:
         self.rng = rng
         self.block_seconds = block_seconds
         self.step_seconds = step_seconds
-        self.board = Board()
+        self.board = Board(chain.domain, self.talk_of)
         self.mail = Mail(chain.domain, self.notify)
         self.parties: dict[str, Participant] = {}
         self.builder: Orders | None = None
@@ -165,6 +170,18 @@ class World:
     def party_at(self, address: Address) -> Participant:
         """The party with this address. Raises `StopIteration` for an unknown one."""
         return next(party for party in self.parties.values() if party.address == address)
+
+    def talk_of(self, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:
+        """The state of this snapshot, and the line that led to it, as one of the parties has it from the talk.
+
+        Raises `VerificationError` if nobody does.
+        """
+        for party in self.parties.values():
+            if isinstance(party, Player) and party.is_side(game):
+                state = party.transcript(game).stood(sequence, snapshot)
+                if state is not None:
+                    return state, list(party.transcript(game).line[:sequence])
+        raise VerificationError("expected a state that a side of the game has heard of, got another")
 
     def notify(self) -> None:
         """Wake everyone who waits for something to change."""
