@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from web3.exceptions import BlockNotFound, ContractLogicError
+from web3.exceptions import BlockNotFound, ContractLogicError, MethodUnavailable
 
 from tests.chain.support import JOB, RUN, STRANGER
 from tiebreak.protocol.chain import (
@@ -20,8 +20,9 @@ from tiebreak.protocol.chain import (
     Reverted,
     artifacts,
 )
-from tiebreak.protocol.chain.artifacts import load_artifact
+from tiebreak.protocol.chain.artifacts import BOARD, load_artifact
 from tiebreak.protocol.chain.calls import Call, move_call, read_move
+from tiebreak.protocol.chain.gas import MOST
 from tiebreak.protocol.chain.node import Node
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
@@ -121,7 +122,7 @@ def test_a_call_that_no_function_takes_halts(chain: EmbeddedChain) -> None:
         (None, {"pending"}, ["pending", "latest", "sent"]),
     ],
 )
-def test_what_waits_in_the_mempool_holds_nobody_back(
+def test_without_block_overrides_what_waits_holds_nobody_back(
     waiting: list[bytes] | None, refusing: set[str], tried: list[str]
 ) -> None:
     """A pending state that refuses is believed only if nothing waits there; a node need not show what does."""
@@ -130,25 +131,55 @@ def test_what_waits_in_the_mempool_holds_nobody_back(
     class Eth:
         chain_id = 1
 
-        def estimate_gas(self, tx: object, block: str) -> int:
+        def call(self, tx: object, block: str) -> bytes:
             seen.append(block)
             if block in refusing:
-                raise ContractLogicError("refused", data="0x")
-            return 100
+                raise ContractLogicError("refused", data="0x82b42900")
+            return b""
 
         def get_block(self, block: str) -> dict[str, Any]:
-            assert block == "pending"
+            if block == "latest":
+                return {"number": 1, "timestamp": 100}
             if waiting is None:
                 raise BlockNotFound("pending")
-            return {"transactions": waiting}
+            return {"transactions": waiting, "timestamp": 112}
+
+        def simulate_v1(self, payload: object, block: str) -> None:
+            raise MethodUnavailable("eth_simulateV1 is not known here")
 
     node = Node(SimpleNamespace(eth=Eth()))  # type: ignore[arg-type]
     try:
-        assert node._try({}) == 125
+        assert node.try_out(STRANGER.address, STRANGER.address, b"", 0, 125) == 125
         seen.append("sent")
     except Reverted:
         seen.append("refused")
     assert seen == tried
+
+
+@pytest.mark.parametrize(("pending", "time"), [(None, 101), (100, 101), (112, 112), (99, 101)])
+def test_a_call_is_tried_at_the_time_of_the_next_block(pending: int | None, time: int) -> None:
+    """On the newest block alone. It gets more than the measured gas only where that runs out."""
+    seen: list[Any] = []
+
+    class Eth:
+        chain_id = 1
+
+        def get_block(self, block: str) -> dict[str, Any]:
+            if block == "pending" and pending is None:
+                raise BlockNotFound("pending")
+            return {"timestamp": 100 if block == "latest" else pending}
+
+        def simulate_v1(self, payload: dict[str, Any], block: str) -> list[Any]:
+            (state,) = payload["blockStateCalls"]
+            (tx,) = state["calls"]
+            seen.append((block, state["blockOverrides"], tx["gas"]))
+            if tx["gas"] == 125:
+                return [{"calls": [{"status": 0, "error": {"code": -32015, "message": "out of gas"}}]}]
+            return [{"calls": [{"status": 1}]}]
+
+    node = Node(SimpleNamespace(eth=Eth()))  # type: ignore[arg-type]
+    assert node.try_out(STRANGER.address, STRANGER.address, b"", 0, 125) == MOST
+    assert seen == [("latest", {"time": time}, 125), ("latest", {"time": time}, MOST)]
 
 
 def test_a_move_that_no_message_can_carry_counts_as_one_without_bytes() -> None:
@@ -188,7 +219,7 @@ def test_a_board_of_another_version_is_refused(chain: EmbeddedChain) -> None:
     code = code[:-1] + bytes([code[-1] ^ 1])
     # PUSH2 length, DUP1, PUSH1 offset, PUSH0, CODECOPY, PUSH0, RETURN
     creation = b"\x61" + len(code).to_bytes(2, "big") + b"\x80\x60\x0a\x5f\x39\x5f\xf3" + code
-    board = chain._create(STRANGER, "Copy", creation).address
+    board = chain._create(STRANGER, BOARD, creation).address
     assert chain._node.code(board) == code
     with pytest.raises(ContractMismatch, match="another contract or version"):
         Chain(chain._node).attach(board)

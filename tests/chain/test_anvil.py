@@ -14,6 +14,7 @@ from tests.chain.tiny import EVERY, FUNCTIONS
 from tiebreak.protocol.chain import Chain, ContractMismatch, JobStatus, NodeError, Reverted, calls
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, dev_secrets, find_anvil, free_port, run_anvil
+from tiebreak.protocol.chain.outbox import BLOCKS_TO_RAISE, Fate, Outbox
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Prove, Side
@@ -73,15 +74,17 @@ def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
     after = game.apply(duel.state, choice, duel.state.last + 1)
     proof = players[Side.CHALLENGER].move(after, last)
     assert isinstance(proof, Prove)
-    games, node = chain.deployment.games, chain._node
+    games = chain.deployment.games
     rpc(chain, "evm_setAutomine", False)
     try:
-        node.post(CHALLENGER, games, move_call(duel.state, choice).data, gas=3_000_000)
-        early = node.post(CHALLENGER, games, move_call(after, proof).data, gas=3_000_000)
+        outbox = chain.outbox(CHALLENGER)
+        sealed = outbox.post(games, move_call(duel.state, choice).data, gas=3_000_000)
+        early = outbox.post(games, move_call(after, proof).data, gas=3_000_000)
         rpc(chain, "evm_mine")
     finally:
         rpc(chain, "evm_setAutomine", True)
-    assert node.web3.eth.get_transaction_receipt(early)["status"] == 0  # type: ignore[arg-type]
+    assert outbox.look() == (sealed, early)
+    assert (sealed.receipt["status"], early.receipt["status"]) == (1, 0)  # type: ignore[index]
     assert chain.game_state(duel.id).phase == Phase.PROVE
     with pytest.raises(Reverted) as wrong:
         chain.play(CHALLENGER, after, replace(proof, salt=bytes(32)))
@@ -92,23 +95,85 @@ def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
 
 def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
     """Until the decoy is gone the pending state refuses the honest transaction; the newest block alone takes it."""
-    job, board, node = numbered(77), chain.deployment.board, chain._node
+    job = numbered(77)
     offer(chain, job)
     rpc(chain, "evm_setAutomine", False)
     try:
-        decoy = node.post(CLIENT, board, calls.cancel_job(job.id).data, gas=3_000_000)
+        decoy = chain.post(CLIENT, calls.cancel_job(job.id))
         assert chain.job_state(job.id).status is JobStatus.OFFERED, "what waits is not there yet"
         with ThreadPoolExecutor(1) as pool:
             accepting = pool.submit(chain.send, TRAINER, calls.accept_job(job.id, job.trainer_stake))
             while not accepting.done() and int(rpc(chain, "txpool_status")["pending"], 16) < 2:  # type: ignore[index]
                 time.sleep(0.05)
-            rpc(chain, "anvil_dropTransaction", "0x" + decoy.hex())
+            rpc(chain, "anvil_dropTransaction", "0x" + decoy.hashes[-1].hex())
+            chain.outbox(CLIENT).waiting.clear()
             rpc(chain, "evm_mine")
             assert [event.name for event in accepting.result(30).events] == ["JobAccepted"]
     finally:
         rpc(chain, "evm_setAutomine", True)
     with pytest.raises(Reverted, match="WrongJobStatus"):
         chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))  # nothing waits: it is refused and not sent
+
+
+def by_hand(chain: Chain, secret: int, **settings: object) -> tuple[Outbox, list[bytes]]:
+    """An outbox of a fresh account, with its journal."""
+    key, journal = PrivateKey.from_int(secret), list[bytes]()
+    rpc(chain, "anvil_setBalance", "0x" + key.address.hex(), hex(ETHER))
+    return Outbox(chain._node, key, record=journal.append, **settings), journal  # type: ignore[arg-type]
+
+
+def test_a_transaction_that_the_market_outran_is_replaced(chain: Chain) -> None:
+    box, _ = by_hand(chain, 0xF00D)
+    rpc(chain, "evm_setAutomine", False)
+    try:
+        sent = [box.post(TRAINER.address, b"", 1, gas=21_000) for _ in range(2)]
+        first = [one.bid for one in sent]
+        for _ in range(BLOCKS_TO_RAISE):
+            rpc(chain, "anvil_setNextBlockBaseFeePerGas", hex(3 * first[0].most))
+            rpc(chain, "evm_mine")
+            assert box.look() == ()
+        rpc(chain, "evm_mine")
+        assert list(box.look()) == sent, "both, in one block"
+        assert all(one.bid.most > 3 * bid.most for one, bid in zip(sent, first, strict=True))
+        assert {one.receipt["status"] for one in sent if one.receipt is not None} == {1}
+    finally:
+        rpc(chain, "evm_setAutomine", True)
+
+
+def test_after_a_restart_on_both_sides_nothing_is_lost_or_sent_twice(chain: Chain) -> None:
+    box, journal = by_hand(chain, 0xF00E)
+    rpc(chain, "evm_setAutomine", False)
+    try:
+        for name in (b"a", b"b"):
+            box.post(TRAINER.address, b"", 1, gas=21_000, name=name)
+        rpc(chain, "anvil_dropAllTransactions")
+        again = Outbox(chain._node, box._signer, journal=journal)
+        assert again.post(TRAINER.address, b"", 1, gas=21_000, name=b"b") is again.waiting[1]
+        again.look()
+        rpc(chain, "evm_mine")
+        assert [(one.name, one.fate) for one in again.look()] == [(b"a", Fate.MINED), (b"b", Fate.MINED)]
+        assert chain._node.count(box._signer.address, "latest") == 2
+    finally:
+        rpc(chain, "evm_setAutomine", True)
+
+
+def test_a_reorganised_transaction_is_sent_again(chain: Chain) -> None:
+    box, _ = by_hand(chain, 0xF00F, confirmations=2)
+    sent = box.post(TRAINER.address, b"", 1, gas=21_000)
+    assert box.look() == ()
+    assert sent.receipt is not None
+    rpc(chain, "evm_setAutomine", False)
+    try:
+        rpc(chain, "anvil_reorg", 1, [])
+        rpc(chain, "anvil_dropAllTransactions")
+        assert box.look() == ()
+        assert sent.receipt is None, "its block is gone"
+        for _ in range(3):
+            rpc(chain, "evm_mine")
+            ended = box.look()
+        assert (ended, sent.fate) == ((sent,), Fate.MINED)
+    finally:
+        rpc(chain, "evm_setAutomine", True)
 
 
 def test_a_proof_waits_for_the_next_second(chain: Chain) -> None:

@@ -219,7 +219,7 @@ def test_an_ending_is_told_from_what_happened(slashed: Finished, monkeypatch: py
 
     (job,) = slashed.jobs
     loser, winner = sorted(("auditor 1", "auditor 2"), key=lambda name: slashed.wei[name])
-    assert [ends(name) for name in ("trainer", loser, winner)] == ["recomputed", "unpaid", "harmless"]
+    assert [ends(name) for name in ("trainer", loser, winner)] == ["recomputed", "refused", "harmless"]
     assert [ends("builder"), ends("client")] == ["harmless", "harmless"]
     monkeypatch.setattr(job, "equivocation", True)
     assert ends("trainer") == "equivocation"

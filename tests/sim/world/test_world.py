@@ -74,7 +74,7 @@ def test_what_waits_stands_in_one_block_at_the_next_slot(workshop: Workshop) -> 
     yard.run(0)
     sent = [
         yard.send("client", offer),
-        yard.send("trainer", calls.accept_job(job.id, job.trainer_stake)),
+        yard.send("trainer", calls.accept_job(job.id, job.trainer_stake), untried=True),
         yard.send("client", other),
     ]
     assert yard.agents["trainer"].pending == ["createJob", "createJob"]
@@ -104,9 +104,16 @@ def test_what_would_revert_is_not_sent(workshop: Workshop) -> None:
     assert (yard.world.pending, yard.agents["client"].pending) == ([], [])
     assert yard.agents["trainer"].account.gas == 0
     yard.send("client", offer)
-    yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
+    early = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
+    assert refusal(early).name == "WrongJobStatus", "the offer that waits may never be mined"
     yard.run(60)
-    assert yard.world.board.jobs[job.id].status is JobStatus.ACTIVE, "the offer that waits counts for the acceptance"
+    withdrawn, accepted = (
+        yard.send("client", calls.cancel_job(job.id)),
+        yard.send("trainer", calls.accept_job(job.id, job.trainer_stake)),
+    )
+    assert not accepted.triggered, "and the cancellation that waits may never be mined either"
+    yard.run(120)
+    assert (withdrawn.ok, refusal(accepted).name) == (True, "WrongJobStatus")
 
 
 def test_who_sends_untried_pays_for_what_reverts(workshop: Workshop) -> None:
@@ -136,11 +143,11 @@ def test_a_builder_mixes_senders_but_not_what_one_sent(workshop: Workshop) -> No
     (job, offer), (_, second), (_, third) = yard.job(1), yard.job(2), yard.job(3)
     for call in (offer, second, third):
         yard.send("client", call)
-    accepted = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
+    accepted = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake), untried=True)
     yard.run(60)
     (block,) = yard.world.blocks
     assert [item.pending.call for item in block.transactions][1:] == [offer, second, third]
-    assert refusal(accepted).name == "WrongJobStatus", "tried behind the offer, and executed before it"
+    assert refusal(accepted).name == "WrongJobStatus", "executed before the offer"
     assert yard.agents["trainer"].account.refused == 1
 
 
@@ -157,7 +164,7 @@ def test_what_a_builder_leaves_out_waits(workshop: Workshop) -> None:
     sent = yard.send("client", offer)
     yard.run(59)
     assert (sent.triggered, yard.world.blocks) == (False, [])
-    accepted = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
+    accepted = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake), untried=True)
     yard.run(100)
     assert sent.value.timestamp == accepted.value.timestamp == GENESIS + 60
 

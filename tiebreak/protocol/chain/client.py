@@ -9,7 +9,7 @@ from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
 
 from tiebreak.protocol.chain import calls
-from tiebreak.protocol.chain.abi import read_log
+from tiebreak.protocol.chain.abi import decode_revert, read_log
 from tiebreak.protocol.chain.artifacts import (
     BOARD,
     CONTRACTS,
@@ -21,17 +21,25 @@ from tiebreak.protocol.chain.artifacts import (
 )
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError, Reverted
+from tiebreak.protocol.chain.gas import gas_limit
 from tiebreak.protocol.chain.node import Node, Signer
+from tiebreak.protocol.chain.outbox import Outbox, Sent
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game.moves import Move, Prove
 from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.parties.fees import first_bid
 from tiebreak.protocol.tags import Digest
 
 PROOF_SECONDS: Final = 60
 """How long to wait for a second later than that of the proof's seal: a few blocks on any chain."""
+RECEIPT_SECONDS: Final = 180
+"""How long `send` waits for a transaction to be mined."""
+DISPLACEMENTS: Final = 8
+"""How often `send` tries a call again whose number another transaction of the account has used."""
+NO_CAP: Final = 1 << 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,7 @@ class Chain:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._deployment: Deployment | None = None
+        self._outboxes: dict[Address, Outbox] = {}
 
     @classmethod
     def connect(cls, endpoint: str) -> Self:
@@ -82,10 +91,11 @@ class Chain:
 
         Raises `InsufficientFunds` before anything is sent if the account cannot pay for all of them.
         """
-        self._node.require_gas(signer.address, sum(map(creation_gas, CONTRACTS)))
+        gas = sum(map(creation_gas, CONTRACTS))
+        self._node.require(signer.address, gas * first_bid(self._node.market(), NO_CAP).most)
         made: list[Address] = []
         # The games are told the address of the board, which the transaction after theirs creates.
-        board = created_by(signer.address, self._node.nonce(signer.address) + len(CONTRACTS) - 1)
+        board = created_by(signer.address, self._node.count(signer.address, "pending") + len(CONTRACTS) - 1)
         for name in CONTRACTS:
             creation = self._create(signer, name, creation_code(name, *made[-1:], *([board] if name == GAMES else [])))
             made.append(creation.address)
@@ -138,7 +148,41 @@ class Chain:
         """Make one of the calls that `tiebreak.protocol.chain.calls` builds."""
         data = call.data
         to = self.deployment.named()[call.contract]
-        return self._receipt(self._node.send(signer, to, data, call.value), len(data))
+        return self._receipt(self._transact(signer, to, data, call.value, gas_limit(call)), len(data))
+
+    def outbox(self, signer: Signer, **settings: Any) -> Outbox:
+        """What carries an account's transactions into blocks. The settings are those of `Outbox`, at its first use.
+
+        A driver that must not wait posts and looks there itself; `send` and `play` do both, and wait.
+        """
+        if signer.address not in self._outboxes:
+            self._outboxes[signer.address] = Outbox(self._node, signer, **settings)
+        elif settings:
+            raise StateError("expected the settings of an outbox before its first use, got them after")
+        return self._outboxes[signer.address]
+
+    def post(self, signer: Signer, call: Call, *, deadline: int = 0, name: bytes = b"") -> Sent:
+        """Try a call and send it, without waiting for a block. See `Outbox.post`."""
+        data, to = call.data, self.deployment.named()[call.contract]
+        gas = self._node.try_out(signer.address, to, data, call.value, gas_limit(call))
+        return self.outbox(signer).post(to, data, call.value, gas=gas, deadline=deadline, name=name)
+
+    def _transact(self, signer: Signer, to: Address | None, data: bytes, value: int, limit: int) -> Mapping[str, Any]:
+        """Try a transaction, send it and wait for its receipt."""
+        outbox = self.outbox(signer)
+        for _ in range(DISPLACEMENTS):
+            self._node.require(signer.address, value)
+            gas = self._node.try_out(signer.address, to, data, value, limit)
+            sent = outbox.post(to, data, value, gas=gas)
+            outbox.wait(sent, RECEIPT_SECONDS)
+            if sent.receipt is None:
+                continue  # another process has used its number
+            if sent.receipt["status"] != 1:
+                # The chain moved on between trying and mining, so trying again shows what changed.
+                self._node.try_out(signer.address, to, data, value, limit)
+                raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
+            return sent.receipt
+        raise NodeError(f"expected a number of its own for a transaction, got one in use {DISPLACEMENTS} times")
 
     def challenge(self, challenger: Signer, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
         """Start a game against a head and pay the challenger's stake. Returns the game's id and the receipt."""
@@ -202,7 +246,7 @@ class Chain:
         return found
 
     def _create(self, signer: Signer, name: str, code: bytes) -> Creation:
-        receipt = self._node.send(signer, None, code)
+        receipt = self._transact(signer, None, code, 0, creation_gas(name))
         created = receipt["contractAddress"]
         if created is None:
             raise NodeError("expected the address of a new contract, got none")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from web3.types import Wei
 
 GAS_LIMIT: Final = 15_000_000
-"""Gas limit of every transaction here: half of a block. Estimating gas would take time for no benefit."""
+"""Gas limit of every transaction of a `SimulatedChain`: half of a block."""
 ACCOUNTS_PATH: Final = "m/44'/60'/0'/0"
 """The BIP-44 path where wallets and anvil look for the numbered accounts of a mnemonic."""
 DEFAULT_FUNDS: Final = 100 * 10**18
@@ -45,7 +45,7 @@ class EmbeddedChain(Chain):
         from web3 import EthereumTesterProvider, Web3  # noqa: PLC0415
 
         self._tester = new_tester()
-        super().__init__(Node(Web3(EthereumTesterProvider(self._tester)), GAS_LIMIT))
+        super().__init__(Node(Web3(EthereumTesterProvider(self._tester))))
 
     def fund(self, account: Address, wei: int = DEFAULT_FUNDS) -> None:
         """Give an account wei, taken from the richest of the chain's initial accounts."""

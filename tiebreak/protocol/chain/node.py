@@ -6,6 +6,7 @@ Importing web3 and the embedded chain takes seconds, so both are imported only w
 import ast
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast
 from urllib.parse import urlsplit
@@ -16,16 +17,16 @@ from eth_utils.exceptions import ValidationError
 
 from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeError, Reverted
+from tiebreak.protocol.chain.gas import MOST
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties.fees import Market
 
 if TYPE_CHECKING:
     from web3 import Web3
     from web3.types import TxParams, Wei
 
 RPC_SECONDS: Final = 30
-RECEIPT_SECONDS: Final = 180
-"""How long to wait for a transaction to be mined."""
 _EMBEDDED_PREFIX: Final = "execution reverted: "
 
 
@@ -54,12 +55,31 @@ def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
     return bytes(signed.encode())
 
 
-class Node:
-    """Takes and returns bytes. `gas_limit` applies to every transaction; None asks the node for estimates."""
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """The newest block."""
 
-    def __init__(self, web3: "Web3", gas_limit: int | None = None) -> None:
+    number: int
+    hash: bytes
+    timestamp: int
+
+
+def read_transaction(raw: bytes) -> dict[str, Any]:
+    """The fields that `sign_transaction` was given."""
+    from eth_account.typed_transactions.typed_transaction import TypedTransaction  # noqa: PLC0415  # takes a second
+    from hexbytes import HexBytes  # noqa: PLC0415
+
+    fields = dict(TypedTransaction.from_bytes(HexBytes(raw)).as_dict())
+    to = bytes(fields["to"])
+    return {**fields, "data": bytes(fields["data"]), "to": Address(to) if to else None}
+
+
+class Node:
+    """Takes and returns bytes. Nothing that it says is more than a claim; what is sent is decided from the chain."""
+
+    def __init__(self, web3: "Web3") -> None:
         self.web3 = web3
-        self._gas_limit = gas_limit
+        self._simulates = True
         with node_errors():
             self.chain_id = int(web3.eth.chain_id)
 
@@ -73,6 +93,8 @@ class Node:
         if Path(endpoint).is_socket():
             return cls(Web3(IPCProvider(endpoint, timeout=RPC_SECONDS)))
         raise ConfigurationError(f"expected an http(s) URL or the path of a node's IPC socket, got {endpoint}")
+
+    # ------------------------------------------------------------------ reading
 
     def call(self, to: Address | None, data: bytes) -> bytes:
         """The result of a call on the newest block. If `to` is None, the code that a creation would deploy.
@@ -96,79 +118,107 @@ class Node:
         with node_errors():
             return int(self.web3.eth.get_block("latest" if block is None else block)["timestamp"])
 
-    def send(self, signer: Signer, to: Address | None, data: bytes, value: int = 0) -> Mapping[str, Any]:
-        """Try a transaction, sign it, send it and wait for its receipt.
-
-        Because it is tried first, a move that the contract refuses costs nothing. Raises `Reverted`,
-        `InsufficientFunds` or `NodeError`.
-        """
-        tx = self._transaction(to, data, value)
-        tx["from"] = to_checksum_address(signer.address)
-        self._check_funds(signer.address, value)
-        sent = self.post(signer, to, data, value, gas=self._try(tx))
+    def newest(self) -> Tip:
         with node_errors():
-            receipt = self.web3.eth.wait_for_transaction_receipt(Hash32(sent), timeout=RECEIPT_SECONDS)
-        if receipt["status"] != 1:
-            # The chain moved on between trying and mining, so trying again shows what changed.
-            self._try(tx)
-            raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
-        return cast("Mapping[str, Any]", receipt)
+            block = self.web3.eth.get_block("latest")
+        return Tip(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
 
-    def post(self, signer: Signer, to: Address | None, data: bytes, value: int = 0, *, gas: int) -> bytes:
-        """Sign and send a transaction without trying it and without waiting. Returns its hash."""
-        fees = self._fees()
-        self._check_funds(signer.address, value + gas * fees["maxFeePerGas"])
-        nonce = self.nonce(signer.address)
+    def count(self, account: Address, block: Literal["latest", "pending"]) -> int:
+        """The number of an account's transactions in blocks, or with those that wait for one in order."""
         with node_errors():
-            fields: dict[str, Any] = {"chainId": self.chain_id, "nonce": nonce, "value": value, "data": data}
-            if to is not None:
-                fields["to"] = to
-            return bytes(self.web3.eth.send_raw_transaction(sign_transaction(signer, {**fields, **fees, "gas": gas})))
+            return int(self.web3.eth.get_transaction_count(to_checksum_address(account), block))
 
-    def nonce(self, account: Address) -> int:
-        """The number of the account's next transaction."""
+    def receipt(self, transaction: bytes) -> Mapping[str, Any] | None:
+        """The receipt of a transaction that is in a block; None for any other."""
+        from web3.exceptions import TransactionNotFound  # noqa: PLC0415
+
         with node_errors():
-            return int(self.web3.eth.get_transaction_count(to_checksum_address(account), "pending"))
+            try:
+                return cast("Mapping[str, Any]", self.web3.eth.get_transaction_receipt(Hash32(transaction)))
+            except TransactionNotFound:
+                return None
 
-    def require_gas(self, account: Address, gas: int) -> None:
-        """Raise `InsufficientFunds` unless an account can pay for this much gas."""
-        self._check_funds(account, gas * self._fees()["maxFeePerGas"])
-
-    def _transaction(self, to: Address | None, data: bytes, value: int) -> "TxParams":
-        tx: TxParams = {"data": data, "value": cast("Wei", value)}
-        if to is not None:
-            tx["to"] = to_checksum_address(to)
-        return tx
-
-    def _fees(self) -> dict[str, int]:
+    def market(self) -> Market:
         with node_errors():
             base = self.web3.eth.get_block("latest").get("baseFeePerGas")
             if base is None:
                 raise NodeError("expected a chain with a base fee (EIP-1559), got blocks without one")
-            tip = int(self.web3.eth.max_priority_fee)
-        return {"maxFeePerGas": 2 * int(base) + tip, "maxPriorityFeePerGas": tip}
+            return Market(int(base), int(self.web3.eth.max_priority_fee))
 
-    def _try(self, tx: "TxParams") -> int:
-        """The gas limit for a transaction. Raises `Reverted` if it would fail now.
+    def require(self, account: Address, wei: int) -> None:
+        """Raise `InsufficientFunds` unless an account has so much."""
+        if (available := self.balance(account)) < wei:
+            raise InsufficientFunds(account, wei, available)
 
-        It is tried on the pending state, because a proof is refused in the second of its seal and so needs the next
-        block's time. But somebody could keep a transaction in the mempool that is never mined, only to have honest ones
-        refused here until their clocks run out. So if the pending state refuses and other transactions are waiting, it
-        is also tried on the newest block alone, and sent if it succeeds there. At worst, that costs its gas.
+    # ------------------------------------------------------------------ trying and sending
+
+    def try_out(self, sender: Address, to: Address | None, data: bytes, value: int, limit: int) -> int:
+        """The gas to send a transaction with. Raises `Reverted` if the next block would refuse it as its only one.
+
+        Others' waiting transactions have no say: somebody could keep one in the mempool that is never mined, only to
+        have honest ones refused here until their clocks run out. What is tried must have the next block's time, since
+        a proof is illegal in the second of its seal. `limit` is a measured one; only a call that turns out to need
+        more gets all that a transaction may have.
         """
+        tx = self._transaction(to, data, value)
+        tx["from"] = to_checksum_address(sender)
+        for gas in (limit, MOST):
+            try:
+                self._try({**tx, "gas": gas})
+            except Reverted as refused:
+                if refused.name != "Halted" or gas == MOST:
+                    raise
+            else:
+                return gas
+        raise AssertionError("the loop returns or raises")
+
+    def _try(self, tx: "TxParams") -> None:
+        from web3.exceptions import MethodUnavailable, Web3Exception  # noqa: PLC0415
+
+        if self._simulates and "to" in tx:
+            try:
+                return self._simulate(tx)
+            except (MethodUnavailable, NotImplementedError):
+                self._simulates = False
+            except (Web3Exception, KeyError, TypeError, ValueError):
+                pass  # it answered with something else than the result
+        # Without the means to set a time, only the pending state has the next block's. It is believed unless it may
+        # be somebody's transaction that stands in the way; then the newest block decides, at its own time.
         try:
-            return self._gas_on(tx, "pending")
+            self._call(tx, "pending")
         except Reverted:
             if not self._anything_waits():
                 raise
-        return self._gas_on(tx, "latest")
+            self._call(tx, "latest")
+        return None
 
-    def _gas_on(self, tx: "TxParams", block: Literal["pending", "latest"]) -> int:
+    def _simulate(self, tx: "TxParams") -> None:
+        """Try on the newest block, at the time of the next (`eth_simulateV1`)."""
+        overrides = {"time": self._next_time()}
+        payload: Any = {"blockStateCalls": [{"blockOverrides": overrides, "calls": [tx]}], "validation": False}
+        try:
+            (block,) = self.web3.eth.simulate_v1(payload, "latest")
+        except OSError as error:
+            raise _unreachable(error) from error
+        (found,) = block["calls"]
+        if int(found["status"]) != 1:
+            refused = cast("Mapping[str, Any]", found["error"])
+            # Some nodes give the revert data with the error, as the specification says, and some as what was returned.
+            data = _hex_data(refused.get("data")) or bytes(found.get("returnData", b""))
+            raise decode_revert(data, str(refused.get("message")))
+
+    def _next_time(self) -> int:
+        """When the next block is due: as the node builds it, and after the newest in any case."""
+        newest = self.timestamp()
+        try:
+            with node_errors():
+                return max(newest + 1, int(self.web3.eth.get_block("pending")["timestamp"]))
+        except NodeError:
+            return newest + 1
+
+    def _call(self, tx: "TxParams", block: Literal["pending", "latest"]) -> None:
         with node_errors():
-            if self._gas_limit is None:
-                return int(self.web3.eth.estimate_gas(tx, block)) * 5 // 4
-            self.web3.eth.call({**tx, "gas": self._gas_limit}, block)
-            return self._gas_limit
+            self.web3.eth.call(tx, block)
 
     def _anything_waits(self) -> bool:
         """Whether the pending block has transactions. If the node does not show one, assume so."""
@@ -178,9 +228,20 @@ class Node:
         except NodeError:
             return True
 
-    def _check_funds(self, account: Address, needed: int) -> None:
-        if (available := self.balance(account)) < needed:
-            raise InsufficientFunds(account, needed, available)
+    def broadcast(self, raw: bytes) -> str:
+        """Hand a signed transaction to the node. Returns what the node has against it, or nothing."""
+        try:
+            with node_errors():
+                self.web3.eth.send_raw_transaction(raw)
+        except ChainError as error:
+            return str(error)
+        return ""
+
+    def _transaction(self, to: Address | None, data: bytes, value: int) -> "TxParams":
+        tx: TxParams = {"data": data, "value": cast("Wei", value)}
+        if to is not None:
+            tx["to"] = to_checksum_address(to)
+        return tx
 
 
 @contextmanager
@@ -207,8 +268,14 @@ def _translated(error: Exception) -> ChainError | None:
         case Web3Exception() | ValidationError():
             return NodeError(f"the node refused: {error}")
         case OSError():  # requests' errors too
-            return NodeError(f"cannot reach the node: {error}; is it running at this address?")
+            return _unreachable(error)
+        case KeyError() | TypeError() | ValueError():
+            return NodeError(f"expected an answer of JSON-RPC, got one that is none: {error!r}")
     return None
+
+
+def _unreachable(error: OSError) -> NodeError:
+    return NodeError(f"cannot reach the node: {error}; is it running at this address?")
 
 
 def _hex_data(data: object) -> bytes:

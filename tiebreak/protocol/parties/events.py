@@ -394,16 +394,14 @@ class Start:
 class Transact:
     """Send a transaction if it would not revert now, unless one with this name is already waiting.
 
-    The driver tries it on top of all transactions that wait to be mined. With `past_pending`, it was refused there
-    before; it is now also sent if the newest block alone would take it, since whatever is in its way may never be
-    mined. With `untried`, it is sent whatever the outcome; no honest party asks for that.
+    The driver tries it on the newest block alone, at the time of the next one. What waits to be mined has no say, since
+    it may never be mined. With `untried`, it is sent whatever the outcome; no honest party asks for that.
     """
 
     place: Place
     transaction: Transaction
     deadline: int | None = None
     """The last instant at which it is useful, if there is one."""
-    past_pending: bool = False
     untried: bool = False
 
 

@@ -37,7 +37,7 @@ PASSING: Final = frozenset(
         "WrongPhase",
     }
 )
-"""Refusals that time will resolve, or that another party's pending transaction caused, which may never be mined."""
+"""Refusals that time will resolve, or that come of another party's transaction in the same block."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,6 @@ class _Sending:
     """What has become of a transaction so far."""
 
     is_pending: bool = False
-    was_refused: bool = False
     is_given_up: bool = False
     retry_at: int = 0
 
@@ -188,18 +187,13 @@ class Machine:
     def want(
         self, place: Place, transaction: e.Transaction, *, deadline: int | None = None, untried: bool = False
     ) -> None:
-        """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again at each block.
-
-        Another party's pending transaction may be in its way, such as a decoy that its sender never lets into a block.
-        After one block the decoy has had its chance; now this is sent if the newest block alone would take it.
-        """
+        """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block."""
         assert self._key is not None, "a party without a key sends no transaction"
         sending = self._sending.setdefault(place, _Sending())
         if sending.is_pending or sending.is_given_up or not self.has_come(sending.retry_at):
             return
         sending.is_pending = True
-        past = sending.was_refused
-        self.do(e.Transact(place=place, transaction=transaction, deadline=deadline, past_pending=past, untried=untried))
+        self.do(e.Transact(place=place, transaction=transaction, deadline=deadline, untried=untried))
 
     def is_given_up(self, place: Place) -> bool:
         """Whether a transaction was refused for good."""
@@ -207,7 +201,7 @@ class Machine:
 
     def _refused(self, event: e.Refused) -> None:
         sending = self._sending.setdefault(event.place, _Sending())
-        sending.is_pending, sending.was_refused = False, True
+        sending.is_pending = False
         if event.error in PASSING:
             sending.retry_at = self.next_slot()
             return

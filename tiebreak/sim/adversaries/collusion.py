@@ -205,7 +205,7 @@ class BaitingTrainer(Trainer):
         state = start(job, head.head, identity, self.world.next_block)
         shown = tuple(work.oracle.run_tree(head.head.count).below(state.height, 0, state.levels))
         try:
-            yield from self.send(calls.move_call(state, Descend(nodes=shown)))
+            yield from self.send(calls.move_call(state, Descend(nodes=shown)), untried=True)
         except ChainError:
             return
 

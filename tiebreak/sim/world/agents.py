@@ -215,8 +215,7 @@ class Agent(Machine):
 
     def _transact(self, action: e.Transact) -> None:
         call = self.call_of(action.transaction)
-        untried = action.untried or (action.past_pending and self.world.stands_alone(self, call))
-        _on(self.world.submit(self, call, untried=untried), partial(self._resolve, action.place))
+        _on(self.world.submit(self, call, untried=action.untried), partial(self._resolve, action.place))
 
     def _begin(self, work: e.Work) -> None:
         if not isinstance(work, e.Gather):

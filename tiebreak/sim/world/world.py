@@ -1,10 +1,10 @@
 """Simulated time: parties, mempool and chain, in whole seconds of a `simpy` environment.
 
-Blocks come at fixed instants, every `BLOCK_SECONDS`, but only if a transaction waits. A waiting transaction is executed
-at once, in the order of arrival, on top of the newest block and at the instant of the next one (a node's *pending*
-state). A party that tries its call first, as honest parties do, learns of a refusal at once and sends nothing. If the
-builder includes everything in that order, the block is finished already. Otherwise the block is executed anew, and a
-transaction that was tried may then revert and cost its sender the gas.
+Blocks come at fixed instants, every `BLOCK_SECONDS`, but only if a transaction waits. A party that tries its call
+first, as honest parties do, tries it on the newest block alone, at the instant of the next; it learns of a refusal at
+once and sends nothing. What is sent is executed at once, in the order of arrival, on top of what waits (a node's
+*pending* state). If the builder includes everything in that order, the block is finished already. Otherwise the block
+is executed anew. Whatever was tried may revert in the block and cost its sender the gas.
 """
 
 from collections.abc import Generator, Sequence
@@ -193,13 +193,19 @@ class World:
     def submit(self, sender: Participant, call: Call, *, untried: bool = False) -> simpy.Event:
         """Send a transaction; the event succeeds with its `Receipt` or fails with `Reverted`.
 
-        The transaction is tried first and not sent if it would revert now. An adversary may send it untried.
+        The transaction is tried first, on the newest block alone, and not sent if it would revert there. An adversary
+        may send it untried.
         """
-        pending = self.new_pending(sender, call, untried=untried)
+        pending, drafting = self.new_pending(sender, call, untried=untried), self._draft_of_next()
+        is_first = not drafting.included  # then the pending state is that of the newest block
         try:
-            self._execute(self._draft_of_next(), pending, in_block=untried)
+            if not untried and not is_first:
+                self.chain.draft(self.next_block).add(sender.key, call)
+            self._execute(drafting, pending, in_block=untried or not is_first)
         except ChainError as error:
-            self._compare_refusal(pending, error)
+            if isinstance(error, Reverted):
+                # The Python referee must refuse what the contract refuses.
+                self.board.refuse(call, sender.address, error, drafting.draft.timestamp)
             pending.done.fail(error)
             return pending.done
         self.pending.append(pending)
@@ -209,20 +215,6 @@ class World:
             if party is not sender:
                 party.on_pending(pending)
         return pending.done
-
-    def _compare_refusal(self, pending: Pending, error: ChainError) -> None:
-        """Check that the Python referee, too, refuses a call that was refused directly on top of the newest block."""
-        drafting = self._drafting
-        if isinstance(error, Reverted) and drafting is not None and not drafting.included:
-            self.board.refuse(pending.call, pending.sender.address, error, drafting.draft.timestamp)
-
-    def stands_alone(self, sender: Participant, call: Call) -> bool:
-        """Whether a transaction would succeed if no other waiting transaction were ever included."""
-        try:
-            self.chain.draft(self.next_block).add(sender.key, call)
-        except ChainError:
-            return False
-        return True
 
     def new_pending(self, sender: Participant, call: Call, *, untried: bool = False) -> Pending:
         """A transaction that is not in the mempool yet. A builder's own transaction never has to be."""

@@ -1,0 +1,448 @@
+"""The outbox: numbers, bids and fates of transactions, before nodes that are slow, forgetful, or lie."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from typing import Any
+
+import pytest
+from eth_hash.auto import keccak
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.chain.support import TRAINER
+from tiebreak.protocol.chain import InsufficientFunds, NodeError
+from tiebreak.protocol.chain.node import Tip, read_transaction
+from tiebreak.protocol.chain.outbox import BLOCKS_TO_RAISE, LOOKS, Fate, Outbox, Sent
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, raised_bid
+
+GWEI = 10**9
+BLOCK = 12
+TO = Address(b"\x0b" * 20)
+
+
+# ---------------------------------------------------------------- bids
+
+
+prices = st.integers(0, 1 << 60)
+markets = st.builds(Market, prices, prices)
+
+
+@given(markets, st.integers(1, 1 << 64))
+def test_a_first_bid_covers_a_doubled_base_fee_up_to_the_cap(market: Market, cap: int) -> None:
+    bid = first_bid(market, cap)
+    assert bid.most == min(cap, 2 * market.base + market.tip)
+    assert bid.tip == min(market.tip, bid.most)
+
+
+bids = st.builds(lambda most, tip: Bid(max(most, tip), min(most, tip)), prices, prices)
+
+
+@given(bids, markets, st.integers(1, 1 << 64), st.none() | st.integers(-3, 50))
+def test_a_raise_replaces_the_bid_and_keeps_to_the_cap(last: Bid, market: Market, cap: int, left: int | None) -> None:
+    """By the rule of go-ethereum: both prices at least 110%, in integers."""
+    raised = raised_bid(last, market, cap, left)
+    if raised is None:
+        assert 10 * cap < 11 * max(last.most, last.tip)
+        return
+    assert raised.tip <= raised.most <= cap
+    assert raised.most * 100 >= last.most * 110
+    assert raised.tip * 100 >= last.tip * 110
+
+
+def test_bids_reach_the_cap_with_the_last_block() -> None:
+    cap, bid, market = 1000 * GWEI, Bid(3 * GWEI, GWEI), Market(GWEI, GWEI)
+    bids = []
+    for left in (5, 4, 3, 2, 1):
+        bid = raised_bid(bid, market, cap, left) or bid
+        bids.append(bid.most)
+    assert bids == sorted(set(bids))
+    assert bids[-1] == cap
+    assert raised_bid(bid, market, cap, 1) is None
+    slow = raised_bid(Bid(3 * GWEI, GWEI), market, cap, None)
+    assert slow == Bid(3 * GWEI * 9 // 8, GWEI * 9 // 8)
+
+
+# ---------------------------------------------------------------- a node to lie with
+
+
+@dataclass
+class FakeNode:
+    """A chain of one account, with a mempool that replaces by go-ethereum's rule. Tests change its answers."""
+
+    base: int = GWEI
+    tip: int = GWEI
+    funds: int = 10**20
+    chain_id: int = 1
+    blocks: list[tuple[bytes, list[bytes]]] = field(default_factory=lambda: [(b"genesis", [])])
+    pool: dict[int, bytes] = field(default_factory=dict)
+    heard: list[bytes] = field(default_factory=list)
+    deaf: bool = False
+    """Whether it forgets every transaction at once, and says nothing."""
+    lies: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+    """By method: what it says instead of the truth."""
+    _blocks: Any = field(default_factory=count)
+
+    def _say(self, method: str, truth: Any) -> Any:
+        return self.lies.get(method, lambda same: same)(truth)
+
+    def mined(self) -> list[bytes]:
+        return [raw for _, raws in self.blocks for raw in raws]
+
+    def newest(self) -> Tip:
+        number = len(self.blocks)
+        return self._say("newest", Tip(number, self.blocks[-1][0], 1000 + BLOCK * number))  # type: ignore[no-any-return]
+
+    def count(self, account: Address, block: str) -> int:
+        found = len(self.mined())
+        while block == "pending" and found in self.pool:
+            found += 1
+        return self._say(block, found)  # type: ignore[no-any-return]
+
+    def receipt(self, transaction: bytes) -> Mapping[str, Any] | None:
+        for number, (_, raws) in enumerate(self.blocks, 1):
+            for raw in raws:
+                if bytes(keccak(raw)) == transaction:
+                    found = {"transactionHash": transaction, "blockNumber": number, "status": 1, "gasUsed": 21_000}
+                    return self._say("receipt", found)  # type: ignore[no-any-return]
+        return None
+
+    def market(self) -> Market:
+        return self._say("market", Market(self.base, self.tip))  # type: ignore[no-any-return]
+
+    def balance(self, account: Address) -> int:
+        return self._say("balance", self.funds)  # type: ignore[no-any-return]
+
+    def require(self, account: Address, wei: int) -> None:
+        if self.funds < wei:
+            raise InsufficientFunds(account, wei, self.funds)
+
+    def broadcast(self, raw: bytes) -> str:
+        self.heard.append(raw)
+        number, old = numbered(raw), self.pool.get(numbered(raw))
+        if self.deaf:
+            return ""
+        if number < len(self.mined()):
+            return "nonce too low"
+        if old == raw:
+            return "already known"
+        if old is not None and not bid_of(raw).replaces(bid_of(old)):
+            return "replacement transaction underpriced"
+        self.pool[number] = raw
+        return ""
+
+    def mine(self, *, empty: bool = False) -> None:
+        taken: list[bytes] = []
+        while not empty and (raw := self.pool.pop(len(self.mined()) + len(taken), None)) is not None:
+            taken.append(raw)
+        self.blocks.append((b"block %d" % next(self._blocks), taken))
+
+    def reorganise(self, depth: int) -> None:
+        """Other blocks without transactions take the place of the last; the mempool forgets what was in them."""
+        del self.blocks[-depth:]
+        for _ in range(depth + 1):
+            self.mine(empty=True)
+
+
+def numbered(raw: bytes) -> int:
+    return int(read_transaction(raw)["nonce"])
+
+
+def bid_of(raw: bytes) -> Bid:
+    fields = read_transaction(raw)
+    return Bid(fields["maxFeePerGas"], fields["maxPriorityFeePerGas"])
+
+
+def outbox(node: FakeNode, **settings: Any) -> Outbox:
+    return Outbox(node, TRAINER, **settings)  # type: ignore[arg-type]
+
+
+def post(box: Outbox, data: bytes = b"a move", **options: Any) -> Sent:
+    return box.post(TO, data, gas=100_000, **options)
+
+
+# ---------------------------------------------------------------- ordinary life
+
+
+def test_what_is_sent_is_mined_and_ends() -> None:
+    node = FakeNode()
+    box = outbox(node)
+    first, second = post(box), post(box, b"another")
+    assert [first.number, second.number] == [0, 1], "several in flight"
+    assert box.look() == ()
+    node.mine()
+    assert box.look() == (first, second)
+    assert (first.fate, second.fate, box.waiting) == (Fate.MINED, Fate.MINED, [])
+    sent = read_transaction(node.mined()[1])
+    assert (sent["data"], sent["to"], sent["gas"], sent["value"]) == (b"another", TO, 100_000, 0)
+    assert post(box).number == 2
+
+
+def test_a_transaction_that_blocks_pass_by_is_outbid_up_to_the_cap() -> None:
+    node, cap = FakeNode(), 40 * GWEI
+    box = outbox(node, cap=cap * 6 // 5)
+    sent = post(box, deadline=1000 + BLOCK * 60)
+    for _ in range(50):
+        node.mine(empty=True)
+        assert box.look() == ()
+    bids = [bid_of(raw) for raw in dict.fromkeys(node.heard)]
+    assert bids[0] == Bid(3 * GWEI, GWEI)
+    assert len(bids) > 8
+    assert all(later.replaces(earlier) for earlier, later in pairwise(bids))
+    assert bids[-1].most == cap >= max(bid.most for bid in bids)
+    assert len(node.heard) >= 40, "and sent again though nothing changed, since nodes forget"
+    assert {numbered(raw) for raw in node.heard} == {0}
+    node.mine()
+    assert box.look() == (sent,)
+    assert bid_of(node.mined()[0]) == bids[-1]
+
+
+def test_without_a_cap_bids_stop_at_a_multiple_of_the_market_and_at_the_balance() -> None:
+    for funds, most in ((10**20, CAP_FACTOR * 3 * GWEI * 5 // 6), (100_000 * 5 * GWEI, 5 * GWEI)):
+        node = FakeNode(funds=funds)
+        box = outbox(node)
+        post(box)
+        for _ in range(100):
+            node.mine(empty=True)
+            box.look()
+        assert max(bid_of(raw).most for raw in node.heard) == most
+    with pytest.raises(InsufficientFunds):
+        post(outbox(FakeNode(funds=1)))
+
+
+def test_an_old_version_may_be_the_one_that_is_mined() -> None:
+    node = FakeNode()
+    box = outbox(node)
+    sent, first = post(box), node.heard[0]
+    for _ in range(BLOCKS_TO_RAISE):
+        node.mine(empty=True)
+        box.look()
+    assert len(sent.hashes) == 2
+    node.pool[0] = first
+    node.mine()
+    assert box.look() == (sent,)
+    assert sent.receipt is not None
+    assert sent.receipt["transactionHash"] == sent.hashes[0]
+
+
+def test_what_is_of_no_more_use_gives_its_number_to_the_next() -> None:
+    node = FakeNode()
+    box = outbox(node)
+    late = post(box, deadline=1000 + 3 * BLOCK)
+    for _ in range(3):
+        node.mine(empty=True)
+        ended = box.look()
+    assert (ended, late.fate) == ((late,), Fate.EXPIRED)
+    following = post(box, b"next")
+    assert following.number == late.number
+    assert following.bid.replaces(late.bid), "it takes the expired one's place in every mempool"
+    node.mine()
+    assert box.look() == (following,)
+    assert [read_transaction(raw)["data"] for raw in node.mined()] == [b"next"]
+
+
+def test_at_its_deadline_a_transaction_is_still_of_use() -> None:
+    node = FakeNode()
+    box = outbox(node)
+    sent = post(box, deadline=1000 + 2 * BLOCK)
+    node.mine(empty=True)
+    assert (node.newest().timestamp, box.look()) == (sent.deadline, ())
+
+
+# ---------------------------------------------------------------- restarts, and other processes
+
+
+def test_after_a_restart_nothing_is_sent_twice_and_no_number_is_given_away() -> None:
+    node, journal = FakeNode(), list[bytes]()
+    box = outbox(node, record=journal.append)
+    done = post(box, name=b"done")
+    node.mine()
+    assert box.look() == (done,)
+    sent = [post(box, bytes([n]), name=b"move %d" % n, deadline=10_000) for n in range(3)]
+    for _ in range(BLOCKS_TO_RAISE):
+        node.mine(empty=True)
+        box.look()
+    node.pool.clear()  # the node restarts too
+
+    again = outbox(node, journal=journal, record=journal.append)
+    assert [(one.name, one.number, one.data, one.bid, one.hashes) for one in again.waiting] == [
+        (one.name, one.number, one.data, one.bid, one.hashes) for one in sent
+    ]
+    assert post(again, b"\x01", name=b"move 1") is again.waiting[1]
+    assert post(again, b"new").number == 4
+    node.mine(empty=True)
+    again.look()
+    node.mine()
+    assert [one.name for one in again.look()] == [b"move 0", b"move 1", b"move 2", b""]
+    assert [numbered(raw) for raw in node.mined()] == [0, 1, 2, 3, 4]
+    assert outbox(node, journal=journal).waiting == []
+
+
+def test_everything_is_recorded_before_it_is_sent() -> None:
+    node, journal = FakeNode(), list[bytes]()
+
+    def crash(note: bytes) -> None:
+        journal.append(note)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        post(outbox(node, record=crash), name=b"move")
+    assert node.heard == []
+    again = outbox(node, journal=journal)
+    assert [one.name for one in again.waiting] == [b"move"]
+    again.look()
+    assert len(node.heard) == 1, "it is sent now"
+
+
+def test_a_number_that_another_process_used() -> None:
+    node = FakeNode()
+    ours, theirs = outbox(node), outbox(node)
+    lost = post(ours, b"ours")
+    node.pool.clear()  # their node has not heard of it
+    kept = post(theirs, b"theirs")
+    assert lost.number == kept.number == 0
+    node.mine()
+    looks = [ours.look() for _ in range(LOOKS)]
+    assert looks == [()] * (LOOKS - 1) + [(lost,)]
+    assert lost.fate is Fate.DISPLACED
+    assert post(ours, b"ours").number == 1
+    behind = post(theirs, b"more")
+    assert behind.number == 2, "what waits of another process keeps its number"
+
+
+# ---------------------------------------------------------------- reorganisations
+
+
+def test_a_transaction_counts_only_with_its_confirmations() -> None:
+    node = FakeNode()
+    box = outbox(node, confirmations=3)
+    sent = post(box)
+    node.mine()
+    for _ in range(3):
+        assert box.look() == ()
+        node.mine(empty=True)
+    assert box.look() == (sent,)
+
+
+def test_a_transaction_of_a_block_that_vanished_is_sent_again() -> None:
+    node = FakeNode()
+    box = outbox(node, confirmations=3)
+    sent = post(box)
+    node.mine()
+    node.mine(empty=True)
+    box.look()
+    assert sent.receipt is not None
+    node.reorganise(2)
+    assert box.look() == ()
+    assert sent.receipt is None
+    assert set(node.pool) == {0}
+    node.mine()
+    for _ in range(3):
+        node.mine(empty=True)
+    assert box.look() == (sent,)
+
+
+# ---------------------------------------------------------------- hostile nodes
+
+
+def test_a_number_that_the_node_made_up_is_corrected_once_it_tells_the_truth() -> None:
+    """Too high, nothing would ever be mined; too low, it would be refused."""
+    for lie in (7, 0):
+        node = FakeNode()
+        box = outbox(node)
+        for _ in range(2):
+            post(box)
+            node.mine()
+        box.look()
+        node.lies = {block: lambda truth, lie=lie: lie for block in ("latest", "pending")}
+        sent = post(box, b"kept")
+        assert sent.number == lie
+        node.lies.clear()
+        for _ in range(LOOKS + 1):
+            node.mine()
+            ended = box.look()
+            if ended:
+                break
+        if lie == 7:
+            assert (ended, sent.fate, sent.number) == ((sent,), Fate.MINED, 2)
+        else:
+            assert (ended, sent.fate, node.heard.count(sent.raw)) == ((sent,), Fate.DISPLACED, 1)
+        assert len(node.mined()) == (3 if lie == 7 else 2)
+
+
+def test_a_count_that_lags_does_not_reuse_the_number_of_what_waits() -> None:
+    node = FakeNode()
+    box = outbox(node)
+    node.lies = {block: lambda truth: 0 for block in ("latest", "pending")}
+    assert [post(box, bytes([n])).number for n in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        lambda truth: None,
+        lambda truth: {**truth, "transactionHash": bytes(32)},
+        lambda truth: {**truth, "status": None},
+        lambda truth: {**truth, "blockNumber": None},
+        lambda truth: {"transactionHash": truth["transactionHash"]},
+    ],
+)
+def test_a_receipt_that_is_none(receipt: Callable[[Any], Any]) -> None:
+    """What is certain: its number is used up. The sender decides afresh; the contracts take no move twice."""
+    node = FakeNode()
+    box = outbox(node)
+    sent = post(box)
+    node.mine()
+    node.lies["receipt"] = receipt
+    assert box.look() == ()
+    node.lies.clear()
+    assert box.look() == (sent,), "late is not too late"
+    withheld = post(box)
+    node.mine()
+    node.lies["receipt"] = receipt
+    for _ in range(LOOKS):
+        ended = box.look()
+    assert (ended, withheld.fate) == ((withheld,), Fate.DISPLACED)
+
+
+@pytest.mark.parametrize("method", ["newest", "latest", "pending", "receipt", "market", "balance"])
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_node_that_times_out_costs_time_only(method: str, calls: int) -> None:
+    node, left = FakeNode(), count(calls, -1)
+    box = outbox(node)
+    sent = post(box)
+
+    def late(truth: Any) -> Any:
+        if next(left) > 0:
+            raise NodeError("timed out")
+        return truth
+
+    node.lies[method] = late
+    for _ in range(12):
+        node.mine(empty=True)
+        try:
+            box.look()
+        except NodeError:
+            assert box.waiting == [sent]
+    assert method == "receipt" or next(left) <= 0
+    node.mine()
+    for _ in range(4):
+        try:
+            box.look()
+        except NodeError:
+            assert box.waiting == [sent]
+    assert sent.fate is Fate.MINED
+    assert len(node.mined()) == 1
+
+
+def test_a_node_that_forwards_nothing_is_named_and_the_number_is_kept() -> None:
+    node = FakeNode(deaf=True)
+    box = outbox(node)
+    sent = post(box)
+    with pytest.raises(NodeError, match="expected the transaction in a block within 0 s"):
+        box.wait(sent, 0.1)
+    assert (sent.fate, box.waiting) == (Fate.EXPIRED, [])
+    node.deaf = False
+    following = post(box, b"next")
+    assert (following.number, following.bid.replaces(sent.bid)) == (0, True)

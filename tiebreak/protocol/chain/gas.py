@@ -1,0 +1,61 @@
+"""Gas limits from measured gas. What other people's waiting transactions do to an estimate is no concern of ours.
+
+An estimate is made on a state that anyone can change by sending something that is never mined. So a limit follows
+from the call alone: its calldata at the dearest price there is, and what its function was measured to use, with a
+margin.
+"""
+
+from typing import Final
+
+from tiebreak.protocol.chain.calls import Call
+
+BASE: Final = 21_000
+BYTE: Final = 40
+"""Gas of a byte of calldata that is not zero, at EIP-7623's floor; a zero byte costs a quarter of it.
+
+Ordinary calldata costs 16. The rest pays for what the contracts do with each byte: they hash and log it.
+"""
+MARGIN: Final = (3, 2)
+MOST: Final = 1 << 24
+"""The most gas that one transaction may have (EIP-7825)."""
+UNMEASURED: Final = 400_000
+EXECUTED: Final = {
+    "createJob": 246_049,
+    "cancelJob": 46_000,
+    "acceptJob": 41_373,
+    "postHead": 66_708,
+    "settle": 64_165,
+    "abandon": 64_165,
+    "withdraw": 30_788,
+    "reportEquivocation": 131_416,
+    "reportInconsistency": 131_416,
+    "challenge": 167_976,
+    "reclaim": 52_847,
+    "timeout": 131_416,
+    "concede": 131_416,
+    "reportFork": 131_416,
+    "enter": 150_000,
+    "descend": 72_873,
+    "select": 74_144,
+    "openSteps": 93_872,
+    "openValues": 103_644,
+    "openTensor": 122_881,
+    "openChunk": 89_868,
+    "selectElement": 60_861,
+    "openTerms": 109_283,
+    "prove": 787_779,
+    "enterAndProve": 787_779,
+}
+"""The most gas that a transaction of each function was measured to use.
+
+Where that is paid out at the end of a game, it is the payout's. `tests/chain/test_gas.py` compares this table with
+`contracts/snapshots`, `contracts/.gas-snapshot` and `benchmarks/results`.
+"""
+
+
+def gas_limit(call: Call) -> int:
+    """The gas to send with a call."""
+    zeros = call.data.count(0)
+    calldata = BYTE // 4 * zeros + BYTE * (len(call.data) - zeros)
+    executed = EXECUTED.get(call.kind, UNMEASURED)
+    return min(MOST, BASE + calldata + executed * MARGIN[0] // MARGIN[1])

@@ -1,0 +1,292 @@
+"""An account's transactions on their way into blocks: their numbers, what is bid for them, and what became of them.
+
+An account's transactions count in the order of their numbers (nonces), so one that no block takes holds up all behind
+it. An `Outbox` numbers them itself: by what the chain has, and by what it has sent. It sends each again, under the same
+number and for a higher fee, until a block has it or its deadline is past. What it asks a node (the newest block,
+counts, receipts, prices) may be late, missing or false for a while.
+
+Everything that it sends is recorded first. Made anew from these records, an outbox goes on where it was: it sends no
+call twice that has a name, and gives no number away that one of its own transactions waits for. A key that another
+process uses as well costs a number now and then: a transaction whose number was used by another is `DISPLACED`, and its
+sender decides afresh. So is, at worst, one whose receipt the node withholds: the contracts take no move twice.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Annotated, Any, Final
+
+from eth_hash.auto import keccak
+
+from tiebreak.protocol.chain.errors import NodeError
+from tiebreak.protocol.chain.node import Node, Signer, Tip, read_transaction, sign_transaction
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.packing import U64, Data, Record, pack, unpack
+from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, raised_bid
+
+MAX_RAW_BYTES: Final = 1 << 18
+BLOCKS_TO_RAISE: Final = 2
+"""A bid is raised after so many new blocks without the transaction."""
+LOOKS: Final = 3
+"""How often in a row a node has to say that a number is used up, or free, before it is believed."""
+RAISES_TO: Final = (5, 6)
+"""The part of the cap that raises for one transaction may take up."""
+LONGEST_PAUSE: Final = 1.0
+
+
+class Fate(Enum):
+    """What became of a transaction."""
+
+    WAITING = auto()
+    MINED = auto()
+    """It is in a block, with as many blocks on top as are asked for. It may have reverted there."""
+    DISPLACED = auto()
+    """Another transaction of the account has its number."""
+    EXPIRED = auto()
+    """Its deadline is past. It may still be mined: the next transaction outbids it under the same number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Record):
+    """An entry of an outbox's journal. Without `raw`: the transaction of this number is no longer on its way."""
+
+    number: U64
+    name: Annotated[bytes, Data(MAX_RAW_BYTES)]
+    deadline: U64
+    """0: none."""
+    raw: Annotated[bytes, Data(MAX_RAW_BYTES)]
+
+    def encode(self) -> bytes:
+        return pack(self.pack())
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Note":
+        """Raises `EncodingError`."""
+        return cls.unpack("note", unpack(data, 2 * MAX_RAW_BYTES))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sent:
+    """A transaction that an outbox has sent, maybe several times."""
+
+    name: bytes
+    to: Address | None
+    data: bytes
+    value: int
+    gas: int
+    deadline: int
+    """The last second of the chain's time in which it is of use; 0 if there is none."""
+    number: int
+    bid: Bid
+    raw: bytes = b""
+    hashes: list[bytes] = field(default_factory=list)
+    """Of all its versions, newest last."""
+    fate: Fate = Fate.WAITING
+    receipt: Mapping[str, Any] | None = None
+    problem: str = ""
+    """What the node said against it last."""
+    seen: bytes = b""
+    """The newest block when it was last sent."""
+    passed_by: int = 0
+    """New blocks without it since its bid."""
+    doubts: int = 0
+    """How many looks found its number used, and no receipt."""
+
+
+class Outbox:
+    """The transactions of one account. `look` is to be called at every new block, and after any time."""
+
+    def __init__(
+        self,
+        node: Node,
+        signer: Signer,
+        *,
+        cap: int | None = None,
+        confirmations: int = 0,
+        block_seconds: int = 12,
+        journal: Iterable[bytes] = (),
+        record: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
+        """`cap`: the most to pay, in wei per gas; by default a multiple of the market's price.
+
+        A transaction is mined once it has `confirmations` blocks on top of its own. `record` syncs a note to where
+        `journal` comes from, oldest first.
+        """
+        self._node = node
+        self._signer = signer
+        self._cap = cap
+        self.confirmations = confirmations
+        self._block_seconds = block_seconds
+        self._record = record
+        self._spare: dict[int, Bid] = {}
+        """By number: what was bid for a transaction that expired and may still be mined."""
+        self._holes = 0
+        """How many looks in a row found a number missing."""
+        waiting: dict[int, Sent] = {}
+        for note in map(Note.decode, journal):
+            if note.raw:
+                self._remember(waiting, note)
+            else:
+                waiting.pop(note.number, None)
+        self.waiting = list(waiting.values())
+
+    @staticmethod
+    def _remember(waiting: dict[int, Sent], note: Note) -> None:
+        tx, before = read_transaction(note.raw), waiting.get(note.number)
+        bid = Bid(tx["maxFeePerGas"], tx["maxPriorityFeePerGas"])
+        hashes = before.hashes if before is not None and before.name == note.name else []
+        waiting[note.number] = Sent(
+            name=note.name, to=tx["to"], data=tx["data"], value=tx["value"], gas=tx["gas"], deadline=note.deadline,
+            number=note.number, bid=bid, raw=note.raw, hashes=[*hashes, bytes(keccak(note.raw))],
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ sending
+
+    def post(
+        self, to: Address | None, data: bytes, value: int = 0, *, gas: int, deadline: int = 0, name: bytes = b""
+    ) -> Sent:
+        """Send a transaction without trying it. One with the name of another that waits is that one.
+
+        Raises `InsufficientFunds`, and `NodeError` if the node does not answer; then nothing was sent.
+        """
+        if name and (same := next((sent for sent in self.waiting if sent.name == name), None)) is not None:
+            return same
+        market, account = self._node.market(), self._signer.address
+        bid = first_bid(market, self._cap_now(market))
+        number, bid = self._number(bid, market)
+        self._node.require(account, value + gas * bid.most)
+        sent = Sent(name=name, to=to, data=data, value=value, gas=gas, deadline=deadline, number=number, bid=bid)
+        seen = self._node.newest()
+        self.waiting.append(sent)
+        self._send(sent, seen)
+        return sent
+
+    def _number(self, bid: Bid, market: Market) -> tuple[int, Bid]:
+        """The number of the next transaction, and a bid that replaces what expired there."""
+        account = self._signer.address
+        used = self._node.count(account, "latest")
+        self._spare = {number: spare for number, spare in self._spare.items() if number >= used}
+        for number in sorted(self._spare):
+            last = self._spare[number]
+            better = bid if bid.replaces(last) else raised_bid(last, market, self._cap_now(market), None)
+            if better is not None:
+                del self._spare[number]
+                return number, better
+        own = (1 + number for number in (*self._spare, *(sent.number for sent in self.waiting)))
+        return max(used, self._node.count(account, "pending"), *own), bid
+
+    def _cap_now(self, market: Market) -> int:
+        return self._cap or CAP_FACTOR * (2 * market.base + market.tip)
+
+    def _send(self, sent: Sent, newest: Tip) -> None:
+        fields: dict[str, Any] = {
+            "chainId": self._node.chain_id, "nonce": sent.number, "value": sent.value, "data": sent.data,
+            "gas": sent.gas, "maxFeePerGas": sent.bid.most, "maxPriorityFeePerGas": sent.bid.tip,
+        }  # fmt: skip
+        if sent.to is not None:
+            fields["to"] = sent.to
+        sent.raw = sign_transaction(self._signer, fields)
+        sent.hashes.append(bytes(keccak(sent.raw)))
+        self._record(Note(number=sent.number, name=sent.name, deadline=sent.deadline, raw=sent.raw).encode())
+        sent.seen, sent.passed_by = newest.hash, 0
+        sent.problem = self._node.broadcast(sent.raw)
+
+    # ------------------------------------------------------------------ looking
+
+    def look(self) -> tuple[Sent, ...]:
+        """See what became of what waits, and send again what no block has. Returns what has ended since.
+
+        Raises `NodeError` if the node does not answer; then it is to be called again.
+        """
+        newest, used = self._node.newest(), self._node.count(self._signer.address, "latest")
+        for sent in sorted(self.waiting, key=lambda sent: sent.number):
+            self._look_at(sent, newest, used)
+        self._fill_hole(newest)
+        ended = tuple(sent for sent in self.waiting if sent.fate is not Fate.WAITING)
+        for sent in ended:
+            self._end(sent)
+        return ended
+
+    def _end(self, sent: Sent) -> None:
+        self.waiting.remove(sent)
+        if sent.fate is Fate.EXPIRED:
+            self._spare[sent.number] = sent.bid
+        self._record(Note(number=sent.number, name=sent.name, deadline=0, raw=b"").encode())
+
+    def _look_at(self, sent: Sent, newest: Tip, used: int) -> None:
+        sent.receipt = self._receipt(sent)
+        if sent.receipt is not None:
+            if newest.number - int(sent.receipt["blockNumber"]) >= self.confirmations:
+                sent.fate = Fate.MINED
+        elif sent.number < used:
+            sent.doubts += 1
+            if sent.doubts >= LOOKS:
+                sent.fate = Fate.DISPLACED
+        elif 0 < sent.deadline < newest.timestamp:
+            sent.fate = Fate.EXPIRED
+        elif newest.hash != sent.seen:
+            self._send_again(sent, newest)
+
+    def _receipt(self, sent: Sent) -> Mapping[str, Any] | None:
+        """The receipt of one of its versions. What has not the form of one, or is another's, is none."""
+        for digest in reversed(sent.hashes):
+            found = self._node.receipt(digest)
+            if found is None:
+                continue
+            fields = (found.get("blockNumber"), found.get("status"), found.get("gasUsed"))
+            if bytes(found.get("transactionHash", b"")) == digest and all(isinstance(value, int) for value in fields):
+                return found
+        return None
+
+    def _send_again(self, sent: Sent, newest: Tip) -> None:
+        sent.seen, sent.passed_by = newest.hash, sent.passed_by + 1
+        if sent.passed_by < BLOCKS_TO_RAISE and not sent.problem:
+            sent.problem = self._node.broadcast(sent.raw)  # nodes forget
+            return
+        market = self._node.market()
+        affordable = (self._node.balance(self._signer.address) - sent.value) // sent.gas
+        left = (sent.deadline - newest.timestamp) // (BLOCKS_TO_RAISE * self._block_seconds) if sent.deadline else None
+        # The rest is for what takes its place if it expires.
+        cap = self._cap_now(market) * RAISES_TO[0] // RAISES_TO[1]
+        bid = raised_bid(sent.bid, market, min(cap, affordable), left)
+        if bid is None:
+            sent.problem = self._node.broadcast(sent.raw)
+        else:
+            sent.bid = bid
+            self._send(sent, newest)
+
+    def _fill_hole(self, newest: Tip) -> None:
+        """Send the first transaction under the number that the account's mempool lacks, if one is missing before it.
+
+        That happens after a false count, and where a node forgot what another process or an earlier outbox sent.
+        """
+        if not self.waiting:
+            return
+        first = min(self.waiting, key=lambda sent: sent.number)
+        missing = self._node.count(self._signer.address, "pending")
+        self._holes = self._holes + 1 if first.receipt is None and missing < first.number else 0
+        if self._holes >= LOOKS:
+            self._holes, first.number = 0, missing
+            self._send(first, newest)
+
+    def wait(self, sent: Sent, seconds: float) -> None:
+        """Look until a transaction has ended. Raises `NodeError` after these seconds of the machine's clock.
+
+        Then it counts as expired: it may still be mined, but the next transaction takes its number.
+        """
+        end, pause, problem = time.monotonic() + seconds, 0.02, ""
+        while sent in self.waiting:
+            try:
+                self.look()
+            except NodeError as error:
+                problem = str(error)
+            if sent not in self.waiting:
+                return
+            if time.monotonic() >= end:
+                sent.fate = Fate.EXPIRED
+                self._end(sent)
+                said = problem or sent.problem or "nothing against it"
+                raise NodeError(f"expected the transaction in a block within {seconds:.0f} s; the node said {said}")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
