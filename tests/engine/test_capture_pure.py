@@ -12,8 +12,11 @@ import uuid
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextvars import ContextVar, copy_context
+from decimal import getcontext
+from functools import lru_cache, partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Normal
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,6 +33,7 @@ from tests.engine.lowering_bench import run_engine, torch_batch
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.purity import examine
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
 X = torch.arange(32.0).reshape(8, 4) / 16 - 1
@@ -212,6 +217,86 @@ def overlapping(self: Any, x: Tensor) -> Tensor:
     return x + self.part
 
 
+class Counting(type):
+    made = 0
+
+    def bump(cls) -> None:
+        Counting.made += 1
+
+
+class Counted(metaclass=Counting):
+    pass
+
+
+CALLS = [0]
+
+
+@torch.no_grad()
+def decorated() -> None:
+    CALLS[0] += 1
+
+
+def with_keyword(*, held: int = 0) -> int:
+    with_keyword.__kwdefaults__["held"] += 1
+    return held
+
+
+@lru_cache
+def looked_up(key: int) -> float:
+    return 1.0 + key
+
+
+def by_import(_: Any, x: Tensor) -> Tensor:
+    import tests.engine.tiny as module  # noqa: PLC0415 (what a user may write)
+
+    module.hostile = getattr(module, "hostile", 0) + 1
+    return x
+
+
+def by_name(_: Any, x: Tensor) -> Tensor:
+    globals()["BY_NAME"] = globals().get("BY_NAME", 0) + 1
+    return x
+
+
+def of_a_library(_: Any, x: Tensor) -> Tensor:
+    np.hostile = getattr(np, "hostile", 0) + 1
+    return x
+
+
+def twice_updated(self: Any, x: Tensor) -> Tensor:
+    return checkpoint(self.norm, x, use_reentrant=False)
+
+
+def expanded() -> nn.Module:
+    layer = Layer(lambda self, x: x + self.shift)
+    layer.shift = nn.Parameter(torch.ones(1).expand(4))
+    return layer
+
+
+def covered(self: Any, x: Tensor) -> Tensor:
+    self.last.add_(1)
+    return x + self.whole.sum()
+
+
+def three_views() -> nn.Module:
+    whole = torch.zeros(12)
+    return with_buffers(covered, whole=whole, first=whole[:4], last=whole[8:])
+
+
+@torch.library.custom_op("tiebreak_tests::bump", mutates_args=("x",))
+def bump(x: Tensor) -> None:
+    x.add_(1)
+
+
+def bumped(self: Any, x: Tensor) -> Tensor:
+    bump(self.held)
+    return x + self.held
+
+
+CONTEXT, WAITING, TEXT = copy_context(), SimpleQueue[int](), os.open(__file__, os.O_RDONLY)
+VARIABLE = ContextVar("VARIABLE", default=0)
+for _number in range(99):
+    WAITING.put(_number)
 NUMBERS, BUSY = itertools.count(), dict.fromkeys(range(3000), 0)
 HELD, COUNTS = torch.zeros(4), np.zeros(1)
 
@@ -275,8 +360,27 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "class": (lambda: Layer(lambda _, x: Doubled.apply(x)), "changes attribute calls of class Doubled"),
     "urandom": (lambda: stepping(lambda: os.urandom(1)), "random numbers of Python"),
     "uuid": (lambda: stepping(uuid.uuid4), "random numbers of Python"),
-    "file": (lambda: stepping(lambda: Path(__file__).open().close()), "opens a file"),
+    "file": (lambda: stepping(lambda: Path(__file__).open().close()), "reads files .`open`"),
     "environment": (lambda: stepping(lambda: os.putenv("TIEBREAK_TEST", "1")), "writes to the environment"),
+    "context": (lambda: stepping(lambda: CONTEXT.run(lambda: VARIABLE.set(VARIABLE.get() + 1))), "variable CONTEXT"),
+    "metaclass": (lambda: stepping(Counted.bump), "changes attribute made of class Counting"),
+    "decorated": (lambda: stepping(decorated), "changes variable CALLS of decorated"),
+    "compiled": (lambda: Layer(torch.compile(counting, backend="eager"), calls=0), "changes attribute calls of module"),
+    "keyword": (lambda: stepping(with_keyword), "changes a default argument of with_keyword"),
+    "import": (lambda: Layer(by_import), "changes variable hostile of module tests.engine.tiny"),
+    "name": (lambda: Layer(by_name), "changes variable BY_NAME of by_name"),
+    "library": (lambda: Layer(of_a_library), "changes variable hostile of module np"),
+    "waiting": (lambda: stepping(WAITING.get), "changes variable change of <lambda>"),
+    "cache": (lambda: Layer(lambda _, x: x * looked_up(looked_up.cache_info().hits % 1)), "how often a cache was used"),
+    "descriptor": (lambda: stepping(lambda: os.read(TEXT, 1)), "reads files .`read`"),
+    "setting": (lambda: stepping(lambda: setattr(getcontext(), "prec", getcontext().prec + 1)), "changes a setting of"),
+    "version": (lambda: Layer(lambda s, x: x * (1 + s.linear.weight._version)), "`_version`"),
+    "cond": (lambda: Layer(lambda _, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))), "`cond`, which takes"),
+    "norm": (lambda: Layer(twice_updated, norm=nn.BatchNorm1d(4)), "a change of 0.norm.*twice in each step"),
+    "expanded": (expanded, "got 0.shift, whose elements share memory; clone it"),
+    "three views": (three_views, "got 0.whole and 0.last in the same memory"),
+    "mutating": (lambda: with_buffers(bumped, held=torch.zeros(4)), "no lowering rule.*write to their arguments"),
+    "packed": (lambda: Layer(lambda _, x: pack_padded_sequence(x, torch.ones(4)).data), "give padded"),
     "other memory": (lambda: with_buffers(other_memory, centre=torch.ones(4)), "given other memory"),
     "kept": (listed, r"reads 0\.linear\.weight by another way"),
     "first": (lambda: Layer(ready, ready=False), "first run has other results"),
@@ -314,6 +418,8 @@ LINELESS = {
     "class",
     "backward hook",
     "momentum",
+    "expanded",
+    "three views",
 }
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 
@@ -417,6 +523,12 @@ def test_caches_and_what_forward_leaves_behind_are_taken() -> None:
     assert torch.isfinite(state["loss"])
     assert model.table is None
     assert model.last is None
+
+
+def test_gradients_without_memory_and_what_is_compiled_whole_are_taken() -> None:
+    compiled = torch.compile(lambda x: looked_up(1) * torch.tanh(x), fullgraph=True, backend="aot_eager")
+    model = Layer(lambda _, x: compiled(x) + x.sgn())  # the gradient of sgn is a tensor of zeros that has no memory
+    assert checked(task(model)).checked
 
 
 def test_what_leaves_no_trace_in_a_step_is_taken() -> None:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from itertools import pairwise
 from types import FrameType, ModuleType
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -30,6 +30,7 @@ from tiebreak.engine.capture.user_code import described, first_line, is_users, m
 from tiebreak.protocol.errors import ConfigurationError
 
 _CLOCKS: Final = frozenset(f for n, f in vars(time).items() if n.endswith(("time", "_ns", "monotonic", "_counter")))
+_FILES: Final = frozenset({"open", "read", "pread", "stat", "fstat", "listdir", "scandir"})
 _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow the job's seed, or give it as data"
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
@@ -92,17 +93,31 @@ def same_tensors(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def uncheckpointed() -> Iterator[None]:
-    """Lets torch.utils.checkpoint save what it would compute again.
+def as_written(model: nn.Module) -> Iterator[None]:
+    """Lets torch.utils.checkpoint save what it would compute again, and torch.compile compile nothing.
 
     A trace would draw other random numbers then, and after `functional_call` other tensors would be read.
     """
-    before = torch.utils.checkpoint._checkpoint_without_reentrant_generator
-    torch.utils.checkpoint._checkpoint_without_reentrant_generator = lambda *_, **__: iter([None])
-    try:
+    checkpoint = torch.utils.checkpoint
+    before = checkpoint._checkpoint_without_reentrant_generator
+
+    def once(*_: Any, **__: Any) -> Iterator[None]:
+        buffers = {name: (id(tensor), tensor._version) for name, tensor in model.named_buffers()}
         yield
+        changed = [n for n, tensor in model.named_buffers() if (id(tensor), tensor._version) != buffers.get(n)]
+        if changed:
+            raise ConfigurationError(
+                f"expected torch.utils.checkpoint around what changes no buffers, got a change of {', '.join(changed)} "
+                f"at {user_line(sys._getframe(1))}, which eager PyTorch makes twice in each step; leave batch norm and "
+                "the like outside of it"
+            )
+
+    checkpoint._checkpoint_without_reentrant_generator = once
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
-        torch.utils.checkpoint._checkpoint_without_reentrant_generator = before
+        checkpoint._checkpoint_without_reentrant_generator = before
 
 
 def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
@@ -139,9 +154,9 @@ class _Rehearsal:
         kept = [n for n, t in self.given.items() if n.startswith("batch") or isinstance(t, nn.Parameter)]
         self.fixed = {_storage(self.copies[name]): name for name in kept if self.copies[name].numel()}
         tensors = list(self.copies.values())
-        replaced, eager = dict(zip(self._state, tensors, strict=False)), torch.compiler.set_stance("force_eager")
+        replaced = dict(zip(self._state, tensors, strict=False))
         try:
-            with same_tensors(self.step.model), uncheckpointed(), eager, self.watch:
+            with same_tensors(self.step.model), as_written(self.step.model), self.watch:
                 self.loss = functional_call(self.step, replaced, tuple(tensors[len(self._state) :]))
                 if isinstance(self.loss, Tensor) and self.loss.requires_grad and self.loss.shape == ():
                     self.loss.backward()  # type: ignore[no-untyped-call]
@@ -167,6 +182,8 @@ class _Rehearsal:
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes where a step first reads a tensor of the model itself, and not its copy, or writes to what must stay."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, rehearsal: _Rehearsal) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._paths = {id(module): name for name, module in rehearsal.step.model.named_modules()}
@@ -176,6 +193,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Name and place of the first tensor that was "read", and of the first that was "written"."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not isinstance(func, OpOverload):
+            raise ConfigurationError(
+                f"the step cannot be captured: at {self._place(sys._getframe(1))} it uses `{func}`, which takes "
+                "functions; use `where`, or a loop of fixed length in Python"
+            )
         for number, argument in enumerate(func._schema.arguments):
             value = args[number] if number < len(args) else (kwargs or {}).get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
@@ -187,12 +209,17 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, deed: str, name: str | None) -> None:
         if name is not None and deed not in self.found:
-            frame = sys._getframe(2)
-            self.found[deed] = name.removeprefix("model."), described(module_of(frame, self._paths), user_line(frame))
+            self.found[deed] = name.removeprefix("model."), self._place(sys._getframe(2))
+
+    def _place(self, frame: FrameType) -> str:
+        return described(module_of(frame, self._paths), user_line(frame))
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # it has no memory, as the zeros that autograd makes
+        return 0
 
 
 def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> frozenset[str]:
@@ -285,14 +312,18 @@ def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
 
 def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:
     """Refuses tensors of the model that lie in the same memory if a step changes one: eager PyTorch changes both."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    spans = sorted((t.data_ptr(), t.data_ptr() + _extent(t), name) for name, t in named if t.numel())
-    for (_, end, one), (start, _, other) in pairwise(spans):
-        if start < end and not changed.isdisjoint((one, other)):
+    named = [(name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if t.numel()]
+    end, last = 0, ""  # of the tensor that reaches furthest
+    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in named):
+        other = last if start < end else name if _extent(tensor) < tensor.nbytes else None
+        if other is not None and not changed.isdisjoint((name, other)):
             raise ConfigurationError(
-                f"expected tensors with memory of their own, got {one} and {other} in the same memory, so changing "
+                f"expected tensors with memory of their own, got {other} and {name} in the same memory, so changing "
                 "one changes the other; assign one nn.Parameter to both modules to tie them, or clone one"
+                if other != name
+                else f"expected tensors with memory of their own, got {name}, whose elements share memory; clone it"
             )
+        end, last = max((end, last), (start + _extent(tensor), name))
 
 
 def _extent(tensor: Tensor) -> int:
@@ -320,8 +351,10 @@ def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
     if name == "putenv":
         return "writes to the environment", _STATE
     opener = frame.f_globals.get("__name__", "").startswith("pathlib") or is_users(frame.f_code.co_filename)
-    if name == "open" and isinstance(owner, ModuleType) and opener:
-        return "opens a file", "read it before and give what is in it as data, or keep it in a buffer"
+    if name in _FILES and isinstance(owner, ModuleType) and opener:
+        return f"reads files (`{name}`)", "read them before and give what is in them as data, or keep it in a buffer"
+    if name == "cache_info":
+        return "reads how often a cache was used (`cache_info`)", "keep it out of the step"
     return None
 
 

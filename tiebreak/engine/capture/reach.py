@@ -2,7 +2,8 @@
 
 A walk over objects, from the modules of the model, their hooks and classes, and the loss. It enters containers,
 instances, iterators, functions (with the variables that they mention) and classes of the user's. Code of torch, of
-Python and of this package is not entered, and of installed libraries only what belongs to the model's own classes.
+Python and of this package is not entered, and of installed libraries only what belongs to the model's own classes; of
+the variables of such modules, only numbers and texts that the user's code mentions are looked at.
 """
 
 import io
@@ -12,10 +13,12 @@ import weakref
 import zlib
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
+from decimal import getcontext
 from functools import partial
 from inspect import getgeneratorlocals
 from logging import Handler, Logger
+from queue import SimpleQueue
 from types import BuiltinMethodType, CodeType, FunctionType, GeneratorType, MethodType, MethodWrapperType, ModuleType
 from typing import Any, Final
 
@@ -48,6 +51,7 @@ class Reach:
         self._kept: list[Any] = []  # so that no other object gets the identity of one that was seen
         self._note("the random numbers of Python", lambda: (repr(random.getstate()),))
         self._note("the random numbers of NumPy", lambda: (repr(np.random.get_state()),))
+        self._note("a setting of Python or torch", _settings)
         for path, module in own.items():
             where, held = f"module {path}" if path else "the model", vars(module)
             for key in held.keys() - _INTERNAL:
@@ -85,8 +89,7 @@ class Reach:
             if _is_own(sys.modules.get(value.__module__)):
                 self._class(value)
         elif isinstance(value, FunctionType):
-            if is_users(value.__code__.co_filename, libraries=False):
-                self._function(value)
+            self._function(value, libraries=False)
         else:
             self._note(name, partial(_parts, value), value)
             self._waiting.append((name, type(value)))
@@ -98,26 +101,33 @@ class Reach:
                 self._function(inner)
             elif not key.startswith("__"):
                 self._variable(f"attribute {key} of class {kind.__name__}", vars(kind), key)
+        self._waiting.append((f"the class of class {kind.__name__}", type(kind)))
 
-    def _function(self, function: FunctionType) -> None:
+    def _function(self, function: FunctionType, *, libraries: bool = True) -> None:
         code, of = function.__code__, f"of {function.__name__}"
-        if not is_users(code.co_filename):
+        self._waiting.append((f"an attribute {of}", vars(function)))  # for one: the function that a decorator wraps
+        if not is_users(code.co_filename, libraries=libraries):
             return
         held = ChainMap({}, function.__globals__)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self._note(f"variable {name} {of}", partial(_contents, cell))
             held[name] = next(iter(_contents(cell)), None)
-        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        self._waiting.append((f"a default argument {of}", defaults))
-        self._waiting.append((f"an attribute {of}", vars(function)))
+        given = lambda: (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())  # noqa: E731
+        self._note(f"a default argument {of}", given)
         names, library = {*_names(code)}, not is_users(code.co_filename, libraries=False)
         for name in sorted({*names, *code.co_freevars}):
-            value = held.get(name)
+            value = held.get(name, sys.modules.get(name))
             if isinstance(value, ModuleType):
-                for key in sorted(names & vars(value).keys()) if _is_own(value) else ():
-                    self._variable(f"variable {key} of module {name}", vars(value), key)
+                for key in sorted(names & vars(value).keys()):
+                    if _is_own(value) or isinstance(vars(value)[key], _PLAIN):
+                        self._variable(f"variable {key} of module {name}", vars(value), key)
             elif name in function.__globals__ and not (library and isinstance(value, FunctionType | type)):
                 self._variable(f"variable {name} {of}", function.__globals__, name)
+
+
+def _settings() -> Parts:
+    torchs = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
+    return (*torchs, repr(getcontext()), sys.getrecursionlimit())
 
 
 def attribute(key: str, path: str) -> str:
@@ -140,11 +150,13 @@ def _is_own(module: ModuleType | None) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The global variables and attributes that code mentions, and the code in it."""
+    """The global variables, attributes and texts that code mentions, and the code in it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+        elif isinstance(constant, str):  # as in `globals()["count"]`
+            yield constant
 
 
 def _contents(cell: Any) -> Parts:
@@ -195,6 +207,8 @@ _CONTENTS: Final[Sequence[tuple[Any, Callable[[Any], Parts]]]] = (
     (GeneratorType, lambda value: (value.gi_frame and value.gi_frame.f_lasti, *getgeneratorlocals(value).values())),
     (io.IOBase, _place),
     (ContextVar, lambda value: (value.get(None),)),
+    (Context, lambda value: tuple(value.values())),
+    (SimpleQueue, lambda value: (value.qsize(),)),
     (weakref.ref, lambda value: (value(),)),
     (object, _of_instance),
 )

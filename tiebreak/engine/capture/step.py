@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from hashlib import sha256
+from operator import getitem
 from typing import Any, Final
 
 import torch
@@ -146,8 +147,11 @@ class _Lowering:
         return self.values
 
     def _call(self, node: fx.Node) -> None:
-        if not isinstance(node.target, OpOverload):
+        if node.target is getitem:
             self.values[node] = self._getitem(node)
+            return
+        if not isinstance(node.target, OpOverload):
+            self._fail(node, "no lowering rule; operators that take functions or write to their arguments have no form")
             return
         if not node.users:
             self.builder.draws += [None] * (_name(node).partition(".")[0] in _DRAWING)

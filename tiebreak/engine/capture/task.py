@@ -223,7 +223,8 @@ class Task:
 
     def _check_data(self) -> None:
         for name, array in self.data.items():
-            require(array.dtype in DATA_DTYPES, f"float32 or int64 in data {name!r}", array.dtype)
+            require(array.dtype in DATA_DTYPES, f"float32 or int64 in data {name!r} (convert it)", array.dtype)
+            require(not array.requires_grad, f"data {name!r} without a gradient (`.detach()`)", "requires_grad")
             require(array.numel() > 0, f"elements in data {name!r}", tuple(array.shape))
             if array.dtype == torch.float32:
                 bad = not_finite(array)
@@ -241,7 +242,7 @@ class Task:
             advice = "scale or clip gradients with `clip=`, or in forward with `register_hook` on a result"
             require(not hooks, f"{name} without hooks on its gradient, which a program cannot call ({advice})", "some")
             allowed = (torch.float32,) if isinstance(tensor, nn.Parameter) else (torch.float32, torch.int64, torch.bool)
-            require(tensor.dtype in allowed, f"{name} to be one of {allowed}", tensor.dtype)
+            require(tensor.dtype in allowed, f"{name} to be one of {allowed} (convert it)", tensor.dtype)
             finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
             require(finite, f"only finite numbers in {name}", "others")
         names = [name for name, _ in self.model.named_parameters()]

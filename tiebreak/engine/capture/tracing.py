@@ -25,13 +25,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tiebreak.engine.capture.hints import operator_hint
-from tiebreak.engine.capture.purity import LossModule, uncheckpointed
+from tiebreak.engine.capture.purity import LossModule, as_written
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
-from tiebreak.engine.capture.user_code import described, refusal, user_line
+from tiebreak.engine.capture.user_code import described, is_users, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
 TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
+_VERSION: Final = Tensor._version
 _PATH: Final = "module"
 _LINE: Final = "line"
 """The keys of a node's annotations."""
@@ -100,15 +101,19 @@ def _written(name: str, buffer: Tensor, value: Tensor) -> None:
 
 
 class _Lines(TorchFunctionMode):
-    """Notes the user's line of each call of torch, and refuses random generators of the user's own."""
+    """Notes the user's line of each call of torch, and refuses what only eager PyTorch knows."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = user_line(sys._getframe(1))
         torch.fx.traceback.current_meta["custom"] = _noted() | {_LINE: line}
+        deed = ""
         if any(isinstance(value, torch.Generator) for value in (*args, *(kwargs or {}).values())):
+            deed = "draws from a generator of its own (`generator=`); leave it out, so that the job's seed counts"
+        if getattr(func, "__self__", None) is _VERSION and is_users(sys._getframe(1).f_code.co_filename):
+            deed = "asks how often a tensor was written to (`_version`), which grows from step to step; leave that out"
+        if deed:
             raise ConfigurationError(
-                f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it draws from a generator "
-                "of its own (`generator=`); leave that out, so that the numbers follow the job's seed"
+                f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"
             )
         return func(*args, **(kwargs or {}))
 
@@ -191,7 +196,7 @@ def trace(
         sdpa_kernel(SDPBackend.MATH),
         kept_whole(),
         as_export(),
-        uncheckpointed(),
+        as_written(model),
         _refusals(model),
         _paths(model),
         tracing(context),
@@ -246,9 +251,13 @@ def _joint(
 
 def _checked(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.shape != ():
-        raise ConfigurationError(f"expected a loss of rank 0, got {getattr(loss, 'shape', type(loss).__name__)}")
+        raise ConfigurationError(
+            f"expected a loss of rank 0, got {getattr(loss, 'shape', type(loss).__name__)}; return its `.mean()`"
+        )
     if not loss.requires_grad:
-        raise ConfigurationError("expected a loss that depends on a trainable parameter, got one that does not")
+        raise ConfigurationError(
+            "expected a loss that depends on a trainable parameter, got one that does not; leave out `.detach()`"
+        )
     return loss
 
 

@@ -103,6 +103,8 @@ _VALUES: Final = (
     "one program must be right for every step; use `where` and masks instead, and log by `callbacks`"
 )
 _IN_CODE: Final = (
+    ("_pack_padded", "give padded sequences and a mask instead of packed ones"),
+    ("_ctc_loss", "use a loss over aligned labels (`cross_entropy`)"),
     (
         "layerdrop",
         "it skips layers at random: set layerdrop (encoder_layerdrop, decoder_layerdrop) to 0 in its settings",
@@ -112,7 +114,7 @@ _IN_CODE: Final = (
     ("expert", "it sends each token to an expert: use dense layers"),
     ("label", "give the model no labels, and compute the loss from its result in the loss function"),
 )
-"""What the code near the line that needs values says, and the advice for it."""
+"""What the error, or the code near the line that needs values, says, and the advice for it."""
 _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
@@ -123,6 +125,7 @@ _ADVICE: Final = (
         "loss, for example attention_mask=torch.ones_like(input_ids)",
     ),
     (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
+    (("FunctionalTensor",), "a subclass of Tensor cannot be followed; use plain tensors"),
     (
         ("fake",),
         "capture cannot follow a tensor that is kept aside (in a torch.autograd.Function, a global or a cache); "
@@ -142,5 +145,5 @@ def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELS
     advice = next((advice for words, advice in _ADVICE if any(w in f"{kind} {text}" for w in words)), otherwise)
     place, code = place_of(error, model)
     if advice is _VALUES:
-        advice = "; ".join([advice, *(hint for part in code for word, hint in _IN_CODE if word in part)][:2])
+        advice = "; ".join([advice, *(hint for part in (text, *code) for word, hint in _IN_CODE if word in part)][:2])
     return ConfigurationError(f"{what}: {place}: {kind}: {text[:300]}; {advice}")

@@ -1,8 +1,9 @@
 """Checks a capture: the program must be the user's model, and not what a tracer made of it.
 
 (a) The task is captured twice, with other seeds, clocks and Python state, and the two programs are compared.
-(b) Step 1 is run on the user's data by the engine and by plain eager PyTorch, in FP64 and, to know the model's own
-    noise, in FP32. Loss, gradients and buffers must agree. Eager draws the program's random numbers, in the same order.
+(b) Steps 1 and 2 are run on the user's data by the engine and, each from the engine's state, by plain eager PyTorch, in
+    FP64 and, to know the model's own noise, in FP32. Loss, gradients and buffers must agree. Eager draws the program's
+    random numbers, in the same order, and keeps its Python state between the steps.
 (c) torch's own optimizer, in FP64 and FP32, takes the engine's gradients of steps 1 and 2; parameters must agree.
 
 What departs is named with the first module whose output departs, or with the first instruction.
@@ -28,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
-from tiebreak.engine.capture.purity import LossModule, same_tensors, uncheckpointed, untouched
+from tiebreak.engine.capture.purity import LossModule, as_written, same_tensors, untouched
 from tiebreak.engine.capture.task import SGD, Adafactor, Bound, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
@@ -64,7 +65,7 @@ def checked(task: Task) -> Compiled:
         with disturbed():
             _same_programs(compiled, compile_in_place(task))
     with untouched(task.model), torch.enable_grad():
-        _same_step(task, compiled)
+        _same_steps(task, compiled)
     return replace(compiled, checked=True)
 
 
@@ -110,8 +111,11 @@ class _Outcome:
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
     outputs: Outputs = field(default_factory=list)
+    before: Mapping[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, Tensor] = field(default_factory=dict)
-    """All new state, where the engine has run."""
+    """All state before and after, where the engine has run."""
+    drawn: Sequence[Tensor | None] = ()
+    """The random numbers of each draw (None for one that the program leaves out), where the engine has run."""
 
     def results(self) -> Iterator[tuple[str, Tensor]]:
         yield "the loss", self.loss
@@ -119,33 +123,39 @@ class _Outcome:
         yield from ((f"the gradient of {name}", tensor) for name, tensor in self.gradients.items())
 
 
-def _same_step(task: Task, compiled: Compiled) -> None:
-    ours, drawn = _engine(task, compiled)
-    batches = _batches(task, compiled)
-    wide = _eager(task, batches, drawn, torch.float64)
-    narrow = _eager(task, batches, drawn, torch.float32)
+def _same_steps(task: Task, compiled: Compiled) -> None:
+    found = [_engine(task, compiled, 1, compiled.state)]
+    if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in found[0].state.values()):  # others stop the run
+        found.append(_engine(task, compiled, 2, found[0].state))
+    wide = _eager(task, compiled, found, torch.float64)
+    narrow = _eager(task, compiled, found, torch.float32)
     reference = narrow if wide is None else wide
     assert reference is not None  # FP32 raises where it fails
     others = [narrow] if wide is not None else []
-    departing = _departing(ours, reference, others)
-    if departing or wide is None:
-        # A second look: how far do the model's own results move if its weights move by one rounding?
-        others += [_eager(task, batches, drawn, reference.loss.dtype, seed) for seed in range(PERTURBED)]
-        departing = _departing(ours, reference, others)
-    if departing:
-        name, distance, allowed = departing[0]
-        raise ConfigurationError(
-            f"the program is not the model: in step 1, {name} is {distance:.3g} from that of eager PyTorch, where "
-            f"{allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
-            f"{_first_module(task, reference, others)}. Please report this with the model; `unchecked` skips the check"
-        )
-    _same_updates(task, compiled, ours)
+    for step, ours in enumerate(found):
+        more: list[list[_Outcome] | None] = others
+        departing = _departing(ours, reference[step], _at(step, more))
+        if departing or wide is None:
+            # A second look: how far do the model's own results move if its weights move by one rounding?
+            dtype = reference[step].loss.dtype
+            more = [*others, *(_eager(task, compiled, found, dtype, seed) for seed in range(PERTURBED))]
+            departing = _departing(ours, reference[step], _at(step, more))
+        if departing:
+            name, distance, allowed = departing[0]
+            first = _first_module(task, reference[0], _at(0, more)) if step == 0 else "step 1 agrees, so it reads state"
+            raise ConfigurationError(
+                f"the program is not the model: in step {step + 1}, {name} is {distance:.3g} from that of eager PyTorch"
+                f", where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
+                f"{first}. Please report this with the model; `unchecked` skips the check"
+            )
+    _same_updates(task, compiled, found)
 
 
-def _same_updates(task: Task, compiled: Compiled, first: _Outcome) -> None:
-    found = [first]
-    if task.steps > 1:
-        found.append(_engine(task, compiled, 2, first.state)[0])
+def _at(step: int, runs: Sequence[Sequence[_Outcome] | None]) -> list[_Outcome]:
+    return [run[step] for run in runs if run is not None]
+
+
+def _same_updates(task: Task, compiled: Compiled, found: Sequence[_Outcome]) -> None:
     gradients = [outcome.gradients for outcome in found]
     wide, narrow = (_updates(task, compiled.state, gradients, dtype) for dtype in (torch.float64, torch.float32))
     for step, (ours, wanted, noisy) in enumerate(zip(found, wide, narrow, strict=True), 1):
@@ -189,11 +199,9 @@ def _updates(
     return after
 
 
-def _departing(
-    ours: _Outcome, reference: _Outcome, others: Sequence[_Outcome | None]
-) -> list[tuple[str, float, float]]:
+def _departing(ours: _Outcome, reference: _Outcome, others: Sequence[_Outcome]) -> list[tuple[str, float, float]]:
     """Name, distance and allowance of each result that is too far from the reference."""
-    near = [dict(other.results()) for other in others if other is not None]
+    near = [dict(other.results()) for other in others]
     scale = max((_size(g) for g in reference.gradients.values()), default=0.0)
     mine = dict(ours.results())
     found = []
@@ -233,10 +241,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 # The engine's side
 
 
-def _engine(
-    task: Task, compiled: Compiled, step: int = 1, state: Mapping[str, Tensor] | None = None
-) -> tuple[_Outcome, list[Tensor | None]]:
-    """The results of a step, and the random numbers of each draw (None for one that the program leaves out)."""
+def _engine(task: Task, compiled: Compiled, step: int, state: Mapping[str, Tensor]) -> _Outcome:
     body, streams, values = compiled.program.body, dict[int, Tensor](), dict[int, Tensor]()
     wanted = {ref.value for ref in compiled.gradients.values()}
 
@@ -248,12 +253,12 @@ def _engine(
         return tensor
 
     machine = Interpreter(compiled.program, Arithmetic())
-    held, data = machine.to_device(state or compiled.state), machine.place_data(compiled.data)
+    held, data = machine.to_device(state), machine.place_data(compiled.data)
     result = machine.step(step, held, data, observe, check_finite=False)
     gradients = {name: _read(values[ref.value], ref) for name, ref in compiled.gradients.items()}
     buffers = {name: result.state[MODEL + name] for name, _ in task.model.named_buffers()}
     drawn = [None if stream is None else streams.get(stream) for stream in compiled.draws]
-    return _Outcome(torch.tensor(result.loss), gradients, buffers, state=result.state), drawn
+    return _Outcome(torch.tensor(result.loss), gradients, buffers, [], state, result.state, drawn)
 
 
 def _read(value: Tensor, ref: Ref) -> Tensor:
@@ -263,11 +268,12 @@ def _read(value: Tensor, ref: Ref) -> Tensor:
     return value.flatten()[index]
 
 
-def _batches(task: Task, compiled: Compiled) -> list[tuple[Tensor, ...]]:
-    """The batches of step 1, by section 7 of the specification in plain integers."""
+def _batches(task: Task, compiled: Compiled, step: int) -> list[tuple[Tensor, ...]]:
+    """The batches of a step (from 0), by section 7 of the specification in plain integers."""
     stream = next(i.params.stream for i in compiled.program.body if isinstance(i.params, ShuffleParams))
     n, size = task.examples, task.batch.size
-    chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in range(size * task.accumulation)]
+    draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
+    chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
     parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
     return [task.batch.examples.take(task.data, part) for part in parts]
 
@@ -346,27 +352,18 @@ def _outputs(model: nn.Module) -> Iterator[Outputs]:
 
 
 def _eager(
-    task: Task, batches: Sequence[Sequence[Tensor]], drawn: Sequence[Tensor | None], dtype: torch.dtype,
-    seed: int | None = None,
-) -> _Outcome | None:  # fmt: skip
-    """A step of plain PyTorch; None if the model does not run in FP64. seed: moves every weight by one rounding."""
-    named = (*task.model.named_parameters(), *task.model.named_buffers())
-    own = {f"model.{name}": _moved(t.detach(), dtype, seed).requires_grad_(t.requires_grad) for name, t in named}
-    step, default = LossModule(task.model, partial(_by_name, task)), torch.get_default_dtype()
-    losses = []
+    task: Task, compiled: Compiled, given: Sequence[_Outcome], dtype: torch.dtype, seed: int | None = None
+) -> list[_Outcome] | None:
+    """Steps of plain PyTorch, each from the state that the engine's step was given; None if FP64 does not run.
+
+    seed: moves every weight by one rounding.
+    """
+    default, found = torch.get_default_dtype(), []
     torch.set_default_dtype(dtype)
     try:
-        with (
-            untouched(task.model), same_tensors(task.model), sdpa_kernel(SDPBackend.MATH), uncheckpointed(),
-            _Drawn(drawn) as draws, _outputs(task.model) as outputs,
-        ):  # fmt: skip
-            for batch in batches:
-                cast = tuple(t.to(dtype) if t.is_floating_point() else t.clone() for t in batch)
-                outputs.clear()
-                losses.append(functional_call(step, own, cast) / len(batches))
-                losses[-1].backward()
-                own |= {f"model.{name}": t.detach() for name, t in step.assigned.items()}
-        draws.check_all_drawn()
+        with untouched(task.model), sdpa_kernel(SDPBackend.MATH), as_written(task.model):
+            for number, ours in enumerate(given):
+                found.append(_eager_step(task, _batches(task, compiled, number), ours, dtype, seed))
     except ConfigurationError:
         raise
     except Exception as error:
@@ -375,10 +372,29 @@ def _eager(
         raise refusal(error, task.model, "the step fails in plain PyTorch already", "mend it first") from error
     finally:
         torch.set_default_dtype(default)
-    gradients = {
-        n: g for n, p in task.model.named_parameters() if p.requires_grad and (g := own[f"model.{n}"].grad) is not None
+    return found
+
+
+def _eager_step(
+    task: Task, batches: Sequence[Sequence[Tensor]], ours: _Outcome, dtype: torch.dtype, seed: int | None
+) -> _Outcome:
+    parameters, losses = dict(task.model.named_parameters()), []
+    own = {
+        MODEL + n: _moved(ours.before[MODEL + n], dtype, seed) for n in (*parameters, *dict(task.model.named_buffers()))
     }
-    buffers = {name: own[f"model.{name}"] for name, _ in task.model.named_buffers()}
+    for name, parameter in parameters.items():
+        own[MODEL + name].requires_grad_(parameter.requires_grad)
+    step = LossModule(task.model, partial(_by_name, task))
+    with same_tensors(task.model), _Drawn(ours.drawn) as draws, _outputs(task.model) as outputs:
+        for batch in batches:
+            cast = tuple(t.to(dtype) if t.is_floating_point() else t.clone() for t in batch)
+            outputs.clear()
+            losses.append(functional_call(step, own, cast) / len(batches))
+            losses[-1].backward()
+            own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
+    draws.check_all_drawn()
+    gradients = {n: g for n, p in parameters.items() if p.requires_grad and (g := own[MODEL + n].grad) is not None}
+    buffers = {name: own[MODEL + name] for name, _ in task.model.named_buffers()}
     return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, outputs)
 
 
@@ -394,7 +410,7 @@ def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
 # The first module that departs
 
 
-def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome | None]) -> str:
+def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome]) -> str:
     """Captures the task again with every module's output as state, and says which is the first that departs."""
 
     def loss(probed: Any, *batch: Tensor) -> Tensor:
@@ -410,11 +426,12 @@ def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome | N
         model.register_buffer(f"probe{number}", torch.zeros(tensor.shape))
     probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
     try:
-        ours, _ = _engine(probed, compile_in_place(probed))
+        compiled = compile_in_place(probed)
+        ours = _engine(probed, compiled, 1, compiled.state)
     except ConfigurationError as error:
         return f"the module cannot be told ({error})"
     for number, (path, wanted) in enumerate(reference.outputs):
-        near = [other.outputs[number][1] for other in others if other is not None]
+        near = [other.outputs[number][1] for other in others]
         if not _distance(ours.buffers[f"probe{number}"], wanted) <= _allowed(wanted, near):
             return f"the first module whose output departs is {path or 'the model itself'}"
     return "every module's output agrees, so it is in the loss, in a buffer or in the backward pass"
