@@ -104,6 +104,20 @@ def test_a_run_on_disk_evaluates_its_checkpoints(tmp_path: Path) -> None:
         tiebreak.train(**(settings | {"evaluate_every": 3}), directory=tmp_path / "other")
 
 
+@pytest.mark.usefixtures("in_short")
+@pytest.mark.parametrize("train", ["reproducible", "train"])
+def test_a_callback_that_would_change_the_model_is_refused(train: str, tmp_path: Path) -> None:
+    settings = measured([], evaluate=None, evaluate_every=None)
+    model, where = settings["model"], {"directory": tmp_path} if train == "train" else {}
+
+    def begin(**options: Any) -> Any:
+        made = getattr(tiebreak, train)(**settings, **where, **options)
+        return made if train == "train" else made.run(progress=False)
+
+    with pytest.raises(ConfigurationError, match=r"one that sets 1\.p: the program does not read it"):
+        begin(callbacks=[lambda step: setattr(model[1], "p", 0.5 / step.number if step.number > 2 else 0.5)])
+
+
 def test_evaluate_every_needs_something_to_call() -> None:
     with pytest.raises(ConfigurationError, match="a function evaluate"):
         tiebreak.make_task(**measured([], evaluate=None))

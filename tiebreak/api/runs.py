@@ -18,7 +18,7 @@ from tiebreak.api.keys import new_key
 from tiebreak.api.progress import Tally, on_stderr
 from tiebreak.api.running import Machine
 from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
-from tiebreak.api.trainer import OnStep, Step
+from tiebreak.api.trainer import OnStep, Step, tell
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Batch, Optimizer, Task
 from tiebreak.engine.data.disk import write_file
@@ -139,8 +139,8 @@ class Run:
                 on_step(progress.step, progress.loss, tally.words())
                 if not isfinite(progress.loss):
                     raise NotFiniteError(progress.step, "the loss")
-                for callback in callbacks:
-                    callback(Step(progress.step, progress.loss, progress.seconds))
+                model = None if self._task is None else self._task.model
+                tell(callbacks, Step(progress.step, progress.loss, progress.seconds), model)
 
             def committed(commit: Commit) -> None:
                 tally.commit(commit)
@@ -159,8 +159,8 @@ class Run:
             return
         started = time.perf_counter()
         self.metrics[step] = evaluate_state(task, self._run.state(step))
-        for callback in callbacks:
-            callback(Step(step, self.losses[step - 1], time.perf_counter() - started, self.metrics[step]))
+        found = Step(step, self.losses[step - 1], time.perf_counter() - started, self.metrics[step])
+        tell(callbacks, found, task.model)
 
     def audit(
         self, *, sample: int | None = None, seed: str | None = None, from_step: int | None = None,

@@ -46,7 +46,26 @@ class Step(NamedTuple):
 
 
 OnStep = Callable[[Step], None]
-"""A callback. It is called after each step, before the next is begun."""
+"""A callback. It is called after each step, before the next is begun. It cannot change what the steps compute."""
+
+
+def tell(callbacks: Sequence[OnStep], step: Step, model: nn.Module | None) -> None:
+    """Calls callbacks. Raises `ConfigurationError` if one sets a number or text of the model: no step would read it."""
+
+    def settings() -> dict[tuple[str, str], object]:
+        held = model.named_modules() if model is not None and callbacks else ()
+        kinds = (bool, int, float, str)
+        return {(n, k): v for n, m in held for k, v in vars(m).items() if k != "training" and isinstance(v, kinds)}
+
+    before = settings()
+    for callback in callbacks:
+        callback(step)
+    if changed := sorted(before.items() ^ settings().items(), key=repr):
+        name = ".".join(filter(None, changed[0][0]))
+        raise ConfigurationError(
+            f"expected callbacks that leave the model alone, got one that sets {name}: the program does not read "
+            "it; make it a buffer, a schedule or data"
+        )
 
 
 class Trainer:
@@ -103,8 +122,7 @@ class Trainer:
             if self.directory is not None and (self.step == self.steps or self._due()):
                 self.save()
             step = Step(self.step, done.result.loss, time.perf_counter() - started, self._evaluated())
-            for callback in self._callbacks:
-                callback(step)
+            tell(self._callbacks, step, self._task.model)
             yield step
             started = time.perf_counter()
 

@@ -28,13 +28,9 @@ MAX_DEPTH: Final = 3
 
 
 def open_array(
-    path: Path | str,
-    *,
-    name: str | None = None,
-    dtype: str | None = None,
-    shape: tuple[int, ...] | None = None,
+    path: Path | str, *, name: str | None = None, dtype: str | None = None, shape: tuple[int, ...] | None = None,
     offset: int = 0,
-) -> ArrayFile:
+) -> ArrayFile:  # fmt: skip
     """Opens the array in a .npy file, the entry `name` of a .safetensors file, or the raw bytes of any other file.
 
     Raw bytes need `dtype`, a numpy type string such as `<f4`; without `shape` they are one dimension up to the file's

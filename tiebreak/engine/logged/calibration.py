@@ -96,14 +96,9 @@ class Calibration:
         self._compared: Callable[[], None] = lambda: None
 
     def examine(
-        self,
-        program: Program,
-        state: Mapping[str, Tensor],
-        data: Mapping[str, Tensor],
-        *,
-        steps: int,
+        self, program: Program, state: Mapping[str, Tensor], data: Mapping[str, Tensor], *, steps: int,
         on_progress: OnProgress = lambda *_: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Runs the first steps of a program under policy `exact`, computing each logged sum in every variant."""
         interpreter = Interpreter(program, Arithmetic(precision=self._proven.precision))
         now, there = interpreter.to_device(state), interpreter.place_data(data)

@@ -159,15 +159,9 @@ class Builder:
         self._state: dict[str, Ref] = {}
 
     def emit(
-        self,
-        opcode: Opcode,
-        dtype: DType,
-        shape: Sequence[int] = (),
-        *operands: Access,
-        function: int = 0,
-        reduction: Sequence[int] = (),
-        params: Params = None,
-    ) -> Ref:
+        self, opcode: Opcode, dtype: DType, shape: Sequence[int] = (), *operands: Access, function: int = 0,
+        reduction: Sequence[int] = (), params: Params = None,
+    ) -> Ref:  # fmt: skip
         """The value of an instruction, which is emitted only if there is no equal one yet.
 
         Empty tensors and sums of no terms take no instruction. Raises `NotImplementedError` for what has no form.
@@ -317,13 +311,9 @@ class Builder:
     # reductions
 
     def reduce(
-        self,
-        function: ReduceFunction,
-        shape: Sequence[int],
-        reduction: Sequence[int],
-        *operands: Access,
+        self, function: ReduceFunction, shape: Sequence[int], reduction: Sequence[int], *operands: Access,
         dtype: DType = DType.F32,
-    ) -> Ref:
+    ) -> Ref:  # fmt: skip
         """A reduction given by its index space and access maps."""
         return self.emit(Opcode.REDUCE, dtype, shape, *operands, function=function, reduction=reduction)
 
@@ -434,15 +424,9 @@ class Builder:
     # windows
 
     def window(
-        self,
-        shape: Sequence[int],
-        inside: Ref,
-        lo: Sequence[int],
-        *,
-        step: Sequence[int] | None = None,
-        fill: Scalar = 0,
-        outside: Ref | None = None,
-    ) -> Ref:
+        self, shape: Sequence[int], inside: Ref, lo: Sequence[int], *, step: Sequence[int] | None = None,
+        fill: Scalar = 0, outside: Ref | None = None,
+    ) -> Ref:  # fmt: skip
         """`inside` from `lo` on, at every `step`-th element, in a tensor of `shape`; `fill` or `outside` around it."""
         if 0 in inside.shape:
             return self.full(shape, fill, inside.dtype) if outside is None else outside.expand(tuple(shape))

@@ -58,16 +58,9 @@ def _over(c: Context, x: Ref, dims: Sequence[int], eps: float) -> tuple[Ref, Ref
 
 @lowers("_native_batch_norm_legit_functional.default")
 def batch_norm(
-    c: Context,
-    x: Ref,
-    weight: Ref | None,
-    bias: Ref | None,
-    running_mean: Ref,
-    running_var: Ref,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Ref, Ref, Ref, Ref, Ref]:
+    c: Context, x: Ref, weight: Ref | None, bias: Ref | None, running_mean: Ref, running_var: Ref, training: bool,
+    momentum: float, eps: float,
+) -> tuple[Ref, Ref, Ref, Ref, Ref]:  # fmt: skip
     """Output, batch mean, inverse deviation, new running mean and (unbiased) variance."""
     if not training:
         raise NotImplementedError("batch norm that mutates its statistics outside training")
@@ -107,16 +100,9 @@ def batch_norm_without_statistics(
 
 @lowers("native_group_norm.default")
 def group_norm(
-    c: Context,
-    x: Ref,
-    weight: Ref | None,
-    bias: Ref | None,
-    batch: int,
-    channels: int,
-    _space: int,
-    groups: int,
+    c: Context, x: Ref, weight: Ref | None, bias: Ref | None, batch: int, channels: int, _space: int, groups: int,
     eps: float,
-) -> tuple[Ref, Ref, Ref]:
+) -> tuple[Ref, Ref, Ref]:  # fmt: skip
     """Output, mean and inverse deviation (N, groups) over the channels of each group and space."""
     b = c.b
     normal_NGR, mean, inverse = _over(c, b.reshape(x, (batch, groups, -1)), [2], eps)

@@ -18,13 +18,9 @@ def tables(optimizer: Optimizer, steps: int) -> dict[str, Tensor]:
 
 
 def update(
-    builder: Builder,
-    optimizer: Optimizer,
-    rate: Ref,
-    steps: int,
-    parameters: dict[str, Ref],
+    builder: Builder, optimizer: Optimizer, rate: Ref, steps: int, parameters: dict[str, Ref],
     gradients: dict[str, Ref],
-) -> Update:
+) -> Update:  # fmt: skip
     """Emits the optimizer's step for every parameter that has a gradient; the others stay as they are.
 
     rate: this step's learning rate without the groups' factors. steps: the number of steps of the job, which is the

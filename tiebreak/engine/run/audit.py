@@ -153,13 +153,9 @@ def steps_to_replay(run: RunDirectory, checkpoints: Sequence[int]) -> int:
 
 
 def audit_segments(
-    run: RunDirectory,
-    interpreter: Interpreter,
-    checkpoints: Sequence[int],
-    records: Sequence[StepRecord],
-    on_step: Callable[[int, float], None] = lambda _step, _loss: None,
-    logs: Logs = NO_LOGS,
-) -> SegmentAudit:
+    run: RunDirectory, interpreter: Interpreter, checkpoints: Sequence[int], records: Sequence[StepRecord],
+    on_step: Callable[[int, float], None] = lambda _step, _loss: None, logs: Logs = NO_LOGS,
+) -> SegmentAudit:  # fmt: skip
     """Replays the segments of these checkpoints (from 0), each from the nearest earlier state that the trainer kept.
 
     records: the committed records, from `signed_records`. on_step: called with the number of steps done and the loss.

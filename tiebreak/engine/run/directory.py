@@ -76,14 +76,9 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        agreement: SignedJob,
-        program: Program,
-        state: Mapping[str, Tensor],
-        data: Mapping[str, Tensor],
-        more: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> "RunDirectory":
+        cls, path: Path, agreement: SignedJob, program: Program, state: Mapping[str, Tensor],
+        data: Mapping[str, Tensor], more: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> "RunDirectory":  # fmt: skip
         """Creates a run. Refuses a directory that is in use and inputs that are not the job's. more: further files."""
         agreement.verify()
         job = agreement.job

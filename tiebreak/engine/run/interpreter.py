@@ -93,16 +93,9 @@ class Interpreter:
         return place(self.program, data, self.arithmetic.device)
 
     def step(
-        self,
-        number: int,
-        state: State,
-        data: State,
-        observe: Observer | None = None,
-        *,
-        check_finite: bool = True,
-        donate: bool = False,
-        sums: Sums | None = None,
-    ) -> StepResult:
+        self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
+        donate: bool = False, sums: Sums | None = None,
+    ) -> StepResult:  # fmt: skip
         """Runs step `number` (from 1) on the state before it.
 
         `state` must be on the device and `data` where `place_data` put them, and both must fit the program. With
@@ -185,15 +178,9 @@ class _Run:
     """One step while it runs: the values that are still needed, and what is known about them."""
 
     def __init__(
-        self,
-        interpreter: Interpreter,
-        number: int,
-        state: State,
-        data: State,
-        observe: Observer | None,
-        given: frozenset[int],
-        sums: Sums | None,
-    ) -> None:
+        self, interpreter: Interpreter, number: int, state: State, data: State, observe: Observer | None,
+        given: frozenset[int], sums: Sums | None,
+    ) -> None:  # fmt: skip
         self._body, self._arithmetic = interpreter.program.body, interpreter.arithmetic
         self._number, self._state, self._data, self._observe = number, state, data, observe
         self._given, self._sums = given, sums

@@ -22,16 +22,10 @@ class Done(NamedTuple, Generic[S]):
 
 
 def steps(
-    interpreter: Interpreter,
-    state: State,
-    data: State,
-    numbers: Iterable[int],
-    *,
-    sums: Callable[[int, Arithmetic], S | None],
-    observe: Observer | None = None,
-    check_finite: bool = False,
+    interpreter: Interpreter, state: State, data: State, numbers: Iterable[int], *,
+    sums: Callable[[int, Arithmetic], S | None], observe: Observer | None = None, check_finite: bool = False,
     donate: Callable[[], bool] = lambda: False,
-) -> Iterator[Done[S]]:
+) -> Iterator[Done[S]]:  # fmt: skip
     """Computes the steps of these numbers (ascending, without gaps) lazily, starting from the state before them.
 
     sums, donate: called once before each step, for the arguments of `Interpreter.step`. With `donate`, the state of a

@@ -51,17 +51,10 @@ class Worker:
     """Computes a run into its directory, continuing from the last complete checkpoint."""
 
     def __init__(
-        self,
-        run: RunDirectory,
-        interpreter: Interpreter,
-        *,
-        key: PrivateKey | None = None,
-        on_progress: OnProgress = lambda _: None,
-        on_commit: OnCommit = lambda _: None,
-        stop_if_not_finite: bool = True,
-        keep: Keep = ALL,
-        logs: Logs = NO_LOGS,
-    ) -> None:
+        self, run: RunDirectory, interpreter: Interpreter, *, key: PrivateKey | None = None,
+        on_progress: OnProgress = lambda _: None, on_commit: OnCommit = lambda _: None, stop_if_not_finite: bool = True,
+        keep: Keep = ALL, logs: Logs = NO_LOGS,
+    ) -> None:  # fmt: skip
         """`key` is the trainer's. Without a key this is an auditor's replay, which continues even if the run diverges.
 
         stop_if_not_finite: a trainer whose run diverges, and who claims the reward nevertheless because the program is
