@@ -1,13 +1,16 @@
 """Parties that talk through their games: what they say, what they take to the chain, and what no one makes them do."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
-from tests.protocol.runs import DOMAIN
+from tests.protocol.runs import DOMAIN, program
 from tests.protocol.town import (
+    BLOCK,
     LIE,
+    PACE,
     START,
     TALKED,
     TALKED_FALSE,
@@ -23,6 +26,7 @@ from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.parties.player import GameView, Reply
+from tiebreak.protocol.parties.terms import objections
 
 OF_GAMES = (e.MakeMove, e.Enter, e.EnterAndProve, e.ReportFork, e.ClaimTimeout)
 
@@ -76,6 +80,16 @@ def test_a_cheat_that_sees_it_is_wrong_concedes() -> None:
     town = Town(TALKED_FALSE, kinds={"trainer": Conceding}).play()
     assert [type(one) for one in sent(town)] == [e.MakeMove]
     assert verdict(town) == (Side.CHALLENGER, Reason.CONCEDED)
+
+
+@pytest.mark.parametrize(("talk", "signs"), [(0, True), (1, False), (6 * BLOCK, False), (6 * BLOCK + 1, True)])
+def test_a_talk_must_leave_time_to_enter(talk: int, signs: bool) -> None:
+    job = replace(TALKED, talk_time=talk)
+    reasons = objections(job, program(), PACE)
+    assert (not reasons) is signs
+    assert signs or reasons == (
+        f"expected no talk, or one of more than {6 * BLOCK} seconds to say and enter something, got {talk}",
+    )
 
 
 # ---------------------------------------------------------------- silence

@@ -69,6 +69,8 @@ DEFAULTS: Final = Terms()
     "--replay-time", 0, MAX_GAME_SECONDS, DEFAULTS.replay_time,
     "Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
 )  # fmt: skip
+@number("--talk-time", 0, MAX_GAME_SECONDS, DEFAULTS.talk_time,
+        "Seconds that a game's sides may settle it by messages before clocks run.")  # fmt: skip
 @number("--audit-time", 0, MAX_SECONDS, DEFAULTS.audit_time,
         "Seconds in which each segment can be audited once its head is posted.")  # fmt: skip
 @number("--deadline", 1, MAX_SECONDS, DEFAULTS.deadline, "Seconds after acceptance for the final head.")

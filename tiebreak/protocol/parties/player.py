@@ -21,11 +21,10 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.terms import ENTERING
 from tiebreak.protocol.tags import Digest
 
 MAX_MOVE_BYTES: Final = 1 << 17
-ENTERING: Final = 3
-"""Transactions for which a party leaves time when it enters the state it is to move in; its opponent leaves less."""
 PATIENCE_BLOCKS: Final = 2
 """After how many blocks without an answer a message is repeated, and then after twice as many, and so on."""
 _MOVE: Final = AnyMove()

@@ -17,6 +17,8 @@ from tiebreak.protocol.trees import depth_of
 
 MISSED_BLOCKS: Final = 3
 """How many of one side's transactions in a game, or for a segment, may each have to wait for one extra block."""
+ENTERING: Final = 3
+"""Transactions for which a side leaves time when it enters the state it is to move in; its opponent leaves less."""
 REPLAYS: Final = 3
 """Number of moves by one side in a game that need re-execution."""
 PATIENCE: Final = 1 << 22
@@ -71,6 +73,10 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
     needed = pace.sending(turns(job, program)) + REPLAYS * max(0, replay - job.replay_time)
     if job.clock < needed:
         return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}",)
+    if 0 < job.talk_time <= (least := pace.sending(ENTERING)):
+        return (
+            f"expected no talk, or one of more than {least} seconds to say and enter something, got {job.talk_time}",
+        )
     if job.game_seconds > PATIENCE:
         return (f"expected a game of at most {PATIENCE} seconds, got {job.game_seconds}: it holds stakes for so long",)
     return ()

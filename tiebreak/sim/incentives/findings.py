@@ -14,12 +14,12 @@ from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, marg
 OPTIONS: Final = {
     "reward": "--reward", "trainer_stake": "--trainer-stake", "challenger_stake": "--challenger-stake",
     "challenge_window": "--challenge-window", "clock": "--clock", "replay_time": "--replay-time",
-    "audit_time": "--audit-time", "deadline": "--deadline", "seats": "--seats", "seat_fee": "--seat-fee",
-    "seat_bond": "--seat-bond", "descent_levels": "--descent-levels",
+    "talk_time": "--talk-time", "audit_time": "--audit-time", "deadline": "--deadline", "seats": "--seats",
+    "seat_fee": "--seat-fee", "seat_bond": "--seat-bond", "descent_levels": "--descent-levels",
 }  # fmt: skip
 """The terms, with their options of `tiebreak agree`."""
 AMOUNTS: Final = ("reward", "trainer_stake", "challenger_stake", "seat_fee", "seat_bond")
-TIMES: Final = ("challenge_window", "clock", "replay_time", "audit_time", "deadline")
+TIMES: Final = ("challenge_window", "clock", "replay_time", "talk_time", "audit_time", "deadline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties.terms import REPLAYS
 from tiebreak.sim.incentives.economics import JobEconomics
 from tiebreak.sim.incentives.figures import Figures
 from tiebreak.sim.incentives.model import Condition, conditions, disbelief, first_share, honesty, victims_loss
@@ -54,7 +55,8 @@ def times(f: Figures) -> Terms:
     The audit time is that of replaying a segment, so an auditor keeps up with whatever is posted, and when. The window
     is long enough to train a segment on the worst data that the client can choose for it, so that an honest trainer's
     next head comes in time, and to replay the segments that an auditor draws before it replays the whole run. The
-    replay time is long enough to replay a segment on the worst data; the deadline, to train the whole run on them and
+    replay time is long enough to replay a segment on the worst data, and the talk for the replays of both sides on
+    ordinary data, so that a game is over before the talk is; the deadline, to train the whole run on them and
     then let a head wait a window.
     """
     drawn = f.sampled * f.segment_seconds if f.sampled < f.segments else 0
@@ -66,7 +68,8 @@ def times(f: Figures) -> Terms:
     if (longest := max(deadline, replay_time, f.segments * audit_time)) > MAX_SECONDS:
         raise ConfigurationError(f"expected times of at most {MAX_SECONDS} seconds, got {longest}")
     return Terms(challenge_window=window, replay_time=replay_time, clock=f.clock, audit_time=audit_time,
-                 deadline=deadline, challenger_stake=0, descent_levels=f.descent_levels)  # fmt: skip
+                 talk_time=_minutes(2 * REPLAYS * audit), deadline=deadline, challenger_stake=0,
+                 descent_levels=f.descent_levels)  # fmt: skip
 
 
 def _minutes(seconds: Fraction) -> int:
