@@ -50,6 +50,13 @@ ACCURACY: dict[str, tuple[float, float | str, float, float | str]] = {
     "logit": (2, 1, 2, 0),
     "logaddexp": (2, 0, 3, 1),
     "sinc": (2, 1, 3, "1 + 1/x"),
+    "softmax": (1, 1, 1, 1),
+    "log_softmax": (2, 1, 1, 1),
+    "logsumexp": (2, 0, 5, 1),
+    "mean": (1, 0, 0.5, 0),
+    "var": (2, 0, 2, 1),
+    "norm": (1, 0, 2, 0),
+    "layer_norm": (2, 1, 3, 1),
     "x^1.5": (2, 0, 2, 0),
     "x^-2": (2, TINY, 3, TINY),
     "x^5": (4, 0, 4, 0),
@@ -150,8 +157,13 @@ _ACCURACY_HEAD = """## Accuracy
 An instruction rounds once (at most 0.5 ulp). The largest errors of functions that take several, and of their gradients,
 are below, in units in the last place (ulp) of the exact result. Where a unit is named, they are in ulp of that unit if
 the result is smaller: such results lose digits by cancellation or underflow, as in eager FP32. Subnormal results have
-the ulp of 2^-126. Results overflow only where the exact ones do, with these exceptions: the gradient of `rsqrt` is
-infinite below 2^-84; `gelu` (tanh) has a gradient up to 2^40, and `sinc` is a number up to 2^120.
+the ulp of 2^-126. From `softmax` to `layer_norm` the rows are of two or three elements. Sums are exact at any length.
+
+Results overflow only where the exact ones do, with these exceptions, which eager FP32 has as well unless it is said.
+The gradient of `rsqrt` is infinite below 2^-84, and `sinc` is a number up to 2^120. Means overflow where their sums do,
+and variances, norms and distances where squares do, from 2^63 on (eager PyTorch on a CPU computes `var` and `std` in
+double precision). A sum over an infinity is NaN, so `mean`, `norm` and `logsumexp` of an infinity are NaN, where eager
+PyTorch has infinity; so is a power n + 1/2 of minus infinity.
 
 | function | ulp | unit | gradient, ulp | unit |
 | --- | --- | --- | --- | --- |"""

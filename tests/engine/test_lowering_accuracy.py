@@ -46,6 +46,11 @@ def _gelu_tanh_slope(x: mpmath.mpf) -> mpmath.mpf:
     return s + x * s * (1 - s) * 2 * inner
 
 
+def _deviation(x: mpmath.mpf) -> mpmath.mpf:
+    """Of x, 1 and 0, with layer norm's eps."""
+    return mp.sqrt(2 * (x * x - x + 1) / 9 + mp.mpf(2) ** -16)
+
+
 def _mish_slope(x: mpmath.mpf) -> mpmath.mpf:
     t = mp.tanh(mp.log1p(mp.exp(x)))
     return t + x * (1 - t * t) * _sigmoid(x)
@@ -79,6 +84,41 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Exact, Exact]] = {
         lambda x: _sigmoid(x - 1),
     ),
     "sinc": (torch.sinc, mp.sincpi, lambda x: (mp.cospi(x) - mp.sincpi(x)) / x if x else mp.mpf(0)),
+    "softmax": (
+        lambda x: F.softmax(torch.stack([x, torch.ones_like(x)]), 0)[0],
+        lambda x: _sigmoid(x - 1),
+        lambda x: _sigmoid(x - 1) * _sigmoid(1 - x),
+    ),
+    "log_softmax": (
+        lambda x: F.log_softmax(torch.stack([x, torch.ones_like(x)]), 0)[0],
+        lambda x: -mp.log1p(mp.exp(1 - x)),
+        lambda x: _sigmoid(1 - x),
+    ),
+    "logsumexp": (
+        lambda x: torch.logsumexp(torch.stack([x, torch.ones_like(x)]), 0),
+        lambda x: mp.log(mp.exp(x) + mp.e),
+        lambda x: _sigmoid(x - 1),
+    ),
+    "mean": (
+        lambda x: torch.stack([x, torch.ones_like(x), x]).mean(0),
+        lambda x: (2 * x + 1) / 3,
+        lambda _: mp.mpf(2) / 3,
+    ),
+    "var": (
+        lambda x: torch.stack([x, torch.ones_like(x), torch.zeros_like(x)]).var(0),
+        lambda x: (x * x - x + 1) / 3,
+        lambda x: (2 * x - 1) / 3,
+    ),
+    "norm": (
+        lambda x: torch.linalg.vector_norm(torch.stack([x, torch.ones_like(x)]), dim=0),
+        lambda x: mp.sqrt(x * x + 1),
+        lambda x: x / mp.sqrt(x * x + 1),
+    ),
+    "layer_norm": (
+        lambda x: F.layer_norm(torch.stack([x, torch.ones_like(x), torch.zeros_like(x)], 1), (3,), eps=2.0**-16)[:, 0],
+        lambda x: (2 * x - 1) / 3 / _deviation(x),
+        lambda x: mp.mpf(2) / 3 / _deviation(x) - ((2 * x - 1) / 3) ** 2 / (3 * _deviation(x) ** 3),
+    ),
     "x^1.5": (lambda x: x**1.5, lambda x: x * mp.sqrt(x), lambda x: mp.mpf(1.5) * mp.sqrt(x)),
     "x^-2": (lambda x: x**-2, lambda x: x**-2, lambda x: -2 * x**-3),
     "x^5": (lambda x: x**5, lambda x: x**5, lambda x: 5 * x**4),
@@ -103,8 +143,8 @@ def inputs(name: str, seed: int, count: int) -> Tensor:
     return x[x.abs() <= REACH.get(name, math.inf)]
 
 
-REACH = {"gelu, tanh": 2.0**40, "sinc": 2.0**120, "softplus": 79.0}
-"""Where a function is used at all; beyond, parts of it overflow, here as in eager FP32."""
+REACH = {"sinc": 2.0**120, "softplus": 79.0, "mean": 2.0**126, **dict.fromkeys(("var", "norm", "layer_norm"), 2.0**62)}
+"""As far as a function keeps its accuracy; beyond, parts of it overflow, here as in eager FP32."""
 
 
 class Elementwise(nn.Module):

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
@@ -31,12 +32,15 @@ def _names() -> list[str]:
 @cache  # torch collects its table anew, which takes longer than tracing a small model
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """torch's core decompositions, without those of operators that stay whole."""
-    kept = {f"aten::{name}" for name in _names()}
-    return {
-        operator: rule
-        for operator, rule in dict(core_aten_decompositions()).items()
-        if isinstance(operator, OpOverload) and operator._schema.name not in kept
-    }
+    kept, whole = {f"aten::{name}" for name in _names()}, torch.ops.aten.gelu_backward.default
+    table = {o: r for o, r in dict(core_aten_decompositions()).items() if isinstance(o, OpOverload)}
+    gelu = table[whole]
+
+    def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Any:
+        """torch's; from 16 on, where the slope is 1 or 0 to all digits, x^2 must not overflow to 0 * infinity."""
+        return gelu(grad, x.clamp(-16, 16) if approximate == "tanh" else x, approximate=approximate)
+
+    return {o: r for o, r in table.items() if o._schema.name not in kept} | {whole: gelu_backward}
 
 
 @contextmanager
