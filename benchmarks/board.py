@@ -15,10 +15,11 @@ from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.chain import EmbeddedChain, Receipt, calls
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 CLIENT, TRAINER, CHALLENGER, SECOND = (PrivateKey.from_int(number) for number in (11, 12, 13, 14))
 TERMS = Terms()
+FEE, BOND = 10**17, 10**17
 
 
 def digest(text: str) -> Digest:
@@ -33,6 +34,7 @@ class Bench:
     chain: EmbeddedChain
     gas: dict[str, int] = field(default_factory=dict)
     jobs: int = 0
+    slots: int = 0
 
     def take(self, name: str, receipt: Receipt) -> None:
         """Records the gas.
@@ -41,25 +43,31 @@ class Bench:
         """
         self.gas[name] = receipt.gas_used
 
-    def job(self) -> Job:
-        """An active job of eight checkpoints."""
+    def secret(self) -> bytes:
+        """The client's, of the newest job."""
+        return digest(f"secret {self.jobs}")
+
+    def job(self, seats: int = 0) -> Job:
+        """A job of eight checkpoints, offered."""
         self.jobs += 1
+        nonce = int.from_bytes(tagged_hash(Tag.SECRET, self.secret()), "big") if seats else self.jobs
         job = Job(
             client=CLIENT.address, trainer=TRAINER.address, program_root=digest("program"), body_count=4000,
             state_count=400, data_count=2, initial_state_root=digest("state"), data_root=digest("data"), steps=8000,
             checkpoint_interval=1000, reward=TERMS.reward, trainer_stake=TERMS.trainer_stake,
             challenger_stake=TERMS.challenger_stake, challenge_window=TERMS.challenge_window, clock=TERMS.clock,
             replay_time=TERMS.replay_time, talk_time=TERMS.talk_time,
-            audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=TERMS.descent_levels, nonce=self.jobs,
+            audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=TERMS.descent_levels,
+            seats=seats, seat_fee=FEE if seats else 0, seat_bond=BOND if seats else 0, nonce=nonce,
         )  # fmt: skip
-        self.take(
-            "create job", self.chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(self.chain.domain))))
-        )
+        receipt = self.chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(self.chain.domain))))
+        self.take("create job with seats" if seats else "create job", receipt)
         return job
 
-    def accepted(self) -> Job:
-        job = self.job()
-        self.take("accept job", self.chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake)))
+    def accepted(self, seats: int = 0) -> Job:
+        job = self.job(seats)
+        receipt = self.chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))
+        self.take("accept job with seats" if seats else "accept job", receipt)
         return job
 
     def head(self, job: Job, count: int, run: str = "run") -> SignedHead:
@@ -101,6 +109,34 @@ class Bench:
         self.chain.advance(TERMS.clock + TERMS.replay_time + 2)
         self.take("timeout", self.chain.send(CHALLENGER, calls.timeout(game)))
 
+    def seated(self) -> None:
+        """A job with two seats, the deposit of whose auditor comes back in the end."""
+        slot = self.slots
+        self.slots += 1
+        self.take("join pool", self.chain.send(CHALLENGER, calls.join_pool(slot, BOND)))
+        job = self.accepted(seats=2)
+        last, salt = job.checkpoints, digest("salt")
+        for count in (1, last):
+            head = tagged_hash(Tag.HEAD_SEAL, job.id, count.to_bytes(8, "big"), digest("run"), salt)
+            receipt = self.chain.send(TRAINER, calls.seal_head(job.id, count, head))
+            self.take("seal final head" if count == last else "seal head", receipt)
+        self.take("draw seats", self.chain.send(CLIENT, calls.draw_seats(job, self.secret())))
+        root = tagged_hash(Tag.ROOT_SEAL, job.id, CHALLENGER.address, digest("run"), salt)
+        for seat in range(2):
+            self.take("seal root", self.chain.send(CHALLENGER, calls.seal_root(job.id, seat, root, BOND)))
+        wait = max(TERMS.challenge_window, last * TERMS.audit_time) + 2
+        self.chain.advance(wait)
+        self.take("open head", self.chain.send(TRAINER, calls.open_head(self.head(job, last), salt)))
+        self.chain.advance(wait)
+        self.take("settle with seats", self.chain.send(TRAINER, calls.settle(job.id)))
+        self.chain.send(TRAINER, calls.withdraw(TRAINER.address))  # as after a job without seats
+        claim = calls.claim_seat(job.id, 0, CHALLENGER.address, digest("run"), salt)
+        self.take("claim seat", self.chain.send(CHALLENGER, claim))
+        self.chain.advance(wait)
+        self.take("close seats", self.chain.send(CLIENT, calls.close_seats(job.id)))
+        self.chain.advance(1 << 21)
+        self.take("leave pool", self.chain.send(CHALLENGER, calls.leave_pool(BOND, slot)))
+
 
 def measure() -> dict[str, int]:
     """Gas of each operation. Each runs twice, so that no measured transaction pays for a party's first credit."""
@@ -109,7 +145,7 @@ def measure() -> dict[str, int]:
         chain.fund(key.address)
     chain.deploy(CLIENT)
     bench = Bench(chain=chain)
-    parts: tuple[Callable[[], None], ...] = (bench.settled, bench.ended_early, bench.slashed)
+    parts: tuple[Callable[[], None], ...] = (bench.settled, bench.ended_early, bench.slashed, bench.seated)
     for part in parts * 2:
         part()
     return bench.gas

@@ -6,6 +6,7 @@ import {Duration} from "../src/game/Time.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
+import {ISeats} from "../src/interfaces/ISeats.sol";
 import {GameBase} from "./GameBase.sol";
 import {GameTrees} from "./GameTrees.sol";
 
@@ -51,7 +52,7 @@ contract BoardAttacksTest is GameBase {
     /// A withdrawal that re-enters through any function of the board gets what it is owed and nothing else.
     function test_reentering_through_every_entry_point() external {
         uint256 allowed = 0;
-        for (uint256 which = 0; which < 20; ++which) {
+        for (uint256 which = 0; which < 28; ++which) {
             uint256 snapshot = VM.snapshotState();
             if (_reenter(which)) ++allowed;
             require(VM.revertToState(snapshot), "back");
@@ -74,12 +75,13 @@ contract BoardAttacksTest is GameBase {
         attacker.act(abi.encodeCall(IJobBoard.challenge, (head, signature, 0)), CHALLENGER_STAKE);
         gameId = board.gameIdOf(head, address(attacker), 0);
         (bytes memory call, uint256 wei_) = _entry(which, offered, active, head, signature);
-        // Entries 7 ... 18 are the games'.
+        // Entries 7 ... 18 are the games', 20 ... 27 those of seats.
         attacker.pull(which > 6 && which < 19 ? address(games) : address(board), call, wei_);
         _equal(attacker.entered() > 0 ? 1 : 0, 1, "it was paid, and re-entered");
         // Withdrawing again finds nothing; what it may do, it may do at any other time.
         if (which == 0) require(!attacker.succeeded(), "withdrawn twice");
-        return address(board).balance != _held() + _credits(address(attacker));
+        uint256 deposits = which == 20 ? BOND : 0;
+        return address(board).balance != _held() + deposits + _credits(address(attacker));
     }
 
     function _entry(uint256 which, JobId offered, JobId active, IJobBoard.Head memory head, bytes memory signature)
@@ -108,7 +110,15 @@ contract BoardAttacksTest is GameBase {
         if (which == 16) return (abi.encodeCall(IGame.concede, (gameId)), 0);
         if (which == 17) return (abi.encodeCall(IGame.timeout, (gameId)), 0);
         if (which == 18) return (abi.encodeCall(IGame.reclaim, (gameId)), 0);
+        if (which == 20) return (abi.encodeCall(ISeats.joinPool, (0)), BOND);
+        if (which == 21) return (abi.encodeCall(ISeats.leavePool, (BOND, 0)), 0);
+        if (which == 22) return (abi.encodeCall(ISeats.sealHead, (active, 3, WRONG)), 0);
+        if (which == 23) return (abi.encodeCall(ISeats.sealRoot, (active, 0, WRONG)), BOND);
+        if (which == 24) return (abi.encodeCall(ISeats.openHead, (head, signature, SALT)), 0);
+        if (which == 25) return (abi.encodeCall(ISeats.claimSeat, (active, 0, address(this), WRONG, SALT)), 0);
+        if (which == 26) return (abi.encodeCall(ISeats.closeSeats, (active)), 0);
         IJobBoard.Job memory job = _job(99);
+        if (which == 27) return (abi.encodeCall(ISeats.drawSeats, (job, SALT)), 0);
         return (abi.encodeCall(IJobBoard.createJob, (job, "")), REWARD);
     }
 
@@ -165,6 +175,79 @@ contract BoardAttacksTest is GameBase {
         board.reportEquivocation(jobId, 3, root, first, other, second);
         _play(address(this), abi.encodeCall(IGame.reclaim, (gameId)));
         _drained(TRAINER_STAKE - TRAINER_STAKE / 2);
+    }
+
+    /// @dev A job with three seats, whose head is sealed and whose seats are drawn; the first two have sealed these roots.
+    function _seated(bytes32 first, bytes32 second) private {
+        seats = 3;
+        _join(challenger, 0);
+        _join(stranger, 1);
+        _warp(current + 1);
+        jobId = _activeJob(1);
+        _sealHead(jobId, 3, GameTrees.root(runLeaves));
+        _draw(1);
+        _sealRoot(jobId, 0, first);
+        _sealRoot(jobId, 1, second);
+    }
+
+    /// @dev The seats claim what they can, the rest is shared out, and the pool is left.
+    function _unseated(bytes32 first, bytes32 second) private {
+        (address[2] memory owners, bytes32[2] memory roots) =
+            ([board.seatOwner(jobId, 0), board.seatOwner(jobId, 1)], [first, second]);
+        for (uint8 seat = 0; seat < 2; ++seat) {
+            (bool success,) = address(board)
+                .call(abi.encodeCall(ISeats.claimSeat, (jobId, seat, owners[seat], roots[seat], ROOT_SALT)));
+            // Of two roots that differ one is not paid by a job that was settled.
+            require(success || roots[seat] == WRONG, "claimed");
+        }
+        _warp(current + (1 << 21) + 1);
+        board.closeSeats(jobId);
+        VM.prank(challenger);
+        board.leavePool(BOND, 0);
+        VM.prank(stranger);
+        board.leavePool(BOND, 1);
+    }
+
+    function test_every_wei_of_a_settled_job_with_seats_can_be_withdrawn_or_is_burned() external {
+        bytes32 root = GameTrees.root(runLeaves);
+        _seated(root, WRONG);
+        _warp(current + WINDOW + 1);
+        _openHead(jobId, 3, root);
+        _warp(current + WINDOW + 1);
+        board.settle(jobId);
+        _unseated(root, WRONG);
+        _drained(BOND);
+    }
+
+    function test_every_wei_of_a_convicted_job_with_seats_can_be_withdrawn_or_is_burned() external {
+        bytes32 root = GameTrees.root(runLeaves);
+        _seated(root, WRONG);
+        _warp(current + WINDOW + 1);
+        _openHead(jobId, 3, root);
+        gameId = _challenge(jobId, 3, root, 0);
+        GameId other = _challengeAs(stranger, jobId, 3, root, 0);
+        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
+        _play(address(this), abi.encodeCall(IGame.reclaim, (other)));
+        _unseated(root, WRONG);
+        // The share of the prover and that of the seat which saw it are paid, two burn.
+        _drained(TRAINER_STAKE - 2 * (TRAINER_STAKE / 2 / 4));
+    }
+
+    function test_every_wei_of_an_abandoned_job_with_seats_can_be_withdrawn() external {
+        _seated(WRONG, WRONG);
+        _warp(current + 2 * WINDOW + 1);
+        VM.prank(client);
+        board.abandon(jobId);
+        _unseated(WRONG, WRONG);
+        _drained(0);
+    }
+
+    function test_every_wei_of_a_cancelled_job_with_seats_can_be_withdrawn() external {
+        seats = 3;
+        jobId = _offer(_job(1));
+        VM.prank(client);
+        board.cancelJob(jobId);
+        _drained(0);
     }
 
     /// @dev After everyone has withdrawn, only what was burned is left.

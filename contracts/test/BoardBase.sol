@@ -17,6 +17,7 @@ interface BoardVm {
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function warp(uint256 timestamp) external;
     function chainId(uint256 id) external;
+    function prevrandao(bytes32 entropy) external;
     function computeCreateAddress(address deployer, uint256 nonce) external pure returns (address);
     function getNonce(address account) external view returns (uint64);
     function snapshotState() external returns (uint256 id);
@@ -40,6 +41,10 @@ abstract contract BoardBase {
     uint64 internal constant TALK = 0;
     uint64 internal constant AUDIT = 0;
     uint64 internal constant DEADLINE = 100_000;
+    uint256 internal constant FEE = 0.3 ether;
+    uint256 internal constant BOND = 0.7 ether;
+    bytes32 internal constant HEAD_SALT = keccak256("salt of the head");
+    bytes32 internal constant ROOT_SALT = keccak256("salt of a root");
     uint8 internal constant PRECISION = 30;
     uint256 internal constant START = 1_700_000_000;
 
@@ -50,6 +55,8 @@ abstract contract BoardBase {
     GameStubReferee internal referee;
     Board internal board;
     Games internal games;
+    /// Of the jobs that are made from now on.
+    uint8 internal seats;
 
     /// @dev Time as the test has set it: the compiler may not read `block.timestamp` again after `warp`.
     uint256 internal current;
@@ -106,11 +113,11 @@ abstract contract BoardBase {
             talkTime: TALK,
             auditTime: AUDIT,
             deadline: DEADLINE,
-            seats: 0,
-            seatFee: 0,
-            seatBond: 0,
+            seats: seats,
+            seatFee: seats == 0 ? 0 : FEE,
+            seatBond: seats == 0 ? 0 : BOND,
             descentLevels: 1,
-            nonce: nonce
+            nonce: seats == 0 ? nonce : uint256(sha256(abi.encodePacked("tb.secrt", nonce)))
         });
     }
 
@@ -130,7 +137,7 @@ abstract contract BoardBase {
     function _offer(IJobBoard.Job memory job) internal returns (JobId jobId) {
         bytes memory signature = _jobSignature(job);
         VM.prank(job.client);
-        return board.createJob{value: job.reward}(job, signature);
+        return board.createJob{value: job.reward + job.seats * job.seatFee}(job, signature);
     }
 
     function _accept(JobId jobId) internal {
@@ -156,6 +163,51 @@ abstract contract BoardBase {
         IJobBoard.Head memory head = _head(jobId, count, runRoot);
         board.postHead(head, _headSignature(head));
     }
+
+    // ---------------------------------------------------------------- seats
+
+    function _join(address who, uint32 slot) internal {
+        VM.prank(who);
+        board.joinPool{value: BOND}(slot);
+    }
+
+    function _headSeal(JobId jobId, uint64 count, bytes32 runRoot) internal pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.hseal", jobId, count, runRoot, HEAD_SALT));
+    }
+
+    function _sealHead(JobId jobId, uint64 count, bytes32 runRoot) internal {
+        // A call of a precompile would use up the prank.
+        bytes32 seal = _headSeal(jobId, count, runRoot);
+        VM.prank(trainer);
+        board.sealHead(jobId, count, seal);
+    }
+
+    /// @dev The client's secret of the job that `_job(nonce)` makes is the nonce.
+    function _draw(uint256 nonce) internal {
+        board.drawSeats(_job(nonce), bytes32(nonce));
+    }
+
+    function _rootSeal(JobId jobId, address auditor, bytes32 runRoot) internal pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.rseal", jobId, auditor, runRoot, ROOT_SALT));
+    }
+
+    function _sealRoot(JobId jobId, uint8 seat, bytes32 runRoot) internal returns (address auditor) {
+        auditor = board.seatOwner(jobId, seat);
+        bytes32 seal = _rootSeal(jobId, auditor, runRoot);
+        VM.prank(auditor);
+        board.sealRoot{value: BOND}(jobId, seat, seal);
+    }
+
+    function _openHead(JobId jobId, uint64 count, bytes32 runRoot) internal {
+        IJobBoard.Head memory head = _head(jobId, count, runRoot);
+        board.openHead(head, _headSignature(head), HEAD_SALT);
+    }
+
+    function _claim(JobId jobId, uint8 seat, address auditor, bytes32 runRoot) internal {
+        board.claimSeat(jobId, seat, auditor, runRoot, ROOT_SALT);
+    }
+
+    // ---------------------------------------------------------------- games
 
     function _challenge(JobId jobId, uint64 count, bytes32 runRoot, uint64 nonce) internal returns (GameId) {
         return _challengeAs(challenger, jobId, count, runRoot, nonce);

@@ -4,6 +4,7 @@ pragma solidity ^0.8.30;
 import {Duration, Instant} from "../src/game/Time.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
+import {ISeats} from "../src/interfaces/ISeats.sol";
 import {GameBase} from "./GameBase.sol";
 import {GameTrees} from "./GameTrees.sol";
 
@@ -16,6 +17,9 @@ contract BoardHandler is GameBase {
     uint256 public calls;
     uint256 public slashed;
     uint256 public verdicts;
+    /// Deposits in the pool, and how often each call of the seats succeeded.
+    uint256 public deposits;
+    uint256[8] public seated;
 
     function jobCount() external view returns (uint256) {
         return jobs.length;
@@ -69,6 +73,7 @@ contract BoardHandler is GameBase {
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found) return;
         uint64 count = board.job(id).headCount;
+        if (board.job(id).seats != 0 && (count < 3 || board.seating(id).headSeal != 0)) return seat(seed);
         if (count < 3) _postNext(id, count + 1 + uint64(seed % (3 - count)));
         else if (_windowOver(id) && board.job(id).openGames == 0) board.settle(id);
     }
@@ -125,7 +130,11 @@ contract BoardHandler is GameBase {
         if (!found) return;
         IJobBoard.JobState memory state = board.job(id);
         if (state.openGames != 0) return _elapse(seed);
-        if (state.headCount == 3) return _windowOver(id) ? board.settle(id) : _elapse(seed);
+        if (board.seating(id).headSeal != 0 && seed % 4 != 0) {
+            return _windowOver(id) ? _openHead(id, 3, GameTrees.root(runLeaves)) : _elapse(seed);
+        } else if (board.seating(id).headSeal == 0 && state.headCount == 3) {
+            return _windowOver(id) ? board.settle(id) : _elapse(seed);
+        }
         if (current <= _due(id)) return _elapse(seed);
         VM.prank(client);
         board.abandon(id);
@@ -143,6 +152,116 @@ contract BoardHandler is GameBase {
             return;
         }
         _offerAndAccept(seed);
+    }
+
+    // ---------------------------------------------------------------- seats
+
+    /// @dev A pool of two auditors, and seats in the jobs to come.
+    function fill() external {
+        _joinAs(0, 0);
+        _joinAs(1, 1);
+        seats = 2;
+        address[4] memory all = [client, trainer, challenger, stranger];
+        for (uint256 i = 0; i < 4; ++i) {
+            VM.deal(all[i], 1e6 ether);
+        }
+        _warp(current + 1);
+    }
+
+    /// @dev The call that a job with seats allows where it stands; else somebody joins or leaves the pool.
+    function seat(uint256 seed) public {
+        ++calls;
+        for (uint256 i = 0; i < jobs.length; ++i) {
+            uint256 nonce = addmod(seed, i, jobs.length);
+            if (board.job(jobs[nonce]).seats == 0 || !_seatOn(seed >> 8, nonce, jobs[nonce])) continue;
+            ++done;
+            return;
+        }
+        _changePool(seed);
+        ++done;
+    }
+
+    function seatAgain(uint256 seed) external {
+        seat(seed);
+    }
+
+    function _seatOn(uint256 seed, uint256 nonce, JobId id) private returns (bool) {
+        IJobBoard.JobState memory state = board.job(id);
+        ISeats.Seating memory seating = board.seating(id);
+        if (state.status == IJobBoard.JobStatus.OFFERED || state.status == IJobBoard.JobStatus.CANCELLED) return false;
+        if (state.status != IJobBoard.JobStatus.ACTIVE) return _pay(id, state, seating);
+        bytes32 root = GameTrees.root(runLeaves);
+        if (state.headCount < 3) {
+            _sealHead(id, seed % 4 == 0 && state.headCount == 0 ? 1 : 3, root);
+            ++seated[0];
+            return true;
+        }
+        if (seating.headSeal == 0) return false;
+        if (_windowOver(id)) {
+            _openHead(id, 3, root);
+            ++seated[1];
+            return true;
+        }
+        if (!seating.isDrawn && seed % 4 != 0) {
+            _draw(nonce);
+            ++seated[2];
+            return true;
+        }
+        for (uint8 k = 0; k < seats; ++k) {
+            if (board.seatOwner(id, k) == address(0) || board.rootSealOf(id, k) != 0) continue;
+            _sealRoot(id, k, _sealedRoot(id, k));
+            ++seated[3];
+            return true;
+        }
+        return false;
+    }
+
+    /// @dev One of four seats has computed something else.
+    function _sealedRoot(JobId id, uint8 k) private view returns (bytes32) {
+        return uint256(JobId.unwrap(id)) >> (2 * k) & 3 == 0 ? WRONG : GameTrees.root(runLeaves);
+    }
+
+    function _pay(JobId id, IJobBoard.JobState memory state, ISeats.Seating memory seating) private returns (bool) {
+        if (current > uint256(Instant.unwrap(state.lastProgress)) + WINDOW) {
+            if (seating.pot == 0) return false;
+            board.closeSeats(id);
+            ++seated[5];
+            return true;
+        }
+        for (uint8 k = 0; k < seats; ++k) {
+            bytes32 sealedRoot = board.rootSealOf(id, k);
+            if (sealedRoot == 0) continue;
+            bytes32 root = _sealedRoot(id, k);
+            if (state.status == IJobBoard.JobStatus.SETTLED && root == WRONG) continue;
+            // Who sealed it may have left the pool, and the seat gone to another.
+            _claim(id, k, sealedRoot == _rootSeal(id, challenger, root) ? challenger : stranger, root);
+            ++seated[4];
+            return true;
+        }
+        return false;
+    }
+
+    function _changePool(uint256 seed) private {
+        uint32 length = board.poolLength(BOND);
+        for (uint32 slot = 0; slot < length; ++slot) {
+            ISeats.Slot memory found = board.poolSlot(BOND, slot);
+            if (found.owner == address(0)) return _joinAs(seed, slot);
+            if (current <= uint256(Instant.unwrap(found.since)) + (1 << 21) || seed % 2 == 0) continue;
+            VM.prank(found.owner);
+            board.leavePool(BOND, slot);
+            ++seated[7];
+            deposits -= BOND;
+            return;
+        }
+        if (length < 6) _joinAs(seed, length);
+        // The deposits' time passes: every window of every job is over.
+        else _warp(current + (1 << 21));
+    }
+
+    function _joinAs(uint256 seed, uint32 slot) private {
+        _join(seed % 2 == 0 ? challenger : stranger, slot);
+        ++seated[6];
+        deposits += BOND;
     }
 
     // ---------------------------------------------------------------- games
@@ -237,14 +356,17 @@ contract BoardHandler is GameBase {
         IJobBoard.JobState memory state = board.job(id);
         uint256 due = uint256(Instant.unwrap(state.accepted)) + Duration.unwrap(state.deadline);
         uint256 end = Instant.unwrap(state.lastProgress) + WINDOW;
-        return end < due ? end : due;
+        if (state.headCount != 3) return end < due ? end : due;
+        // It is sealed, and a window after the time for audits it has to be opened.
+        return (end > Instant.unwrap(state.auditEnd) ? end : Instant.unwrap(state.auditEnd)) + WINDOW;
     }
 
-    /// @dev Of two jobs one has long audits, of three one a short deadline.
+    /// @dev Of two jobs one has time for audits and one has seats, of three one a short deadline.
     function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
         job = super._job(nonce);
         if (nonce % 2 == 0) job.auditTime = WINDOW;
         if (nonce % 3 == 0) job.deadline = WINDOW + WINDOW / 2;
+        if (nonce % 4 < 2) (job.seats, job.seatFee, job.seatBond, job.nonce) = (0, 0, 0, nonce);
     }
 
     function _elapse(uint256 seed) private {
@@ -264,6 +386,7 @@ contract BoardInvariantTest {
     function setUp() external {
         handler = new BoardHandler();
         handler.setUp();
+        handler.fill();
         handler.offer(1);
     }
 
@@ -273,7 +396,7 @@ contract BoardInvariantTest {
     }
 
     function targetSelectors() external view returns (FuzzSelector[] memory targets) {
-        bytes4[] memory selectors = new bytes4[](10);
+        bytes4[] memory selectors = new bytes4[](12);
         selectors[0] = handler.offer.selector;
         selectors[1] = handler.accept.selector;
         selectors[2] = handler.cancel.selector;
@@ -284,6 +407,8 @@ contract BoardInvariantTest {
         selectors[7] = handler.challenge.selector;
         selectors[8] = handler.move.selector;
         selectors[9] = handler.moveAgain.selector;
+        selectors[10] = handler.seat.selector;
+        selectors[11] = handler.seatAgain.selector;
         targets = new FuzzSelector[](1);
         targets[0] = FuzzSelector(address(handler), selectors);
     }
@@ -291,7 +416,32 @@ contract BoardInvariantTest {
     /// forge-config: default.invariant.runs = 24
     /// forge-config: default.invariant.depth = 48
     function invariant_the_board_owns_what_it_owes() external view {
-        require(address(_board()).balance == _held() + _credits(), "solvent, and nothing is stuck");
+        _owns();
+    }
+
+    function _owns() private view {
+        uint256 owed = _held() + handler.deposits() + _credits();
+        require(address(_board()).balance == owed, "solvent, and nothing is stuck");
+    }
+
+    /// @dev Not vacuous: in one long run, every call of the seats succeeds many times.
+    function test_a_long_run_reaches_every_call_of_the_seats() external {
+        for (uint256 i = 0; i < 1500; ++i) {
+            uint256 seed = uint256(keccak256(abi.encode(i)));
+            uint256 which = (seed >> 128) % 8;
+            seed >>= 136;
+            if (which == 0) handler.offer(seed);
+            else if (which == 1) handler.post(seed);
+            else if (which == 2) handler.finish(seed);
+            else if (which == 3) handler.equivocate(seed);
+            else if (which == 4) handler.withdraw(seed);
+            else handler.seat(seed);
+            if (i % 50 == 0) _owns();
+        }
+        _owns();
+        for (uint256 k = 0; k < 8; ++k) {
+            require(handler.seated(k) >= 10, "each call, ten times");
+        }
     }
 
     function invariant_open_games_are_counted() external view {
@@ -323,8 +473,9 @@ contract BoardInvariantTest {
     function _held() private view returns (uint256 sum) {
         for (uint256 i = 0; i < handler.jobCount(); ++i) {
             IJobBoard.JobState memory job = _board().job(handler.jobs(i));
-            if (job.status == IJobBoard.JobStatus.OFFERED) sum += job.reward;
+            if (job.status == IJobBoard.JobStatus.OFFERED) sum += job.reward + uint256(job.seats) * job.seatFee;
             if (job.status == IJobBoard.JobStatus.ACTIVE) sum += uint256(job.reward) + job.trainerStake;
+            sum += ISeats(address(_board())).seating(handler.jobs(i)).pot;
             sum += uint256(job.openGames) * job.challengerStake;
         }
     }

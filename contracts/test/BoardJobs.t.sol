@@ -209,11 +209,17 @@ contract BoardJobsTest is BoardBase {
         _refused(job, "clock", (1 << 25) + 1);
     }
 
-    function test_create_refuses_seats_that_nothing_fills() external {
+    function test_create_refuses_seats_without_a_bond_or_of_policy_logged() external {
         IJobBoard.Job memory job = _job(1);
-        (job.seats, job.seatBond) = (1, 1);
-        _refused(job, "seats", 1);
-        (job.seats, job.seatFee, job.seatBond) = (0, 1, 0);
+        (job.seats, job.seatBond) = (17, 1);
+        _refused(job, "seats", 17);
+        (job.seats, job.seatBond) = (16, 0);
+        _refused(job, "seatBond", 0);
+        (job.seatFee, job.seatBond) = (1 << 128, 1);
+        _refused(job, "seatFee", 1 << 128);
+        (job.seatFee, job.policy) = (0, 1);
+        _refused(job, "seats", 16);
+        (job.policy, job.seats, job.seatFee, job.seatBond) = (0, 0, 1, 0);
         _refused(job, "seatFee", 1);
         (job.seatFee, job.seatBond) = (0, 1);
         _refused(job, "seatBond", 1);

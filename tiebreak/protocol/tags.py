@@ -25,6 +25,11 @@ class Tag(bytes, Enum):
     MESSAGE = b"tb.messg"
     SEAL = b"tb.seal."
     SNAPSHOT = b"tb.snap."
+    HEAD_SEAL = b"tb.hseal"
+    ROOT_SEAL = b"tb.rseal"
+    SECRET = b"tb.secrt"
+    SEED = b"tb.seed."
+    SEAT = b"tb.seat."
 
 
 def tagged_hash(tag: Tag, *parts: bytes) -> Digest:

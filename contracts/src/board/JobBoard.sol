@@ -11,7 +11,7 @@ import {Signatures} from "./Signatures.sol";
 /// @notice See `IJobBoard`, which is the specification.
 ///
 /// INVARIANT: balance >= Σ rewards of OFFERED and ACTIVE jobs + Σ trainer stakes of ACTIVE jobs
-///            + Σ challenger stakes of games without verdict + Σ credits.
+///            + Σ challenger stakes of games without verdict + Σ pots of seats + Σ deposits in pools + Σ credits.
 abstract contract JobBoard is IJobBoard {
     /// Burned wei are credited to this address; nobody has its key.
     address public constant BURN_ADDRESS = address(0xdEaD);
@@ -28,8 +28,7 @@ abstract contract JobBoard is IJobBoard {
     uint256 internal constant MIN_TOLERANCE = 2;
     uint256 internal constant MAX_TOLERANCE = 64;
     uint256 internal constant MAX_DESCENT_LEVELS = 5;
-    /// Nothing fills a seat yet.
-    uint256 internal constant MAX_SEATS = 0;
+    uint256 internal constant MAX_SEATS = 16;
 
     mapping(JobId => JobState) internal _jobs;
     mapping(address => uint256) internal _credits;
@@ -43,7 +42,7 @@ abstract contract JobBoard is IJobBoard {
     function createJob(Job calldata job_, bytes calldata trainerSignature) external payable returns (JobId jobId) {
         _checkJob(job_);
         _requireCaller(job_.client);
-        _requirePayment(job_.reward);
+        _requirePayment(job_.reward + job_.seats * job_.seatFee);
         jobId = Signatures.hashJob(job_);
         // SAFETY: the trainer's signature binds this chain and this contract; without it anyone could offer work in its name.
         Signatures.check(Signatures.digest(JobId.unwrap(jobId)), trainerSignature, job_.trainer);
@@ -60,7 +59,7 @@ abstract contract JobBoard is IJobBoard {
         _requireCaller(state.client);
         state.status = JobStatus.CANCELLED;
         emit JobCancelled(jobId);
-        _credit(state.client, state.reward);
+        _credit(state.client, state.reward + _fees(state));
     }
 
     /// @inheritdoc IJobBoard
@@ -71,17 +70,17 @@ abstract contract JobBoard is IJobBoard {
         state.status = JobStatus.ACTIVE;
         Instant current = currentInstant();
         (state.lastProgress, state.auditEnd, state.accepted) = (current, current, current);
+        if (state.seats != 0) _fund(jobId, _fees(state));
         emit JobAccepted(jobId, state.trainerStake);
     }
 
     /// @inheritdoc IJobBoard
     function postHead(Head calldata head, bytes calldata signature) external onlyStatus(head.jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[head.jobId];
+        // SAFETY: an auditor of a seat would read here what it is paid to compute.
+        if (state.seats != 0) revert HeadMustBeSealed(head.jobId);
         (uint64 last,) = _checkHead(state, head, signature);
-        // SAFETY: ascending, so nobody can replay an old head to move the windows.
-        if (head.count <= state.headCount) revert HeadNotAscending(state.headCount, head.count);
-        _progress(state, head.count - state.headCount);
-        state.headCount = head.count;
+        _progress(state, _advance(state, head.count));
         state.headRoot = head.runRoot;
         emit HeadPosted(head.jobId, head.count, head.runRoot, head.count == last);
     }
@@ -122,9 +121,10 @@ abstract contract JobBoard is IJobBoard {
         JobState storage state = _jobs[jobId];
         uint64 last = Segments.checkpoints(state);
         if (state.headCount != last) revert FinalHeadMissing(state.headCount, last);
+        if (state.seats != 0 && _isSealed(jobId)) revert FinalHeadSealed(jobId);
         _requireOver(_windowEnd(state));
         _requireNoGames(state);
-        state.status = JobStatus.SETTLED;
+        _end(state, JobStatus.SETTLED);
         uint256 amount = uint256(state.reward) + state.trainerStake;
         emit JobSettled(jobId, amount);
         _credit(state.trainer, amount);
@@ -134,13 +134,10 @@ abstract contract JobBoard is IJobBoard {
     function abandon(JobId jobId) external onlyStatus(jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[jobId];
         _requireCaller(state.client);
-        if (state.headCount == Segments.checkpoints(state)) revert FinalHeadPosted();
-        Instant due = state.accepted.plus(state.deadline);
-        // SAFETY: a head for each window does not hold the reward for ever.
-        _requireOver(_progressEnd(state).earlier(due));
+        _requireOver(_due(jobId));
         // SAFETY: an open game is played to its end first, so client and trainer together cannot cut a challenger off.
         _requireNoGames(state);
-        state.status = JobStatus.ABANDONED;
+        _end(state, JobStatus.ABANDONED);
         uint256 amount = uint256(state.reward) + state.trainerStake;
         emit JobAbandoned(jobId, amount);
         _credit(state.client, amount);
@@ -201,10 +198,9 @@ abstract contract JobBoard is IJobBoard {
         JobState storage state = _jobs[head.jobId];
         _requirePayment(state.challengerStake);
         (, digest) = _checkHead(state, head, signature);
-        Instant end = _windowEnd(state);
         // SAFETY: a game ends within two clocks and its allowances, and none starts after the window, so nobody can hold up
         // `settle` or `abandon` for good: not a challenger, and not a trainer that challenges itself (its stake comes back to it).
-        if (currentInstant().isAfter(end)) revert WindowClosed(end, currentInstant());
+        _requireWindow(state);
         state.openGames += 1;
     }
 
@@ -233,32 +229,49 @@ abstract contract JobBoard is IJobBoard {
         if (actual != expected) revert WrongJobStatus(jobId, expected, actual);
     }
 
-    // ---------------------------------------------------------------- inner workings
+    // ---------------------------------------------------------------- for the seats
 
-    /// @dev Client gets the reward back; the prover half of the stake; the other half, and an odd wei, burns.
-    function _slash(JobId jobId, address prover) private {
-        JobState storage state = _jobs[jobId];
-        // SAFETY: the status changes once, so a stake is shared out once; other games of the job are reclaimed, not won.
-        state.status = JobStatus.SLASHED;
-        uint256 toProver = state.trainerStake / 2;
-        uint256 burned = state.trainerStake - toProver;
-        emit JobSlashed(jobId, prover, toProver, burned);
-        _credit(state.client, state.reward);
-        _credit(prover, toProver);
-        _credit(BURN_ADDRESS, burned);
+    /// @return whether the final head is sealed, and not opened
+    function _isSealed(JobId jobId) internal view virtual returns (bool);
+
+    /// @dev Adds to the pot of the seats.
+    function _fund(JobId jobId, uint256 amount) internal virtual;
+
+    /// @return what whoever convicts the trainer gets, and each seat that saw the lie
+    function _share(JobState storage state) internal view returns (uint256) {
+        return state.trainerStake / 2 / (1 + uint256(state.seats));
     }
 
-    function _credit(address account, uint256 amount) private {
+    function _credit(address account, uint256 amount) internal {
         if (amount == 0) return;
         _credits[account] += amount;
         emit Credited(account, amount);
+    }
+
+    /// @dev A head of this count is posted or sealed.
+    function _advance(JobState storage state, uint64 count) internal returns (uint64 segments) {
+        // SAFETY: ascending, so nobody can replay an old head to move the windows.
+        if (count <= state.headCount) revert HeadNotAscending(state.headCount, count);
+        segments = count - state.headCount;
+        state.headCount = count;
+    }
+
+    /// @dev The window starts again, and each of the new segments gets its audit time, after those before it.
+    /// SAFETY: what was made up is posted whole at once, at any time; to replay it takes as long as to train it.
+    function _progress(JobState storage state, uint64 segments) internal {
+        Instant current = currentInstant();
+        state.lastProgress = current;
+        // All segments' together are at most 2^28 seconds.
+        // forge-lint: disable-next-line(unsafe-typecast)
+        Duration audits = Duration.wrap(uint40(segments * Duration.unwrap(state.auditTime)));
+        state.auditEnd = state.auditEnd.later(current).plus(audits);
     }
 
     /// @dev Count in range and signed by the trainer.
     /// @return last the count of the final head
     /// @return digest what the trainer signed
     function _checkHead(JobState storage state, Head memory head, bytes calldata signature)
-        private
+        internal
         view
         returns (uint64 last, bytes32 digest)
     {
@@ -266,6 +279,29 @@ abstract contract JobBoard is IJobBoard {
         if (head.count == 0 || head.count > last) revert HeadOutOfRange(head.count, last);
         digest = Signatures.digest(Signatures.hashHead(head));
         Signatures.check(digest, signature, state.trainer);
+    }
+
+    // ---------------------------------------------------------------- inner workings
+
+    /// @dev Client gets the reward back; the prover half of the stake; the other half, and an odd wei, burns.
+    function _slash(JobId jobId, address prover) private {
+        JobState storage state = _jobs[jobId];
+        // SAFETY: the status changes once, so a stake is shared out once; other games of the job are reclaimed, not won.
+        _end(state, JobStatus.SLASHED);
+        uint256 half = state.trainerStake / 2;
+        uint256 toProver = _share(state);
+        uint256 burned = state.trainerStake - half;
+        if (state.seats != 0) _fund(jobId, half - toProver);
+        emit JobSlashed(jobId, prover, toProver, burned);
+        _credit(state.client, state.reward);
+        _credit(prover, toProver);
+        _credit(BURN_ADDRESS, burned);
+    }
+
+    /// @dev The status changes for the last time. Seats can be claimed for a window from now on.
+    function _end(JobState storage state, JobStatus status) private {
+        state.status = status;
+        if (state.seats != 0) state.lastProgress = currentInstant();
     }
 
     function _checkJob(Job calldata job_) private pure {
@@ -344,11 +380,11 @@ abstract contract JobBoard is IJobBoard {
         (state.seatFee, state.seatBond) = (uint128(job_.seatFee), uint128(job_.seatBond));
     }
 
-    function _requireCaller(address expected) private view {
+    function _requireCaller(address expected) internal view {
         if (msg.sender != expected) revert WrongCaller(expected, msg.sender);
     }
 
-    function _requirePayment(uint256 expected) private view {
+    function _requirePayment(uint256 expected) internal view {
         if (msg.value != expected) revert WrongPayment(expected, msg.value);
     }
 
@@ -365,24 +401,35 @@ abstract contract JobBoard is IJobBoard {
         return state.lastProgress.plus(state.challengeWindow);
     }
 
-    /// @dev The window starts again, and each of the new segments gets its audit time, after those before it.
-    /// SAFETY: what was made up is posted whole at once, at any time; to replay it takes as long as to train it.
-    function _progress(JobState storage state, uint64 segments) private {
-        Instant current = currentInstant();
-        state.lastProgress = current;
-        // All segments' together are at most 2^28 seconds.
-        // forge-lint: disable-next-line(unsafe-typecast)
-        Duration audits = Duration.wrap(uint40(segments * Duration.unwrap(state.auditTime)));
-        state.auditEnd = state.auditEnd.later(current).plus(audits);
-    }
-
     /// @dev The last instant at which a game may start.
-    function _windowEnd(JobState storage state) private view returns (Instant) {
+    function _windowEnd(JobState storage state) internal view returns (Instant) {
         return _progressEnd(state).later(state.auditEnd);
     }
 
-    function _requireOver(Instant end) private view {
+    function _requireOver(Instant end) internal view {
         if (!currentInstant().isAfter(end)) revert WindowOpen(end, currentInstant());
+    }
+
+    /// @dev The window is still open.
+    function _requireWindow(JobState storage state) internal view {
+        Instant end = _windowEnd(state);
+        if (currentInstant().isAfter(end)) revert WindowClosed(end, currentInstant());
+    }
+
+    /// @dev After this the client may abandon the job: by when the next head, the final one, or what it seals had to come.
+    function _due(JobId jobId) private view returns (Instant) {
+        JobState storage state = _jobs[jobId];
+        if (state.headCount != Segments.checkpoints(state)) {
+            // SAFETY: a head for each window does not hold the reward for ever.
+            return _progressEnd(state).earlier(state.accepted.plus(state.deadline));
+        }
+        if (!_isSealed(jobId)) revert FinalHeadPosted();
+        return _windowEnd(state).plus(state.challengeWindow);
+    }
+
+    /// @return what the client pays for seats beside the reward
+    function _fees(JobState storage state) private view returns (uint256) {
+        return uint256(state.seats) * state.seatFee;
     }
 
     function _requireNoGames(JobState storage state) private view {

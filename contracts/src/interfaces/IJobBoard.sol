@@ -16,32 +16,33 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 /// @title The job board: escrow, stakes, signed heads, windows, settlement
 /// @notice The life of a job:
 ///
-///     createJob (client pays the reward)          -> OFFERED
+///     createJob (client pays reward and fees)     -> OFFERED
 ///     acceptJob (trainer pays its stake)          -> ACTIVE      cancelJob (client)        -> CANCELLED
 ///     postHead, postHead, ... , final head        -> (window runs)
 ///     settle (anyone, window over, no open game)  -> SETTLED     reward and stake to the trainer
 ///     a game that the trainer loses, or two signed heads that cannot both be true
 ///                                                 -> SLASHED     reward to the client, half of the trainer's stake to
-///                                                                whoever proved it, half burned
+///                                                                whoever proved it (and to the seats), half burned
 ///     abandon (client, no head for a window,      -> ABANDONED   reward and the trainer's stake to the client
 ///              or no final head by the deadline)
 ///
 /// @dev Money rules. Every payment in is exact. Every payment out is a credit that its owner pulls with `withdraw`;
 /// no function calls an address on the way. The contract's balance is never below
-/// sum(rewards and stakes held by jobs and games) + sum(credits).
+/// sum(rewards and stakes held by jobs and games) + sum(pots of seats) + sum(deposits in pools) + sum(credits).
 ///
 /// Burning half of the trainer's stake is what makes cheating cost something even for a trainer that challenges
 /// itself first, from another address: it can win back at most half. Burned wei are credited to `BURN_ADDRESS`,
 /// whose key nobody has; they stay in this contract's balance for good.
 ///
-/// Numbered, for every job, with R, T and C its reward and stakes:
-///  1. OFFERED holds R; ACTIVE holds R + T; other states hold nothing of either.
+/// Numbered, for every job, with R, T and C its reward and stakes, n and F its seats and their fee:
+///  1. OFFERED holds R + n F; ACTIVE holds R + T (and the pot of the seats n F); other states hold nothing of either.
 ///  2. Each game without verdict holds C, in ACTIVE and in SLASHED; in no other state is a game open.
 ///  3. On leaving OFFERED or ACTIVE all of R and T becomes credits, in one transaction and once:
-///     CANCELLED R to the client; SETTLED R + T to the trainer; ABANDONED R + T to the client; SLASHED R to the client,
-///     floor(T / 2) to the prover, the rest to `BURN_ADDRESS`.
+///     CANCELLED R + n F to the client; SETTLED R + T to the trainer; ABANDONED R + T to the client; SLASHED R to the client,
+///     floor(floor(T / 2) / (1 + n)) to the prover, the rest of floor(T / 2) to the pot, and ceil(T / 2) to `BURN_ADDRESS`.
 ///  4. A game's C becomes one credit, once: the challenger's if it won or the job was slashed otherwise, else the trainer's.
-///  5. So balance = sum(what 1 and 2 say is held) + sum(credits) + what was forced upon this contract, at all times.
+///  5. The pot of the seats is paid out by the rules of `ISeats`, and each slot of a pool holds its bond.
+///  6. So balance = sum(what 1, 2 and 5 say is held) + sum(credits) + what was forced upon this contract, at all times.
 ///
 /// A trainer has to show progress: after accepting, and after each head, it must post a head of higher count within
 /// `challengeWindow`, and the final one within `deadline` of accepting. A head may only be posted late, not refused, as
@@ -96,7 +97,7 @@ interface IJobBoard {
         uint64 auditTime;
         /// Seconds after acceptance within which the final head must be posted. Invariant: 1 ... 2^28.
         uint64 deadline;
-        /// Audit receipts that the client pays for. Invariant: 0, until seats are filled.
+        /// Receipts of audits that the client pays for (`ISeats`). Invariant: at most 16, 0 of policy `logged`.
         uint8 seats;
         /// Wei, for each seat. Invariant: below 2^128; 0 without seats.
         uint256 seatFee;
@@ -173,7 +174,7 @@ interface IJobBoard {
         uint64 steps;
         /// k. Invariant: 1 ... steps.
         uint64 checkpointInterval;
-        /// Count of the last posted head, 0 before the first. Invariant: only grows, at most ceil(steps / k).
+        /// Count of the last posted or sealed head, 0 before the first. Invariant: only grows, at most ceil(steps / k).
         uint64 headCount;
         /// Invariant: at most 2^28.
         Duration auditTime;
@@ -194,7 +195,7 @@ interface IJobBoard {
         /// As signed. Invariant: 0 of policy `exact`.
         uint24 tolerances;
         // -- slot 8
-        /// Run root of the last posted head.
+        /// Run root of the last posted head; of a sealed one nothing is known.
         bytes32 headRoot;
         // -- slot 9
         /// Invariant: at most 2^25.
@@ -267,6 +268,10 @@ interface IJobBoard {
     error NoRecord(uint64 position, uint64 count);
     error FinalHeadMissing(uint64 count, uint64 checkpoints);
     error FinalHeadPosted();
+    /// The job has seats.
+    error HeadMustBeSealed(JobId jobId);
+    /// The final head is sealed, and not opened.
+    error FinalHeadSealed(JobId jobId);
     /// Too early: legal only after `end`.
     error WindowOpen(Instant end, Instant current);
     /// Too late: legal only until `end`.
@@ -276,7 +281,8 @@ interface IJobBoard {
     error TransferFailed(address to, uint256 amount);
     error ZeroAddress();
 
-    /// @notice The client offers a job that the trainer has signed, and pays its reward. Caller: `job.client`; value: `job.reward`.
+    /// @notice The client offers a job that the trainer has signed, and pays for it. Caller: `job.client`; value:
+    /// `job.reward + job.seats * job.seatFee`.
     function createJob(Job calldata job, bytes calldata trainerSignature) external payable returns (JobId jobId);
 
     /// @notice Takes back an offer that the trainer has not accepted. Caller: the client.
@@ -285,7 +291,7 @@ interface IJobBoard {
     /// @notice Caller: the trainer; value: its stake.
     function acceptJob(JobId jobId) external payable;
 
-    /// @notice Posts a head signed by the trainer. Caller: anyone.
+    /// @notice Posts a head signed by the trainer, of a job without seats. Caller: anyone.
     function postHead(Head calldata head, bytes calldata signature) external;
 
     /// @notice Two heads of one count with different roots, both signed by the trainer. Caller: anyone; it is rewarded.

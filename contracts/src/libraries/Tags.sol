@@ -18,4 +18,9 @@ library Tags {
     bytes8 internal constant MESSAGE = "tb.messg";
     bytes8 internal constant SEAL = "tb.seal.";
     bytes8 internal constant SNAPSHOT = "tb.snap.";
+    bytes8 internal constant HEAD_SEAL = "tb.hseal";
+    bytes8 internal constant ROOT_SEAL = "tb.rseal";
+    bytes8 internal constant SECRET = "tb.secrt";
+    bytes8 internal constant SEED = "tb.seed.";
+    bytes8 internal constant SEAT = "tb.seat.";
 }

@@ -159,8 +159,8 @@ def _signed(job_id: bytes, count: int, run_root: bytes, signature: bytes) -> Sig
 
 
 def create_job(job: Job, trainer_signature: bytes) -> Call:
-    """Offer a job and pay its reward."""
-    return Call("createJob", (job.values, trainer_signature), job.reward)
+    """Offer a job and pay its reward, and the fees of its seats."""
+    return Call("createJob", (job.values, trainer_signature), job.reward + job.seats * job.seat_fee)
 
 
 def cancel_job(job_id: Digest) -> Call:
@@ -203,6 +203,49 @@ def abandon(job_id: Digest) -> Call:
 def withdraw(to: Address) -> Call:
     """Withdraw the sender's whole credit."""
     return Call("withdraw", (to,))
+
+
+# ---------------------------------------------------------------- seats
+
+
+def join_pool(slot: int, bond: int) -> Call:
+    """Deposit a bond for a slot of its pool: an empty one, or the next after the last."""
+    return Call("joinPool", (slot,), bond)
+
+
+def leave_pool(bond: int, slot: int) -> Call:
+    """Take back the deposit of a slot that the sender has held for long enough."""
+    return Call("leavePool", (bond, slot))
+
+
+def seal_head(job_id: Digest, count: int, seal: Digest) -> Call:
+    """Post progress on a job with seats, and with the final count what the head's root is sealed as."""
+    return Call("sealHead", (job_id, count, seal))
+
+
+def draw_seats(job: Job, secret: bytes) -> Call:
+    """Draw the seats with the secret that the job's nonce commits to, once the final head is sealed."""
+    return Call("drawSeats", (job.values, secret))
+
+
+def seal_root(job_id: Digest, seat: int, seal: Digest, bond: int) -> Call:
+    """Seal the root that the sender, whose seat it is, has computed, and put up the seat's bond."""
+    return Call("sealRoot", (job_id, seat, seal), bond)
+
+
+def open_head(head: SignedHead, salt: bytes) -> Call:
+    """Post the final head that was sealed, after the time for audits."""
+    return Call("openHead", (head.head.values, head.signature, salt))
+
+
+def claim_seat(job_id: Digest, seat: int, auditor: Address, run_root: Digest, salt: bytes) -> Call:
+    """Open what an auditor sealed, after the job's end, to have the auditor paid."""
+    return Call("claimSeat", (job_id, seat, auditor, run_root, salt))
+
+
+def close_seats(job_id: Digest) -> Call:
+    """Pay out what no seat claimed in time."""
+    return Call("closeSeats", (job_id,))
 
 
 # ---------------------------------------------------------------- games
