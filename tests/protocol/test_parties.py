@@ -285,6 +285,34 @@ def test_a_proof_waits_for_a_block_after_its_seal(before: int, sent: bool) -> No
     assert sent or e.Wake(at=played.state.moved + 1) in actions
 
 
+@pytest.mark.parametrize(
+    ("confirmations", "blocks", "sent"), [(0, 0, True), (3, 2, False), (3, 3, True), (3, 0, False)]
+)
+def test_a_proof_waits_until_its_seal_cannot_vanish(confirmations: int, blocks: int, sent: bool) -> None:
+    board = board_with()
+    played = with_game(board)
+    played.state = replace(played.state, phase=Phase.PROVE, last=START, moved=START)
+    played.height, board.height = 70, 70 + blocks
+    pace = replace(PACE, confirmations=confirmations)
+    auditor = KnowingAuditor(**{**known(board, CHALLENGER), "pace": pace})
+    now = START + blocks * BLOCK
+    auditor.observe(e.BoardChanged(at=now, block=now))
+    actions = auditor.observe(e.Done(at=now, work=gather_of(played), move=Prove(instruction=b"\x01")))
+    assert bool(calls(actions)) is sent
+    assert sent or e.Wake(at=now + BLOCK) in actions
+    board.height = 70 + confirmations
+    assert calls(auditor.observe(e.Tick(at=now + BLOCK))) or sent
+
+
+def test_a_clock_has_room_for_the_confirmations() -> None:
+    least = next(
+        clock for clock in range(1, 10_000) if not objections_to_auditing(replace(JOB, clock=clock), program(), PACE)
+    )
+    job, slower = replace(JOB, clock=least), replace(PACE, confirmations=2)
+    assert objections_to_auditing(job, program(), slower)
+    assert not objections_to_auditing(replace(job, clock=least + 2 * BLOCK), program(), slower)
+
+
 # ---------------------------------------------------------------- transactions in the way
 
 

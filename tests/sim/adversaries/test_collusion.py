@@ -4,12 +4,15 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+import simpy
 
 from tests.sim.adversaries.playing import HALF, of, party, played, stage
+from tiebreak.protocol.chain import ChainError
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.base import TRAINER, false_sum, seat_trainer
 from tiebreak.sim.adversaries.collusion import BaitingTrainer
-from tiebreak.sim.world.agents import Auditor
+from tiebreak.sim.world.agents import Agent, Auditor
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
 from tiebreak.sim.world.game import play, seat
 from tiebreak.sim.world.workshop import Workshop
@@ -46,13 +49,27 @@ def test_puppets_open_games_and_delay_nothing() -> None:
     assert result.seconds <= alone.seconds + 300
 
 
+def on_the_pending_state(world: World, sender: Agent, call: Call, *, untried: bool = False) -> simpy.Event:
+    """As transactions were once tried: behind all that wait."""
+    pending = world.new_pending(sender, call, untried=untried)
+    try:
+        world._execute(world._draft_of_next(), pending, in_block=untried)
+    except ChainError as error:
+        pending.done.fail(error)
+        return pending.done
+    world.pending.append(pending)
+    if not world._arrival.triggered:
+        world._arrival.succeed()
+    return pending.done
+
+
 @pytest.mark.slow
 def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without looking past what waits, no challenge is ever sent, and no timeout claimed."""
     result = played("decoy in the mempool", 4)
     (duel,) = result.duels
     assert (duel.verdict, duel.reason) == ("challenger", "recomputed")
-    monkeypatch.setattr(World, "stands_alone", lambda *_: False)
+    monkeypatch.setattr(World, "submit", on_the_pending_state)
     world, agents = seat(stage("decoy in the mempool", Random(4), challenge_window=300), Random(4))
     for agent in agents.values():
         agent.start()

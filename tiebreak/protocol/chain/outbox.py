@@ -217,7 +217,9 @@ class Outbox:
     def _look_at(self, sent: Sent, newest: Tip, used: int) -> None:
         sent.receipt = self._receipt(sent)
         if sent.receipt is not None:
-            if newest.number - int(sent.receipt["blockNumber"]) >= self.confirmations:
+            confirmations = newest.number - int(sent.receipt["blockNumber"])
+            # What has reverted is decided afresh at once, even if it might still come to count.
+            if confirmations >= self.confirmations or sent.receipt["status"] != 1:
                 sent.fate = Fate.MINED
         elif sent.number < used:
             sent.doubts += 1

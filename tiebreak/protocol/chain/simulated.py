@@ -178,8 +178,12 @@ class SimulatedChain(EmbeddedChain):
             raise ValueError(f"expected a time after {self.now()}, got {timestamp}")
         return Draft(self, timestamp)
 
+    def rewind(self, evm: MiningChainAPI) -> None:
+        """Go back to what `evm` was. Blocks that were appended since are no longer of this chain."""
+        self._evm = evm
+
     def now(self) -> int:
-        return int(self.evm.get_canonical_head().timestamp)
+        return int(self.evm.get_block_header_by_hash(self.evm.header.parent_hash).timestamp)
 
     def balance(self, account: Address) -> int:
         return int(self._state().get_balance(EvmAddress(account)))

@@ -98,7 +98,9 @@ class PublicGame:
     moves: list[Move] = field(default_factory=list)
     """The line that led to the state: moves made on the chain, or in the talk and then entered."""
     entries: int = 0
-    """How often a state entered; each may have begun another line."""
+    """How often a state entered, or a block about the game vanished; each may have begun another line."""
+    height: int = 0
+    """The number of the block that last changed the game."""
     void: bool = False
     gas: int = 0
     ended: int = 0
@@ -129,6 +131,8 @@ class Board:
         self.jobs: dict[Digest, PublicJob] = {}
         self.games: dict[Digest, PublicGame] = {}
         self.credits: dict[Address, int] = {}
+        self.height = 0
+        """The number of the newest block."""
 
     def games_of(self, job_id: Digest) -> list[PublicGame]:
         return [found for found in self.games.values() if found.job.id == job_id]

@@ -27,6 +27,7 @@ PASSING: Final = frozenset(
         "FinalHeadPosted",
         "GameIsOver",
         "Halted",
+        "NoSuchGame",
         "NothingToWithdraw",
         "NotYourTurn",
         "OpenGames",
@@ -37,7 +38,8 @@ PASSING: Final = frozenset(
         "WrongPhase",
     }
 )
-"""Refusals that time will resolve, or that come of another party's transaction in the same block."""
+"""Refusals that time will resolve, or that come of others' transactions in the same block, or of a block that vanished.
+"""
 
 
 @dataclass(slots=True)

@@ -187,8 +187,7 @@ class Player(Machine):
                 return
             untried = reply.untried
         assert move is not None
-        # A proof counts only in a later second than its seal, so it waits where blocks can share a second.
-        if isinstance(move, Prove) and self.next_slot() <= view.state.moved and not self.has_come(view.state.moved + 1):
+        if isinstance(move, Prove) and not self._may_prove(view):
             return
         if self.now > view.state.deadline and not untried:
             self.alarm(f"game {view.game.id.hex()[:8]}: the clock ran out before the move was made", is_error=True)
@@ -203,6 +202,14 @@ class Player(Machine):
             deadline=view.state.deadline,
             untried=untried,
         )
+
+    def _may_prove(self, view: GameView) -> bool:
+        """Whether a proof may be shown: the block of its seal will not vanish any more, and is of an earlier second."""
+        if self.board.height - view.game.height < self.pace.confirmations:
+            self.wake(self.next_slot())
+            return False
+        # Blocks can share a second.
+        return self.next_slot() > view.state.moved or self.has_come(view.state.moved + 1)
 
     def _reply_once(self, turn: Turn, view: GameView) -> tuple[Reply, int] | None:
         """The reply for this turn and when to send it; None while the move is still being gathered."""

@@ -44,6 +44,11 @@ class Pace:
 
     `tiebreak doctor --worst` measures this on a machine.
     """
+    confirmations: int = 0
+    """How many blocks must stand on top of a seal's before this party shows the proof, which reveals what it sealed.
+
+    As many as may be reorganised: in other blocks, somebody who has seen the proof could seal its answer first.
+    """
 
     def sending(self, transactions: int) -> int:
         """Seconds until this many transactions, sent one after another, are in blocks."""
@@ -70,7 +75,7 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
     if program is None:
         return ("it does not have the program",)
     replay = _segment_seconds(job, pace)
-    needed = pace.sending(turns(job, program)) + REPLAYS * max(0, replay - job.replay_time)
+    needed = pace.sending(turns(job, program) + pace.confirmations) + REPLAYS * max(0, replay - job.replay_time)
     if job.clock < needed:
         return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}",)
     if 0 < job.talk_time <= (least := pace.sending(ENTERING)):

@@ -8,6 +8,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.adversaries import (
     auditors,
     base,
+    blocks,
     challengers,
     clients,
     collusion,
@@ -21,7 +22,7 @@ from tiebreak.sim.adversaries import (
 from tiebreak.sim.adversaries.base import Adversary
 
 MODULES: Final = (
-    training, numbers, logs, base, heads, openings, challengers, mempool, auditors, collusion, clients,
+    training, numbers, logs, base, heads, openings, challengers, mempool, auditors, collusion, clients, blocks,
 )  # fmt: skip
 _EVERYONE: Final[Mapping[str, Adversary]] = {one.name: one for module in MODULES for one in module.ADVERSARIES}
 CATALOGUE: Final[Mapping[str, Adversary]] = MappingProxyType({n: one for n, one in _EVERYONE.items() if not one.open})

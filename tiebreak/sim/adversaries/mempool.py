@@ -21,7 +21,7 @@ from tiebreak.protocol.game.moves import NO_SEAL, Move, Phase, Prove, Select, Se
 from tiebreak.protocol.game.rules import apply, judge
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
-from tiebreak.protocol.parties.terms import Pace, turns
+from tiebreak.protocol.parties.terms import turns
 from tiebreak.sim.adversaries.auditors import moves_of
 from tiebreak.sim.adversaries.base import (
     ONE_FALSE_SUM,
@@ -56,8 +56,8 @@ def turns_of(cast: Cast) -> int:
 
 def bearable(cast: Cast) -> int:
     """The total seconds for which a party can be kept out of the blocks and still do everything in time."""
-    job, pace = _job_of(cast), Pace(block_seconds=cast.block_seconds, step_seconds=cast.step_seconds)
-    in_a_game = job.clock - pace.sending(turns_of(cast))
+    job, pace = _job_of(cast), cast.pace
+    in_a_game = job.clock - pace.sending(turns_of(cast) + pace.confirmations)
     between_heads = job.challenge_window - job.checkpoint_interval * pace.step_seconds - pace.sending(2)
     return max(0, min(in_a_game, between_heads))
 
@@ -101,7 +101,7 @@ def victims_in(cast: Cast, _rng: Random) -> frozenset[str]:
     return frozenset({TRAINER}) if is_trainer_honest(cast) else diligent(cast)
 
 
-def _with_something_to_dispute(cast: Cast, rng: Random) -> None:
+def with_something_to_dispute(cast: Cast, rng: Random) -> None:
     """Adds a cheat for the auditors to find, or an unfounded challenge of an honest trainer."""
     if is_trainer_honest(cast) and rng.random() < 0.5:
         MISTAKEN.join(cast, rng)
@@ -268,7 +268,7 @@ class Resealing(Mirror):
         return None if answer is None else replace(move, seal=seals.seal(game.id, answer, self.secret))
 
 
-def _with_a_false_run(cast: Cast, rng: Random) -> None:
+def with_a_false_run(cast: Cast, rng: Random) -> None:
     """Adds a false run if there is none to challenge."""
     if cast.deviation is None:
         ONE_FALSE_SUM.join(cast, rng)
@@ -402,10 +402,10 @@ _HARMLESS: Final = {Catch.HARMLESS}
 # fmt: off
 ADVERSARIES: Final = (
     builder("censorship below the clock", Censor, "that the censored side loses a game by its clock", _HARMLESS,
-        before=_with_something_to_dispute, victims=victims_in, seconds=lambda cast, _: bearable(cast),
+        before=with_something_to_dispute, victims=victims_in, seconds=lambda cast, _: bearable(cast),
         first=between(0, 8)),
     builder("censorship above the clock", Censor, "that the censored side loses a game by its clock", OPEN,
-        before=_with_something_to_dispute, victims=victims_in, seconds=_longer_than_all, first=_in_a_game),
+        before=with_something_to_dispute, victims=victims_in, seconds=_longer_than_all, first=_in_a_game),
     builder("delays to the last moment", Delayer, "time, and that somebody misses a deadline", _HARMLESS,
         turns=lambda cast, _: turns_of(cast), pause=lambda cast, rng: rng.randint(0, cast.terms.clock)),
     builder("reorders at random", Shuffler, "that somebody's transaction reverts", _HARMLESS,
@@ -414,15 +414,15 @@ ADVERSARIES: Final = (
     builder("drops and takes up again", Dropper, "that somebody misses a deadline", _HARMLESS,
         longest=lambda cast, _: bearable(cast) // turns_of(cast)),
     challenger("mirror", Mirror, "an honest challenger's reward, without a replay", {Catch.UNPAID},
-        before=_with_a_false_run),
+        before=with_a_false_run),
     challenger("mirror that seals late", Resealing, "an honest challenger's reward, without a replay", {Catch.UNPAID},
-        before=_with_a_false_run),
+        before=with_a_false_run),
     builder("front-run challenge", Onlooker, "to be the first challenger, if that counted",
         {Catch.HARMLESS, Catch.TIMEOUT}),
     builder("front-run proof", Copier, "half of the trainer's stake, without a replay",
         {Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT}, seals_late=one_of(False, True)),
     builder("withheld proof", Withholder, "half of the trainer's stake, without a replay", OPEN),
     builder("front-run report", Reporter, "half of the trainer's stake, which the reporter would have got",
-        {Catch.HARMLESS}, before=_with_an_equivocation),
+        {Catch.HARMLESS, Catch.REFUSED}, before=_with_an_equivocation),
 )
 # fmt: on

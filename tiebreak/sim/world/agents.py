@@ -139,6 +139,7 @@ class Agent(Machine):
             return
         self._is_busy = True
         while self._inbox:
+            self.board.height = self.world.height
             for action in self.observe(self._inbox.popleft()):
                 self.perform(action)
         self._is_busy = False

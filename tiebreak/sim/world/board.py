@@ -5,7 +5,7 @@ contract refuses must be illegal there. `disagreements` lists the places where t
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from tiebreak.protocol.chain import Event, GameRecord, Outcome, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call
@@ -33,12 +33,29 @@ TalkOf = Callable[[PublicGame, int, bytes], tuple[GameState, list[Move]]]
 """Finds a state and the line that led to it, by a game, its number of moves and its snapshot's id."""
 
 
+Known = TypeVar("Known", PublicJob, PublicGame)
+_LINES: Final = 1 << 16
+"""From here on count the lines of games that begin with a vanished block, so that each has a number of its own."""
+
+
+def _kept(value: Any) -> Any:
+    """The value with containers of its own, however deep, and the same items."""
+    if isinstance(value, dict):
+        return {key: _kept(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_kept(item) for item in value]
+    return set(value) if isinstance(value, set) else value
+
+
 class Board(board.Board):
     """The board's public state, kept up to date from transactions."""
 
     def __init__(self, domain: Domain, talk_of: TalkOf) -> None:
         super().__init__()
         self.disagreements: list[str] = []
+        self._lines = _LINES
+        self._gone: dict[Digest, PublicJob | PublicGame] = {}
+        """What vanished with its block. The same object comes back, since scripts hold it."""
         self._domain, self._talk_of = domain, talk_of
 
     # ------------------------------------------------------------------ transactions
@@ -47,7 +64,7 @@ class Board(board.Board):
         """Follow a transaction that was executed. `theirs` is the contract's record of the game after it."""
         offered = call.job
         if offered is not None:
-            self.jobs[offered.id] = PublicJob(job=offered, last_progress=now)
+            self.jobs[offered.id] = self._same(PublicJob(job=offered, last_progress=now))
         self._advance(call, applied, now)
         for event in applied.events:
             self._follow(event, call, now)
@@ -56,6 +73,7 @@ class Board(board.Board):
         if played is None:
             return
         played.gas += applied.gas_used
+        played.height = self.height
         if played.is_over and not played.ended:
             played.ended = now
         if theirs is not None:
@@ -64,6 +82,42 @@ class Board(board.Board):
                 f"{where}: {difference}"
                 for difference in differences(played, theirs, judged=call.kind == "enterAndProve")
             ]
+
+    def keep(self) -> Callable[[], None]:
+        """Remember everything. The function that is returned makes it so again, and is called once."""
+        own = {
+            name: _kept(value)
+            for name, value in vars(self).items()
+            if name not in ("disagreements", "_gone", "_lines", "height")
+        }
+        known: list[PublicJob | PublicGame] = [*self.jobs.values(), *self.games.values()]
+        fields = [(item, {slot: _kept(getattr(item, slot)) for slot in item.__slots__}) for item in known]
+
+        def restore() -> None:
+            self._gone |= {**self.jobs, **self.games}
+            vars(self).update(own)
+            for item, values in fields:
+                for slot, value in values.items():
+                    setattr(item, slot, value)
+            for game_id in self.games:
+                self._another_line(self.games[game_id])
+
+        return restore
+
+    def _same(self, made: Known) -> Known:
+        """The object that vanished, as it is made again; else the new one."""
+        found = self._gone.pop(made.id, None)
+        if found is None:
+            return made
+        for slot in made.__slots__:
+            setattr(found, slot, getattr(made, slot))
+        if isinstance(found, PublicGame):
+            self._another_line(found)
+        return cast("Known", found)
+
+    def _another_line(self, found: PublicGame) -> None:
+        """Whoever remembers what it was shown in the game has to learn it anew."""
+        found.entries = self._lines = self._lines + 1
 
     def refuse(self, call: Call, sender: Address, error: Reverted, now: int) -> None:
         """Follow a transaction that reverted.
@@ -162,13 +216,15 @@ class Board(board.Board):
 
     def _start(self, said: dict[str, Any], call: Call, now: int) -> None:
         game_id, job, (head,) = Digest(said["gameId"]), self.jobs[said["jobId"]], call.heads
-        self.games[game_id] = PublicGame(
-            id=game_id,
-            job=job,
-            challenger=said["challenger"],
-            head=head,
-            state=game.start(job.job, head.head, game_id, now),
-            started=now,
+        self.games[game_id] = self._same(
+            PublicGame(
+                id=game_id,
+                job=job,
+                challenger=said["challenger"],
+                head=head,
+                state=game.start(job.job, head.head, game_id, now),
+                started=now,
+            )
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.parties.terms import Pace
 from tiebreak.sim.world.agents import Agent, Auditor, Builder, Client, Trainer
 from tiebreak.sim.world.workshop import Deviation, Workshop
 from tiebreak.sim.world.world import BLOCK_SECONDS, STEP_SECONDS, World
@@ -62,6 +63,12 @@ class Cast:
     """Maps each adversary to the endings that it may have. Adversaries that are missing here may end in any way."""
     block_seconds: int = BLOCK_SECONDS
     step_seconds: int = STEP_SECONDS
+    confirmations: int = 0
+    """How many blocks the parties want on top of one, before they act as if it could not vanish."""
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds, confirmations=self.confirmations)
 
     def deviations(self) -> dict[str, str]:
         """Maps each dishonest party to its adversary, including those in `auditors`."""

@@ -17,7 +17,7 @@ from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import describe
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
-from tiebreak.protocol.parties.terms import Pace, objections_to_auditing
+from tiebreak.protocol.parties.terms import objections_to_auditing
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world import checks
 from tiebreak.sim.world.agents import Agent, Auditor, Trainer
@@ -138,6 +138,7 @@ def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
         deviation=cast.deviation,
         block_seconds=cast.block_seconds,
         step_seconds=cast.step_seconds,
+        confirmations=cast.confirmations,
     )
     builder = cast.builder(world, "builder", keys["builder"])
     agents: dict[str, Agent] = {"builder": builder}
@@ -222,8 +223,7 @@ def is_watched(cast: Cast, agents: Mapping[str, Agent]) -> bool:
     """Whether an honest auditor watched: it can pay its stake, can check everything, and has no reason to stay out."""
     parties = {name: agents[name].address for name in ("client", "trainer")}
     job = cast.workshop.job(**parties, nonce=0, terms=cast.terms)
-    pace = Pace(block_seconds=cast.block_seconds, step_seconds=cast.step_seconds)
-    if objections_to_auditing(job, cast.workshop.program, pace):
+    if objections_to_auditing(job, cast.workshop.program, cast.pace):
         return False
     seats = [seat for seat in cast.auditors if seat.name not in cast.deviations()]
     watching = [agents[seat.name] for seat in seats if seat.funds > cast.terms.challenger_stake]

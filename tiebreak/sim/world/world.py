@@ -7,12 +7,13 @@ once and sends nothing. What is sent is executed at once, in the order of arriva
 is executed anew. Whatever was tried may revert in the block and cost its sender the gas.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
 
 import simpy
+from eth.abc import MiningChainAPI
 from simpy.events import URGENT
 
 from tiebreak.engine.run.agreement import Terms
@@ -110,6 +111,14 @@ class _Drafting:
     included: list[Included] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Undo:
+    """What was before a block."""
+
+    evm: MiningChainAPI
+    board: Callable[[], None]
+
+
 class _Slot(simpy.Event):
     """The instant of a block. It comes before everything else at that instant."""
 
@@ -126,8 +135,12 @@ class World:
     def __init__(
         self, *, chain: SimulatedChain, workshop: Workshop, terms: Terms, rng: Random,
         deviation: Deviation | None = None, block_seconds: int = BLOCK_SECONDS, step_seconds: int = STEP_SECONDS,
+        confirmations: int = 0,
     ) -> None:  # fmt: skip
-        """`chain` has begun at `GENESIS`. `deviation` is what the trainer computes instead of the job."""
+        """`chain` has begun at `GENESIS`. `deviation` is what the trainer computes instead of the job.
+
+        With `confirmations`, a sender learns of its transaction only after so many more blocks.
+        """
         self.env = simpy.Environment()
         self.chain = chain
         self.workshop = workshop
@@ -136,6 +149,7 @@ class World:
         self.rng = rng
         self.block_seconds = block_seconds
         self.step_seconds = step_seconds
+        self.confirmations = confirmations
         self.board = Board(chain.domain, self.talk_of)
         self.mail = Mail(chain.domain, self.notify)
         self.parties: dict[str, Participant] = {}
@@ -145,6 +159,9 @@ class World:
         self.news = self.env.event()
         """Triggered, and then replaced, whenever something was mined or published."""
         self._drafting: _Drafting | None = None
+        self._undo: list[_Undo] = []
+        """For each block."""
+        self._vanishing = 0
         self._arrival = self.env.event()
         self.env.process(self._make_blocks())
 
@@ -160,7 +177,12 @@ class World:
     @property
     def pace(self) -> Pace:
         """The speed of this world, for parties that judge a job's terms."""
-        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds)
+        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds, confirmations=self.confirmations)
+
+    @property
+    def height(self) -> int:
+        """The number of the newest block, if there were one at every slot: those without transactions are left out."""
+        return int(self.env.now) // self.block_seconds
 
     @property
     def next_block(self) -> int:
@@ -250,7 +272,8 @@ class World:
             self._execute(drafting, pending, in_block=True)
         except ChainError as error:
             self._drop(pending)
-            pending.done.fail(error)
+            if not pending.done.triggered:
+                pending.done.fail(error)
 
     def _drop(self, pending: Pending) -> None:
         self.pending = [other for other in self.pending if other is not pending]
@@ -259,19 +282,45 @@ class World:
 
     def _make_blocks(self) -> Generator[simpy.Event, Any, None]:
         while True:
-            if not self.pending:
+            if not self.pending and not self._vanishing:
                 self._arrival = self.env.event()
                 yield self._arrival
             yield _Slot(self.env, self.next_block - self.now)
             self._make_block()
 
+    def reorganise(self, blocks: int) -> None:
+        """Let a builder replace the blocks of so many of the newest slots when the next one comes.
+
+        Their transactions go back to the front of the mempool, and nothing of them has happened.
+        """
+        self._vanishing = blocks
+        if not self._arrival.triggered:
+            self._arrival.succeed()
+
+    def _vanish(self) -> None:
+        oldest, self._vanishing = self.now - self._vanishing * self.block_seconds, 0
+        while self.blocks and self.blocks[-1].timestamp >= oldest:
+            undo, block = self._undo.pop(), self.blocks.pop()
+            self.chain.rewind(undo.evm)
+            undo.board()
+            for included in block.transactions:
+                account, applied = included.pending.sender.account, included.applied
+                account.gas -= applied.gas_used
+                account.fees_wei -= applied.gas_used * BASE_FEE
+                account.refused -= applied.reverted is not None
+            self.pending = [*(included.pending for included in block.transactions), *self.pending]
+            self._drafting = None
+
     def _make_block(self) -> None:
+        self._vanish()
+        self.board.height = self.height
         waiting = list(self.pending)
         ordered = waiting if self.builder is None else self.builder.order(waiting, self.now)
         drafting = self._assemble(_by_sender(ordered, waiting))
         self._drafting = None
         if not drafting.included:
             return
+        self._undo.append(_Undo(self.chain.evm, self.board.keep()))
         drafting.draft.seal()
         for included in drafting.included:
             self._drop(included.pending)
@@ -302,10 +351,27 @@ class World:
         if applied.reverted is not None:
             account.refused += 1
             self.board.refuse(pending.call, pending.sender.address, applied.reverted, self.now)
-            pending.done.fail(applied.reverted)
-            return
-        self.board.record(pending.call, applied, self.now, included.record)
-        pending.done.succeed(applied)
+        else:
+            self.board.record(pending.call, applied, self.now, included.record)
+        if self.confirmations and applied.reverted is None:
+            self.env.process(self._confirm(included))
+        else:
+            _tell(pending.done, applied)
+
+    def _confirm(self, included: Included) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(self.confirmations * self.block_seconds)
+        if any(included in block.transactions for block in self.blocks):
+            _tell(included.pending.done, included.applied)
+
+
+def _tell(done: simpy.Event, applied: Receipt) -> None:
+    """Tell the sender, unless it knows already from a block that vanished."""
+    if done.triggered:
+        return
+    if applied.reverted is not None:
+        done.fail(applied.reverted)
+    else:
+        done.succeed(applied)
 
 
 def _game_of(call: Call, applied: Receipt) -> Digest | None:

@@ -1,0 +1,106 @@
+"""Whole games with builders that make no blocks, or other blocks than those that everyone has seen."""
+
+from random import Random
+
+import pytest
+
+from tests.parts import slow_except
+from tests.sim.adversaries.playing import HALF, of, party, played, stage
+from tiebreak.sim.adversaries.base import false_sum
+from tiebreak.sim.adversaries.blocks import Halting, Reorganiser, Unsealer, Unsealing
+from tiebreak.sim.world.cast import Cast, Seat
+from tiebreak.sim.world.game import play, seat
+from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.world import World
+
+LONG = {"clock": 3600, "challenge_window": 7200}
+
+
+@pytest.mark.parametrize("seed", slow_except([1, 2, 3, 4], 1))
+@pytest.mark.parametrize("name", ["delayed blocks", "reorganised blocks"])
+def test_nobody_loses_by_blocks_that_are_late_or_vanish(name: str, seed: int) -> None:
+    result = played(name, seed, **LONG)
+    assert of(result, name).wei == 0
+    assert result.job_status in ("slashed", "settled")
+
+
+@pytest.mark.parametrize("seed", slow_except([1, 2, 3], 2))
+def test_blocks_do_vanish_and_late_they_are(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adversaries do what they are named for."""
+    vanished, halted = list[int](), list[int]()
+    vanish, order = World._vanish, Halting.order
+
+    def counted(world: World) -> None:
+        before = len(world.blocks)
+        vanish(world)
+        vanished.append(before - len(world.blocks))
+
+    def noted(builder: Halting, pending: list, now: int) -> list:  # type: ignore[type-arg]
+        found = order(builder, pending, now)
+        halted.append(len(pending) - len(found))
+        return found
+
+    monkeypatch.setattr(World, "_vanish", counted)
+    monkeypatch.setattr(Reorganiser, "chance", 0.6)
+    played("reorganised blocks", seed, **LONG)
+    assert sum(vanished) >= 2
+    monkeypatch.setattr(Halting, "order", noted)
+    played("delayed blocks", seed, **LONG)
+    assert sum(halted) >= 10
+
+
+def test_confirmations_keep_a_seal_from_vanishing_under_its_proof() -> None:
+    """Without them a mirror and a builder take the reward; with as many as blocks can vanish, they get nothing."""
+    result = played("reorganised seal", 2, **LONG)
+    assert (result.job_status, party(result, "auditor").wei) == ("slashed", HALF)
+    mirror = next(found for found in result.parties if found.name.startswith("challenger"))
+    assert mirror.wei == 0
+
+    cast = Cast(workshop=Workshop.open("exact"), deviation=false_sum())
+    cast.auditors.append(Seat(name="mirror", make=Unsealing, adversary="mirror"))
+
+    def unsealer(*known: object) -> Unsealer:
+        builder = Unsealer(*known)  # type: ignore[arg-type]
+        builder.depth, builder.friend = 2, "mirror"
+        return builder
+
+    cast.builder, cast.dishonest = unsealer, {"builder": "mirror", "trainer": "cheat"}
+    for confirmations, earned in ((0, [0, HALF]), (1, [0, HALF]), (2, [HALF, 0])):
+        cast.confirmations = confirmations
+        result = play(cast, "unsealed", Random(5))
+        assert [party(result, name).wei for name in ("auditor", "mirror")] == earned
+        assert result.violations == ()
+
+
+def test_what_vanished_has_not_happened() -> None:
+    """Board, balances and accounts are what they were, in the same objects, and what was in the blocks waits again."""
+    world, agents = seat(stage("one false sum", Random(6)), Random(6))
+    for agent in agents.values():
+        agent.start()
+
+    def told() -> object:
+        jobs = [(str(job), job.status, job.head_count, job.last_progress) for job in world.board.jobs.values()]
+        games = [(len(game.moves), game.state, game.void) for game in world.board.games.values()]
+        money = [(world.chain.balance(a.address), a.account.gas, a.account.refused) for a in agents.values()]
+        return jobs, games, dict(world.board.credits), money
+
+    seen, checked = [told()], 0
+    made = len(world.blocks)
+    objects = dict(world.board.games)
+    while world.env.peek() <= 2000:
+        world.env.step()
+        if len(world.blocks) > made:
+            made = len(world.blocks)
+            seen.append(told())
+            objects |= world.board.games
+    assert made > 20
+    for depth in (1, 5, made - 7):
+        kept = [included.pending for block in world.blocks[-depth:] for included in block.transactions]
+        world.pending.clear()
+        world._vanishing = (world.now - world.blocks[-depth].timestamp) // world.block_seconds
+        world._vanish()
+        del seen[len(seen) - depth :]
+        assert (told(), world.pending) == (seen[-1], kept)
+        assert all(objects[number] is game for number, game in world.board.games.items())
+        checked += 1
+    assert checked == 3

@@ -1,0 +1,136 @@
+"""Builders that do not order transactions but blocks: none for a while, or others in the place of the last ones.
+
+Nobody can rule out that blocks are late or vanish. The parties' clocks have room for some of it, and they are told how
+deep a reorganisation may be (`confirmations`): within that, nothing may be lost.
+"""
+
+from random import Random
+from typing import Final
+
+from tiebreak.protocol.chain import calls
+from tiebreak.protocol.game.moves import Prove, Side
+from tiebreak.sim.adversaries.auditors import moves_of
+from tiebreak.sim.adversaries.base import (
+    Catch,
+    Role,
+    between,
+    builder,
+    given,
+    one_of,
+    row,
+    seat_builder,
+    seat_challenger,
+)
+from tiebreak.sim.adversaries.mempool import (
+    Censor,
+    Resealing,
+    bearable,
+    victims_in,
+    with_a_false_run,
+    with_something_to_dispute,
+)
+from tiebreak.sim.world.agents import Builder
+from tiebreak.sim.world.cast import AgentFactory, Cast
+from tiebreak.sim.world.world import Block, Pending
+
+DEEPEST: Final = 3
+
+
+class Halting(Censor):
+    """Makes no block at all, once, for `seconds` from a transaction on."""
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:
+        return [] if self.began is not None and now < self.began + self.seconds else pending
+
+
+class Reorganiser(Builder):
+    """Replaces the newest blocks, again and again, as long as all lost time together is bearable."""
+
+    depth: int
+    seconds: int
+    """What may be lost in all."""
+    chance: float = 0.25
+    reverses: bool = False
+    """Whether the new blocks hold the transactions in another order."""
+    lost: int = 0
+    """Seconds so far."""
+
+    def on_block(self, block: Block) -> None:  # noqa: ARG002
+        """Choose whether this block and those before it vanish at the next slot."""
+        depth = self.rng.randint(1, self.depth)
+        # What runs in the wrong order reverts, and is sent again, one block after the other.
+        cost = (depth + 1) * (1 + self.reverses) * self.world.block_seconds
+        if self.rng.random() < self.chance and self.lost + cost <= self.seconds:
+            self.lost += cost
+            self.world.reorganise(depth)
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
+        return pending[::-1] if self.reverses else pending
+
+
+class Unsealer(Builder):
+    """Once a proof is shown, lets the newest blocks vanish, as if with them the seal that the proof opens.
+
+    Then it puts an accomplice's transactions first: a mirror that has read the proof, and seals its answer.
+    """
+
+    depth: int
+    friend: str
+    done: bool = False
+
+    def on_pending(self, pending: Pending) -> None:
+        if isinstance(pending.call.move, Prove) and pending.sender.name != self.friend and not self.done:
+            self.done = True
+            self.world.reorganise(self.depth)
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
+        """The friend's first, and the victim's seal and proof last."""
+        return sorted(pending, key=lambda waiting: waiting.sender.name != self.friend)
+
+
+class Unsealing(Resealing):
+    """A mirror that seals what the victim's proof reveals in the very block that might have held that proof."""
+
+    def on_pending(self, pending: Pending) -> None:
+        super().on_pending(pending)
+        if not isinstance(pending.call.move, Prove) or pending.sender.address != self.victim:
+            return
+        for game in self.world.board.games.values():
+            made = moves_of(game, Side.CHALLENGER)
+            if game.challenger == self.address and game.mover() == self.address and made < len(self.shown) - 1:
+                sealed = self.copied(game, self.shown[made])
+                if sealed is not None:
+                    self.world.submit(self, calls.move_call(game.state, sealed), untried=True)
+
+
+def _deep(cast: Cast, rng: Random) -> int:
+    """How deep the builder goes, which the parties know and have time for."""
+    for depth in range(rng.randint(1, DEEPEST), 0, -1):
+        cast.confirmations = depth
+        if bearable(cast) >= (depth + 1) * cast.block_seconds:
+            return depth
+    cast.confirmations = 0
+    return 0
+
+
+def _seat_with_unsealer(cast: Cast, rng: Random, name: str, make: AgentFactory) -> None:
+    """A mirror, and a builder that works for it."""
+    seat_challenger(cast, rng, name, make)
+    unsealer = given(Unsealer, depth=_deep(cast, rng), friend=cast.auditors[-1].name)
+    seat_builder(cast, rng, name, unsealer)
+
+
+_HARMLESS: Final = {Catch.HARMLESS}
+# fmt: off
+ADVERSARIES: Final = (
+    builder("delayed blocks", Halting, "that a clock runs out while there is no block", _HARMLESS,
+        before=with_something_to_dispute, victims=victims_in, seconds=lambda cast, _: bearable(cast),
+        first=between(0, 8)),
+    builder("reorganised blocks", Reorganiser, "that a party acts on what did not happen", _HARMLESS,
+        before=with_something_to_dispute, depth=_deep, seconds=lambda cast, _: bearable(cast),
+        reverses=one_of(False, False, True)),
+    row(Role.BUILDER, _seat_with_unsealer, "reorganised seal", Unsealing,
+        "an honest challenger's reward: its seal vanishes when its proof has been seen",
+        {Catch.UNPAID, Catch.REFUSED, Catch.HARMLESS}, before=with_a_false_run),
+)
+# fmt: on
