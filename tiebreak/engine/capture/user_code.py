@@ -125,6 +125,7 @@ _ADVICE: Final = (
         "loss, for example attention_mask=torch.ones_like(input_ids)",
     ),
     (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
+    (("placeholders=",), "torch cannot trace a write to a tensor without elements; leave that tensor out"),
     (("FunctionalTensor",), "a subclass of Tensor cannot be followed; use plain tensors"),
     (
         ("fake",),
