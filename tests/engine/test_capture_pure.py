@@ -13,6 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
+from dataclasses import replace
 from decimal import getcontext
 from functools import lru_cache, partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.engine.lowering_bench import run_engine, torch_batch
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.purity import examine
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task, Windows
 from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -508,6 +509,22 @@ def test_state_of_the_loss_is_refused() -> None:
     ):
         with pytest.raises(ConfigurationError, match=rf"the loss \(.*changes variable {variable} of .*{advice}"):
             captured(nn.Linear(4, 4), loss)
+
+
+@pytest.mark.parametrize(("array", "wrong"), [("labels", 4), ("labels", -1), ("text", 9)])
+def test_a_label_out_of_range_is_found_wherever_it_is(array: str, wrong: int) -> None:
+    """A program would read no element there, and only stop at the step that reaches it, or, in `one_hot`, never."""
+    data = {"x": X, "labels": torch.arange(8) % 4, "text": torch.arange(64) % 9}
+    data[array][-3] = wrong
+    if array == "text":
+        model: nn.Module = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
+        loss: Callable[..., Tensor] = lambda m, text: m(text).square().mean()  # noqa: E731
+        batch = Batch(size=2, examples=Windows(name="text", length=4, stride=2))
+    else:
+        model, batch = nn.Linear(4, 4), Batch(size=2, examples=Rows(names=("x", "labels")))
+        loss = lambda m, x, labels: (m(x) * F.one_hot(labels, 4)).mean()  # noqa: E731
+    with pytest.raises(ConfigurationError, match=r"plain PyTorch already: .*(Class values must be|out of range)"):
+        compile_task(replace(task(model, loss=lambda m, x: m(x).mean()), loss=loss, data=data, batch=batch))
 
 
 def cached(self: Any, x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def compile_in_place(task: Task) -> Compiled:
     data |= tables(task.optimizer, task.steps)
     b.origin = "batch"
     batch = _batch(b, task)
-    example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
+    example = task.batch.examples.take(task.data, _telling(task))
     with same_tensors(task.model):
         step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
     rates = b.data("learning_rate", DType.F32, (task.steps,))
@@ -88,6 +88,19 @@ def compile_in_place(task: Task) -> Compiled:
     data = {name: data[name].contiguous() for name in program.data_spec()}
     placed = {name: replace(g, value=b.numbers[g.value]) for name, g in raw.items() if g.value in b.numbers}
     return Compiled(program, state, data, placed, tuple(b.draws))
+
+
+def _telling(task: Task) -> Tensor:
+    """A batch of the examples with the greatest and least numbers: PyTorch refuses labels that are out of range.
+
+    Integers come first, and of each array the first 2^26 elements count.
+    """
+    examples, found = task.batch.examples, list[Tensor]()
+    for array in sorted((task.data[name] for name in examples.arrays()), key=Tensor.is_floating_point):
+        each = examples.stride if isinstance(examples, Windows) else array[0].numel()
+        some = array.flatten()[: 1 << 26]
+        found += [(place // each).clamp(max=task.examples - 1) for place in (some.argmax(), some.argmin())]
+    return torch.stack(found).repeat(task.batch.size)[: task.batch.size]
 
 
 def _finished(b: Builder, state: dict[str, Ref], loss: Ref) -> Program:
