@@ -54,6 +54,8 @@ PROPERTIES: Final = (
     Run(model="board", what="two games, clocks of 2"),
     Run(model="board", what="two games, clocks of 3", defines=("CLOCK 3",)),
     Run(model="board", what="three games, clocks of 1", defines=("GAMES 3", "CLOCK 1")),
+    Run(model="seats", what="a replay of 3, windows of 2"),
+    Run(model="seats", what="a replay of 2, windows of 3", defines=("REPLAY 2", "WINDOW 3")),
 )
 
 MUTANTS: Final = tuple(
@@ -91,6 +93,13 @@ MUTANTS: Final = tuple(
         ("board", "MUTANT_WITHDRAW_TWICE", "a credit is kept when it is withdrawn"),
         ("board", "RESERVE 0", "the honest challenger keeps no block for its proof"),
         ("board", "DELAY 1", "builders leave a proof out of one block"),
+        ("seats", "MUTANT_SEAL_AFTER_OPENING", "a root sealed after the head was opened"),
+        ("seats", "MUTANT_DRAW_GIVES_NO_TIME", "the time for audits counts from the final seal"),
+        ("seats", "MUTANT_CLAIM_TWICE", "a seal is kept when it is claimed"),
+        ("seats", "MUTANT_CLOSE_EARLY", "seats closed while they can be claimed"),
+        ("seats", "MUTANT_SLASH_TAKES_BONDS", "a slash takes the bonds of those who agreed"),
+        ("seats", "MUTANT_UNDRAWN_FEES_BACK", "the fees of a settled job go back without a draw"),
+        ("seats", "MUTANT_SETTLE_SEALED", "a job settles with its head sealed"),
     )
 )
 
@@ -117,6 +126,11 @@ WITNESSES: Final = tuple(
         ("board", "games[0].verdict == VOID && computes"),
         ("board", "status == ABANDONED"),
         ("board", "status == CANCELLED"),
+        ("seats", "trainerHonest && status == SETTLED && credit[HONEST] == BOND + FEE"),
+        ("seats", "status == SLASHED && isOpened && credit[HONEST] == BOND + FEE + 2 * SHARE"),
+        ("seats", "status == SLASHED && head == TRUE_ROOT && credit[HONEST] == BOND"),
+        ("seats", "status == ABANDONED && credit[HONEST] == BOND + FEE"),
+        ("seats", "status == SETTLED && head == FALSE_ROOT && !isDrawn"),
     )
 )
 
