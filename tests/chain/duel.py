@@ -7,6 +7,7 @@ from itertools import count
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER, activate
 from tests.chain.tiny import Liar, Run, Setting, make_job
 from tiebreak.protocol.chain import Chain, GameRecord, JobStatus, Outcome, Receipt, Reverted, calls
+from tiebreak.protocol.chain.moves import move_in
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import IllegalMove
@@ -48,6 +49,9 @@ class Duel:
         self.gas: dict[Phase, list[int]] = {}
         self.last_block = self.started.block
         self.accepted = self.refused = 0
+        self.program = defended.program
+        self.shown: Move | None = None
+        """The last move, as the logs have it."""
         self.refusals: set[str] = set()
         """Names of the contract's errors that were seen."""
         self.compare()
@@ -60,9 +64,22 @@ class Duel:
         """Make a move in both places; whether it was legal, which both must agree on."""
         state = self.state
         signer = self.signers()[state.mover]
-        return self._try(
+        is_legal = self._try(
             lambda: self.chain.play(signer, state, move), lambda now: game.apply(state, move, now), state.phase
         )
+        if is_legal:
+            self._follow(state)
+        return is_legal
+
+    def _follow(self, before: GameState) -> None:
+        """Whoever reads only the logs comes to the same state."""
+        events = [event for event in self.receipt.events if event.values.get("gameId") == self.id]
+        self.shown = move_in(events, before, self.shown, self.program)
+        if self.shown is None:
+            assert self.state.is_over
+            assert [event.name for event in events][-1] == "GameEnded"
+        else:
+            assert game.follow(before, self.shown, self.receipt.timestamp) == self.state
 
     def judge(self, _state: GameState, move: Move) -> GameState:
         """Makes a legal move in both places."""
@@ -84,6 +101,7 @@ class Duel:
             self.refused += 1
         else:
             self.accepted += 1
+            self.receipt = contract
             self.state = python
             if phase is not None:
                 self.gas.setdefault(phase, []).append(contract.gas_used)

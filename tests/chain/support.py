@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
 
 from eth_typing import Hash32
-from eth_utils import to_checksum_address
 
 from tiebreak.protocol.chain import Chain, EmbeddedChain, Event, calls
 from tiebreak.protocol.chain.calls import Call
@@ -86,13 +84,7 @@ def head(chain: EmbeddedChain, job: Job, count: int, run_root: Digest = RUN, key
 
 def events_of(chain: Chain, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
     """The events of board and games, oldest first; only those of one game if its id is given."""
-    wanted: Any = {
-        "address": [to_checksum_address(a) for a in (chain.deployment.board, chain.deployment.games)],
-        "fromBlock": first_block,
-        "toBlock": "latest",
-    }
-    wanted["topics"] = [] if game_id is None else [None, game_id]
-    return [event for log in chain._node.web3.eth.get_logs(wanted) if (event := chain._event(log)) is not None]
+    return chain.events(game_id, first_block)
 
 
 def moves_in(chain: Chain, game_id: Digest, first_block: int = 0) -> list[Move | None]:

@@ -14,7 +14,7 @@ from tiebreak.sim.games.summary import to_markdown
 
 JOINED = {
     "heads-at-the-last-second-past-the-deadline", "records-rewritten", "games-of-a-year",
-    "true-heads-at-the-last-second-then-the-rest-at-once",
+    "true-heads-at-the-last-second-then-the-rest-at-once", "delayed-blocks", "reorganised-blocks", "reorganised-seal",
 }  # fmt: skip
 """The adversaries that joined since these games were played."""
 CAUGHT_SINCE = {"final-head-at-once-in-a-short-window"}

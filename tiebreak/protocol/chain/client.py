@@ -217,6 +217,12 @@ class Chain:
         found: GameRecord = self._read(calls.read_game(game_id))
         return found
 
+    def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
+        """The events of board and games, oldest first; only those of one game if its id is given."""
+        addresses = (self.deployment.board, self.deployment.games)
+        logs = self._node.logs(addresses, [] if game_id is None else [None, game_id], first_block)
+        return [event for log in logs if (event := self._event(log)) is not None]
+
     def credit(self, account: Address) -> int:
         """Wei that an account can withdraw."""
         return int(self._read(Call("credit", (account,))))

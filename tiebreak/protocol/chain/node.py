@@ -4,7 +4,7 @@ Importing web3 and the embedded chain takes seconds, so both are imported only w
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +137,12 @@ class Node:
                 return cast("Mapping[str, Any]", self.web3.eth.get_transaction_receipt(Hash32(transaction)))
             except TransactionNotFound:
                 return None
+
+    def logs(self, addresses: Sequence[Address], topics: list[Any], first_block: int) -> Sequence[Mapping[str, Any]]:
+        """The logs of contracts from a block on, oldest first."""
+        wanted: Any = {"address": [to_checksum_address(a) for a in addresses], "fromBlock": first_block}
+        with node_errors():
+            return self.web3.eth.get_logs({**wanted, "toBlock": "latest", "topics": topics})
 
     def market(self) -> Market:
         with node_errors():

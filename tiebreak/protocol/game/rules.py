@@ -110,6 +110,34 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
         raise IllegalMove(str(error)) from error
 
 
+def follow(state: GameState, move: Move, now: int) -> GameState:
+    """The state after a move that the chain took without ending the game, as its log shows the move.
+
+    A log lacks the siblings that tie what a defender opens to what stood before, and the contract has checked them. All
+    other moves are complete, and judged as by `apply`.
+    """
+    timed, job = _spend(state, now), state.job
+    match move:
+        case moves.OpenSteps():
+            depth = depth_of(job.segment_steps(state.checkpoint))
+            opened = replace(timed, log_root=move.log_root) if job.is_logged else timed
+            return _enter_steps(opened, _root_over(job, move.nodes, depth), depth)
+        case moves.OpenValues():
+            half = len(move.nodes) // 2
+            opened = replace(
+                timed, state_root=move.state_root, body_root=fold_nodes(move.nodes[:half]), log_root=move.log_root,
+                step_log=move.step_log,
+            )  # fmt: skip
+            return _enter(opened, Level.VALUES, _root_over(job, move.nodes, job.half_depth + 1), job.half_depth + 1)
+        case moves.OpenChunk():
+            return replace(timed, word=move.word, phase=Phase.SELECT_ELEMENT)
+        case moves.OpenTerms():
+            depth = depth_of(-(-state.terms // TERMS_PER_LEAF))
+            root = _root_over(job, move.nodes, depth)
+            return _enter(replace(timed, accumulator_root=root), Level.TERMS, root, depth)
+    return apply(state, move, now)
+
+
 def enter(state: GameState, later: GameState, now: int) -> GameState:
     """The game after a state that was reached off the chain entered it. Raises `IllegalMove`.
 
