@@ -140,9 +140,10 @@ class Node:
 
     def logs(self, addresses: Sequence[Address], topics: list[Any], first_block: int) -> Sequence[Mapping[str, Any]]:
         """The logs of contracts from a block on, oldest first."""
-        wanted: Any = {"address": [to_checksum_address(a) for a in addresses], "fromBlock": first_block}
+        wanted: Any = {"address": [to_checksum_address(a) for a in addresses], "topics": topics}
+        wanted |= {"fromBlock": first_block, "toBlock": "latest"}
         with node_errors():
-            return self.web3.eth.get_logs({**wanted, "toBlock": "latest", "topics": topics})
+            return self.web3.eth.get_logs(wanted)
 
     def market(self) -> Market:
         with node_errors():
