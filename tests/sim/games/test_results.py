@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.source_tree import ROOT
-from tiebreak.sim.games.line import GameLine
+from tiebreak.sim.adversaries import talking
+from tiebreak.sim.games.line import GameLine, slug
 from tiebreak.sim.games.playing import ADVERSARIES, CAUGHT
 from tiebreak.sim.games.series import to_text
 from tiebreak.sim.games.summary import to_markdown
@@ -15,7 +16,7 @@ from tiebreak.sim.games.summary import to_markdown
 JOINED = {
     "heads-at-the-last-second-past-the-deadline", "records-rewritten", "games-of-a-year",
     "true-heads-at-the-last-second-then-the-rest-at-once", "delayed-blocks", "reorganised-blocks", "reorganised-seal",
-}  # fmt: skip
+} | {slug(one.name) for one in talking.ADVERSARIES}  # fmt: skip
 """The adversaries that joined since these games were played."""
 CAUGHT_SINCE = {"final-head-at-once-in-a-short-window"}
 """Was a weakness when they were."""

@@ -209,11 +209,12 @@ class Transcript:
 
     def latest(self, signer: Side) -> tuple[GameState, SignedStanding] | None:
         """The furthest state that a side has signed, which is what its opponent can enter on the chain."""
-        signed = self._signed[signer]
-        if not signed:
-            return None
-        number = max(signed)
-        return self._states[number], signed[number]
+        found = self.signed(signer)
+        return found[-1] if found else None
+
+    def signed(self, signer: Side) -> list[tuple[GameState, SignedStanding]]:
+        """The states of the talk that a side has signed, in their order."""
+        return [(self._states[number], found) for number, found in sorted(self._signed[signer].items())]
 
     def receipt(self, key: keys.PrivateKey) -> bytes:
         """A signature under the state that the talk has come to, for the opponent to enter it. Raises `StateError`."""

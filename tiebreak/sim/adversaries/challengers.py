@@ -103,9 +103,10 @@ class Careful(Wandering):
     """Walks at random, but never into padding, so that it arrives at something that can be proved."""
 
     def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
-        """A random node with at least one leaf that is not padding."""
+        """A random node with at least one leaf that is not padding, if there is one."""
         height, first = state.height - state.levels, state.position << state.levels
-        return self.rng.choice([k for k in range(len(nodes)) if not _is_empty(state, first + k << height)])
+        every = range(len(nodes))
+        return self.rng.choice([k for k in every if not _is_empty(state, first + k << height)] or every)
 
 
 def _is_empty(state: GameState, leaf: int) -> bool:
