@@ -4,12 +4,14 @@ import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.data.tensors import canonical, from_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
+from tiebreak.engine.native import Build, load
 from tiebreak.engine.run.schedule import is_elementwise
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
@@ -206,3 +208,24 @@ def random_scatter(make: Maker) -> tuple[Instruction, list[torch.Tensor]]:
     )  # fmt: skip
     indices = [r.randint(-1, torch.Size(matched).numel()) for _ in range(sizes[1])]
     return i, [make.tensor(DType.F32, sizes[0], r.choice(STYLES)), tensor_of(DType.I64, indices)]
+
+
+PLAIN = ("#ifdef ADD_LOW", "#if 0")
+"""The change that leaves out what needs products of 52 bits."""
+
+
+def kernel_with(folder: Path, *changes: tuple[str, str]) -> Build:
+    """The kernel of sums compiled from a changed source: each old text, which occurs once, becomes the new one."""
+    original = Path(reduce.__file__).parent
+    (folder / "reduce").mkdir()
+    counts = [0] * len(changes)
+    for path in (*original.glob("*.[ch]"), *original.parent.glob("*.h")):
+        text = path.read_text()
+        for at, (old, new) in enumerate(changes):
+            counts[at] += text.count(old)
+            text = text.replace(old, new)
+        (folder / path.relative_to(original.parent)).write_text(text)
+    assert counts == [1] * len(changes)
+    built = load(folder / "reduce/reduce.c")
+    assert built.library is not None, built.reason
+    return built

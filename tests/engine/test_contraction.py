@@ -10,15 +10,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.arithmetic_cases import Maker, check, elements_of, expected, random_reduction, sum_of
+from tests.engine.arithmetic_cases import (
+    PLAIN,
+    Maker,
+    check,
+    elements_of,
+    expected,
+    kernel_with,
+    random_reduction,
+    sum_of,
+)
 from tests.parts import slow_except
-from tiebreak.engine import native
 from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 
-SOURCES = Path(reduce.__file__).parent.parent
 LIBRARY = reduce.build().library
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs a C compiler")
 ONE, INF = 0x3F800000, 0x7F800000
@@ -133,19 +140,6 @@ def test_a_table_that_leaves_its_operand_is_refused() -> None:
         Arithmetic().execute(matmul(3, 4, 5), [torch.ones(12), torch.ones(19)], 0)
 
 
-def faulty(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> None:
-    """Puts a kernel compiled from a changed source in place of the real one."""
-    names = ("reduce/reduce.c", "reduce/panels.h", "exact.h", "lanes.h", "rounding.h")
-    sources = {name: (SOURCES / name).read_text() for name in names}
-    assert sum(text.count(old) for text in sources.values()) == 1
-    (folder / "reduce").mkdir()
-    for name, text in sources.items():
-        (folder / name).write_text(text.replace(old, new))
-    built = native.load(folder / "reduce/reduce.c")
-    assert built.library is not None, built.reason
-    monkeypatch.setattr("tiebreak.engine.arithmetic.reduce.build", lambda: built)
-
-
 def settings_of(left: list[int], right: list[int] | None = None) -> list[tuple[Instruction, list[torch.Tensor]]]:
     """A sum by itself; the only hard one of many; and a block of a product that is full of it."""
 
@@ -180,16 +174,33 @@ FAULTS = [
     ("isfinite(open[s].e) ? result[s] : NAN;", "result[s];"),  # infinities that should be NaN
     ("exact[s] + (float)(e - e);", "exact[s];"),  # those of a block that is summed as a whole
     ("return (size ^ sign) - sign;", "return size;"),  # exact sums of absolute terms
-    ("high[s] = (m - (low[s] >> shift)) >> (24 - shift);", "high[s] = 0;"),  # half of a factor is lost
-    ("low[s] = (int32_t)((uint32_t)m << (shift + 8)) >> 8;", "low[s] = 0;"),  # the other half
     ("x->below = WHERE(digit, x->rest, x->below);", ""),  # what decides a tie is not looked at
     ("x->over = over;", ""),  # nothing is carried
     ("*bin = (integers){0};", ""),  # the next element's sums begin with this one's
 ]
+FAULTS_OF_PIECES = [
+    ("high[s] = (m - (low[s] >> shift)) >> (24 - shift);", "high[s] = 0;"),  # half of a factor is lost
+    ("low[s] = (int32_t)((uint32_t)m << (shift + 8)) >> 8;", "low[s] = 0;"),  # the other half
+]
+"""Where the processor has no products of 52 bits."""
+FAULTS_OF_LIMBS = [
+    ("sum[l][v] = -sum[l][v];", "continue;"),  # negative factors of a row count as positive ones
+    ("offset = -offset;", ""),  # their offset as well
+    ("(l == limbs - 1 ? 1 << 26 : 0)", "0"),  # negative factors of a column without the offset
+    ("_mm512_mask_srav_epi64(up, down, m, _mm512_sub_epi64(none, shift))", "up"),  # the upper part of a factor is lost
+]
+"""Where it has."""
+HAS_LIMBS = "avx512ifma" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else "")
+ALL_FAULTS = [
+    *((*fault, False) for fault in (*FAULTS, *FAULTS_OF_LIMBS * HAS_LIMBS)),
+    *((*fault, True) for fault in FAULTS_OF_PIECES),
+]
 
 
-@pytest.mark.parametrize(("old", "new"), slow_except(FAULTS, FAULTS[0], several=True))
-def test_a_faulty_kernel_is_caught(old: str, new: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new", "plain"), slow_except(ALL_FAULTS, ALL_FAULTS[0], several=True))
+def test_a_faulty_kernel_is_caught(
+    old: str, new: str, plain: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """By sums whose exact value lies next to a tie, is -0, or has no finite terms."""
     tiny = 0x80000001  # -2^-149
     rows = [
@@ -201,6 +212,7 @@ def test_a_faulty_kernel_is_caught(old: str, new: str, monkeypatch: pytest.Monke
         [[INF, ONE]],
         [[0x49800000, 0x3D800000, 1]],  # 2^20 and half its ulp: more bits than FP64 has between the digits that decide
         [[ONE, HALF_ULP, 1], [0x3F800001, ONE, ONE]],
+        [[ONE, ONE], [0x4B000001, 0x3F000000]],  # 2^23 + 1 lies in two limbs
     ]
 
     def wrong() -> int:
@@ -212,7 +224,8 @@ def test_a_faulty_kernel_is_caught(old: str, new: str, monkeypatch: pytest.Monke
         return found
 
     assert wrong() == 0
-    faulty(monkeypatch, tmp_path, old, new)
+    built = kernel_with(tmp_path, (old, new), *([PLAIN] if plain else []))
+    monkeypatch.setattr(reduce, "build", lambda: built)
     assert wrong() > 0
     with pytest.raises(ConfigurationError, match="does not compute reduce sum"):
         qualify(Arithmetic())
@@ -249,7 +262,8 @@ def test_a_faulty_rounding_is_caught(old: str, new: str, monkeypatch: pytest.Mon
         return found
 
     assert wrong() == 0
-    faulty(monkeypatch, tmp_path, old, new)
+    built = kernel_with(tmp_path, (old, new))
+    monkeypatch.setattr(reduce, "build", lambda: built)
     assert wrong() > 0
 
 

@@ -11,16 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.engine.arithmetic_cases import Maker, check, elements_of, tensor_of
+from tests.engine.arithmetic_cases import PLAIN, Maker, check, elements_of, kernel_with, tensor_of
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
 from tiebreak.engine.arithmetic.exact import LEAST, Digits, multiply_exactly
 from tiebreak.engine.arithmetic.rounding import Round
+from tiebreak.engine.native import Build
 from tiebreak.engine.run import worst
 from tiebreak.protocol.numbers.float32 import plus_zero, round_f32
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
 
-KERNELS = ("pure", "compiled") if reduce.build().library is not None else ("pure",)
+KERNELS = ("pure", "compiled", "plain") if reduce.build().library is not None else ("pure",)
 EXTREMES = [
     0,
     1,
@@ -36,11 +37,22 @@ EXTREMES = [
 ]
 
 
+@pytest.fixture(scope="session")
+def plain_kernel(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    return kernel_with(tmp_path_factory.mktemp("plain"), PLAIN)
+
+
 @pytest.fixture(autouse=True, params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test here runs with the kernels of this machine's compiler, where there is one, and without."""
+    """Every test here runs with the kernels of this machine's compiler, where there is one, and without.
+
+    And as on processors without products of 52 bits.
+    """
     if request.param == "pure":
         monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    if request.param == "plain":
+        built = request.getfixturevalue("plain_kernel")
+        monkeypatch.setattr(reduce, "build", lambda: built)
     return str(request.param)
 
 
@@ -115,9 +127,10 @@ def test_long_sums(seed: int, k: int) -> None:
     assert elements_of(arithmetic.execute(columns, [left.T.contiguous().view(-1)], 0)) == wanted
 
 
-def test_bins_are_carried() -> None:
-    """Ties of 2,048 terms just below 2^53 in one bin, which overflows without carrying; columns 12 bits apart."""
-    k, columns = 2048, 16
+@pytest.mark.parametrize("k", [2048, 8192])
+def test_bins_are_carried(k: int) -> None:
+    """Ties of terms just below 2^53 in one bin, which overflows without carrying; columns 12 bits apart."""
+    columns = 16
     right = [torch.full((k,), 11184809.0 * 2.0 ** (12 * j + 3 - 149), dtype=torch.float64) for j in range(columns)]
     left, b = torch.full((3, k), 3 * 2.0**22 * 2.0 ** (127 - 149)), torch.stack(right, 1).float()
     wanted = right_bits((left.double()[:, None] * b.double().T).reshape(-1, k).tolist(), 32)

@@ -62,7 +62,7 @@ static inline int is_open(double c, double e, int precision) {
  * m * 2^(bit mod 8), below 2^55, to bin bit / 8. Before a bin can overflow, all that does not fit a signed digit of 8 bits
  * is carried into the next one.
  *
- * Rounding: a number's digits of 48 bits, -2^47 ... 2^47 - 1, from the lowest up: those below one add up to less than 0.51
+ * Rounding: a number's digits of 48 (or 52) bits, -2^47 ... 2^47 - 1, from the lowest up: those below one add up to less than 0.51
  * of its unit. So the highest that is not zero, the one below it and the sign of the rest decide: the two are added in
  * FP64, with a half for the rest, and rounded to odd. What that leaves, 46 bits or more, is rounded to at most 24 like the
  * exact value (Boldo and Melquiond 2008). */
@@ -71,7 +71,7 @@ static inline int is_open(double c, double e, int precision) {
 #define WIDE 16   /* sums side by side: in vectors, and no addition waits for the one before it */
 #define ABOVE 12  /* bins above the highest term's: its 55 bits, 2^31 terms and a sign */
 #define BINS 80   /* of 506 bits and ABOVE, in whole digits */
-#define DIGIT 48  /* bits: a multiple of a bin's */
+#define DIGIT 48  /* bits: a multiple of a bin's; 52 of bins of 26 */
 #define SAFE 480  /* terms below 2^54 that fit a bin together, digits and carries too; of those below 2^55, half as many */
 
 /* Compiled apart from its callers: GCC else looks up inside of the loops where this thread's memory is. */
@@ -129,7 +129,7 @@ typedef struct {
 /* RN of the sums in the bins lo ... hi + above, which are cleared; zero is +0. */
 static inline __attribute__((always_inline)) void round_bins(
     int64_t *sums, int lo, int hi, int precision, float *to, const int bits) {
-    const int each = DIGIT / bits;
+    const int each = bits == 26 ? 2 : DIGIT / bits, size = each * bits;
     rounding found[WIDE / LANES];
     double odd[WIDE];
     memset(found, 0, sizeof found);
@@ -144,18 +144,18 @@ static inline __attribute__((always_inline)) void round_bins(
                 *bin = (integers){0};
             }
             x->over = over;
-            digit = digit << (64 - DIGIT) >> (64 - DIGIT);
+            digit = digit << (64 - size) >> (64 - size);
             x->top = WHERE(digit, digit, x->top);
             x->under = WHERE(digit, x->last, x->under);
             x->below = WHERE(digit, x->rest, x->below);
-            x->unit = (vec)WHERE(digit, (integers)SPREAD(power_of_two(bits * p - UNIT - DIGIT)), (integers)x->unit);
+            x->unit = (vec)WHERE(digit, (integers)SPREAD(power_of_two(bits * p - UNIT - size)), (integers)x->unit);
             x->rest = WHERE(x->last, x->last, x->rest);
             x->last = digit;
         }
     for (int v = 0; v < WIDE / LANES; v++) {
         const rounding *x = found + v;
         const vec half = as_fp64((x->below < 0) - (x->below > 0)) * 0.5;
-        const vec sum = add_odd(as_fp64(x->top) * power_of_two(DIGIT), as_fp64(x->under) + half) * x->unit;
+        const vec sum = add_odd(as_fp64(x->top) * power_of_two(size), as_fp64(x->under) + half) * x->unit;
         memcpy(odd + v * LANES, &sum, sizeof sum);
     }
     for (int s = 0; s < WIDE; s++) to[s] = round_to(odd[s], precision) + 0.0f;

@@ -11,6 +11,10 @@
 #define FMA(a, b, c) ((vec)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
 #define MULTIPLY_32(a, b) ((integers)_mm512_mul_epi32((__m512i)(a), _mm512_set1_epi64(b)))
 #define WHERE(n, x, y) ((integers)_mm512_mask_mov_epi64((__m512i)(y), _mm512_test_epi64_mask((__m512i)(n), (__m512i)(n)), (__m512i)(x)))
+#if defined(__AVX512IFMA__) /* c plus the low or high half of a * b, of which 52 bits each count */
+#define ADD_LOW(c, a, b) ((integers)_mm512_madd52lo_epu64((__m512i)(c), (__m512i)(a), (__m512i)(b)))
+#define ADD_HIGH(c, a, b) ((integers)_mm512_madd52hi_epu64((__m512i)(c), (__m512i)(a), (__m512i)(b)))
+#endif
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define LANES 4

@@ -41,6 +41,8 @@ typedef struct {
 
 /* ---- blocks ---- */
 
+static int64_t blocks_of(int64_t size, int64_t step) { return (size + step - 1) / step; }
+
 typedef struct {
     double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
     float *high; /* a row of results */
@@ -120,9 +122,250 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
     }
 }
 
-/* ---- exact sums of a block of which many elements are undecided ----
+/* ---- exact sums of a block of which many elements are undecided ---- */
+
+typedef struct {
+    int64_t undecided, wrong;
+    int precision;
+} tally;
+
+/* Ziv's test of a row's elements again; of the undecided ones, those whose FP64 values do not round to the exact ones. */
+static inline __attribute__((always_inline)) void judge(
+    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict exact,
+    int32_t *restrict open, int32_t *restrict wrong, int precision) {
+    for (int64_t s = 0; s < n; s++) {
+        const double e = left * right[s];
+        const float value = exact[s] + (float)(e - e); /* NaN where e is not finite */
+        open[s] = is_open(c[s], e, precision);
+        wrong[s] = open[s] & (value == value) & (value != round_to(c[s], precision));
+        exact[s] = value;
+    }
+}
+
+/* Writes the exact sums of undecided elements of row i, columns [j, j + width). */
+static void put_row(
+    const contraction *t, const block *at, int64_t row, int64_t i, int64_t j, int64_t width, float *value, tally *found) {
+    float *to = t->out + t->out_batch[at->batch] + t->out_m[at->m0 + i], *first = to + t->out_n[at->n0 + j];
+    const double left = sqrt(held.squares_a[i]) * t->coefficient, *c = held.c + i * row + j;
+    int32_t open[WIDE], wrong[WIDE];
+    if (found->precision == 32) judge(c, left, held.squares_b + j, width, value, open, wrong, 32);
+    else judge(c, left, held.squares_b + j, width, value, open, wrong, found->precision);
+    for (int64_t s = 0; s < width; s++) {
+        found->undecided += open[s];
+        found->wrong += wrong[s];
+    }
+    if (consecutive(t->out_n + at->n0 + j, width))
+        for (int64_t s = 0; s < width; s++) first[s] = open[s] ? value[s] : first[s];
+    else
+        for (int64_t s = 0; s < width; s++)
+            if (open[s]) to[t->out_n[at->n0 + j + s]] = value[s];
+}
+
+#ifdef ADD_LOW
+
+/* With products of 52 bits: the factors of a column become numbers of up to LIMBS limbs of 52 bits, whatever their
+ * exponents. Those of a row become integers below 2^50 in windows of 26 bits and are sorted by window and sign, so that the
+ * sums of one window are limbs in registers. They are added to bins 26 bits apart, which is half a limb. An offset of
+ * 2^(52 limbs - 26) makes the factors of columns positive; what it adds is subtracted from the same window.
  *
- * WIDE columns of some rows are summed side by side, as exact.h sums elements, but in vectors: in one row the bin of a
+ * Room: a term adds less than 2^52 of the low half of one product and 2^50 of the high half of another to a limb, so the
+ * TOGETHER terms of a chunk stay below 2^61. With less than 2^50 a term for the offset and with what was carried, CARRIED
+ * chunks stay below 2^63. */
+
+#define LIMBS 6        /* of 52 bits: 254 + 24 + 25 bits and the offset */
+#define TOGETHER 256   /* terms sorted together */
+#define CARRIED 4      /* chunks of them, until sums are carried */
+#define KEYS 20        /* windows and signs; zeros have another key */
+#define BINS_26 28     /* of 508 + 24 + 25 bits and a limb, and above them, in whole digits */
+#define ROWS 128       /* at most, that share decoded columns */
+#define SORTED 524288  /* terms of rows that are kept sorted, unless one row has more */
+
+typedef struct {
+    _Alignas(64) int64_t sums[ROWS][BINS_26 * WIDE]; /* all zero while nothing is being summed */
+    integers limbs[TOGETHER * LIMBS][WIDE / LANES];
+    int32_t m[TOGETHER][WIDE], bit[TOGETHER][WIDE];
+    uint64_t *sorted;         /* factors of rows; from bit 52 on, their places in the chunk */
+    uint16_t (*counts)[KEYS]; /* of each row and chunk: how many factors have a key */
+    size_t bytes;
+    void *memory;
+} wide;
+static _Thread_local wide wide_sums;
+
+/* Sorts n factors of a row; widens the range of windows of those that are not zero. */
+static OUTSIDE void sort_row(
+    const float *restrict a, const int64_t *restrict a_k, int64_t n, uint64_t *restrict to, uint16_t *restrict counts, int *lo,
+    int *hi) {
+    uint64_t packed[TOGETHER];
+    int32_t key[TOGETHER], next[KEYS + 1] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        int32_t bit;
+        const int32_t m = decode(a[a_k[i]], &bit), window = bit / 26;
+        key[i] = m ? 2 * window + (m > 0) : KEYS;
+        packed[i] = (uint64_t)(m < 0 ? -m : m) << (bit - 26 * window) | (uint64_t)i << 52;
+    }
+    for (int64_t i = 0; i < n; i++) next[key[i]]++;
+    for (int p = 0, first = 0; p <= KEYS; p++) {
+        const int32_t here = next[p];
+        next[p] = first;
+        first += here;
+        if (p == KEYS) break;
+        counts[p] = (uint16_t)here;
+        *lo = here && p / 2 < *lo ? p / 2 : *lo;
+        *hi = here && p / 2 > *hi ? p / 2 : *hi;
+    }
+    for (int64_t i = 0; i < n; i++) to[next[key[i]]++] = packed[i];
+}
+
+/* Cuts n factors of up to WIDE columns: how many limbs they have, from window *low on; 0 if all are zero. */
+static OUTSIDE int cut_columns(
+    wide *x, const float *b, const int64_t *row_n, int64_t width, const int64_t *b_k, int64_t n, int *low) {
+    const int unit = width == WIDE && consecutive(row_n, WIDE);
+    int lo = BINS_26 * 26, hi = -1;
+    for (int64_t k = 0; k < n; k++) {
+        float factors[WIDE] = {0};
+        if (unit) memcpy(factors, b + row_n[0] + b_k[k], sizeof factors);
+        else
+            for (int64_t s = 0; s < width; s++) factors[s] = b[row_n[s] + b_k[k]];
+        for (int s = 0; s < WIDE; s++) {
+            const int32_t m = x->m[k][s] = decode(factors[s], &x->bit[k][s]), bit = x->bit[k][s];
+            lo = m && bit < lo ? bit : lo;
+            hi = m && bit > hi ? bit : hi;
+        }
+    }
+    if (hi < 0) return 0;
+    *low = lo / 26;
+    const int limbs = (hi - 26 * *low + 49) / 52 + 1;
+    for (int64_t k = 0; k < n; k++)
+        for (int v = 0; v * LANES < width; v++) { /* what the lanes of no column hold does not count */
+            const __m512i m = _mm512_cvtepi32_epi64(_mm256_loadu_si256((const void *)(x->m[k] + v * LANES)));
+            __m512i shift = _mm512_cvtepi32_epi64(_mm256_loadu_si256((const void *)(x->bit[k] + v * LANES)));
+            shift = _mm512_sub_epi64(shift, _mm512_set1_epi64(26 * *low));
+            for (int l = 0; l < limbs; l++) {
+                const __m512i none = _mm512_setzero_si512(), up = _mm512_sllv_epi64(m, shift); /* by 0 ... 63, else 0 */
+                const __mmask8 down = _mm512_cmplt_epi64_mask(shift, none);
+                const __m512i cut = _mm512_mask_srav_epi64(up, down, m, _mm512_sub_epi64(none, shift));
+                x->limbs[k * limbs + l][v] = (integers)cut + (l == limbs - 1 ? 1 << 26 : 0); /* 52 bits of it are read */
+                shift = _mm512_sub_epi64(shift, _mm512_set1_epi64(52));
+            }
+        }
+    return limbs;
+}
+
+/* Adds the products of a row's sorted factors and the columns to the bins, which begin with the lowest window. */
+static inline __attribute__((always_inline)) void add_limbs(
+    int64_t *sums, const uint64_t *restrict sorted, const uint16_t *restrict counts,
+    const integers (*restrict limbs)[WIDE / LANES], const int count) {
+    for (int key = 0; key < KEYS; key += 2) {
+        integers sum[LIMBS + 1][WIDE / LANES], *to = (integers *)(sums + key / 2 * WIDE);
+        int64_t offset = 0;
+        if (!(counts[key] + counts[key + 1])) continue;
+        memset(sum, 0, sizeof sum);
+        for (int positive = 0; positive < 2; positive++) {
+            for (const uint64_t *end = sorted + counts[key + positive]; sorted < end; sorted++) {
+                const integers a = (integers)_mm512_set1_epi64((int64_t)*sorted), (*b)[WIDE / LANES] = limbs + (*sorted >> 52) * count;
+                offset += (int64_t)(*sorted & ((1ull << 52) - 1));
+#pragma GCC unroll 8
+                for (int l = 0; l < count; l++)
+#pragma GCC unroll 2
+                    for (int v = 0; v < WIDE / LANES; v++) {
+                        sum[l][v] = ADD_LOW(sum[l][v], a, b[l][v]);
+                        sum[l + 1][v] = ADD_HIGH(sum[l + 1][v], a, b[l][v]);
+                    }
+            }
+            if (positive) continue;
+            offset = -offset;
+#pragma GCC unroll 8
+            for (int l = 0; l <= count; l++)
+#pragma GCC unroll 2
+                for (int v = 0; v < WIDE / LANES; v++) sum[l][v] = -sum[l][v];
+        }
+#pragma GCC unroll 2
+        for (int v = 0; v < WIDE / LANES; v++) {
+#pragma GCC unroll 8
+            for (int l = 0; l <= count; l++) to[2 * l * (WIDE / LANES) + v] += sum[l][v];
+            to[(2 * count - 1) * (WIDE / LANES) + v] -= offset;
+        }
+    }
+}
+
+#define ADDER(n) \
+    static OUTSIDE void add_##n( \
+        int64_t *sums, const uint64_t *sorted, const uint16_t *counts, const integers (*limbs)[WIDE / LANES]) { \
+        add_limbs(sums, sorted, counts, limbs, n); \
+    }
+ADDER(1) ADDER(2) ADDER(3) ADDER(4) ADDER(5) ADDER(6)
+static void (*const adders[])(int64_t *, const uint64_t *, const uint16_t *, const integers (*)[WIDE / LANES]) = {
+    0, add_1, add_2, add_3, add_4, add_5, add_6};
+
+static OUTSIDE void carry_26(int64_t *sums, int lo, int hi) { carry(sums, lo, hi, 26); }
+
+static OUTSIDE void round_26(int64_t *sums, int lo, int hi, int precision, float *to) {
+    round_bins(sums, lo, hi, precision, to, 26);
+}
+
+/* Memory for sorted rows; 0 if there is none. */
+static int make_sorted(wide *x, size_t rows, size_t terms) {
+    const size_t bytes = 8 * rows * terms + rows * (terms / TOGETHER + 1) * sizeof *x->counts;
+    if (bytes > x->bytes) {
+        free(x->memory);
+        x->memory = malloc(bytes);
+        x->bytes = x->memory ? bytes : 0;
+    }
+    x->sorted = x->memory;
+    x->counts = (void *)(x->sorted + rows * terms);
+    return x->memory != 0;
+}
+
+/* Exact sums of the undecided elements of some rows, ROWS at most. */
+static void settle_rows(const contraction *t, const block *at, int64_t row, const int64_t *rows, int64_t count, tally *found) {
+    wide *x = &wide_sums;
+    const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
+    const int64_t chunks = blocks_of(t->k, TOGETHER);
+    int lo = BINS_26, hi = -1;
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t c = 0, k = 0; c < chunks; c++, k += TOGETHER)
+            sort_row(a + t->a_m[at->m0 + rows[r]], t->a_k + k, t->k - k < TOGETHER ? t->k - k : TOGETHER,
+                     x->sorted + r * t->k + k, x->counts[r * chunks + c], &lo, &hi);
+    for (int64_t j = 0; j < at->n; j += WIDE) {
+        const int64_t width = at->n - j < WIDE ? at->n - j : WIDE;
+        int first = BINS_26, last = -1, added = 0;
+        for (int64_t c = 0, k = 0; c < chunks && hi >= 0; c++, k += TOGETHER) {
+            const int64_t n = t->k - k < TOGETHER ? t->k - k : TOGETHER;
+            int low = 0;
+            const int limbs = cut_columns(x, b, t->b_n + at->n0 + j, width, t->b_k + k, n, &low);
+            if (!limbs) continue;
+            added++;
+            first = lo + low < first ? lo + low : first;
+            last = hi + low + 2 * limbs > last ? hi + low + 2 * limbs : last;
+            for (int64_t r = 0; r < count; r++) {
+                adders[limbs](x->sums[r] + low * WIDE, x->sorted + r * t->k + k, x->counts[r * chunks + c], (const void *)x->limbs);
+                if (added % CARRIED == 0) carry_26(x->sums[r], first, last);
+            }
+        }
+        for (int64_t r = 0; r < count; r++) {
+            float value[WIDE] = {0};
+            if (last >= 0) round_26(x->sums[r], first, last, found->precision, value);
+            put_row(t, at, row, rows[r], j, width, value, found);
+        }
+    }
+}
+
+static int settle_open(const contraction *t, const block *at, int64_t row, tally *found) {
+    const int64_t most = SORTED / t->k, each = most < 1 ? 1 : most < ROWS ? most : ROWS;
+    int64_t rows[ROWS], waiting = 0;
+    if (!make_sorted(&wide_sums, (size_t)each, (size_t)t->k)) return 0;
+    for (int64_t i = 0; i < at->m; i++) {
+        if (held.opens[i]) rows[waiting++] = i;
+        if (waiting < each && i + 1 < at->m) continue;
+        settle_rows(t, at, row, rows, waiting, found);
+        waiting = 0;
+    }
+    return 1;
+}
+
+#else
+
+/* WIDE columns of some rows are summed side by side, as exact.h sums elements, but in vectors: in one row the bin of a
  * factor is the same for all of them. So that the other factor's bin is too, it is cut into pieces of WINDOW bins, at
  * fixed places: |piece| <= 2^23 and a row's factor is below 2^31, so products are below 2^54. What costs time is how many
  * pieces are not zero. Where there are too many of them, each product goes to its own bin instead, one by one: bins are
@@ -139,7 +382,6 @@ typedef struct {
     int32_t m[ROWS][SAFE + 16], bin[ROWS][SAFE + 16]; /* factors of the rows, which share no cache set */
     int32_t (*pieces)[WIDE], *place; /* of all terms, in their order; columns s and s + WIDE / 2 are neighbours */
     int64_t *first, room, terms;     /* `first` piece of each term, and the end */
-    int64_t undecided, wrong;
     int lo, hi, unit; /* the range of bins of the pieces; whether the terms of a row follow each other */
     int single;       /* whether products are added one by one: `pieces` then holds the factors and their bins, in turn */
 } wide;
@@ -303,52 +545,9 @@ static void sum_rows(
     }
 }
 
-/* Ziv's test of a row's elements again; of the undecided ones, those whose FP64 values do not round to the exact ones. */
-static inline __attribute__((always_inline)) void judge(
-    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict exact,
-    int32_t *restrict open, int32_t *restrict wrong, int precision) {
-    for (int64_t s = 0; s < n; s++) {
-        const double e = left * right[s];
-        const float value = exact[s] + (float)(e - e); /* NaN where e is not finite */
-        open[s] = is_open(c[s], e, precision);
-        wrong[s] = open[s] & (value == value) & (value != round_to(c[s], precision));
-        exact[s] = value;
-    }
-}
-
-/* Writes the exact sums of undecided elements of `count` rows, columns [j, j + width). */
-static void put_rows(
-    const contraction *t, const block *at, int64_t row, const int64_t *rows, int64_t count, int64_t j, int64_t width,
-    int precision) {
-    const float *a = t->a + t->a_batch[at->batch], *from[ROWS];
-    float *out = t->out + t->out_batch[at->batch], value[ROWS][WIDE];
-    for (int r = 0; r < ROWS; r++) from[r] = a + t->a_m[at->m0 + rows[r < count ? r : 0]];
-    const int unit = consecutive(t->out_n + at->n0 + j, width);
-    sum_rows(t, &wide_sums, from, count, precision, value);
-    for (int64_t r = 0; r < count; r++) {
-        const double left = sqrt(held.squares_a[rows[r]]) * t->coefficient, *c = held.c + rows[r] * row + j;
-        float *to = out + t->out_m[at->m0 + rows[r]], *first = to + t->out_n[at->n0 + j];
-        int32_t open[WIDE], wrong[WIDE];
-        if (precision == 32) judge(c, left, held.squares_b + j, width, value[r], open, wrong, 32);
-        else judge(c, left, held.squares_b + j, width, value[r], open, wrong, precision);
-        for (int64_t s = 0; s < width; s++) {
-            wide_sums.undecided += open[s];
-            wide_sums.wrong += wrong[s];
-        }
-        if (unit)
-            for (int64_t s = 0; s < width; s++) first[s] = open[s] ? value[r][s] : first[s];
-        else
-            for (int64_t s = 0; s < width; s++)
-                if (open[s]) to[t->out_n[at->n0 + j + s]] = value[r][s];
-    }
-}
-
-/* Exact sums of all undecided elements of a block that has many; 0 if memory ran out before any was settled. */
-static int settle_block(const contraction *t, const block *at, int64_t row, progress *shared) {
-    const float *b = t->b + t->b_batch[at->batch];
-    const int64_t started = now();
+static int settle_open(const contraction *t, const block *at, int64_t row, tally *found) {
+    const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     wide_sums.unit = consecutive(t->a_k, t->k);
-    wide_sums.undecided = wide_sums.wrong = 0;
     for (int64_t j = 0; j < at->n; j += WIDE) {
         const int64_t width = at->n - j < WIDE ? at->n - j : WIDE;
         int64_t rows[ROWS], waiting = 0;
@@ -356,13 +555,27 @@ static int settle_block(const contraction *t, const block *at, int64_t row, prog
         for (int64_t i = 0; i <= at->m; i++) {
             if (i < at->m && held.opens[i]) rows[waiting++] = i;
             if (waiting < ROWS && (i < at->m || !waiting)) continue;
-            put_rows(t, at, row, rows, waiting, j, width, (int)shared->precision);
+            const float *from[ROWS];
+            float value[ROWS][WIDE];
+            for (int r = 0; r < ROWS; r++) from[r] = a + t->a_m[at->m0 + rows[r < waiting ? r : 0]];
+            sum_rows(t, &wide_sums, from, waiting, found->precision, value);
+            for (int64_t r = 0; r < waiting; r++) put_row(t, at, row, rows[r], j, width, value[r], found);
             waiting = 0;
         }
     }
-    shared->undecided += wide_sums.undecided;
-    shared->twice += wide_sums.undecided;
-    shared->wrong += wide_sums.wrong;
+    return 1;
+}
+
+#endif
+
+/* Exact sums of all undecided elements of a block that has many; 0 if memory ran out before any was settled. */
+static int settle_block(const contraction *t, const block *at, int64_t row, progress *shared) {
+    const int64_t started = now();
+    tally found = {.precision = (int)shared->precision};
+    if (!settle_open(t, at, row, &found)) return 0;
+    shared->undecided += found.undecided;
+    shared->twice += found.undecided;
+    shared->wrong += found.wrong;
     shared->nanoseconds += now() - started;
     return 1;
 }
@@ -381,7 +594,7 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
         rows += held.opens[i] > 0;
         for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
     }
-    const int dense = at->n > 2 && opens * DENSE >= rows * at->n && !(shared->limit > 0);
+    const int dense = opens >= WIDE && opens * DENSE >= rows * at->n && !(shared->limit > 0);
     if (!opens || (dense && settle_block(t, at, row, shared))) return;
     const terms from = {t->a_k, t->b_k, t->k, 1};
     element open[OPEN];
@@ -418,8 +631,6 @@ static void move_part(const contraction *t, const block *at, int64_t part, int64
     for (int64_t i = 0; i < at->m; i++) held.squares_a[i] = (part ? held.squares_a[i] : 0) + sizes_a[i];
     for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = (part ? held.squares_b[j] : 0) + sizes_b[j];
 }
-
-static int64_t blocks_of(int64_t size, int64_t step) { return (size + step - 1) / step; }
 
 /* Matrix products. Takes tasks until none is left; any number of threads may call it with the same arguments. With
  * `finish`, adds up the parts that calls without it have left. 0 if memory ran out. */
