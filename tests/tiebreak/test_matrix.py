@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.arithmetic_cases import elements_of, sum_of, tensor_of
-from tests.engine.test_contraction import FAULTS, faulty
+from tests.engine.arithmetic_cases import elements_of, kernel_with, sum_of, tensor_of
+from tests.engine.test_contraction import FAULTS
 from tests.golden.bundle import INTERVAL, MODELS, load
 from tests.golden.train import inputs, make_run, train
 from tests.parts import slow_except
@@ -179,7 +179,8 @@ def without_fallback(kind: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -
         monkeypatch.setenv("TIEBREAK_NATIVE", "0")
         monkeypatch.setattr(ziv.Settler, "settle", lambda *_, **__: None)
     else:
-        faulty(monkeypatch, folder, *FAULTS[0])
+        built = kernel_with(folder, FAULTS[0])
+        monkeypatch.setattr(reduce, "build", lambda: built)
 
 
 @pytest.mark.parametrize("kind", ["pure", "compiled"])
