@@ -43,6 +43,7 @@ typedef Game {
     mtype:verdict verdict;
     mtype:seal seal;
     bool isFalse;           /* the head that it disputes is */
+    byte stake;             /* doubled for each game that was open when it started */
     byte defenderRest, challengerRest, elapsed
 }
 
@@ -68,7 +69,12 @@ byte payouts;                       /* how often the job's money was given out *
 
 /* ------------------------------------------------------------------ money */
 
-#define isStaked(g)     (games[g].phase != NONE && games[g].verdict == NO_VERDICT -> CHALLENGER_STAKE : 0)
+#define isStaked(g)     (games[g].phase != NONE && games[g].verdict == NO_VERDICT -> games[g].stake : 0)
+#ifdef MUTANT_FLAT_REFUND
+#define stakeOf(g)      CHALLENGER_STAKE
+#else
+#define stakeOf(g)      games[g].stake
+#endif
 #if GAMES == 2
 #define gameStakes      (isStaked(0) + isStaked(1))
 #else
@@ -132,13 +138,14 @@ inline judged(g, how) {
 
 inline convicted(g) {
     judged(g, DEFENDER_LOST);
-    credit[owner(g)] = credit[owner(g)] + CHALLENGER_STAKE;
+    credit[owner(g)] = credit[owner(g)] + stakeOf(g);
     slash(owner(g))
 }
 
 inline defended(g) {
     judged(g, CHALLENGER_LOST);
-    credit[TRAINER] = credit[TRAINER] + CHALLENGER_STAKE
+    credit[TRAINER] = credit[TRAINER] + stakeOf(g) / 2;
+    credit[BURNED] = credit[BURNED] + stakeOf(g) - stakeOf(g) / 2
 }
 
 inline moved(g, ph) {
@@ -183,7 +190,8 @@ inline post() {
 }
 
 inline challenge(g, count) {
-    pays(CHALLENGER_STAKE);
+    games[g].stake = CHALLENGER_STAKE << openGames;
+    pays(games[g].stake);
     openGames++;
     games[g].phase = OPEN;
     games[g].isFalse = isFalseHead(count);
@@ -324,7 +332,7 @@ inline plays(g) {
 #else
         judged(g, VOID);
 #endif
-        credit[owner(g)] = credit[owner(g)] + CHALLENGER_STAKE
+        credit[owner(g)] = credit[owner(g)] + stakeOf(g)
     fi
 }
 #define mayPlay(g)      (live(g, OPEN) || live(g, SELECT) || (live(g, PROVE) && ((g) != 0 || (isLater(g) && (!published || isSealed(g))))) \
@@ -400,8 +408,8 @@ active proctype Board() {
     assert(!trainerHonest || status == CANCELLED
            || (status == SETTLED && credit[TRAINER] >= REWARD + TRAINER_STAKE && credit[CLIENT] == 0));
     /* ... an honest challenger its stake, and its share of the trainer's where it was the one who proved the lie. */
-    assert(games[0].verdict == NO_VERDICT || credit[HONEST] >= CHALLENGER_STAKE);
-    assert(games[0].verdict != DEFENDER_LOST || credit[HONEST] == CHALLENGER_STAKE + TRAINER_STAKE / 2);
+    assert(games[0].verdict == NO_VERDICT || credit[HONEST] >= games[0].stake);
+    assert(games[0].verdict != DEFENDER_LOST || credit[HONEST] == games[0].stake + TRAINER_STAKE / 2);
     assert(games[0].phase == NONE || status == SLASHED)
 }
 

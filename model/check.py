@@ -90,6 +90,7 @@ MUTANTS: Final = tuple(
         ("board", "MUTANT_NO_DEADLINE", "a head for each window is enough"),
         ("board", "MUTANT_SLASH_TWICE", "a slashed job stays active"),
         ("board", "MUTANT_RECLAIM_TWICE", "a stake reclaimed more than once"),
+        ("board", "MUTANT_FLAT_REFUND", "a doubled stake comes back as one"),
         ("board", "MUTANT_WITHDRAW_TWICE", "a credit is kept when it is withdrawn"),
         ("board", "RESERVE 0", "the honest challenger keeps no block for its proof"),
         ("board", "DELAY 1", "builders leave a proof out of one block"),

@@ -97,7 +97,7 @@ contract BoardAttacksTest is GameBase {
         if (which == 3) return (abi.encodeCall(IJobBoard.postHead, (head, signature)), 0);
         if (which == 4) return (abi.encodeCall(IJobBoard.settle, (active)), 0);
         if (which == 5) return (abi.encodeCall(IJobBoard.abandon, (active)), 0);
-        if (which == 6) return (abi.encodeCall(IJobBoard.challenge, (head, signature, 1)), CHALLENGER_STAKE);
+        if (which == 6) return (abi.encodeCall(IJobBoard.challenge, (head, signature, 1)), 2 * CHALLENGER_STAKE);
         if (which == 7) return (abi.encodeCall(IGame.descend, (gameId, two)), 0);
         if (which == 8) return (abi.encodeCall(IGame.select, (gameId, WRONG, 0, two, 0)), 0);
         if (which == 9) return (abi.encodeCall(IGame.openSteps, (gameId, two, two, 0, 0, 0)), 0);
@@ -147,7 +147,7 @@ contract BoardAttacksTest is GameBase {
         _post(jobId, 3, GameTrees.root(runLeaves));
         _warp(current + WINDOW + 1);
         board.settle(jobId);
-        _drained(0);
+        _drained(CHALLENGER_STAKE - CHALLENGER_STAKE / 2);
     }
 
     function test_every_wei_of_an_abandoned_job_can_be_withdrawn() external {
@@ -412,7 +412,8 @@ contract BoardAttacksTest is GameBase {
             IJobBoard.JobState memory job = board.job(jobs[i]);
             if (job.status == IJobBoard.JobStatus.OFFERED) sum += job.reward;
             if (job.status == IJobBoard.JobStatus.ACTIVE) sum += uint256(job.reward) + job.trainerStake;
-            sum += uint256(job.openGames) * job.challengerStake;
+            // At most two games, and the one that starts over another is not the first to end.
+            sum += ((uint256(1) << job.openGames) - 1) * job.challengerStake;
         }
     }
 

@@ -219,7 +219,8 @@ abstract contract BoardBase {
     {
         IJobBoard.Head memory head = _head(jobId, count, runRoot);
         bytes memory signature = _headSignature(head);
-        uint256 stake = board.job(jobId).challengerStake;
+        IJobBoard.JobState memory state = board.job(jobId);
+        uint256 stake = uint256(state.challengerStake) << state.openGames;
         VM.prank(who);
         return board.challenge{value: stake}(head, signature, nonce);
     }

@@ -274,7 +274,10 @@ contract BoardHandler is GameBase {
     function _startGame(uint256 seed) private {
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found || _windowOver(id)) return;
+        uint256 open = board.job(id).openGames;
+        if (open == 16) return;
         address who = seed % 2 == 0 ? challenger : stranger;
+        VM.deal(who, who.balance + (CHALLENGER_STAKE << open));
         played.push(_challengeAs(who, id, uint64(1 + seed % 3), GameTrees.root(runLeaves), uint64(played.length)));
     }
 
@@ -301,7 +304,9 @@ contract BoardHandler is GameBase {
     function _moveOn(uint256 seed, IGame.GameState memory state) private {
         address side = games.mover(gameId);
         uint256 rest = Duration.unwrap(side == trainer ? state.defenderRest : state.challengerRest);
-        if (state.phase == IGame.Phase.OPEN_STEPS || state.phase == IGame.Phase.OPEN_VALUES) rest += REPLAY;
+        if (state.phase == IGame.Phase.OPEN_STEPS || state.phase == IGame.Phase.OPEN_VALUES) {
+            rest += REPLAY * board.crowd(state.jobId);
+        }
         if (current - Instant.unwrap(state.last) > rest) {
             games.timeout(gameId);
         } else if (seed % 16 == 0) {
@@ -453,6 +458,7 @@ contract BoardInvariantTest {
                 if (state.jobId == handler.jobs(i) && state.phase != IGame.Phase.OVER) ++open;
             }
             require(job.openGames == open, "open games");
+            require(open <= job.crowd && job.crowd <= 16, "a crowd holds the open games");
             bool mayHaveGames = job.status == IJobBoard.JobStatus.ACTIVE || job.status == IJobBoard.JobStatus.SLASHED;
             require(open == 0 || mayHaveGames, "no game of a job that ended in peace");
         }
@@ -476,7 +482,11 @@ contract BoardInvariantTest {
             if (job.status == IJobBoard.JobStatus.OFFERED) sum += job.reward + uint256(job.seats) * job.seatFee;
             if (job.status == IJobBoard.JobStatus.ACTIVE) sum += uint256(job.reward) + job.trainerStake;
             sum += ISeats(address(_board())).seating(handler.jobs(i)).pot;
-            sum += uint256(job.openGames) * job.challengerStake;
+        }
+        for (uint256 k = 0; k < handler.gameCount(); ++k) {
+            IGame.GameState memory state = handler.gameOf(k);
+            if (state.phase == IGame.Phase.OVER) continue;
+            sum += uint256(_board().job(state.jobId).challengerStake) << state.rank;
         }
     }
 

@@ -227,18 +227,18 @@ contract BoardJobsTest is BoardBase {
 
     function test_create_refuses_a_game_of_more_than_a_year() external {
         IJobBoard.Job memory job = _job(1);
-        (job.talkTime, job.clock, job.replayTime) = (5, 1 << 23, 1 << 21);
-        uint256 length = 5 + 2 * uint256(job.clock) + 6 * uint256(job.replayTime);
+        (job.talkTime, job.clock, job.replayTime) = (5, 1 << 23, 1 << 17);
+        uint256 length = 5 + 2 * uint256(job.clock) + 96 * uint256(job.replayTime);
         job.talkTime += uint64((1 << 25) - length);
         _offer(job);
         job.talkTime += 1;
         _refused(job, "gameTime", (1 << 25) + 1);
         job = _job(2);
         job.talkTime = type(uint64).max;
-        _refused(job, "gameTime", uint256(type(uint64).max) + 2 * CLOCK + 6 * REPLAY);
+        _refused(job, "gameTime", uint256(type(uint64).max) + 2 * CLOCK + 96 * REPLAY);
         job.talkTime = 0;
         job.replayTime = type(uint64).max;
-        _refused(job, "gameTime", 6 * uint256(type(uint64).max) + 2 * CLOCK);
+        _refused(job, "gameTime", 96 * uint256(type(uint64).max) + 2 * CLOCK);
     }
 
     function test_create_refuses_another_descent() external {
@@ -584,7 +584,7 @@ contract BoardJobsTest is BoardBase {
         bytes memory signature = _headSignature(head);
         _expect(abi.encodeWithSelector(IJobBoard.WindowClosed.selector, end, end + 1));
         VM.prank(challenger);
-        board.challenge{value: CHALLENGER_STAKE}(head, signature, 3);
+        board.challenge{value: 8 * CHALLENGER_STAKE}(head, signature, 3);
     }
 
     function test_challenge_refuses_wrong_stake_head_signer_and_reuse() external {
@@ -601,11 +601,11 @@ contract BoardJobsTest is BoardBase {
         require(GameId.unwrap(gameId) == GameId.unwrap(board.gameIdOf(head, challenger, 0)), "game id");
         _expect(abi.encodeWithSelector(IGame.GameExists.selector, gameId));
         VM.prank(challenger);
-        board.challenge{value: CHALLENGER_STAKE}(head, signature, 0);
+        board.challenge{value: 2 * CHALLENGER_STAKE}(head, signature, 0);
         head.count = 4;
         _expect(abi.encodeWithSelector(IJobBoard.HeadOutOfRange.selector, 4, 3));
         VM.prank(challenger);
-        board.challenge{value: CHALLENGER_STAKE}(head, signature, 0);
+        board.challenge{value: 2 * CHALLENGER_STAKE}(head, signature, 0);
     }
 
     function test_the_game_id_is_the_one_of_the_specification() external view {
@@ -772,10 +772,10 @@ contract BoardJobsTest is BoardBase {
         bytes memory refusal = abi.encodeWithSelector(IJobBoard.WrongCaller.selector, address(games), address(stranger));
         _expect(refusal);
         VM.prank(stranger);
-        board.gameEnded(jobId, stranger, true);
+        board.gameEnded(jobId, stranger, 0, true);
         _expect(refusal);
         VM.prank(stranger);
-        board.gameVoided(jobId, stranger);
+        board.gameVoided(jobId, stranger, 0);
     }
 
     // ---------------------------------------------------------------- helpers

@@ -437,7 +437,8 @@ abstract contract GameBase is BoardBase {
         require(state.phase == IGame.Phase.OVER && state.verdict == IGame.Verdict.CHALLENGER_LOST, "challenger lost");
         require(state.reason == reason, "reason");
         _requireStatus(jobId, IJobBoard.JobStatus.ACTIVE);
-        _equal(CHALLENGER_STAKE, board.credit(trainer), "the stake goes to the trainer");
+        _equal(CHALLENGER_STAKE / 2, board.credit(trainer), "half of the stake goes to the trainer");
+        _equal(CHALLENGER_STAKE - CHALLENGER_STAKE / 2, board.credit(board.BURN_ADDRESS()), "the rest burns");
         _equal(0, board.credit(challenger), "challenger gets nothing");
         _equal(0, board.job(jobId).openGames, "no game left");
     }

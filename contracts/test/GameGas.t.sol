@@ -93,7 +93,7 @@ contract GameGasTest is BoardBase {
         bars[keccak256("challenge")] = 168_500;
         bars[keccak256("concede and be slashed")] = 131_500;
         bars[keccak256("select checkpoint")] = 74_500;
-        bars[keccak256("concede")] = 73_500;
+        bars[keccak256("concede")] = 99_000;
     }
 
     function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {

@@ -230,12 +230,13 @@ contract HonestHandler is GameBase {
     }
 
     /// @dev Written apart from the contract, from SPEC section 10.
-    function _allowance(IGame.GameState memory state) private pure returns (uint256) {
-        if (state.phase == IGame.Phase.OPEN_STEPS || state.phase == IGame.Phase.OPEN_VALUES) return REPLAY;
-        if (state.phase == IGame.Phase.OPEN_TERMS) return REPLAY;
+    function _allowance(IGame.GameState memory state) private view returns (uint256) {
+        uint256 replays = REPLAY * board.crowd(state.jobId);
+        if (state.phase == IGame.Phase.OPEN_STEPS || state.phase == IGame.Phase.OPEN_VALUES) return replays;
+        if (state.phase == IGame.Phase.OPEN_TERMS) return replays;
         bool first = state.phase == IGame.Phase.SELECT && state.fresh;
         bool counts = state.level != IGame.Level.RUN && state.level != IGame.Level.CHUNKS;
-        return first && counts ? REPLAY : 0;
+        return first && counts ? replays : 0;
     }
 
     // ---------------------------------------------------------------- moving
@@ -517,12 +518,14 @@ contract GameHonestTest {
         IJobBoard board = IJobBoard(handler.boardAddress());
         JobId last;
         for (uint256 i = 0; i < handler.playCount(); ++i) {
-            (, JobId id,,) = handler.play(i);
+            (GameId game, JobId id,,) = handler.play(i);
+            IGame.GameState memory state = board.GAMES().game(game);
+            uint256 stake = uint256(board.job(id).challengerStake) << state.rank;
+            if (state.phase != IGame.Phase.OVER) sum += stake;
             if (id == last) continue; // games of one job follow each other
             last = id;
             IJobBoard.JobState memory job = board.job(id);
             if (job.status == IJobBoard.JobStatus.ACTIVE) sum += uint256(job.reward) + job.trainerStake;
-            sum += uint256(job.openGames) * job.challengerStake;
         }
     }
 

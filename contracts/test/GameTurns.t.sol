@@ -99,8 +99,8 @@ contract GameTurnsTest is GameBase {
         _play(address(this), abi.encodeCall(IGame.reclaim, (first)));
         _play(address(this), abi.encodeCall(IGame.reclaim, (third)));
         _equal(CHALLENGER_STAKE, board.credit(challenger), "stake back");
-        _equal(CHALLENGER_STAKE + TRAINER_STAKE / 2, board.credit(stranger), "reward and stake");
-        _equal(CHALLENGER_STAKE + REWARD, board.credit(client), "stake back, and the client's refund");
+        _equal(2 * CHALLENGER_STAKE + TRAINER_STAKE / 2, board.credit(stranger), "reward and stake");
+        _equal(4 * CHALLENGER_STAKE + REWARD, board.credit(client), "stake back, and the client's refund");
         _equal(0, board.job(jobId).openGames, "no game left");
     }
 
@@ -112,7 +112,7 @@ contract GameTurnsTest is GameBase {
         _play(trainer, abi.encodeCall(IGame.descend, (lost, GameTrees.below(runLeaves, 2, 0, 1))));
         _warp(current + CLOCK + 1);
         _play(address(this), abi.encodeCall(IGame.timeout, (lost)));
-        _equal(CHALLENGER_STAKE, board.credit(trainer), "first stake");
+        _equal(CHALLENGER_STAKE / 2, board.credit(trainer), "half of the first stake");
         _equal(1, board.job(jobId).openGames, "one left");
     }
 

@@ -226,7 +226,7 @@ def test_other_games_of_a_slashed_job_are_reclaimed(chain: EmbeddedChain) -> Non
     chain.send(TRAINER, Call("descend", (game, (RUN, RUN))))
     before = chain.credit(STRANGER.address)
     chain.send(CLIENT, calls.reclaim(other))
-    assert chain.credit(STRANGER.address) - before == job.challenger_stake
+    assert chain.credit(STRANGER.address) - before == 2 * job.challenger_stake
     assert chain.game_state(other).verdict is Outcome.VOID
 
 

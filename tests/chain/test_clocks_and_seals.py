@@ -282,7 +282,7 @@ def test_a_mirror_cannot_take_the_proof_out_of_the_queue(chain: EmbeddedChain, n
     assert victim.try_move(proof)
     chain.send(mirror_key, calls.reclaim(mirror.id))
     gained = chain.credit(mirror_key.address) - before[0], chain.credit(victim_key.address) - before[1]
-    assert gained == (job.challenger_stake, job.challenger_stake + job.trainer_stake // 2)
+    assert gained == (2 * job.challenger_stake, job.challenger_stake + job.trainer_stake // 2)
 
 
 @pytest.mark.slow

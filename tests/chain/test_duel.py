@@ -96,7 +96,7 @@ def test_a_false_challenge_loses_its_stake(chain: EmbeddedChain, leaf: int) -> N
     verdict = duel.state.verdict
     assert verdict is not None
     assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.CONCEDED)
-    assert chain.credit(TRAINER.address) - before == job.challenger_stake
+    assert chain.credit(TRAINER.address) - before == job.challenger_stake // 2
 
 
 @pytest.mark.slow

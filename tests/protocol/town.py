@@ -312,8 +312,8 @@ class Town:
                 if late or number in board.games:
                     return "WindowClosed"
                 state = game.start(job.job, head.head, number, now)
-                board.games[number] = PublicGame(
-                    id=number, job=job, challenger=CHALLENGER.address, head=head, state=state, started=now
+                board.begin(
+                    PublicGame(id=number, job=job, challenger=CHALLENGER.address, head=head, state=state, started=now)
                 )
         return ""
 
@@ -331,9 +331,9 @@ class Town:
         if played.state.verdict is not None:
             job = played.job.job
             if played.state.verdict.winner is Side.DEFENDER:
-                self.board.credits[job.trainer] = self.board.credit(job.trainer) + job.challenger_stake
+                self.board.credits[job.trainer] = self.board.credit(job.trainer) + played.stake // 2
             else:
-                won = {played.challenger: job.challenger_stake + job.trainer_stake // 2, job.client: job.reward}
+                won = {played.challenger: played.stake + job.trainer_stake // 2, job.client: job.reward}
                 self.end(played.job, JobStatus.SLASHED, won)
         return ""
 

@@ -136,12 +136,12 @@ def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int,
     assert match.final.verdict.reason is (Reason.RECOMPUTED if in_terms else Reason.CONCEDED)
     assert_same_end(match)
     assert match.chain.record.verdict is Outcome.CHALLENGER_LOST
-    assert (match.chain.trainer_gain, match.chain.challenger_gain) == (job.challenger_stake, -job.challenger_stake)
-    assert yard.market.worth(yard.market.parties.trainer) == worth + job.challenger_stake
+    assert (match.chain.trainer_gain, match.chain.challenger_gain) == (job.challenger_stake // 2, -job.challenger_stake)
+    assert yard.market.worth(yard.market.parties.trainer) == worth + job.challenger_stake // 2
     assert {name: after - before[name] for name, after in yard.credits().items() if name != "trainer"} == {
         "client": 0,
         "challenger": 0,
-        "burned": 0,
+        "burned": job.challenger_stake - job.challenger_stake // 2,
     }
     assert yard.market.chain.job_state(job.id).status is JobStatus.ACTIVE, "an honest trainer goes on"
     assert (match.final.step, match.final.leaf) == (step, place)

@@ -219,7 +219,7 @@ class Yard:
             job = self.market.chain.job_state(job_id)
             if job.status in (JobStatus.OFFERED, JobStatus.ACTIVE):
                 total += job.reward + (job.trainer_stake if job.status is JobStatus.ACTIVE else 0)
-            total += job.open_games * job.challenger_stake
+            total += ((1 << job.open_games) - 1) * job.challenger_stake
         return total
 
     def assert_solvent(self) -> None:

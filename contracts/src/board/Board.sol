@@ -32,26 +32,35 @@ contract Board is Seats {
         payable
         returns (GameId gameId)
     {
-        bytes32 digest = _openGame(head, signature);
+        (bytes32 digest, uint8 rank) = _openGame(head, signature);
         gameId = _gameId(head.jobId, digest, msg.sender, nonce);
         emit GameStarted(gameId, head.jobId, msg.sender, head.count, head.runRoot, nonce);
-        GAMES.begin(_start(gameId, head));
+        GAMES.begin(_start(gameId, head, rank));
     }
 
     /// @inheritdoc IJobBoard
-    function gameEnded(JobId jobId, address challenger, bool defenderLost)
+    function gameEnded(JobId jobId, address challenger, uint8 rank, bool defenderLost)
         external
         onlyGames
         // SAFETY: once a job is slashed its money is shared out; its other games can only be reclaimed.
         onlyStatus(jobId, JobStatus.ACTIVE)
     {
-        if (defenderLost) _convicted(jobId, challenger);
-        else _defended(jobId);
+        if (defenderLost) _convicted(jobId, challenger, rank);
+        else _defended(jobId, rank);
     }
 
     /// @inheritdoc IJobBoard
-    function gameVoided(JobId jobId, address challenger) external onlyGames onlyStatus(jobId, JobStatus.SLASHED) {
-        _returnStake(jobId, challenger);
+    function gameVoided(JobId jobId, address challenger, uint8 rank)
+        external
+        onlyGames
+        onlyStatus(jobId, JobStatus.SLASHED)
+    {
+        _returnStake(jobId, challenger, rank);
+    }
+
+    /// @inheritdoc IJobBoard
+    function crowd(JobId jobId) external view returns (uint256) {
+        return _jobs[jobId].crowd;
     }
 
     /// @inheritdoc IJobBoard
@@ -87,11 +96,12 @@ contract Board is Seats {
         return GameId.wrap(sha256(abi.encodePacked(Tags.GAME, jobId, digest, challenger, nonce)));
     }
 
-    function _start(GameId gameId, Head calldata head) private view returns (IGame.Start memory start) {
+    function _start(GameId gameId, Head calldata head, uint8 rank) private view returns (IGame.Start memory start) {
         JobState storage state = _jobs[head.jobId];
         start.gameId = gameId;
         start.jobId = head.jobId;
         start.challenger = msg.sender;
+        start.rank = rank;
         start.runRoot = head.runRoot;
         start.count = head.count;
         start.trainer = state.trainer;

@@ -11,7 +11,8 @@ import {Signatures} from "./Signatures.sol";
 /// @notice See `IJobBoard`, which is the specification.
 ///
 /// INVARIANT: balance >= Σ rewards of OFFERED and ACTIVE jobs + Σ trainer stakes of ACTIVE jobs
-///            + Σ challenger stakes of games without verdict + Σ pots of seats + Σ deposits in pools + Σ credits.
+///            + Σ challenger stakes of games without verdict, each doubled by its rank, + Σ pots of seats
+///            + Σ deposits in pools + Σ credits.
 abstract contract JobBoard is IJobBoard {
     /// Burned wei are credited to this address; nobody has its key.
     address public constant BURN_ADDRESS = address(0xdEaD);
@@ -22,6 +23,8 @@ abstract contract JobBoard is IJobBoard {
     uint256 internal constant MAX_SECONDS = 1 << 28;
     /// Longest game, with its talk, clocks and allowances: 388 days. No sum with an instant overflows 40 bits.
     uint256 internal constant MAX_GAME_SECONDS = 1 << 25;
+    /// At once, of one job.
+    uint256 internal constant MAX_GAMES = 16;
     uint256 internal constant MIN_PRECISION = 16;
     uint256 internal constant MAX_PRECISION = 32;
     uint256 internal constant LOGGED = 1;
@@ -190,38 +193,56 @@ abstract contract JobBoard is IJobBoard {
 
     /// @dev Reverts unless a game may start against this head now; then counts it.
     /// @return digest what the trainer signed
+    /// @return rank how many games were open
     function _openGame(Head calldata head, bytes calldata signature)
         internal
         onlyStatus(head.jobId, JobStatus.ACTIVE)
-        returns (bytes32 digest)
+        returns (bytes32 digest, uint8 rank)
     {
         JobState storage state = _jobs[head.jobId];
-        _requirePayment(state.challengerStake);
+        uint256 open = state.openGames;
+        if (open >= MAX_GAMES) revert TooManyGames(MAX_GAMES);
+        // Below MAX_GAMES.
+        // forge-lint: disable-next-line(unsafe-typecast)
+        rank = uint8(open);
+        uint256 stake = _stakeOf(state, rank);
+        if (msg.value < stake) revert WrongPayment(stake, msg.value);
         (, digest) = _checkHead(state, head, signature);
         // SAFETY: a game ends within two clocks and its allowances, and none starts after the window, so nobody can hold up
         // `settle` or `abandon` for good: not a challenger, and not a trainer that challenges itself (its stake comes back to it).
         _requireWindow(state);
-        state.openGames += 1;
+        // SAFETY: an allowance that a side has counted on does not shrink while its game is open.
+        if (open == 0 || open >= state.crowd) state.crowd = rank + 1;
+        state.openGames = rank + 1;
+        _credit(msg.sender, msg.value - stake);
     }
 
-    /// @dev The challenger lost: its stake goes to the trainer.
-    function _defended(JobId jobId) internal {
+    /// @dev The challenger lost: half of its stake, rounded down, goes to the trainer, the rest burns.
+    /// SAFETY: so a trainer that challenges itself, to make it dear for others, gets at most half of it back.
+    function _defended(JobId jobId, uint8 rank) internal {
         JobState storage state = _jobs[jobId];
         state.openGames -= 1;
-        _credit(state.trainer, state.challengerStake);
+        uint256 stake = _stakeOf(state, rank);
+        _credit(state.trainer, stake / 2);
+        _credit(BURN_ADDRESS, stake - stake / 2);
     }
 
     /// @dev The defender lost: the challenger gets its stake back and the trainer is slashed.
-    function _convicted(JobId jobId, address challenger) internal {
-        _returnStake(jobId, challenger);
+    function _convicted(JobId jobId, address challenger, uint8 rank) internal {
+        _returnStake(jobId, challenger, rank);
         _slash(jobId, challenger);
     }
 
     /// @dev The game ends without a verdict, or with one for the challenger.
-    function _returnStake(JobId jobId, address challenger) internal {
+    function _returnStake(JobId jobId, address challenger, uint8 rank) internal {
         JobState storage state = _jobs[jobId];
         state.openGames -= 1;
-        _credit(challenger, state.challengerStake);
+        _credit(challenger, _stakeOf(state, rank));
+    }
+
+    /// @dev What the game that starts over `rank` others holds.
+    function _stakeOf(JobState storage state, uint8 rank) private view returns (uint256) {
+        return uint256(state.challengerStake) << rank;
     }
 
     function _requireStatus(JobId jobId, JobStatus expected) internal view {
@@ -326,8 +347,9 @@ abstract contract JobBoard is IJobBoard {
         _require("challengerStake", job_.challengerStake, 1, MAX_AMOUNT);
         _require("challengeWindow", job_.challengeWindow, 1, MAX_SECONDS);
         _require("clock", job_.clock, 1, MAX_GAME_SECONDS);
-        // SAFETY: two clocks and six allowances after the talk, every game is over (invariant 12 of the game).
-        uint256 replays = 6 * uint256(job_.replayTime);
+        // SAFETY: two clocks and six allowances after the talk, every game is over (invariant 12 of the game), also when
+        // as many are open at once as may be.
+        uint256 replays = 6 * MAX_GAMES * uint256(job_.replayTime);
         _require("gameTime", uint256(job_.talkTime) + 2 * uint256(job_.clock) + replays, 0, MAX_GAME_SECONDS);
         // SAFETY: all segments together, so that a final head at once holds no money for longer.
         uint256 audits = uint256(Segments.checkpoints(job_.steps, job_.checkpointInterval)) * job_.auditTime;

@@ -33,8 +33,9 @@ library GameLogic {
         bytes32 runRoot = start.runRoot;
         game.opened = runRoot;
         (game.challenger, game.leaves) = (start.challenger, start.count);
+        // At most 2^25 / 96.
         // forge-lint: disable-next-line(unsafe-typecast)
-        game.replayTime = uint32(Duration.unwrap(start.replayTime));
+        (game.replayTime, game.rank) = (uint24(Duration.unwrap(start.replayTime)), start.rank);
         uint256 depth = Trees.depthOf(Segments.checkpoints(start.steps, start.checkpointInterval));
         turn.level = IGame.Level.RUN;
         turn.fresh = true;

@@ -214,7 +214,7 @@ contract Games is IGame {
     /// @inheritdoc IGame
     function timeout(GameId gameId) external {
         (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
-        Turns.timeout(state, turn, currentInstant());
+        Turns.timeout(state, BOARD, turn, currentInstant());
         _close(gameId, state, turn);
     }
 
@@ -226,7 +226,7 @@ contract Games is IGame {
         turn.reason = Reason.JOB_SLASHED;
         Turns.save(state, turn);
         emit GameEnded(gameId, Verdict.VOID, Reason.JOB_SLASHED);
-        BOARD.gameVoided(state.jobId, state.challenger);
+        BOARD.gameVoided(state.jobId, state.challenger, state.rank);
     }
 
     /// @inheritdoc IGame
@@ -244,6 +244,7 @@ contract Games is IGame {
         shown.challengerRest = turn.challengerRest;
         shown.challenger = state.challenger;
         shown.replayTime = Duration.wrap(state.replayTime);
+        shown.rank = state.rank;
         shown.log = state.log;
     }
 
@@ -279,7 +280,7 @@ contract Games is IGame {
     function _takeTurn(Turns.Game storage state, Turns.Turn memory turn, Phase expected, address side) private view {
         if (turn.phase != expected) revert WrongPhase(expected, turn.phase); // (2)
         _requireSide(side); // (3)
-        Turns.spend(state, turn, currentInstant()); // (4)
+        Turns.spend(state, BOARD, turn, currentInstant()); // (4)
     }
 
     /// @dev Reverts unless the state may enter now: the sides still talk, it is later than what stands here, and `signer`
@@ -323,7 +324,7 @@ contract Games is IGame {
         emit GameEnded(gameId, turn.verdict, turn.reason);
         // INVARIANT 7: a game comes here once, for `_load` refuses a game that is over.
         // SAFETY: the board refuses what ends a game of a job that is not active, and then nothing has changed.
-        BOARD.gameEnded(state.jobId, state.challenger, turn.verdict == Verdict.DEFENDER_LOST);
+        BOARD.gameEnded(state.jobId, state.challenger, state.rank, turn.verdict == Verdict.DEFENDER_LOST);
     }
 
     function _load(GameId gameId) private view returns (Turns.Game storage state, Turns.Turn memory turn) {

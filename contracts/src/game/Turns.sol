@@ -2,7 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {IGame} from "../interfaces/IGame.sol";
-import {JobId} from "../interfaces/IJobBoard.sol";
+import {IJobBoard, JobId} from "../interfaces/IJobBoard.sol";
 import {Duration, Instant} from "./Time.sol";
 
 /// @title Whose turn it is and how long it may take (SPEC section 10)
@@ -21,7 +21,8 @@ library Turns {
         // -- slot 4
         address challenger;
         uint64 leaves;
-        uint32 replayTime;
+        uint24 replayTime;
+        uint8 rank;
         // -- slot 5
         uint64 step;
         uint40 element;
@@ -127,16 +128,27 @@ library Turns {
         return phase != IGame.Phase.SELECT && phase != IGame.Phase.SELECT_ELEMENT && phase != IGame.Phase.PROVE;
     }
 
-    /// @notice What the mover's clock is charged for a move now.
-    function used(Game storage game, Turn memory turn, Instant current) internal view returns (Duration) {
-        Duration elapsed = current.since(turn.last).reducedBy(turn.talk);
-        // The allowance is read only where there is one: it stands in another slot.
-        return _needsReplay(turn) ? elapsed.reducedBy(Duration.wrap(game.replayTime)) : elapsed;
+    /// @notice What the mover's clock is charged for a move now. An allowance is once the replay time for each game of the
+    /// crowd: with one machine, a side that replays first come, first served has at most one replay of each before its own.
+    function used(Game storage game, IJobBoard board, Turn memory turn, Instant current)
+        internal
+        view
+        returns (Duration charge)
+    {
+        charge = current.since(turn.last).reducedBy(turn.talk);
+        // The allowance is read only where there is one: it stands in another slot; the crowd, with the board, only if
+        // that of a game alone is not enough.
+        if (!_needsReplay(turn)) return charge;
+        Duration alone = Duration.wrap(game.replayTime);
+        if (!charge.exceeds(alone)) return Duration.wrap(0);
+        // At most 16 times 2^24.
+        // forge-lint: disable-next-line(unsafe-typecast)
+        return charge.reducedBy(Duration.wrap(uint40(game.replayTime * board.crowd(game.jobId))));
     }
 
     /// @notice Takes the time since the last move, less talk and allowance, from the mover's clock; counts the move.
-    function spend(Game storage game, Turn memory turn, Instant current) internal view {
-        Duration charge = used(game, turn, current);
+    function spend(Game storage game, IJobBoard board, Turn memory turn, Instant current) internal view {
+        Duration charge = used(game, board, turn, current);
         bool defender = defenderMoves(turn.phase);
         Duration rest = defender ? turn.defenderRest : turn.challengerRest;
         // INVARIANT 5: exactly the rest may be used, one second more is `timeout`'s. A move and a timeout are never both legal.
@@ -158,8 +170,8 @@ library Turns {
     }
 
     /// @notice The side to move is out of time.
-    function timeout(Game storage game, Turn memory turn, Instant current) internal view {
-        Duration charge = used(game, turn, current);
+    function timeout(Game storage game, IJobBoard board, Turn memory turn, Instant current) internal view {
+        Duration charge = used(game, board, turn, current);
         bool defender = defenderMoves(turn.phase);
         Duration rest = defender ? turn.defenderRest : turn.challengerRest;
         if (!charge.exceeds(rest)) revert IGame.ClockRunning(rest, charge);

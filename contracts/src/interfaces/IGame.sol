@@ -22,7 +22,7 @@ type GameId is bytes32;
 ///     challengerRest + time used - a = 2 · clock; neither is ever negative. At each instant exactly one of "a move is in time" and
 ///     "`timeout` is legal" holds.
 ///  6. Each phase leads to a later one of the same level, to DESCEND or SELECT at less height, or to a lower level. So a game ends.
-///  7. The game holds exactly one challenger's stake, until its verdict.
+///  7. The game holds exactly one challenger's stake, that of its rank, until its verdict.
 ///  8. There is a verdict, and a reason, exactly when the phase is OVER; it never changes, and no move is legal any more.
 ///  9. `opened` is the digest of one list: run root, steps root, body root, ... (SPEC section 11); `prove` is given that list.
 /// 10. A proof is legal only with the answer that was sealed when the leaf was chosen, for this game, in an earlier block
@@ -91,6 +91,8 @@ interface IGame {
         GameId gameId;
         JobId jobId;
         address challenger;
+        /// Games of the job that were open already.
+        uint8 rank;
         bytes32 runRoot;
         uint64 count;
         address trainer;
@@ -159,8 +161,10 @@ interface IGame {
         uint32 termLeaves;
         /// Bytes of the tensor's last chunk, set by OPEN_TENSOR. Invariant: 1 ... 512.
         uint16 lastChunkBytes;
-        /// Of the job.
+        /// Of the job, for each game of its crowd.
         Duration replayTime;
+        /// Games of the job that were open when this one started: its stake is 2^rank of the challenger's. Never changes.
+        uint8 rank;
         /// The defender. This and what follows up to `tolerances`: of the job.
         address trainer;
         /// D.

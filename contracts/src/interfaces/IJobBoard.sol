@@ -26,7 +26,7 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///     abandon (client, no head for a window,      -> ABANDONED   reward and the trainer's stake to the client
 ///              or no final head by the deadline)
 ///
-/// @dev Money rules. Every payment in is exact. Every payment out is a credit that its owner pulls with `withdraw`;
+/// @dev Money rules. Every payment in is exact, but for that of a challenge. Every payment out is a credit that its owner pulls with `withdraw`;
 /// no function calls an address on the way. The contract's balance is never below
 /// sum(rewards and stakes held by jobs and games) + sum(pots of seats) + sum(deposits in pools) + sum(credits).
 ///
@@ -34,13 +34,18 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 /// itself first, from another address: it can win back at most half. Burned wei are credited to `BURN_ADDRESS`,
 /// whose key nobody has; they stay in this contract's balance for good.
 ///
+/// Each game that is open at once costs twice as much as the one before: the game that starts over k others, of rank k,
+/// costs C 2^k, and there are at most 16. So many false challenges in parallel cost much more than their number; and because
+/// half of what a lost challenger staked burns, so does it to challenge oneself so that others find it dear.
+///
 /// Numbered, for every job, with R, T and C its reward and stakes, n and F its seats and their fee:
 ///  1. OFFERED holds R + n F; ACTIVE holds R + T (and the pot of the seats n F); other states hold nothing of either.
-///  2. Each game without verdict holds C, in ACTIVE and in SLASHED; in no other state is a game open.
+///  2. Each game without verdict holds C 2^rank, in ACTIVE and in SLASHED; in no other state is a game open.
 ///  3. On leaving OFFERED or ACTIVE all of R and T becomes credits, in one transaction and once:
 ///     CANCELLED R + n F to the client; SETTLED R + T to the trainer; ABANDONED R + T to the client; SLASHED R to the client,
 ///     floor(floor(T / 2) / (1 + n)) to the prover, the rest of floor(T / 2) to the pot, and ceil(T / 2) to `BURN_ADDRESS`.
-///  4. A game's C becomes one credit, once: the challenger's if it won or the job was slashed otherwise, else the trainer's.
+///  4. A game's stake becomes credits, once: the challenger's if it won or the job was slashed otherwise; else the half,
+///     rounded down, is the trainer's, the rest `BURN_ADDRESS`'s.
 ///  5. The pot of the seats is paid out by the rules of `ISeats`, and each slot of a pool holds its bond.
 ///  6. So balance = sum(what 1, 2 and 5 say is held) + sum(credits) + what was forced upon this contract, at all times.
 ///
@@ -87,9 +92,9 @@ interface IJobBoard {
         uint256 challengerStake;
         /// Seconds. Invariant: 1 ... 2^28.
         uint64 challengeWindow;
-        /// Seconds, each side's own in one game. Invariant: at least 1; talkTime + 2 clock + 6 replayTime <= 2^25.
+        /// Seconds, each side's own in one game. Invariant: at least 1; talkTime + 2 clock + 96 replayTime <= 2^25.
         uint64 clock;
-        /// Seconds that a move which needs re-execution may take beside the clock.
+        /// Seconds that a move which needs re-execution may take beside the clock, for each game of a crowd.
         uint64 replayTime;
         /// Seconds after the start of a game in which its sides may talk before clocks run.
         uint64 talkTime;
@@ -184,23 +189,26 @@ interface IJobBoard {
         /// Held while ACTIVE.
         uint128 trainerStake;
         // -- slot 7
-        /// Held once for each open game.
+        /// C. An open game of rank k holds 2^k times as much.
         uint128 challengerStake;
         /// Invariant: 1 ... 2^28.
         Duration challengeWindow;
         /// Invariant: 1 ... 2^24.
         Duration clock;
-        /// Games of this job that have no verdict. Invariant: 0 unless ACTIVE or SLASHED.
+        /// Games of this job that have no verdict. Invariant: at most 16, 0 unless ACTIVE or SLASHED.
         uint16 openGames;
         /// As signed. Invariant: 0 of policy `exact`.
         uint24 tolerances;
+        /// The most games that were open at once since none was. Invariant: at least `openGames`; falls only when a game
+        /// starts over none.
+        uint8 crowd;
         // -- slot 8
         /// Run root of the last posted head; of a sealed one nothing is known.
         bytes32 headRoot;
         // -- slot 9
         /// Invariant: at most 2^25.
         Duration talkTime;
-        /// Invariant: at most 2^25 / 6.
+        /// Invariant: at most 2^25 / 96.
         Duration replayTime;
         /// Invariant: 1 ... 2^28.
         Duration deadline;
@@ -251,7 +259,7 @@ interface IJobBoard {
     error WrongJobStatus(JobId jobId, JobStatus expected, JobStatus actual);
     /// The caller is not the one who may do this.
     error WrongCaller(address expected, address actual);
-    /// The payment is not exact.
+    /// The payment is not exact, or of a challenge too small.
     error WrongPayment(uint256 expected, uint256 actual);
     /// Not 65 bytes, v not 27 or 28, s in the upper half, or no key fits.
     error MalformedSignature();
@@ -277,6 +285,8 @@ interface IJobBoard {
     /// Too late: legal only until `end`.
     error WindowClosed(Instant end, Instant current);
     error OpenGames(uint32 games);
+    /// No more games of the job may be open at once.
+    error TooManyGames(uint256 most);
     error NothingToWithdraw(address account);
     error TransferFailed(address to, uint256 amount);
     error ZeroAddress();
@@ -320,7 +330,9 @@ interface IJobBoard {
     /// @notice Pulls the caller's whole credit to an address of its choice.
     function withdraw(address payable to) external returns (uint256 amount);
 
-    /// @notice Starts a game against a head that the trainer signed, posted or not. Value: the challenger's stake.
+    /// @notice Starts a game against a head that the trainer signed, posted or not. Value: at least the challenger's stake
+    /// times 2^(open games of the job); what is more is credited back, so that nobody keeps a game out by starting another
+    /// just before.
     /// Legal while the job is ACTIVE, until `challengeWindow` after its acceptance or its last posted head, and until `auditEnd`.
     function challenge(Head calldata head, bytes calldata signature, uint64 nonce)
         external
@@ -328,10 +340,10 @@ interface IJobBoard {
         returns (GameId gameId);
 
     /// @notice Pays out a game. Caller: the games. Legal while the job is ACTIVE.
-    function gameEnded(JobId jobId, address challenger, bool defenderLost) external;
+    function gameEnded(JobId jobId, address challenger, uint8 rank, bool defenderLost) external;
 
     /// @notice Gives back the stake of a game of a SLASHED job. Caller: the games.
-    function gameVoided(JobId jobId, address challenger) external;
+    function gameVoided(JobId jobId, address challenger, uint8 rank) external;
 
     function job(JobId jobId) external view returns (JobState memory);
     /// @notice The games of this board's jobs.
@@ -340,6 +352,8 @@ interface IJobBoard {
     function programRoot(JobId jobId) external view returns (bytes32);
     function segments(JobId jobId) external view returns (uint64 steps, uint64 checkpointInterval);
     function origin(JobId jobId) external view returns (Origin memory);
+    /// @notice The most games of this job that were open at once since none was.
+    function crowd(JobId jobId) external view returns (uint256);
     function credit(address account) external view returns (uint256);
     /// @notice ceil(steps / k): the count of the final head.
     function checkpoints(JobId jobId) external view returns (uint64);

@@ -4,6 +4,7 @@ pragma solidity ^0.8.30;
 import {Duration, Instant} from "../../src/game/Time.sol";
 import {Turns} from "../../src/game/Turns.sol";
 import {IGame} from "../../src/interfaces/IGame.sol";
+import {IJobBoard, JobId} from "../../src/interfaces/IJobBoard.sol";
 import {SymbolicBase} from "./SymbolicBase.sol";
 
 /// @title Proofs about the chess clocks, for every phase, instant, rest and allowance (`make -C contracts symbolic`)
@@ -11,6 +12,12 @@ contract ClockSymbolic is SymbolicBase {
     using Turns for Turns.Turn;
 
     Turns.Game private _game;
+    uint8 private _crowd;
+
+    /// @dev What the board says of the job.
+    function crowd(JobId) external view returns (uint256) {
+        return _crowd;
+    }
 
     /// One instant of a game in play. Durations are free in their 32 bits and instants in their 40, as the contract keeps them.
     struct Case {
@@ -21,17 +28,18 @@ contract ClockSymbolic is SymbolicBase {
         uint32 talk;
         uint32 defenderRest;
         uint32 challengerRest;
-        uint32 replayTime;
+        uint24 replayTime;
+        uint8 crowd;
         uint40 current;
     }
 
     function spend(Turns.Turn memory turn, Instant current) external view returns (Turns.Turn memory) {
-        Turns.spend(_game, turn, current);
+        Turns.spend(_game, IJobBoard(address(this)), turn, current);
         return turn;
     }
 
     function timeout(Turns.Turn memory turn, Instant current) external view returns (Turns.Turn memory) {
-        Turns.timeout(_game, turn, current);
+        Turns.timeout(_game, IJobBoard(address(this)), turn, current);
         return turn;
     }
 
@@ -46,20 +54,21 @@ contract ClockSymbolic is SymbolicBase {
         turn.defenderRest = Duration.wrap(c.defenderRest);
         turn.challengerRest = Duration.wrap(c.challengerRest);
         turn.talk = Duration.wrap(c.talk);
-        _game.replayTime = c.replayTime;
+        vm.assume(c.crowd >= 1 && c.crowd <= 16);
+        (_game.replayTime, _crowd) = (c.replayTime, c.crowd);
     }
 
     /// @dev SPEC section 10, "Clocks", in plain words.
     function allowance(Case calldata c) private pure returns (uint256) {
         IGame.Phase phase = IGame.Phase(c.phase);
         IGame.Level level = IGame.Level(c.level);
-        if (phase == IGame.Phase.OPEN_STEPS) return c.replayTime;
-        if (phase == IGame.Phase.OPEN_VALUES) return c.replayTime;
-        if (phase == IGame.Phase.OPEN_TERMS) return c.replayTime;
+        if (phase == IGame.Phase.OPEN_STEPS) return uint256(c.replayTime) * c.crowd;
+        if (phase == IGame.Phase.OPEN_VALUES) return uint256(c.replayTime) * c.crowd;
+        if (phase == IGame.Phase.OPEN_TERMS) return uint256(c.replayTime) * c.crowd;
         if (phase == IGame.Phase.SELECT && c.fresh) {
-            if (level == IGame.Level.STEPS) return c.replayTime;
-            if (level == IGame.Level.VALUES) return c.replayTime;
-            if (level == IGame.Level.TERMS) return c.replayTime;
+            if (level == IGame.Level.STEPS) return uint256(c.replayTime) * c.crowd;
+            if (level == IGame.Level.VALUES) return uint256(c.replayTime) * c.crowd;
+            if (level == IGame.Level.TERMS) return uint256(c.replayTime) * c.crowd;
         }
         return 0;
     }

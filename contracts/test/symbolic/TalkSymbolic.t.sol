@@ -5,6 +5,7 @@ import {Snapshots} from "../../src/game/Snapshots.sol";
 import {Duration, Instant} from "../../src/game/Time.sol";
 import {Turns} from "../../src/game/Turns.sol";
 import {IGame} from "../../src/interfaces/IGame.sol";
+import {IJobBoard} from "../../src/interfaces/IJobBoard.sol";
 import {SymbolicBase} from "./SymbolicBase.sol";
 
 /// @title Proofs about what enters a game (`make -C contracts symbolic`)
@@ -53,7 +54,7 @@ contract TalkSymbolic is SymbolicBase {
     }
 
     function spend(Turns.Turn memory turn, Instant current) external view returns (Turns.Turn memory) {
-        Turns.spend(_game, turn, current);
+        Turns.spend(_game, IJobBoard(address(this)), turn, current);
         return turn;
     }
 

@@ -73,7 +73,7 @@ def test_alone_a_bribed_auditor_loses_its_stake_to_who_bribed_it() -> None:
     assert (result.watched, result.job_status, result.violations) == (False, "settled", ())
     assert result.catches["bribed auditor"] == Catch.CONCEDED
     assert party(result, "bribed").wei == -TERMS.challenger_stake
-    assert party(result, "trainer").wei == TERMS.reward + TERMS.challenger_stake
+    assert party(result, "trainer").wei == TERMS.reward + TERMS.challenger_stake // 2
 
 
 # ---------------------------------------------------------------- one after the other
@@ -105,7 +105,7 @@ def test_after_a_lost_game_the_next_auditor_still_convicts(make: type[Auditor], 
     assert [(duel.challenger, duel.verdict) for duel in result.duels] == [("first", "trainer"), ("late", "challenger")]
     assert party(result, "first").wei == -TERMS.challenger_stake
     assert party(result, "late").wei == HALF
-    assert party(result, "trainer").wei == TERMS.challenger_stake - TERMS.trainer_stake
+    assert party(result, "trainer").wei == TERMS.challenger_stake // 2 - TERMS.trainer_stake
 
 
 # ---------------------------------------------------------------- samples

@@ -40,7 +40,7 @@ def test_no_job_is_abandoned_in_a_game(refusals: list[tuple[str, str]]) -> None:
         ends.add(result.job_status)
         honest = "one false sum" not in result.catches
         assert party(result, TRAINER if honest else "auditor").wei == (
-            TERMS.reward + TERMS.challenger_stake if honest else HALF
+            TERMS.reward + TERMS.challenger_stake // 2 if honest else HALF
         )
     found |= {error for kind, error in refusals if kind == "abandon"}
     assert ends == {"slashed", "settled"}

@@ -109,7 +109,7 @@ def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> Non
     (duel,) = result.duels
     assert (duel.challenger, duel.verdict, duel.reason, duel.moves) == ("careless", "trainer", "timeout", 1)
     assert party(result, "careless").wei == -TERMS.challenger_stake
-    assert party(result, TRAINER).wei == TERMS.reward + TERMS.challenger_stake
+    assert party(result, TRAINER).wei == TERMS.reward + TERMS.challenger_stake // 2
 
 
 # ---------------------------------------------------------------- copies
@@ -140,7 +140,7 @@ def test_a_game_against_oneself_delays_by_one_clock() -> None:
     result = played("self-challenge to win time", 2)
     (puppet,) = [party for party in result.parties if party.name.startswith("puppet")]
     assert party(result, "client").wei == TERMS.trainer_stake
-    assert party(result, "trainer").wei + puppet.wei == -TERMS.trainer_stake, (
-        "its stake went from one pocket to the other"
+    assert party(result, "trainer").wei + puppet.wei == -TERMS.trainer_stake - TERMS.challenger_stake // 2, (
+        "half of its stake went from one pocket to the other, and half burned"
     )
     assert result.seconds < 10 * 20 + TERMS.challenge_window + TERMS.clock + 300

@@ -275,7 +275,7 @@ def assert_unslashed(logged: LoggedYard, committed: Published, match: ChainMatch
     assert match.loser is Side.CHALLENGER
     assert_same_end(match)
     job = committed.agreement.job
-    assert match.chain.trainer_gain == job.challenger_stake
+    assert match.chain.trainer_gain == job.challenger_stake // 2
     assert match.chain.challenger_gain == -job.challenger_stake
     assert logged.yard.market.chain.job_state(job.id).status is JobStatus.ACTIVE
     logged.yard.assert_solvent()

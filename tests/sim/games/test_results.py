@@ -15,10 +15,11 @@ from tiebreak.sim.games.summary import to_markdown
 
 JOINED = {
     "heads-at-the-last-second-past-the-deadline", "records-rewritten", "games-of-a-year",
-    "true-heads-at-the-last-second-then-the-rest-at-once", "delayed-blocks", "reorganised-blocks", "reorganised-seal",
+    "true-heads-at-the-last-second-then-the-rest-at-once", "a-challenge-made-dear-for-others",
+    "delayed-blocks", "reorganised-blocks", "reorganised-seal",
 } | {slug(one.name) for one in talking.ADVERSARIES}  # fmt: skip
 """The adversaries that joined since these games were played."""
-CAUGHT_SINCE = {"final-head-at-once-in-a-short-window"}
+CAUGHT_SINCE = {"final-head-at-once-in-a-short-window", "all-segments-challenged-at-once"}
 """Was a weakness when they were."""
 PATH = ROOT / "benchmarks" / "results" / "simulate.json"
 

@@ -38,6 +38,8 @@ class Ledger:
     status: str = "OFFERED"
     games: list[str] = field(default_factory=list)
     """Challengers of open games, the oldest first."""
+    stakes: dict[str, int] = field(default_factory=dict)
+    """What each challenger put up last: twice as much for each game that was open."""
     head: str = "true"
     """The root of the final head."""
     opened: bool = False
@@ -95,26 +97,26 @@ class Ledger:
     def challenge(self, challenger: str) -> None:
         """A challenger stakes on a game."""
         self._require("ACTIVE")
-        self.move(challenger, "board", self.job.challenger_stake)
+        self.stakes[challenger] = self.job.challenger_stake << len(self.games)
+        self.move(challenger, "board", self.stakes[challenger])
         self.games.append(challenger)
         self.move(challenger, GAS, self.job.costs.challenge)
 
     def defended(self, challenger: str) -> None:
-        """The challenger lost: its stake goes to the trainer, minus the part that a changed rule burns."""
+        """The challenger lost: its stake goes to the trainer, minus the part that burns."""
         self._require("ACTIVE")
         self.games.remove(challenger)
-        burned = self.job.challenger_stake - int(
-            self.job.challenger_stake * (1 - self.job.challenge_burn)
-        )  # fmt: skip
-        self.move("board", TRAINER, self.job.challenger_stake - burned)
-        self.move("board", BURNED, burned)
+        stake = self.stakes[challenger]
+        paid = int(stake * (1 - self.job.challenge_burn))
+        self.move("board", TRAINER, paid)
+        self.move("board", BURNED, stake - paid)
 
     def convicted(self, challenger: str) -> None:
         """The trainer lost this game."""
         self._require("ACTIVE")
         prover = self.games[0] if self.job.oldest_paid else challenger
         self.games.remove(challenger)
-        self.move("board", challenger, self.job.challenger_stake)
+        self.move("board", challenger, self.stakes[challenger])
         self._slash(prover)
 
     def equivocation(self, reporter: str) -> None:
@@ -127,7 +129,7 @@ class Ledger:
         """A challenger takes its stake back from a game that was cut short by the end of the job."""
         self._require("SLASHED")
         self.games.remove(challenger)
-        self.move("board", challenger, self.job.challenger_stake)
+        self.move("board", challenger, self.stakes[challenger])
         self.move(challenger, GAS, self.job.costs.reclaim)
 
     def settle(self) -> None:
@@ -221,7 +223,7 @@ def stories(s: JobEconomics, players: Players, *, decoy: bool = False) -> Iterat
         who = {name: tuple(i for i, (_, did) in enumerate(combination) if did == name) for _, name in each[0]}
         found = who["disagrees"]
         audited = tuple(sorted(who["agrees"] + found))
-        orders = [(first, *(i for i in found if i != first)) for first in found] or [()]
+        orders = [found[k:] + found[:k] for k in range(len(found))] or [()]
         for finders in orders:
             yield (
                 probability / len(orders),
@@ -319,13 +321,13 @@ def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger)
         return
     for number in story.finders:
         ledger.challenge(auditor(number))
-        _lock(ledger, auditor(number), s.challenger_stake)
+        _lock(ledger, auditor(number), ledger.stakes[auditor(number)])
     winner = auditor(story.finders[0])
     ledger.move(winner, GAS, s.costs.prosecution - s.costs.challenge)
     if players.own is Auditor.COPYING and not s.seated:
         ledger.challenge(auditor(0))
         ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # the copier plays along
-        _lock(ledger, auditor(0), s.challenger_stake)
+        _lock(ledger, auditor(0), ledger.stakes[auditor(0)])
     ledger.move(TRAINER, GAS, s.costs.defence)
     _lock(ledger, TRAINER, s.trainer_stake)
     ledger.convicted(winner)

@@ -42,8 +42,9 @@ class Board:
 
     def challenge(self, who: str) -> None:
         claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root)
+        stake = self.job.challenger_stake << self.chain.job_state(self.job.id).open_games
         self.games[who], _ = self.chain.challenge(KEYS[who], claim, 0)
-        self.paid[who] = self.paid.get(who, 0) + self.job.challenger_stake
+        self.paid[who] = self.paid.get(who, 0) + stake
 
     def convicted(self, who: str) -> None:
         self.chain.send(support.TRAINER, calls.concede(self.games[who]))

@@ -128,7 +128,7 @@ def test_an_accusation_without_ground_pays_the_trainer(workshop: Workshop) -> No
     result = play(Cast(workshop=workshop, auditors=seats(Accuser, Auditor)), "accuser", Random(8))
     assert (result.job_status, result.false_head, result.violations) == ("settled", False, ())
     stake = TERMS.challenger_stake
-    assert wei(result, "auditor 1", "trainer", "auditor 2") == [-stake, TERMS.reward + stake, 0]
+    assert wei(result, "auditor 1", "trainer", "auditor 2") == [-stake, TERMS.reward + stake // 2, 0]
     assert duel(result).verdict == "trainer"
     assert result.catches["accuser"] in ("recomputed", "conceded")
 

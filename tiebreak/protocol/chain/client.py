@@ -186,7 +186,8 @@ class Chain:
 
     def challenge(self, challenger: Signer, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
         """Start a game against a head and pay the challenger's stake. Returns the game's id and the receipt."""
-        stake = self.job_state(head.head.job_id).challenger_stake
+        state = self.job_state(head.head.job_id)
+        stake = state.challenger_stake << state.open_games
         receipt = self.send(challenger, calls.challenge(head, nonce, stake))
         return Digest(receipt.event("GameStarted").values["gameId"]), receipt
 

@@ -17,7 +17,7 @@ from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
-from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS
+from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_GAMES, MAX_SECONDS
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import U32, Fields, Raw, Record, Root, Uint, pack, unpack
@@ -87,7 +87,7 @@ class Job(Record):
         if self.game_seconds > MAX_GAME_SECONDS:
             raise VerificationError(
                 f"job: expected a game of at most {MAX_GAME_SECONDS} seconds, got {self.game_seconds}: talk, "
-                "two clocks, and six allowances"
+                f"two clocks, and six allowances, each for {MAX_GAMES} games"
             )
         if self.checkpoint_interval > self.steps:
             raise VerificationError(
@@ -118,7 +118,12 @@ class Job(Record):
 
     @property
     def game_seconds(self) -> int:
-        """By when a game can be ended, counted from its start, whatever its sides do (invariant 12 of the game)."""
+        """By when a game can be ended, counted from its start, whatever anybody does (invariant 12 of the game)."""
+        return self.lone_game_seconds + 6 * (MAX_GAMES - 1) * self.replay_time
+
+    @property
+    def lone_game_seconds(self) -> int:
+        """By when a game can be ended while no others are open; each other one adds six allowances."""
         return self.talk_time + 2 * self.clock + 6 * self.replay_time
 
     @property

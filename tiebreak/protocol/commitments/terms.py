@@ -7,6 +7,8 @@ MAX_SECONDS: Final = 1 << 28
 """Upper bound of a job's window, deadline and the audit time of all its segments: 8.5 years."""
 MAX_GAME_SECONDS: Final = 1 << 25
 """Upper bound of the length of a game, talk included: 388 days."""
+MAX_GAMES: Final = 16
+"""How many games of a job may be open at once; each costs its challenger twice as much as the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

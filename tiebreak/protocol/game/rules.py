@@ -26,9 +26,11 @@ Invariants, each with a test named by its number:
 11. Nobody can prove what it had not sealed: a PROVE that is legal at t opens a seal that this game's challenger posted
     before t, or that stands in a state which the defender has signed or entered. So another party, whom the defender
     does not help, cannot prove at t what only becomes visible at t.
-12. Only moves that need re-execution have an allowance (the job's `replay_time`), at most three per side. A game that
-    started at s can be ended, by `timeout` if need be, at s + talk_time + 2 * clock + 6 * replay_time + 1, whatever the
-    sides do.
+12. Only moves that need re-execution have an allowance, at most three per side: the job's `replay_time` for each game
+    of the crowd, the most games of the job that were open at once since none was. So a side that replays within
+    `replay_time`, first come, first served, is in time in all of them with one machine. A game that started at s can be
+    ended, by `timeout` if need be, at s + talk_time + 2 * clock + 6 * MAX_GAMES * replay_time + 1, whatever anybody
+    does.
 13. Entering changes where the game stands, never a clock, and only to a higher number of moves. An honest side signs
     only what its own legal play led to, so by 9 and 10 it also wins from each state that its opponent can enter,
     however old: that costs time, never money.
@@ -159,6 +161,7 @@ def enter(state: GameState, later: GameState, now: int) -> GameState:
         challenger_rest=state.challenger_rest,
         last=state.last,
         moved=state.moved,
+        crowd=state.crowd,
     )
 
 

@@ -98,6 +98,9 @@ class GameState:
     seal: bytes = b""
     """The challenger's seal at the judged element or leaf of terms."""
     moves: int = 0
+    crowd: int = 1
+    """Most games of the job that were open at once since none was. Only the chain knows, so no snapshot says it; who
+    follows the chain keeps it up to date (`tiebreak.protocol.parties.board.Board.begin`)."""
 
     @property
     def is_over(self) -> bool:
@@ -173,12 +176,14 @@ class GameState:
 
     @property
     def allowance(self) -> int:
-        """Seconds that the next move may take before its maker's clock is charged."""
-        if self.phase in (Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TERMS):
-            return self.job.replay_time
+        """Seconds that the next move may take before its maker's clock is charged: a replay for each game of the crowd.
+
+        With one machine, a side that replays first come, first served has at most one replay of each before its own.
+        """
         replayed = self.level in (Level.STEPS, Level.VALUES, Level.TERMS)
         is_first = self.phase is Phase.SELECT and replayed and self.height == self.depth
-        return self.job.replay_time if is_first else 0
+        needs_replay = is_first or self.phase in (Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TERMS)
+        return self.job.replay_time * self.crowd if needs_replay else 0
 
     @property
     def deadline(self) -> int:

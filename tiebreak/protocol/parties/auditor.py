@@ -245,7 +245,9 @@ class Auditor(Player, Watcher):
         nonce, head = fields.take(Uint(64)), SignedHead.decode(fields.take(Data(1 << 16)))
         if game_id(head.head, self.domain, self.address, nonce) in self.board.games or self.is_given_up(place):
             return False
-        self.want(place, e.Challenge(head=head, nonce=nonce), deadline=job.window_end)
+        # Whoever starts games just before this one makes it too cheap; each try pays for one more.
+        more = self.refusals(place)
+        self.want(place, e.Challenge(head=head, nonce=nonce, more=more), deadline=job.window_end)
         return True
 
 

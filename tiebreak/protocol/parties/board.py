@@ -4,12 +4,13 @@ The driver that reads the chain applies the rules of following (which log change
 result, again at each event, so a log that came late, twice or not at all leaves no trace in its next plan.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
 
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.tags import Digest
@@ -42,6 +43,8 @@ class PublicJob:
     accepted: int = 0
     audit_end: int = 0
     """Until when the segments of all posted heads can be replayed, one after the other."""
+    crowd: int = 0
+    """The most games that were open at once since none was."""
     ended: int | None = None
     """When the job ended; None while it goes on."""
     equivocation: bool = False
@@ -95,6 +98,8 @@ class PublicGame:
     state: GameState
     """The state by the rules of `tiebreak.protocol.game`."""
     started: int
+    rank: int = 0
+    """How many games of the job were open when it started."""
     moves: list[Move] = field(default_factory=list)
     """The line that led to the state: moves made on the chain, or in the talk and then entered."""
     entries: int = 0
@@ -104,6 +109,11 @@ class PublicGame:
     void: bool = False
     gas: int = 0
     ended: int = 0
+
+    @property
+    def stake(self) -> int:
+        """What its challenger put up."""
+        return self.job.job.challenger_stake << self.rank
 
     @property
     def answered(self) -> Move | None:
@@ -140,6 +150,19 @@ class Board:
     def open_games(self, job_id: Digest) -> list[PublicGame]:
         """Games about a job that have no verdict yet."""
         return [found for found in self.games_of(job_id) if not found.is_over]
+
+    def begin(self, game: PublicGame) -> None:
+        """Add a game that starts now. Its job's open games then all have the allowances of the larger crowd."""
+        job, others = game.job, self.open_games(game.job.id)
+        game.rank = len(others)
+        job.crowd = max(job.crowd, game.rank + 1) if others else 1
+        self.games[game.id] = game
+        for played in (*others, game):
+            played.state = replace(played.state, crowd=job.crowd)
+
+    def price(self, job: PublicJob, more: int = 0) -> int:
+        """Wei that a challenge costs now, or once so many `more` games are open."""
+        return job.job.challenger_stake << min(len(self.open_games(job.id)) + more, MAX_GAMES - 1)
 
     def credit(self, account: Address) -> int:
         """Wei that an account can withdraw."""

@@ -132,6 +132,8 @@ class Challenge:
 
     head: SignedHead
     nonce: int
+    more: int = 0
+    """For so many games more than are open now it pays; what is too much comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

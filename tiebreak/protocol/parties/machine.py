@@ -33,8 +33,10 @@ PASSING: Final = frozenset(
         "OpenGames",
         "StaleState",
         "TooEarly",
+        "TooManyGames",
         "WindowOpen",
         "WrongJobStatus",
+        "WrongPayment",
         "WrongPhase",
     }
 )
@@ -47,6 +49,7 @@ class _Sending:
     """What has become of a transaction so far."""
 
     is_pending: bool = False
+    refusals: int = 0
     is_given_up: bool = False
     retry_at: int = 0
 
@@ -197,6 +200,10 @@ class Machine:
         sending.is_pending = True
         self.do(e.Transact(place=place, transaction=transaction, deadline=deadline, untried=untried))
 
+    def refusals(self, place: Place) -> int:
+        """How often a transaction was refused so far."""
+        return self._sending[place].refusals if place in self._sending else 0
+
     def is_given_up(self, place: Place) -> bool:
         """Whether a transaction was refused for good."""
         return place in self._sending and self._sending[place].is_given_up
@@ -204,6 +211,7 @@ class Machine:
     def _refused(self, event: e.Refused) -> None:
         sending = self._sending.setdefault(event.place, _Sending())
         sending.is_pending = False
+        sending.refusals += 1
         if event.error in PASSING:
             sending.retry_at = self.next_slot()
             return

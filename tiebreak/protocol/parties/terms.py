@@ -82,8 +82,8 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
         return (
             f"expected no talk, or one of more than {least} seconds to say and enter something, got {job.talk_time}",
         )
-    if job.game_seconds > PATIENCE:
-        return (f"expected a game of at most {PATIENCE} seconds, got {job.game_seconds}: it holds stakes for so long",)
+    if (longest := job.lone_game_seconds) > PATIENCE:
+        return (f"expected a game of at most {PATIENCE} seconds, got {longest}: it holds stakes for so long",)
     return ()
 
 

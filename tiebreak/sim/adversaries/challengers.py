@@ -14,7 +14,6 @@ from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.sim.adversaries.base import (
     EARLY,
-    OPEN,
     Catch,
     Role,
     between,
@@ -192,7 +191,7 @@ class Griefer(Scripted):
         heads = self.world.mail.heads_of(job.id)
         for nonce in range(self.games):
             if job.is_over or not (
-                yield from self.attempt(calls.challenge(heads[-1].head, nonce, job.job.challenger_stake))
+                yield from self.attempt(calls.challenge(heads[-1].head, nonce, self.world.board.price(job)))
             ):
                 return
             yield from self.sleep(self.rng.randint(1, 20) * self.world.block_seconds)
@@ -213,16 +212,20 @@ class Tardy(Scripted):
         yield from self.sleep(job.window_end + 1 - self.world.now)
         heads = self.world.mail.heads_of(job.id)
         for known in (heads[0], heads[-1]):
-            self.world.submit(self, calls.challenge(known.head, 0, job.job.challenger_stake), untried=True)
+            self.world.submit(self, calls.challenge(known.head, 0, self.world.board.price(job)), untried=True)
         yield from self.until(lambda: job.is_over)
-        self.world.submit(self, calls.challenge(heads[-1].head, 1, job.job.challenger_stake), untried=True)
+        self.world.submit(self, calls.challenge(heads[-1].head, 1, self.world.board.price(job)), untried=True)
 
 
 # ---------------------------------------------------------------- everywhere at once
 
 
 class OneMachine(Trainer):
-    """An honest trainer that replays one step after the other. It keeps the records of segments that it replayed."""
+    """An honest trainer with one machine: it replays first come, first served.
+
+    It keeps the records of segments, and the values of the steps, that it replayed. So it answers moves without an
+    allowance at once.
+    """
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
@@ -232,14 +235,14 @@ class OneMachine(Trainer):
     def reply(self, game: GameView) -> Reply:
         """The honest move, once the machine has computed it."""
         plain, state = super().reply(game), game.state
+        if not state.allowance:
+            return plain
         start = max(self.world.now, self.busy_until)
         self.busy_until = start + self._steps(state) * self.world.step_seconds
         return Reply(move=plain.move, wait=self.busy_until - self.world.now)
 
     def _steps(self, state: GameState) -> int:
         """The steps of the next move that were not executed before: a segment, a step, or a step up to a value."""
-        if state.phase is Phase.DESCEND:
-            return 0
         is_segment = state.phase is Phase.OPEN_STEPS
         question = (state.checkpoint, 0, 0) if is_segment else (state.checkpoint, state.step, int(state.phase))
         if question in self.replayed:
@@ -263,21 +266,19 @@ class _Into(Challenger):
 
 
 class Swarm(Scripted):
-    """Challenges every segment at once without ground. Each game alone would lose.
+    """Challenges every segment at once without ground, which is more replays than clock and one allowance hold.
 
-    **Not stopped** if the trainer has one machine, and clock plus allowance are too short for the replays of all
-    segments one after the other. The trainer loses one game to the clock, and with it its stake. The games that it
-    would have won are void, so the challenger gets all its stakes back. A trainer that kept the record of every step
-    while it trained need not replay segments.
+    Were an allowance that of one game, the trainer would lose one to the clock, and with it its stake; the other games
+    would be void, and the challenger would get all its stakes back.
     """
 
     games: int = -(-STEPS // INTERVAL)
 
     def follow(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.is_over or job.has_final_head)
-        head = self.heads_of(job.id)[-1]
+        head, board = self.heads_of(job.id)[-1], self.world.board
         for nonce in range(self.games):
-            self.world.submit(self, calls.challenge(head, nonce, job.job.challenger_stake))
+            self.world.submit(self, calls.challenge(head, nonce, board.price(job, nonce)), untried=True)
 
     def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
         return True
@@ -321,6 +322,6 @@ ADVERSARIES: Final = (
         "a competitor's trainer that pays for gas and waits for its money", {Catch.TIMEOUT}),
     challenger("challenge after the window", Tardy, "a job that can never be settled", {Catch.REFUSED}),
     challenger("all segments challenged at once", Swarm,
-        "half of the stake of an honest trainer that cannot be everywhere", OPEN, before=with_one_machine),
+        "half of the stake of an honest trainer that cannot be everywhere", _LOST, before=with_one_machine),
 )
 # fmt: on

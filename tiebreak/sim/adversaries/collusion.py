@@ -157,7 +157,24 @@ class Delaying(Scripted):
             yield from self.sleep(last_call(self.world, job.due))  # each new head extends the window
         if not job.is_over:
             head = self.world.mail.heads_of(job.id)[-1].head
-            yield from self.attempt(calls.challenge(head, 0, job.job.challenger_stake))
+            yield from self.attempt(calls.challenge(head, 0, self.world.board.price(job)))
+
+
+class PriceRaiser(Scripted):
+    """Starts games against its master's first head until the next one costs 2^`games` stakes, and leaves them alone."""
+
+    games: int
+
+    def follow(self, job: PublicJob) -> Process:
+        yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.id)))
+        head, board = self.world.mail.heads_of(job.id)[0].head, self.world.board
+        for nonce in range(self.games):
+            self.world.submit(self, calls.challenge(head, nonce, board.price(job, nonce)), untried=True)
+
+
+def seat_price_raiser(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
+    seat_friend(cast, name, "puppet", given(PriceRaiser, games=rng.randint(2, 5)))
+    seat_trainer(cast, rng, name, make)
 
 
 class SelfReporter(Scripted):
@@ -300,6 +317,8 @@ ADVERSARIES: Final = (
         "its stake for a while longer, in the hope that the client forgets", {Catch.ABANDONED}, first=between(2, 4)),
     _conspiracy(seat_pair(SelfReporter), "self-report to keep the stake", Trainer,
         "half of its stake, which the challenger would have won", {Catch.EQUIVOCATION}, run=_SHARED),
+    _conspiracy(seat_price_raiser, "a challenge made dear for others", Trainer,
+        "that no honest challenger can put up its stake any more", run=false_sum()),
     _conspiracy(seat_second_trainer, "trainer that copies another", CopyingTrainer, "a reward without computing",
         {Catch.HARMLESS}),
     client(BAIT, ComplicitClient, "the stakes of challengers", {Catch.HARMLESS}, before=_bait),

@@ -96,8 +96,9 @@ class JobEconomics:
     that each seat is drawn for it with this chance. trusting: share of the auditors that take the root that a LEAKING
     trainer shows them for their own.
 
-    In the contract burn is 1/2, there is no fee, and two changed rules are off: challenge_burn, the share of a lost
-    challenger's stake that burns, and oldest_paid, whether the prover's part goes to the oldest open game (see docs).
+    In the contract burn and challenge_burn, the shares of a slashed trainer's and a lost challenger's stake that burn,
+    are 1/2, there is no fee, and a changed rule is off: oldest_paid, whether the prover's part goes to the oldest open
+    game (see docs). A game that starts over k others costs 2^k challenger's stakes.
     """
 
     reward: int
@@ -121,7 +122,7 @@ class JobEconomics:
     job_seconds: int = 0
     game_seconds: int = 0
     burn: Fraction = HALF
-    challenge_burn: Fraction = Fraction(0)
+    challenge_burn: Fraction = HALF
     oldest_paid: bool = False
     seated: bool = False
     bond: int = 0
@@ -163,7 +164,7 @@ class JobEconomics:
 
     @property
     def challenge_to_trainer(self) -> int:
-        """The part of a lost challenger's stake that goes to the trainer: all of it, in the contract."""
+        """The part of a lost challenger's stake that goes to the trainer: floor(C / 2) in the contract."""
         return int((1 - self.challenge_burn) * self.challenger_stake)
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
+from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
 
@@ -81,12 +82,23 @@ def first_share(s: JobEconomics) -> Fraction:
     return (1 - (1 - chance) ** s.auditors) / (s.auditors * chance)
 
 
+def doubling(s: JobEconomics) -> Fraction:
+    """E[2^rank] of a finder's game, in stakes: its rank is any of 0 ... X alike, X as above.
+
+    ((1 + q)^n - 1) / (n q), by the integral of E[t^X] from 1 to 2; at most what the last of MAX_GAMES games costs.
+    """
+    chance = s.finds
+    if not chance or s.auditors == 0:
+        return Fraction(1)
+    return min(((1 + chance) ** s.auditors - 1) / (s.auditors * chance), Fraction(1 << MAX_GAMES - 1))
+
+
 def finder_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The expected gain from a challenge for an auditor that has found this cheat's lie, without replays."""
     first, late = first_share(s), s.costs.challenge + s.costs.reclaim + s.costs.withdraw
     if strategy is Trainer.NAIVE:
         won = s.share - s.costs.prosecution - s.costs.withdraw
-        return first * won - (1 - first) * late - s.capital(s.challenger_stake, s.game_seconds)
+        return first * won - (1 - first) * late - doubling(s) * s.capital(s.challenger_stake, s.game_seconds)
     if strategy in RUNNING:
         return first * ((s.share if s.oldest_paid else 0) - late)
     return first * -late if strategy is Trainer.INSURED else ZERO
@@ -118,9 +130,12 @@ def _others_find(s: JobEconomics) -> Fraction:
 def _copying(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The gain of copying another auditor's challenge without a replay: the copy ends after the original, unpaid."""
     claimed = ZERO if s.proven else Fraction(s.fee)
-    along = s.costs.prosecution + s.capital(s.challenger_stake, s.game_seconds)
     if strategy is Trainer.NAIVE:
-        return claimed - _others_find(s) * (along + s.costs.reclaim + s.costs.withdraw)
+        # It is the last of all games: E[2^X; X > 0] stakes.
+        others, chance = max(s.auditors - 1, 0), s.finds
+        stakes = min((1 + chance) ** others - (1 - chance) ** others, Fraction(1 << MAX_GAMES - 1))
+        gas = s.costs.prosecution + s.costs.reclaim + s.costs.withdraw
+        return claimed - _others_find(s) * gas - stakes * s.capital(s.challenger_stake, s.game_seconds)
     return ZERO if strategy is Trainer.SELF else claimed  # the other games are over before a copy could be made
 
 
@@ -310,6 +325,33 @@ def false_challenges(s: JobEconomics, words: str) -> tuple[Griefing, Griefing]:
     return silent, walked
 
 
+CROWD: Final = 4
+"""How many games at once are compared with one."""
+
+
+def many_challenges(s: JobEconomics) -> tuple[Griefing, Griefing]:
+    """`CROWD` false challenges at once: by a stranger; or by the trainer, so that the next costs 2^`CROWD` stakes.
+
+    Each costs twice the one before, and half of it burns.
+    """
+    stakes = ((1 << CROWD) - 1) * s.challenger_stake
+    kept = sum(int((1 - s.challenge_burn) * (s.challenger_stake << rank)) for rank in range(CROWD))
+    locked, late = s.capital(stakes, s.game_seconds), s.capital(s.reward + s.trainer_stake, s.game_seconds)
+    many = Griefing(
+        attack=f"{CROWD} false challenges at once, then silence",
+        attacker=CROWD * s.costs.challenge + stakes + locked,
+        harm=CROWD * (s.costs.answer + s.costs.timeout) + late,
+        compensation=Fraction(kept),
+    )
+    dear = Griefing(
+        attack=f"a challenge made {1 << CROWD} times as dear by the trainer",
+        attacker=CROWD * s.costs.challenge + stakes - kept + locked,
+        harm=locked,
+        compensation=ZERO,
+    )
+    return many, dear
+
+
 def griefing(s: JobEconomics) -> tuple[Griefing, ...]:
     """The attacks of challengers and trainers that want nothing but the loss of others."""
     seat = s.fee + s.share if s.seated else 0
@@ -317,6 +359,7 @@ def griefing(s: JobEconomics) -> tuple[Griefing, ...]:
     return (
         *false_challenges(s, "this stake"),
         *false_challenges(replace(s, challenger_stake=0), "no stake"),
+        *many_challenges(s),
         Griefing(
             attack="a lie defended to the last second, and lost",
             attacker=s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds),

@@ -148,7 +148,8 @@ def recommend(f: Figures, gas: Mapping[str, int]) -> Recommendation:
     terms = seated(f, gas, times(f))
     terms = replace(terms, trainer_stake=least_stake(f, gas, terms))
     terms = replace(terms, reward=reward_for(f, gas, terms))
-    terms = replace(terms, challenger_stake=rounded_up(victims_loss(f.economics(terms, gas)) * f.margin))
+    s = f.economics(terms, gas)
+    terms = replace(terms, challenger_stake=rounded_up(victims_loss(s) * f.margin / (1 - s.challenge_burn)))
     planted = least_decoys(f.economics(replace(terms, seats=0), gas), f.profit)
     return Recommendation(terms=terms, planted=planted, conditions=conditions(f.economics(terms, gas)))
 

@@ -286,8 +286,8 @@ class Agent(Machine):
         match wanted:
             case e.AcceptJob(job_id=job_id):
                 return calls.accept_job(job_id, board.jobs[job_id].job.trainer_stake)
-            case e.Challenge(head=head, nonce=nonce):
-                return calls.challenge(head, nonce, board.jobs[head.head.job_id].job.challenger_stake)
+            case e.Challenge(head=head, nonce=nonce, more=more):
+                return calls.challenge(head, nonce, board.price(board.jobs[head.head.job_id], more))
             case e.MakeMove():
                 return calls.move_call(board.games[wanted.game_id].state, wanted.move)
         return _CALLS[type(wanted)](wanted)

@@ -216,14 +216,10 @@ class Board(board.Board):
 
     def _start(self, said: dict[str, Any], call: Call, now: int) -> None:
         game_id, job, (head,) = Digest(said["gameId"]), self.jobs[said["jobId"]], call.heads
-        self.games[game_id] = self._same(
-            PublicGame(
-                id=game_id,
-                job=job,
-                challenger=said["challenger"],
-                head=head,
-                state=game.start(job.job, head.head, game_id, now),
-                started=now,
+        state = game.start(job.job, head.head, game_id, now)
+        self.begin(
+            self._same(
+                PublicGame(id=game_id, job=job, challenger=said["challenger"], head=head, state=state, started=now)
             )
         )
 
@@ -247,6 +243,7 @@ def differences(found: PublicGame, theirs: GameRecord, *, judged: bool = False) 
         ("height", ours.height, theirs.height),
         ("position", ours.position, theirs.position),
         ("challenger", found.challenger, theirs.challenger),
+        ("rank", found.rank, theirs.rank),
         *_verdicts(ours, theirs),
     ]
     if ours.verdict is None or ours.verdict.reason not in (Reason.TIMEOUT, Reason.CONCEDED):

@@ -106,7 +106,7 @@ def least_owed(finished: Finished, agent: Agent) -> int:
             continue
         won_by_defender = game.state.verdict.winner is Side.DEFENDER
         if won_by_defender and game.job.job.trainer == agent.address:
-            total += game.job.job.challenger_stake
+            total += game.stake // 2
         if not won_by_defender and game.challenger == agent.address:
             total += game.job.job.trainer_stake // 2
     return total
@@ -135,9 +135,7 @@ def money_adds_up(finished: Finished) -> list[str]:
     chain, found = finished.world.chain, list[str]()
     accounts = {agent.address for agent in finished.agents.values()} | {BURN_ADDRESS}
     owed = sum(chain.credit(account) for account in accounts)
-    held = sum(map(_held, finished.jobs)) + sum(
-        game.job.job.challenger_stake for game in finished.games if not game.is_over
-    )
+    held = sum(map(_held, finished.jobs)) + sum(game.stake for game in finished.games if not game.is_over)
     owned = chain.balance(chain.deployment.board)
     if owned != owed + held:
         found.append(f"4: the board owes {owed + held} wei and owns {owned}")
