@@ -18,6 +18,7 @@ from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.machine import Machine, is_active
 from tiebreak.protocol.parties.player import Player
+from tiebreak.protocol.parties.sitter import Sitter
 from tiebreak.protocol.parties.terms import objections_to_auditing
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
@@ -174,11 +175,12 @@ class Watcher(Machine):
     def _results(self, head: SignedHead) -> list[bytes]:
         """The roots computed by the replays of a head. Empty bytes stand for a replay that was not possible."""
         place = _replayed(head)
-        places: list[Place] = [(*place, attempt) for attempt in range(ATTEMPTS)]
+        # What it computed for a seat of the job, before there was a head, counts as the first.
+        places: list[Place] = [("audited", *place[1:3]), *((*place, attempt) for attempt in range(ATTEMPTS))]
         return [self.records[place] for place in places if place in self.records]
 
 
-class Auditor(Player, Watcher):
+class Auditor(Player, Sitter, Watcher):
     """A watcher with a key: it challenges false heads, reports contradictory ones, and plays its games."""
 
     ROLE: ClassVar = "auditor"

@@ -11,6 +11,7 @@ from typing import Final
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.terms import MAX_GAMES
+from tiebreak.protocol.commitments.seats import ATTEMPTS, slot_of
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.tags import Digest
@@ -29,6 +30,32 @@ class JobStatus(IntEnum):
 
 
 _ENDED: Final = (JobStatus.CANCELLED, JobStatus.SETTLED, JobStatus.ABANDONED, JobStatus.SLASHED)
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """A place in a pool; a hole has no owner."""
+
+    owner: Address | None
+    since: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Seating:
+    """What the board shows of a job's seats."""
+
+    sealed_at: int = 0
+    """When the final head was sealed; 0 before."""
+    pool_length: int = 0
+    """Slots of the pool then."""
+    is_opened: bool = False
+    seed: Digest | None = None
+    """None until the seats are drawn."""
+    seals: dict[int, tuple[Address, Digest]] = field(default_factory=dict)
+    """The auditor and its seal, by seat, until it is claimed."""
+    paid: int = 0
+    """Seats that got their fee."""
+    is_closed: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +78,8 @@ class PublicJob:
     """Whether the job was slashed because its trainer signed two heads with the same count."""
     inconsistency: bool = False
     """Whether the job was slashed because its trainer signed two heads with different leaves in one place."""
+    seating: Seating = field(default_factory=Seating)
+    """Says nothing of a job without seats."""
     id: Digest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +102,18 @@ class PublicJob:
 
     @property
     def has_final_head(self) -> bool:
-        """Whether the trainer has posted all heads of the job."""
-        return self.head_count == self.job.checkpoints
+        """Whether the trainer has posted all heads of the job, and opened the last if they were sealed."""
+        return self.head_count == self.job.checkpoints and not self.is_sealed
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the final head is sealed and not opened."""
+        return self.seating.sealed_at > 0 and not self.seating.is_opened
+
+    @property
+    def claim_end(self) -> int:
+        """The last instant at which the seats of a job that has ended can be claimed; 0 while it goes on."""
+        return 0 if self.ended is None else self.ended + self.job.challenge_window
 
     @property
     def window_end(self) -> int:
@@ -83,7 +122,9 @@ class PublicJob:
 
     @property
     def due(self) -> int:
-        """By when the next head must be posted; `abandon` is legal after it."""
+        """By when the next head must be posted, or the sealed one opened; `abandon` is legal after it."""
+        if self.is_sealed:
+            return self.window_end + self.job.challenge_window
         return min(self.last_progress + self.job.challenge_window, self.accepted + self.job.deadline)
 
 
@@ -143,6 +184,8 @@ class Board:
         self.credits: dict[Address, int] = {}
         self.height = 0
         """The number of the newest block."""
+        self.pools: dict[int, list[Slot]] = {}
+        """The slots of each pool, by the bond of its seats."""
 
     def games_of(self, job_id: Digest) -> list[PublicGame]:
         return [found for found in self.games.values() if found.job.id == job_id]
@@ -167,3 +210,23 @@ class Board:
     def credit(self, account: Address) -> int:
         """Wei that an account can withdraw."""
         return self.credits.get(account, 0)
+
+    def seat_owner(self, job: PublicJob, seat: int) -> Address | None:
+        """Who sits there; None before the draw, and if none of the slots that are drawn has an owner."""
+        seating, pool = job.seating, self.pools.get(job.job.seat_bond, [])
+        if seating.seed is None or not seating.pool_length:
+            return None
+        for attempt in range(ATTEMPTS):
+            slot = pool[slot_of(seating.seed, seat, attempt, seating.pool_length)]
+            if slot.owner is not None and slot.since < seating.sealed_at:
+                return slot.owner
+        return None
+
+    def slots_of(self, account: Address) -> list[tuple[int, int]]:
+        """(bond, number) of every slot of an account."""
+        return [
+            (bond, number)
+            for bond, pool in self.pools.items()
+            for number, slot in enumerate(pool)
+            if slot.owner == account
+        ]

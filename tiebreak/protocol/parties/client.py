@@ -43,12 +43,18 @@ class Client(Machine):
         """Decide whether to abandon a job whose trainer is late and not in a game."""
         return job.head_count < job.job.checkpoints
 
+    def draws(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """Decide whether to draw the seats of a job whose final head is sealed. Whoever never does loses their fees."""
+        return True
+
     # ------------------------------------------------------------------ a round
 
     def learn(self, event: e.Event) -> None:
         """Record the jobs that its owner wants, and trainers' signatures under them."""
         match event:
             case e.JobDrafted(job=job):
+                if event.secret:
+                    self.record(("secret", job.id), event.secret)
                 draft = SignedJob(domain=self.domain, job=job, client_signature=_UNSIGNED, trainer_signature=_UNSIGNED)
                 self.record(("draft", job.id), draft.encode())
                 for reason in objections_to_paying(job, self.pace):  # its owner may know better
@@ -90,6 +96,8 @@ class Client(Machine):
     def _follow(self, job: PublicJob) -> None:
         if job.status is JobStatus.OFFERED and self.has_come(job.last_progress + self.patience(job)):
             self.want(("cancel", job.id), e.CancelJob(job_id=job.id))
+        if job.job.seats:
+            self._seat(job)
         if not is_active(job):
             return
         games = self.board.open_games(job.id)
@@ -100,3 +108,27 @@ class Client(Machine):
                 return
         if not games and not job.has_final_head and self.has_come(job.due + 1) and self.gives_up(job):
             self.want(("abandon", job.id, job.head_count), e.Abandon(job_id=job.id))
+
+    def _seat(self, job: PublicJob) -> None:
+        """Draw the seats when the trainer is bound, and take back the fees that nobody earned."""
+        secret, seating = self.records.get(("secret", job.id)), job.seating
+        waits = is_active(job) and job.is_sealed and seating.seed is None and self.now <= job.window_end
+        if waits and secret is not None and self.draws(job):
+            self.want(("draw", job.id), e.DrawSeats(job=job.job, secret=secret), deadline=job.window_end)
+        if self._has_fees(job) and self.has_come(job.claim_end + 1):
+            self.want(("close", job.id), e.CloseSeats(job_id=job.id))
+
+    def _has_fees(self, job: PublicJob) -> bool:
+        """Whether fees of a job that has ended are its own again: not if it is settled without a draw."""
+        settled, seating = job.status is JobStatus.SETTLED, job.seating
+        ended = settled or job.status in (JobStatus.SLASHED, JobStatus.ABANDONED)
+        unpaid = (job.job.seats - seating.paid) * job.job.seat_fee
+        return ended and not seating.is_closed and unpaid > 0 and not (settled and seating.seed is None)
+
+    def has_business(self) -> bool:
+        """Whether it also has fees to take back."""
+        own = [job for job in self.jobs() if job.job.client == self.address]
+        return (
+            any(self._has_fees(job) and not self.is_given_up(("close", job.id)) for job in own)
+            or super().has_business()
+        )

@@ -40,6 +40,13 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """Recompute the whole run of a job whose heads are sealed. The result is the run root of its final head."""
+
+    job_id: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gather:
     """Find the move that follows from the party's own run, for turn `sequence` of a game. The result is that move."""
 
@@ -51,7 +58,7 @@ class Gather:
     """The moves that led there, if the turn is one in the talk; None if it is on the chain."""
 
 
-Work = Train | Replay | Gather
+Work = Train | Replay | Audit | Gather
 
 
 # ---------------------------------------------------------------- transactions
@@ -193,9 +200,77 @@ class Withdraw:
     to: Address
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinPool:
+    """Take a slot of the pool for seats of one bond, and deposit as much."""
+
+    bond: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeavePool:
+    """Give a slot back, and get the deposit."""
+
+    bond: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealHead:
+    """Post the seal of a head, in a job with seats."""
+
+    job_id: Digest
+    count: int
+    seal: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawSeats:
+    """Draw the seats of a job whose final head is sealed, by opening the client's secret."""
+
+    job: Job
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealRoot:
+    """Post the seal of the root that the auditor of a seat computed, and pay the bond."""
+
+    job_id: Digest
+    seat: int
+    seal: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenHead:
+    """Post the final head that was sealed, once the auditors' time is over."""
+
+    head: SignedHead
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimSeat:
+    """Open an auditor's seal when the job has ended, and get what its seat earned."""
+
+    job_id: Digest
+    seat: int
+    auditor: Address
+    run_root: Digest
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseSeats:
+    """Pay out what nobody claimed: fees to the client."""
+
+    job_id: Digest
+
+
+OnSeats = JoinPool | LeavePool | SealHead | DrawSeats | SealRoot | OpenHead | ClaimSeat | CloseSeats
 OnJob = CreateJob | CancelJob | AcceptJob | PostHead | Report | ReportInconsistency | Settle | Abandon
 OnGame = Challenge | MakeMove | Enter | EnterAndProve | ReportFork | ClaimTimeout | Reclaim
-Transaction = OnJob | OnGame | Withdraw
+Transaction = OnJob | OnSeats | OnGame | Withdraw
 
 
 # ---------------------------------------------------------------- events
@@ -225,10 +300,11 @@ class BoardChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDrafted:
-    """The client's owner wants this job done."""
+    """The client's owner wants this job done. If it has seats, its nonce is that of the secret."""
 
     at: int
     job: Job
+    secret: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ PASSING: Final = frozenset(
         "NothingToWithdraw",
         "NotYourTurn",
         "OpenGames",
+        "SlotNotFree",
         "StaleState",
         "TooEarly",
         "TooManyGames",

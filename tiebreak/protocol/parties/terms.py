@@ -49,6 +49,8 @@ class Pace:
 
     As many as may be reorganised: in other blocks, somebody who has seen the proof could seal its answer first.
     """
+    step_wei: int = 0
+    """What a step of an audit costs its owner."""
 
     def sending(self, transactions: int) -> int:
         """Seconds until this many transactions, sent one after another, are in blocks."""
@@ -130,6 +132,19 @@ def objections_to_paying(job: Job, pace: Pace) -> tuple[str, ...]:
         found += (f"expected an audit time of at least {needed} seconds for a segment, got {job.audit_time}",)
     if job.deadline > HELD_RUNS * run + PATIENCE:
         found += (f"expected a deadline of at most {HELD_RUNS * run + PATIENCE} seconds, got {job.deadline}",)
+    return found
+
+
+def objections_to_sitting(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
+    """Reasons why an auditor should not take a seat: it could not audit the job in time, or not for the fee."""
+    if program is None:
+        return ("it does not have the program",)
+    found, replay = (), job.checkpoints * _segment_seconds(job, pace) + pace.sending(1)
+    time = max(job.challenge_window, job.checkpoints * job.audit_time)
+    if time < replay:
+        found += (f"expected at least {replay} seconds for an audit of the whole run, got {time}",)
+    if job.seat_fee < job.steps * pace.step_wei:
+        found += (f"expected a seat fee of at least {job.steps * pace.step_wei} wei, got {job.seat_fee}",)
     return found
 
 

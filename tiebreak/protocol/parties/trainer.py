@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.seats import head_seal, salt_of
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
@@ -72,6 +73,10 @@ class Trainer(Player):
         """Decide whether to publish a run's rounding logs at a checkpoint, which an auditor needs beside the head."""
         return True
 
+    def opens(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """Decide whether to open the final head that it sealed, once the auditors' time is over."""
+        return True
+
     def settles(self, job: PublicJob) -> bool:  # noqa: ARG002
         return True
 
@@ -103,7 +108,12 @@ class Trainer(Player):
             self.want(("accept", job.id), e.AcceptJob(job_id=job.id))
         for game in self.board.games_of(job.id):
             self._play(game, Side.DEFENDER)
-        if not is_active(job) or not self._is_through(job) or not job.has_final_head or not self.settles(job):
+        if not is_active(job) or not self._is_through(job):
+            return
+        if job.is_sealed and self.has_come(job.window_end + 1) and self.opens(job):
+            opened = e.OpenHead(head=self.head(job.job, job.job.checkpoints), salt=salt_of(self.key, job.id))
+            self.want(("open", job.id), opened, deadline=job.due)
+        if not job.has_final_head or not self.settles(job):
             return
         if self.has_come(job.window_end + 1) and not self.board.open_games(job.id):
             self.want(("settle", job.id), e.Settle(job_id=job.id))
@@ -120,13 +130,10 @@ class Trainer(Player):
 
     def _is_posted(self, job: PublicJob, count: int) -> bool:
         """Show a checkpoint, and post its head until that can no longer help: a late head costs the stake."""
+        if job.job.seats:
+            return self._is_sealed(job, count)
         key = (job.id, count)
-        if key not in self._shown:
-            self.do(e.PublishRun(job_id=job.id, count=count, logs=self.publishes(job.job, count)))
-            heads = self._shown[key] = self.heads(job.job, count)
-            for head in heads:
-                self.do(e.ShowHead(head=head))
-            self._to_post[key] = self.posts(job.job, heads)
+        self._show(job, count)
         for head in self._to_post[key]:
             place = ("post", job.id, count, head.head.run_root)
             if job.head_count >= head.head.count or self.is_given_up(place):
@@ -137,3 +144,24 @@ class Trainer(Player):
                 self.want(place, e.PostHead(head=head), deadline=job.due)
             return False
         return True
+
+    def _is_sealed(self, job: PublicJob, count: int) -> bool:
+        """Seal a checkpoint's head, and show nobody what is in it before the auditors have sealed their own roots."""
+        if job.seating.is_opened and count == job.job.checkpoints:
+            self._show(job, count)
+        place = ("seal", job.id, count)
+        if job.head_count >= count or self.is_given_up(place):
+            return True
+        seal = head_seal(job.id, count, self.head(job.job, count).head.run_root, salt_of(self.key, job.id))
+        self.want(place, e.SealHead(job_id=job.id, count=count, seal=seal), deadline=job.due)
+        return False
+
+    def _show(self, job: PublicJob, count: int) -> None:
+        """Show a checkpoint's heads, once."""
+        key = (job.id, count)
+        if key not in self._shown:
+            self.do(e.PublishRun(job_id=job.id, count=count, logs=self.publishes(job.job, count)))
+            heads = self._shown[key] = self.heads(job.job, count)
+            for head in heads:
+                self.do(e.ShowHead(head=head))
+            self._to_post[key] = self.posts(job.job, heads)
