@@ -10,8 +10,8 @@ from typing import Final
 
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedHead
-from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.commitments.seats import ATTEMPTS, slot_of
+from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.tags import Digest
@@ -52,9 +52,9 @@ class Seating:
     seed: Digest | None = None
     """None until the seats are drawn."""
     seals: dict[int, tuple[Address, Digest]] = field(default_factory=dict)
-    """The auditor and its seal, by seat, until it is claimed."""
-    paid: int = 0
-    """Seats that got their fee."""
+    """The auditor and its seal, by seat."""
+    claimed: dict[int, int] = field(default_factory=dict)
+    """What each seat was paid that was claimed."""
     is_closed: bool = False
 
 
@@ -91,9 +91,25 @@ class PublicJob:
         self.accepted = self.last_progress = self.audit_end = now
 
     def post(self, count: int, now: int) -> None:
-        """A head was posted: the window starts again, and each of its new segments brings its audit time."""
+        """A head was posted: the window starts again, and each of its new segments brings its audit time.
+
+        In a job with seats that is the final head, which was sealed: its segments had their time when it was not open.
+        """
+        self.seating.is_opened = bool(self.job.seats)
         self.audit_end = max(self.audit_end, now) + (count - self.head_count) * self.job.audit_time
         self.head_count, self.last_progress = count, now
+
+    def seal(self, count: int, now: int, pool_length: int) -> None:
+        """A head was sealed: the window starts again, but nobody can audit yet. The final one fixes the pool."""
+        self.audit_end = max(self.audit_end, now)
+        self.head_count, self.last_progress = count, now
+        if count == self.job.checkpoints:
+            self.seating.sealed_at, self.seating.pool_length = now, pool_length
+
+    def draw(self, seed: Digest, now: int) -> None:
+        """The seats were drawn: the window starts again, and all segments bring their audit time."""
+        self.seating.seed, self.last_progress = seed, now
+        self.audit_end = max(self.audit_end, now) + self.head_count * self.job.audit_time
 
     @property
     def is_over(self) -> bool:
@@ -126,6 +142,11 @@ class PublicJob:
         if self.is_sealed:
             return self.window_end + self.job.challenge_window
         return min(self.last_progress + self.job.challenge_window, self.accepted + self.job.deadline)
+
+    @property
+    def paid_fees(self) -> int:
+        """Seats that got their fee, or a share beside it, and not only their bond."""
+        return sum(amount > self.job.seat_bond for amount in self.seating.claimed.values())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -221,6 +242,11 @@ class Board:
             if slot.owner is not None and slot.since < seating.sealed_at:
                 return slot.owner
         return None
+
+    def free_slot(self, bond: int) -> int:
+        """The first slot of a pool that can be taken."""
+        pool = self.pools.get(bond, [])
+        return next((number for number, slot in enumerate(pool) if slot.owner is None), len(pool))
 
     def slots_of(self, account: Address) -> list[tuple[int, int]]:
         """(bond, number) of every slot of an account."""

@@ -41,7 +41,7 @@ class Client(Machine):
 
     def gives_up(self, job: PublicJob) -> bool:
         """Decide whether to abandon a job whose trainer is late and not in a game."""
-        return job.head_count < job.job.checkpoints
+        return not job.has_final_head
 
     def draws(self, job: PublicJob) -> bool:  # noqa: ARG002
         """Decide whether to draw the seats of a job whose final head is sealed. Whoever never does loses their fees."""
@@ -122,7 +122,7 @@ class Client(Machine):
         """Whether fees of a job that has ended are its own again: not if it is settled without a draw."""
         settled, seating = job.status is JobStatus.SETTLED, job.seating
         ended = settled or job.status in (JobStatus.SLASHED, JobStatus.ABANDONED)
-        unpaid = (job.job.seats - seating.paid) * job.job.seat_fee
+        unpaid = (job.job.seats - job.paid_fees) * job.job.seat_fee
         return ended and not seating.is_closed and unpaid > 0 and not (settled and seating.seed is None)
 
     def has_business(self) -> bool:

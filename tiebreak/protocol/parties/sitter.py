@@ -1,4 +1,4 @@
-"""Holds seats of jobs: joins pools, audits a job of which it draws a seat, seals the root, and claims what it earned."""
+"""Holds seats of jobs: joins pools, audits a job of which it drew a seat, seals the root, and claims what it earned."""
 
 from typing import Any
 
@@ -91,7 +91,8 @@ class Sitter(Machine):
         """The places of its claims that are open, of a job that has ended."""
         if not job.is_over or job.status is JobStatus.CANCELLED or self.now > job.claim_end:
             return []
-        own = [seat for seat, (auditor, _) in job.seating.seals.items() if auditor == self.address]
+        open_seats = [seat for seat in job.seating.seals if seat not in job.seating.claimed]
+        own = [seat for seat in open_seats if job.seating.seals[seat][0] == self.address]
         return [("claim", job.id, seat) for seat in own if ("seat", job.id, seat) in self.records]
 
     def _sealed(self, place: e.Place) -> tuple[Digest, bytes]:

@@ -139,7 +139,8 @@ def objections_to_sitting(job: Job, program: Program | None, pace: Pace) -> tupl
     """Reasons why an auditor should not take a seat: it could not audit the job in time, or not for the fee."""
     if program is None:
         return ("it does not have the program",)
-    found, replay = (), job.checkpoints * _segment_seconds(job, pace) + pace.sending(1)
+    found: tuple[str, ...] = ()
+    replay = job.checkpoints * _segment_seconds(job, pace) + pace.sending(1)
     time = max(job.challenge_window, job.checkpoints * job.audit_time)
     if time < replay:
         found += (f"expected at least {replay} seconds for an audit of the whole run, got {time}",)

@@ -55,6 +55,7 @@ class Catch(StrEnum):
     INCONSISTENCY = "inconsistency"
     ABANDONED = "abandoned"
     REFUSED = "refused"
+    FORFEITED = "forfeited"
     HARMLESS = "harmless"
     UNPAID = "unpaid"
     FORKED = "forked"
@@ -75,6 +76,8 @@ class Adversary(ABC):
     """What the adversary hopes to gain."""
     caught: frozenset[Catch]
     """The endings that the adversary may have; any other is a counter-example. `OPEN` for a weakness."""
+    seated: bool = False
+    """Whether it can act as named in a job with seats, where no head is posted."""
 
     @property
     def open(self) -> bool:
@@ -138,7 +141,7 @@ def computes(
 ) -> Deviating:
     """A row of a table: a trainer that computes this. `has_deviated`: whether a run differs from the honest one."""
     work, ends = tried(attempt, has_deviated), frozenset(caught)
-    return Deviating(name=name, role=Role.TRAINER, gain=gain, caught=ends, work=work, needs=needs)
+    return Deviating(name=name, role=Role.TRAINER, gain=gain, caught=ends, work=work, needs=needs, seated=True)
 
 
 def step_of(job: Job, rng: Random, first: int = 1) -> int:
@@ -251,6 +254,7 @@ def row(
     *,
     before: Join = nothing,
     run: Deviation | None = None,
+    seated: bool = False,
     **choices: Choice,
 ) -> Placed:
     """A row of a table; the constructors of each place are below.
@@ -267,7 +271,7 @@ def row(
         fields = {field: draw(cast, rng) for field, draw in choices.items()}
         seat(cast, rng, name, given(make, **fields))
 
-    return Placed(name=name, role=role, gain=gain, caught=frozenset(caught), place=place)
+    return Placed(name=name, role=role, gain=gain, caught=frozenset(caught), place=place, seated=seated)
 
 
 def seat_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactory) -> None:

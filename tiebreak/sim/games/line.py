@@ -19,6 +19,7 @@ from hashlib import sha256
 from random import Random
 from typing import Annotated, Any, Final, Self, get_type_hints
 
+from tiebreak.protocol.commitments.job import MAX_SEATS
 from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -122,10 +123,13 @@ class GameLine:
     clock: Annotated[int, _seconds(1, MAX_GAME_SECONDS // 4)] = 1800
     replay: Annotated[int, _seconds(0, MAX_GAME_SECONDS // 12)] = 600
     talk: Annotated[int, _seconds(0, MAX_GAME_SECONDS // 4)] = 0
+    seats: Annotated[int, _number(0, MAX_SEATS)] = 0
 
     def __post_init__(self) -> None:
         for key, (name, form) in FIELDS.items():
             _check(key, form, getattr(self, name))
+        if self.seats and self.workshop == "logged":
+            raise ConfigurationError(f"expected seats=0 under policy logged, got {self.seats}")
 
     def random(self, purpose: str) -> Random:
         """A random stream for one purpose, for instance an adversary's slug. It does not depend on the other fields."""

@@ -7,7 +7,7 @@ before one comes a second time. So the first N games of a seed are always the sa
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Self
 
@@ -22,6 +22,8 @@ WEAKNESSES: Final = "weaknesses"
 ALL: Final = "all"
 PARTS_OF_ALL: Final = ((SINGLES, 6), (PAIRS, 3), (HONEST, 1))
 MAX_WEIGHT: Final = 1000
+SEATS: Final = (0, 0, 1, 2, 4)
+"""How many seats a job has, where seats change nothing about the adversaries."""
 _WEIGHT: Final = re.compile(r"[1-9][0-9]{0,3}")
 
 
@@ -30,13 +32,15 @@ class Repertoire:
     """Everything that can be played, by slugs.
 
     workshops: the workshops in which each adversary can act as named. singles: adversaries that the rules stop. pairs:
-    two of these that can play in one game. weaknesses: adversaries that the rules do not stop.
+    two of these that can play in one game. weaknesses: adversaries that the rules do not stop. seated: adversaries that
+    can act as named in a job with seats.
     """
 
     workshops: Mapping[str, tuple[str, ...]]
     singles: Sequence[str]
     pairs: Sequence[tuple[str, str]]
     weaknesses: Sequence[str] = ()
+    seated: frozenset[str] = frozenset()
 
     def common(self, adversaries: Sequence[str]) -> tuple[str, ...]:
         """The workshops in which all of the adversaries can play; all workshops if there are no adversaries."""
@@ -94,7 +98,9 @@ class Mix:
             raise ConfigurationError(
                 f"expected adversaries who can play in one workshop, got {' and '.join(adversaries)}"
             )
-        return draw_terms(seed, game, adversaries, rng.choice(workshops), rng)
+        drawn = draw_terms(seed, game, adversaries, rng.choice(workshops), rng)
+        may_have_seats = drawn.workshop == "exact" and repertoire.seated.issuperset(adversaries)
+        return replace(drawn, seats=rng.choice(SEATS)) if may_have_seats else drawn
 
     def _adversaries(self, seed: int, game: int, repertoire: Repertoire) -> tuple[str, ...]:
         deck = [name for name, weight in self.parts for _ in range(weight)]

@@ -38,7 +38,8 @@ def terms_of(line: GameLine) -> Terms:
         reward=line.reward, trainer_stake=line.trainer_stake, challenger_stake=line.challenger_stake,
         challenge_window=line.window, clock=line.clock, replay_time=line.replay, talk_time=line.talk,
         audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=line.levels,
-        nonce=line.random("job").getrandbits(128),
+        nonce=line.random("job").getrandbits(128), seats=line.seats,
+        seat_fee=line.reward // 10 if line.seats else 0, seat_bond=line.reward // 10 + 1 if line.seats else 0,
     )  # fmt: skip
 
 
@@ -89,6 +90,9 @@ class Gathering:
         and no false head is paid. Nothing is expected of open weaknesses.
         """
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
+        posting = [name for name in self.names if not kinds[name].seated]
+        if self.cast.terms.seats and posting:
+            raise ConfigurationError(f"{posting[0]}: expected a job without seats, got {self.cast.terms.seats}")
         ends = {end for name in self.names for end in kinds[name].caught}
         for party, names in self.behind.items():
             if len(names) > 1:
@@ -188,7 +192,8 @@ def repertoire() -> Repertoire:
         if any(_gathered(pair, w) for w in WORKSHOPS if all(w in workshops[name] for name in pair))
     ]
     weaknesses = tuple(name for name in ADVERSARIES if name not in CAUGHT)
-    return Repertoire(workshops=workshops, singles=CAUGHT, pairs=pairs, weaknesses=weaknesses)
+    seated = frozenset(name for name, kind in ADVERSARIES.items() if kind.seated)
+    return Repertoire(workshops=workshops, singles=CAUGHT, pairs=pairs, weaknesses=weaknesses, seated=seated)
 
 
 def _gathered(adversaries: tuple[str, ...], workshop: str) -> Gathering | None:

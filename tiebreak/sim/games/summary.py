@@ -174,6 +174,7 @@ ENDINGS: Final = {
     "inconsistency": "it was slashed for signing two heads that show different records of the same segment",
     "abandoned": "its job was ended because its heads did not come in time",
     "refused": "a contract or a party refused what it sent",
+    "forfeited": "it lost the bond of a seat",
     "unpaid": "it earned nothing, although others with its role did",
     "harmless": "it did nobody any harm, and gained nothing by it",
     "undetected": "its false head was paid",

@@ -19,6 +19,7 @@ from tiebreak.protocol.chain import ChainError, Receipt, Reverted, calls
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.seats import SALT_BYTES, nonce_of
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Message, open_wire
@@ -56,6 +57,14 @@ _CALLS: Final[dict[type[e.Transaction], Callable[[Any], Call]]] = {
     e.ReportFork: lambda wanted: calls.report_fork(wanted.fork),
     e.ClaimTimeout: lambda wanted: calls.timeout(wanted.game_id),
     e.Reclaim: lambda wanted: calls.reclaim(wanted.game_id),
+    e.LeavePool: lambda wanted: calls.leave_pool(wanted.bond, wanted.slot),
+    e.SealHead: lambda wanted: calls.seal_head(wanted.job_id, wanted.count, wanted.seal),
+    e.DrawSeats: lambda wanted: calls.draw_seats(wanted.job, wanted.secret),
+    e.OpenHead: lambda wanted: calls.open_head(wanted.head, wanted.salt),
+    e.ClaimSeat: lambda wanted: calls.claim_seat(
+        wanted.job_id, wanted.seat, wanted.auditor, wanted.run_root, wanted.salt
+    ),
+    e.CloseSeats: lambda wanted: calls.close_seats(wanted.job_id),
     e.Withdraw: lambda wanted: calls.withdraw(wanted.to),
 }
 
@@ -288,6 +297,10 @@ class Agent(Machine):
                 return calls.accept_job(job_id, board.jobs[job_id].job.trainer_stake)
             case e.Challenge(head=head, nonce=nonce, more=more):
                 return calls.challenge(head, nonce, board.price(board.jobs[head.head.job_id], more))
+            case e.JoinPool(bond=bond):
+                return calls.join_pool(board.free_slot(bond), bond)
+            case e.SealRoot(job_id=job_id):
+                return calls.seal_root(job_id, wanted.seat, wanted.seal, board.jobs[job_id].job.seat_bond)
             case e.MakeMove():
                 return calls.move_call(board.games[wanted.game_id].state, wanted.move)
         return _CALLS[type(wanted)](wanted)
@@ -368,14 +381,19 @@ class Builder(Agent):
 
 
 class Client(Agent, client.Client):
+    secret = b""
+    """Of the draw of its job's seats."""
+
     def run(self) -> Process:
-        self.tell(e.JobDrafted(at=self.world.now, job=self.draft()))
+        self.secret = self.rng.randbytes(SALT_BYTES) if self.world.terms.seats else b""
+        self.tell(e.JobDrafted(at=self.world.now, job=self.draft(), secret=self.secret))
         yield from ()
 
     def draft(self) -> Job:
         trainer = self.world.parties["trainer"]
+        nonce = nonce_of(self.secret) if self.secret else self.rng.getrandbits(128)
         return self.world.workshop.job(
-            client=self.address, trainer=trainer.address, nonce=self.rng.getrandbits(128), terms=self.world.terms
+            client=self.address, trainer=trainer.address, nonce=nonce, terms=self.world.terms
         )
 
 
@@ -475,8 +493,14 @@ class Auditor(Agent, auditor.Auditor):
 
         Steps that were replayed before take no time again, even for a second look at a false head.
         """
-        assert isinstance(work, e.Replay), "an auditor does nothing else that takes time"
+        assert isinstance(work, e.Replay | e.Audit), "an auditor does nothing else that takes time"
         job, root, problem = self.world.board.jobs[work.job_id], b"", ""
+        if isinstance(work, e.Audit):
+            yield from self.sleep(max(0, job.job.steps - self.account.steps) * self.world.step_seconds)
+            self.account.steps = job.job.steps
+            root = self._replay_once(job).run_root(job.job.checkpoints)
+            self.tell(e.Done(at=self.world.now, work=work, root=root))
+            return
         try:
             root = yield from self.look_at(job, work.head)
         except CannotCheck as error:

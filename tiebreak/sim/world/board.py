@@ -17,7 +17,7 @@ from tiebreak.protocol.game.moves import Concede, Move, Phase, Side
 from tiebreak.protocol.game.snapshot import Standing
 from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.parties import board
-from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob, Slot
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 _ENDINGS: Final = {
@@ -213,6 +213,28 @@ class Board(board.Board):
                 self.credits[said["account"]] = self.credit(said["account"]) + said["amount"]
             case "Withdrawn":
                 self.credits[said["account"]] = self.credit(said["account"]) - said["amount"]
+            case _:
+                self._follow_seats(event, now)
+
+    def _follow_seats(self, event: Event, now: int) -> None:
+        said = event.values
+        match event.name:
+            case "PoolJoined":
+                pool = self.pools.setdefault(said["bond"], [])
+                pool[said["slot"] : said["slot"] + 1] = [Slot(owner=said["owner"], since=now)]
+            case "PoolLeft":
+                self.pools[said["bond"]][said["slot"]].owner = None
+            case "HeadSealed":
+                job = self.jobs[said["jobId"]]
+                job.seal(said["count"], now, len(self.pools.get(job.job.seat_bond, [])))
+            case "SeatsDrawn":
+                self.jobs[said["jobId"]].draw(said["seed"], now)
+            case "RootSealed":
+                self.jobs[said["jobId"]].seating.seals[said["seat"]] = (said["auditor"], said["rootSeal"])
+            case "SeatClaimed":
+                self.jobs[said["jobId"]].seating.claimed[said["seat"]] = said["amount"]
+            case "SeatsClosed":
+                self.jobs[said["jobId"]].seating.is_closed = True
 
     def _start(self, said: dict[str, Any], call: Call, now: int) -> None:
         game_id, job, (head,) = Digest(said["gameId"]), self.jobs[said["jobId"]], call.heads

@@ -6,6 +6,7 @@
 4. The board owns exactly what it owes, and no money of an honest party is stuck in it.
 5. The Python referee and the contract agree at every move.
 6. A cheat that an honest auditor convicts by recomputing is convicted at its first lie.
+7. No seat of a true run is paid for an audit that was not made.
 
 Where an adversary ended (`ending`) is judged by what happened and not by what it claims. `sim.adversaries` lists the
 names of the endings.
@@ -74,7 +75,15 @@ class Finished:
 
 def violations(finished: Finished) -> tuple[str, ...]:
     """Every promise that was broken, as sentences."""
-    promises = (nobody_loses, false_heads_fall, adversaries_end, money_adds_up, referees_agree, first_lies)
+    promises = (
+        nobody_loses,
+        false_heads_fall,
+        adversaries_end,
+        money_adds_up,
+        referees_agree,
+        first_lies,
+        audits_are_made,
+    )
     return tuple(sentence for promise in promises for sentence in promise(finished))
 
 
@@ -98,6 +107,7 @@ def least_owed(finished: Finished, agent: Agent) -> int:
         terms = job.job
         if terms.client == agent.address:
             total -= terms.reward if job.status is JobStatus.SETTLED else 0
+            total -= terms.seat_fee * job.paid_fees
             total += terms.trainer_stake if job.status is JobStatus.ABANDONED else 0
         if terms.trainer == agent.address and isinstance(agent, Trainer):
             total += terms.reward if job.status is JobStatus.SETTLED else 0
@@ -108,8 +118,22 @@ def least_owed(finished: Finished, agent: Agent) -> int:
         if won_by_defender and game.job.job.trainer == agent.address:
             total += game.stake // 2
         if not won_by_defender and game.challenger == agent.address:
-            total += game.job.job.trainer_stake // 2
-    return total
+            total += _share(game.job)
+    return total + sum(_seats_owed(finished, agent, job) for job in finished.jobs)
+
+
+def _share(job: PublicJob) -> int:
+    """What whoever convicts the trainer gets, and each right seat."""
+    return job.job.trainer_stake // 2 // (1 + job.job.seats)
+
+
+def _seats_owed(finished: Finished, agent: Agent, job: PublicJob) -> int:
+    """What the seats of an honest auditor earned."""
+    seats = sum(auditor == agent.address for auditor, _ in job.seating.seals.values())
+    if job.status is JobStatus.SLASHED:
+        saw_it = not job.seating.is_opened or (job.job.id in finished.false_jobs and not job.equivocation)
+        return seats * (job.job.seat_fee + _share(job)) if saw_it else 0
+    return seats * job.job.seat_fee if job.is_over else 0
 
 
 def false_heads_fall(finished: Finished) -> list[str]:
@@ -135,7 +159,11 @@ def money_adds_up(finished: Finished) -> list[str]:
     chain, found = finished.world.chain, list[str]()
     accounts = {agent.address for agent in finished.agents.values()} | {BURN_ADDRESS}
     owed = sum(chain.credit(account) for account in accounts)
-    held = sum(map(_held, finished.jobs)) + sum(game.stake for game in finished.games if not game.is_over)
+    deposits = sum(
+        bond for agent in finished.agents.values() for bond, _ in finished.world.board.slots_of(agent.address)
+    )
+    stakes = sum(game.stake for game in finished.games if not game.is_over)
+    held = deposits + stakes + sum(map(_held, finished.jobs))
     owned = chain.balance(chain.deployment.board)
     if owned != owed + held:
         found.append(f"4: the board owes {owed + held} wei and owns {owned}")
@@ -152,9 +180,16 @@ def money_adds_up(finished: Finished) -> list[str]:
 
 
 def _held(job: PublicJob) -> int:
+    """What the board holds of a job, and for its seats."""
+    if job.status is JobStatus.CANCELLED or job.seating.is_closed:
+        return 0
+    seats = job.job.seats * job.job.seat_fee
     if job.status is JobStatus.OFFERED:
-        return job.job.reward
-    return job.job.reward + job.job.trainer_stake if job.status is JobStatus.ACTIVE else 0
+        return job.job.reward + seats
+    seats += job.job.seat_bond * len(job.seating.seals) - sum(job.seating.claimed.values())
+    if job.status is JobStatus.ACTIVE:
+        return job.job.reward + job.job.trainer_stake + seats
+    return seats + (job.job.trainer_stake // 2 - _share(job) if job.status is JobStatus.SLASHED else 0)
 
 
 def _is_stuck(finished: Finished, job: PublicJob) -> bool:
@@ -190,6 +225,19 @@ def first_lies(finished: Finished) -> list[str]:
     return found
 
 
+def audits_are_made(finished: Finished) -> list[str]:
+    """Promise 7. A trainer's own accounts know its root, and a guess at a false one is right."""
+    found = []
+    for job in finished.jobs:
+        if job.status is not JobStatus.SETTLED or finished.deviations.keys() & {"trainer"}:
+            continue
+        for seat, amount in job.seating.claimed.items():
+            name = finished.name_of(job.seating.seals[seat][0])
+            if amount > job.job.seat_bond and finished.agents[name].account.steps < job.job.steps:
+                found.append(f"7: seat {seat} paid {name} {amount} wei for an audit that was not made")
+    return found
+
+
 # ---------------------------------------------------------------- where an adversary ended
 
 
@@ -197,8 +245,8 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
     """How a dishonest party ended. The first of the following that applies is returned.
 
     A job of the party was slashed (and how) or abandoned; one of its false heads was settled (undetected); it lost a
-    game that it started (and how); something of it was refused; it was not paid although another party of its role was,
-    or a trainer would have been (unpaid). Otherwise it was harmless.
+    game that it started (and how); it lost the bond of a seat (forfeited); something of it was refused; it was not paid
+    although another party of its role was, or a trainer would have been (unpaid). Otherwise it was harmless.
     """
     how = _as_trainer(world, agent, false_jobs) if isinstance(agent, Trainer) else None
     if how is not None:
@@ -210,6 +258,8 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
     ]
     if lost:
         return _reason(lost[0])
+    if any(_forfeited(job, agent) for job in world.board.jobs.values()):
+        return "forfeited"
     if agent.account.refused:
         return "refused"
     others = [name for name, other in world.parties.items() if isinstance(other, Agent) and other.ROLE == agent.ROLE]
@@ -233,6 +283,12 @@ def _as_trainer(world: World, agent: Agent, false_jobs: Collection[Digest]) -> s
         if job.status is JobStatus.SETTLED and job.job.id in false_jobs:
             return UNDETECTED
     return None
+
+
+def _forfeited(job: PublicJob, agent: Agent) -> bool:
+    """Whether a seat of the agent was not claimed before it was too late."""
+    own = [seat for seat, (auditor, _) in job.seating.seals.items() if auditor == agent.address]
+    return job.is_over and any(seat not in job.seating.claimed for seat in own)
 
 
 def _lost_by(game: PublicGame, side: Side) -> bool:

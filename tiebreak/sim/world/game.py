@@ -13,6 +13,7 @@ from typing import Any, Final
 from tiebreak.protocol.chain.simulated import SimulatedChain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
+from tiebreak.protocol.commitments.seats import POOL_SECONDS
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import describe
@@ -120,6 +121,7 @@ def watch(cast: Cast, line: str, secrets: Random) -> tuple[World, GameResult]:
         agent.start()
     terms = cast.terms
     limit = _LONGEST * max(terms.challenge_window, terms.clock, terms.replay_time)
+    limit += 2 * POOL_SECONDS if terms.seats else 0  # until auditors may leave the pool
     while world.env.peek() <= limit:
         world.env.step()
     return world, conclude(cast, line, world, agents, cut_short=world.env.peek() < inf)

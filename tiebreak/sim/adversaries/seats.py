@@ -1,0 +1,147 @@
+"""Jobs with seats: auditors that want a fee without an audit, and trainers that want to be their own auditors.
+
+Each gets into a job with seats and an honest auditor beside it, which audits if it draws a seat, is paid for it, and
+replays the head once it is opened. Nobody who has computed nothing is paid in a job that settles (promise 7).
+"""
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Final
+
+from tiebreak.protocol.chain import calls
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties.board import PublicJob
+from tiebreak.protocol.parties.events import Work
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.adversaries.auditors import seat_auditor
+from tiebreak.sim.adversaries.base import TRAINER, Catch, Role, false_sum, row, seat_friend, seat_trainer
+from tiebreak.sim.adversaries.collusion import SelfReporter, seat_pair
+from tiebreak.sim.world.agents import Process, Scripted, Trainer
+from tiebreak.sim.world.cast import Cast, TrainerFactory
+
+MOST_SLOTS: Final = 3
+"""Slots that a trainer buys of a pool in which the honest auditor has one."""
+
+
+def with_seats(cast: Cast, rng: Random) -> None:
+    """Gives the job seats, unless its line says how many. Raises `ConfigurationError` under policy `logged`."""
+    if cast.workshop.name == "logged":
+        raise ConfigurationError("expected workshop=exact for a job with seats, got logged")
+    if not cast.terms.seats:
+        fee = cast.terms.reward // 10
+        cast.terms = replace(cast.terms, seats=rng.randint(2, 8), seat_fee=fee, seat_bond=fee + 1)
+
+
+# ---------------------------------------------------------------- auditors
+
+
+class Guessing(Scripted):
+    """Seals a root that it made up."""
+
+    def root_to_seal(self, job: PublicJob) -> Digest | None:  # noqa: ARG002
+        return Digest(self.rng.randbytes(32))
+
+
+class Absent(Scripted):
+    """Takes a slot, and leaves its seats empty."""
+
+    def begin(self, work: Work) -> None:
+        """It computes nothing, and so has nothing to seal."""
+
+
+class SealCopier(Absent):
+    """Posts a copy of another auditor's seal to its own seat, and claims with what that one opens."""
+
+    def follow(self, job: PublicJob) -> Process:
+        """Wait for a seal to copy, and then for what opens it."""
+        seals, copied = job.seating.seals, list[int]()
+        yield from self.until(lambda: bool(seals) or job.is_over)
+        theirs = next((seal for _, seal in seals.values()), None)
+        for seat in range(job.job.seats):
+            if theirs is None or job.is_over or self.world.board.seat_owner(job, seat) != self.address:
+                continue
+            if (yield from self.attempt(calls.seal_root(job.id, seat, theirs, job.job.seat_bond))):
+                copied.append(seat)
+        yield from self.until(lambda: job.is_over)
+        if not copied:
+            return
+        yield from self.until(lambda: bool(self._claims_of(job)), job.claim_end - self.world.block_seconds)
+        for shown in self._claims_of(job)[:1]:
+            _, _, _, root, salt = shown.arguments
+            self.spam(calls.claim_seat(job.id, seat, self.address, root, salt) for seat in copied)
+
+    def _claims_of(self, job: PublicJob) -> list[calls.Call]:
+        done = (included.pending.call for block in self.world.blocks for included in block.transactions)
+        return [call for call in done if call.job_id == job.id and call.kind == "claimSeat"]
+
+
+# ---------------------------------------------------------------- trainers
+
+
+class Keeping(Trainer):
+    """Never opens its final head, so that nobody can say that it is false."""
+
+    def opens(self, job: PublicJob) -> bool:  # noqa: ARG002
+        return False
+
+
+class Bought(Scripted):
+    """An account of the trainer's in the pool: it seals its master's root."""
+
+    def root_to_seal(self, job: PublicJob) -> Digest | None:
+        trainer = self.world.parties[TRAINER]
+        assert isinstance(trainer, Trainer), "the cast has one"
+        return trainer.held()[1].run_root(job.job.checkpoints)
+
+
+class Leaking(Trainer):
+    """Shows its signed final head as soon as it is sealed, so that auditors need not look for themselves."""
+
+    def follow(self, job: PublicJob) -> Process:
+        yield from self.until(lambda: job.is_sealed or job.is_over)
+        if job.is_sealed:
+            self.publish_head(self.head(job.job, job.job.checkpoints))
+
+
+class Believing(Absent):
+    """Seals the root of the head that the trainer showed too early."""
+
+    def root_to_seal(self, job: PublicJob) -> Digest | None:
+        shown = [head.head.run_root for head in self.heads_of(job.id) if head.head.count == job.job.checkpoints]
+        return shown[0] if shown else None
+
+
+def seat_with_slots(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
+    """Buys all slots of the pool but the honest auditor's."""
+    for _ in range(rng.randint(1, MOST_SLOTS)):
+        seat_friend(cast, name, "slot", Bought)
+    seat_trainer(cast, rng, name, make)
+
+
+def seat_with_believer(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
+    seat_friend(cast, name, "believer", Believing)
+    seat_trainer(cast, rng, name, make)
+
+
+_seat: Final = partial(
+    row, Role.AUDITOR, seat_auditor, before=with_seats, caught={Catch.FORFEITED, Catch.UNPAID, Catch.HARMLESS},
+    seated=True,
+)  # fmt: skip
+_trainer: Final = partial(row, Role.TRAINER, before=with_seats, seated=True)
+# fmt: off
+ADVERSARIES: Final = (
+    _seat("seat sealed with a guess", Guessing, "a fee without an audit"),
+    _seat("seal of a seat copied", SealCopier, "a fee for another's audit"),
+    _seat("seat left empty", Absent, "nothing: it takes a chance from those that would audit",
+        caught={Catch.UNPAID, Catch.HARMLESS}),
+    _trainer(seat_with_slots, "seats bought, all but one", Trainer, "auditors of its own, who find nothing",
+        run=false_sum()),
+    _trainer(seat_with_believer, "root shown to the seats", Leaking, "auditors who believe it, and do not look",
+        run=false_sum()),
+    _trainer(seat_trainer, "sealed head never opened", Keeping, "that its lie stays under the seal", {Catch.ABANDONED},
+        run=false_sum()),
+    _trainer(seat_pair(SelfReporter), "self-report in a job with seats", Trainer,
+        "the prover's half of its stake, of which the seats get their shares", {Catch.EQUIVOCATION}, run=false_sum()),
+)
+# fmt: on
