@@ -124,17 +124,18 @@ def seat_with_believer(cast: Cast, rng: Random, name: str, make: TrainerFactory)
     seat_trainer(cast, rng, name, make)
 
 
+_EARNED_NOTHING: Final = {Catch.UNPAID, Catch.HARMLESS, Catch.REFUSED}
+"""Refused if another auditor took the slot of the pool that it wanted in the same block."""
 _seat: Final = partial(
-    row, Role.AUDITOR, seat_auditor, before=with_seats, caught={Catch.FORFEITED, Catch.UNPAID, Catch.HARMLESS},
-    seated=True,
-)  # fmt: skip
+    row, Role.AUDITOR, seat_auditor, before=with_seats, caught=_EARNED_NOTHING | {Catch.FORFEITED}, seated=True
+)
 _trainer: Final = partial(row, Role.TRAINER, before=with_seats, seated=True)
 # fmt: off
 ADVERSARIES: Final = (
     _seat("seat sealed with a guess", Guessing, "a fee without an audit"),
     _seat("seal of a seat copied", SealCopier, "a fee for another's audit"),
     _seat("seat left empty", Absent, "nothing: it takes a chance from those that would audit",
-        caught={Catch.UNPAID, Catch.HARMLESS}),
+        caught=_EARNED_NOTHING),
     _trainer(seat_with_slots, "seats bought, all but one", Trainer, "auditors of its own, who find nothing",
         run=false_sum()),
     _trainer(seat_with_believer, "root shown to the seats", Leaking, "auditors who believe it, and do not look",

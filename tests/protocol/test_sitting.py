@@ -1,0 +1,243 @@
+"""Jobs with seats, by the machines alone: who says what when, what a crash leaves of it, and who stays away."""
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from tests.protocol.runs import CHALLENGER, SECRET, Liar, Run, program
+from tests.protocol.town import JOB, KINDS, LIE, PACE, START, Fate, KnowingAuditor, KnowingClient, KnowingTrainer, Town
+from tests.protocol.town import root as root_of
+from tiebreak.protocol.commitments.seats import head_seal, nonce_of, root_seal, seed_of
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import sitter
+from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob, Slot
+from tiebreak.protocol.parties.terms import objections_to_sitting
+
+SEATED = replace(
+    JOB, seats=2, seat_fee=50, seat_bond=60, audit_time=30, nonce=nonce_of(SECRET), challenge_window=240,
+    trainer_stake=601,
+)  # fmt: skip
+TRUTH, FALSE = Run(SEATED), Liar(SEATED, *LIE)
+SHARE = SEATED.trainer_stake // 2 // 3
+POOL_SECONDS = 1200
+ENDED = (JobStatus.SETTLED, JobStatus.SLASHED, JobStatus.ABANDONED)
+
+
+@pytest.fixture(autouse=True)
+def short_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a town need not last for weeks."""
+    monkeypatch.setattr(sitter, "POOL_SECONDS", POOL_SECONDS)
+
+
+class SeatedTown(Town):
+    """Its board has seats; it counts what it takes and pays for them."""
+
+    def __init__(self, run: Run = TRUTH, **more: Any) -> None:
+        super().__init__(run, **more)
+        self.truth, self.seal, self.held = TRUTH, b"", 0
+        self.at(START, lambda: self.tell("client", e.JobDrafted(at=self.now, job=SEATED, secret=SECRET)))
+
+    def done(self, work: e.Work) -> e.Event:
+        if isinstance(work, e.Audit):
+            return e.Done(at=self.now, work=work, root=root_of(self.truth, SEATED.checkpoints))
+        return super().done(work)
+
+    def execute(self, sender: bytes, wanted: e.Transaction) -> str:
+        if isinstance(wanted, e.OnSeats):
+            return self.seat(sender, wanted)
+        if isinstance(wanted, e.PostHead):
+            return "HeadMustBeSealed"
+        return super().execute(sender, wanted)
+
+    def pay(self, account: bytes, amount: int) -> None:
+        self.held -= amount
+        self.board.credits[account] = self.board.credits.get(account, 0) + amount  # type: ignore[index,arg-type]
+
+    def seat(self, sender: Any, wanted: Any) -> str:  # noqa: C901  # one case a transaction
+        now, pools = self.now, self.board.pools
+        match wanted:
+            case e.JoinPool(bond=bond):
+                slots = pools.setdefault(bond, [])
+                number = self.board.free_slot(bond)
+                slots[number : number + 1] = [Slot(owner=sender, since=now)]
+                self.held += bond
+                return ""
+            case e.LeavePool(bond=bond, slot=number):
+                if now <= pools[bond][number].since + POOL_SECONDS:
+                    return "WindowOpen"
+                pools[bond][number].owner = None
+                self.pay(sender, bond)
+                return ""
+        job = self.job
+        late = now > job.window_end
+        match wanted:
+            case e.SealHead(count=count, seal=seal):
+                job.seal(count, now, len(pools.get(SEATED.seat_bond, [])))
+                self.seal, self.held = seal, self.held + (2 * SEATED.seat_fee if count == 1 else 0)
+            case e.DrawSeats(job=drawn, secret=secret):
+                assert nonce_of(secret) == drawn.nonce
+                assert job.is_sealed
+                job.draw(seed_of(job.id, bytes(32), secret), now)
+            case e.SealRoot(seat=seat, seal=seal):
+                if late:
+                    return "WindowClosed"
+                assert self.board.seat_owner(job, seat) == sender
+                job.seating.seals[seat] = (sender, seal)
+                self.held += SEATED.seat_bond
+            case e.OpenHead(head=head, salt=salt):
+                if not late:
+                    return "WindowOpen"
+                assert head_seal(job.id, head.head.count, head.head.run_root, salt) == self.seal
+                job.post(head.head.count, now)
+                self.posted.append(head)
+            case e.ClaimSeat(seat=seat, auditor=auditor, run_root=root, salt=salt):
+                return self.claim(seat, auditor, root, salt)
+            case e.CloseSeats():
+                if now <= job.claim_end:
+                    return "WindowOpen"
+                job.seating.is_closed = True
+                self.pay(JOB.client, (SEATED.seats - job.paid_fees) * SEATED.seat_fee)
+        return ""
+
+    def claim(self, seat: int, auditor: Any, root: bytes, salt: bytes) -> str:
+        job = self.job
+        assert job.seating.seals[seat] == (auditor, root_seal(job.id, auditor, root, salt))  # type: ignore[arg-type]
+        if seat in job.seating.claimed or job.status not in ENDED:
+            return "WrongSealOpened"
+        agrees = job.seating.is_opened and root == root_of(self.run, SEATED.checkpoints)
+        if job.status is JobStatus.SETTLED and not agrees:
+            return "WrongRoot"
+        earns = agrees is (job.status is JobStatus.SETTLED)
+        share = SHARE if job.status is JobStatus.SLASHED else 0
+        job.seating.claimed[seat] = SEATED.seat_bond + (SEATED.seat_fee + share if earns else 0)
+        self.pay(auditor, job.seating.claimed[seat])
+        return ""
+
+    def told(self, name: str, kind: type) -> list[Any]:
+        """The transactions of a kind that a party asked for."""
+        actions = (a.transaction for a in self.seen[name].actions if isinstance(a, e.Transact))
+        return [transaction for transaction in actions if isinstance(transaction, kind)]
+
+
+def test_a_seat_is_audited_before_it_is_sealed_and_paid_after_the_job() -> None:
+    town = SeatedTown().play(3000)
+    assert town.job.status is JobStatus.SETTLED
+    assert set(town.job.seating.claimed.values()) == {SEATED.seat_bond + SEATED.seat_fee}
+    assert len(town.job.seating.claimed) == 2
+    assert not any(town.board.credits.values()), "everyone has withdrawn"
+    assert town.held == 0
+    order = [type(a.work if isinstance(a, e.Start) else a.transaction) for a in town.seen["auditor"].actions
+             if isinstance(a, e.Start | e.Transact)]  # fmt: skip
+    assert order[:4] == [e.JoinPool, e.Audit, e.SealRoot, e.SealRoot]
+    assert e.Replay not in order, "what it computed for its seat says that the head is true"
+
+
+def test_nobody_sees_a_root_before_the_auditors_have_sealed_theirs() -> None:
+    town = SeatedTown()
+    town.play(300)
+    (sealed,) = town.board.jobs.values()
+    assert sealed.is_sealed
+    assert sealed.seating.seals
+    assert not [a for a in town.seen["trainer"].actions if isinstance(a, e.ShowHead | e.PublishRun)]
+    town.play(3000)
+    (opened,) = [a for a in town.seen["trainer"].actions if isinstance(a, e.ShowHead)]
+    assert opened.head.head.count == SEATED.checkpoints
+
+
+def test_seats_share_what_a_lie_costs() -> None:
+    town = SeatedTown(FALSE).play(3000)
+    assert town.job.status is JobStatus.SLASHED
+    assert set(town.job.seating.claimed.values()) == {SEATED.seat_bond + SEATED.seat_fee + SHARE}
+
+
+class Silent(KnowingClient):
+    def draws(self, job: PublicJob) -> bool:
+        return False
+
+
+class Keeping(KnowingTrainer):
+    def opens(self, job: PublicJob) -> bool:
+        return False
+
+
+class Elsewhere(KnowingAuditor):
+    def sits(self, job: PublicJob) -> bool:
+        return False
+
+
+def test_a_client_that_never_draws_has_no_fees_to_take_back() -> None:
+    town = SeatedTown(kinds={"client": Silent}).play(3000)
+    assert (town.job.status, town.job.seating.seals) == (JobStatus.SETTLED, {})
+    assert town.told("client", e.CloseSeats) == []
+
+
+def test_a_client_takes_back_the_fees_of_empty_seats() -> None:
+    town = SeatedTown(kinds={"auditor": Elsewhere})
+    town.at(START + 2400, town.mine)  # a block long after the job, when nobody else sends anything
+    town.play(3000)
+    assert town.job.status is JobStatus.SETTLED
+    assert town.told("auditor", e.JoinPool) == []
+    assert len(town.told("client", e.CloseSeats)) == 1
+    assert not any(town.board.credits.values())
+    assert town.held == 0
+
+
+def test_a_trainer_that_does_not_open_its_head_is_abandoned_and_the_seats_are_paid() -> None:
+    town = SeatedTown(FALSE, kinds={"trainer": Keeping}).play(3000)
+    assert town.job.status is JobStatus.ABANDONED
+    assert set(town.job.seating.claimed.values()) == {SEATED.seat_bond + SEATED.seat_fee}
+
+
+@pytest.mark.parametrize("name", ["client", "trainer", "auditor"])
+def test_a_party_that_dies_says_the_same_again(name: str, cases: Any) -> None:
+    """After any of its events: the same seals, byte for byte, and every wei where it belongs."""
+    whole = SeatedTown(FALSE).play(3000)
+    for event in range(1, whole.seen[name].events, whole.seen[name].events // 9):
+        town = SeatedTown(FALSE, fate=Fate(dies=(name, event))).play(3000)
+        said = {n: seen.statements for n, seen in town.seen.items()}
+        assert said == {n: seen.statements for n, seen in whole.seen.items()}, event
+        assert town.job.seating.claimed == whole.job.seating.claimed
+        cases()
+
+
+# ---------------------------------------------------------------- terms
+
+
+def test_an_auditor_stays_out_where_a_seat_does_not_pay_or_leaves_no_time() -> None:
+    pace = replace(PACE, step_wei=1)
+    assert objections_to_sitting(SEATED, program(), pace) == ()
+    assert "it does not have the program" in objections_to_sitting(SEATED, None, pace)
+    dear = replace(PACE, step_wei=SEATED.seat_fee // SEATED.steps + 1)
+    (fee,) = objections_to_sitting(SEATED, program(), dear)
+    assert "expected a seat fee of at least" in fee
+    (time,) = objections_to_sitting(replace(SEATED, challenge_window=1, audit_time=0), program(), pace)
+    assert "for an audit of the whole run, got 1" in time
+
+
+def seated_board(pool: list[Slot], sealed_at: int = 10) -> tuple[Board, PublicJob]:
+    board, job = Board(), PublicJob(job=SEATED, status=JobStatus.ACTIVE, last_progress=0)
+    board.jobs[job.id], board.pools[SEATED.seat_bond] = job, pool
+    job.seal(SEATED.checkpoints, sealed_at, len(pool))
+    return board, job
+
+
+def test_a_seat_belongs_to_a_slot_that_was_filled_before_the_final_seal() -> None:
+    owner = CHALLENGER.address
+    board, job = seated_board([Slot(owner=owner, since=9), Slot(owner=None, since=0), Slot(owner=owner, since=10)])
+    assert board.seat_owner(job, 0) is None, "not drawn yet"
+    job.draw(seed_of(job.id, bytes(32), SECRET), 11)
+    assert board.seat_owner(job, 0) == owner
+    for pool in ([], [Slot(owner=None, since=0)], [Slot(owner=owner, since=10)]):
+        board, job = seated_board(pool)
+        job.draw(seed_of(job.id, bytes(32), SECRET), 11)
+        assert board.seat_owner(job, 0) is None
+    assert board.free_slot(SEATED.seat_bond) == 1
+    assert board.slots_of(owner) == [(SEATED.seat_bond, 0)]
+
+
+def test_the_same_run_has_another_seal_for_everyone() -> None:
+    root, salt = root_of(TRUTH, SEATED.checkpoints), sha256(b"salt").digest()
+    seals = {root_seal(SEATED.id, KINDS[name][1].address, root, salt) for name in ("client", "trainer", "auditor")}  # type: ignore[union-attr]
+    assert len(seals | {head_seal(SEATED.id, SEATED.checkpoints, root, salt)}) == 4
