@@ -91,7 +91,7 @@ def test_what_is_usual_belongs_to_the_version() -> None:
     assert USUAL == {
         "adversaries": (), "workshop": "exact", "auditors": 1, "levels": 4, "reward": 10**19,
         "trainer_stake": 4 * 10**19 + 1, "challenger_stake": 4 * 10**18, "window": 3600, "clock": 1800, "replay": 600,
-        "talk": 0,
+        "talk": 0, "seats": 0,
     }  # fmt: skip
     assert list(FIELDS) == [
         "seed", "game", "with", "workshop", "auditors", "levels", "reward", "trainer-stake", "challenger-stake",
