@@ -95,7 +95,7 @@ def test_what_is_usual_belongs_to_the_version() -> None:
     }  # fmt: skip
     assert list(FIELDS) == [
         "seed", "game", "with", "workshop", "auditors", "levels", "reward", "trainer-stake", "challenger-stake",
-        "window", "clock", "replay", "talk",
+        "window", "clock", "replay", "talk", "seats",
     ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.source_tree import ROOT
-from tiebreak.sim.adversaries import talking
+from tiebreak.sim.adversaries import seats, talking
 from tiebreak.sim.games.line import GameLine, slug
 from tiebreak.sim.games.playing import ADVERSARIES, CAUGHT
 from tiebreak.sim.games.series import to_text
@@ -17,7 +17,7 @@ JOINED = {
     "heads-at-the-last-second-past-the-deadline", "records-rewritten", "games-of-a-year",
     "true-heads-at-the-last-second-then-the-rest-at-once", "a-challenge-made-dear-for-others",
     "delayed-blocks", "reorganised-blocks", "reorganised-seal",
-} | {slug(one.name) for one in talking.ADVERSARIES}  # fmt: skip
+} | {slug(one.name) for module in (talking, seats) for one in module.ADVERSARIES}  # fmt: skip
 """The adversaries that joined since these games were played."""
 CAUGHT_SINCE = {"final-head-at-once-in-a-short-window", "all-segments-challenged-at-once"}
 """Was a weakness when they were."""
