@@ -23,7 +23,7 @@ STEP: Final = ("instructions", "products", "terms", "elements")
 BOARD: Final = {
     "create": "create job", "accept": "accept job", "head": "post head", "settle": "settle", "withdraw": "withdraw",
     "challenge": "challenge", "reclaim": "reclaim", "concede": "concede", "timeout": "timeout",
-    "equivocation": "report equivocation",
+    "equivocation": "report equivocation", "seal": "seal root", "claim": "claim seat",
 }  # fmt: skip
 Cases = dict[str, dict[str, float]]
 

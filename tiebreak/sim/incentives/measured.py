@@ -36,14 +36,13 @@ def cost(kind: str, name: str, features: Mapping[str, float]) -> float:
 def measured(levels: int) -> dict[str, int]:
     """Gas of each transaction, where a move of a dispute shows so many levels of a tree.
 
-    defence, prosecution: all transactions of one side in a game that is walked to its end. answer: one move. seal,
-    claim: of a seat, where they were not measured: as dear as a challenge and its reclaim, which also lock a stake and
-    pay it back, and a withdrawal.
+    defence, prosecution: all transactions of one side in a game that is walked to its end. answer: one move. claim:
+    of a seat, with the withdrawal.
     """
     game, board = dispute(levels), FIGURES["board"]
     defence, prosecution = sides(game)
-    seat = {"seal": board["challenge"], "claim": board["reclaim"] + board["withdraw"]}
-    return {**seat, **board, "defence": defence, "prosecution": prosecution, "answer": game["descend"]}
+    claim = board["claim"] + board["withdraw"]
+    return {**board, "claim": claim, "defence": defence, "prosecution": prosecution, "answer": game["descend"]}
 
 
 def dispute(levels: int) -> dict[str, int]:
