@@ -13,8 +13,9 @@ import click
 from benchmarks.table import Row, placed, publish
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.chain import EmbeddedChain, Receipt, calls
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 CLIENT, TRAINER, CHALLENGER, SECOND = (PrivateKey.from_int(number) for number in (11, 12, 13, 14))
@@ -47,14 +48,14 @@ class Bench:
         """The client's, of the newest job."""
         return digest(f"secret {self.jobs}")
 
-    def job(self, seats: int = 0) -> Job:
+    def job(self, seats: int = 0, policy: Policy = Policy.EXACT) -> Job:
         """A job of eight checkpoints, offered."""
         self.jobs += 1
         nonce = int.from_bytes(tagged_hash(Tag.SECRET, self.secret()), "big") if seats else self.jobs
         job = Job(
             client=CLIENT.address, trainer=TRAINER.address, program_root=digest("program"), body_count=4000,
             state_count=400, data_count=2, initial_state_root=digest("state"), data_root=digest("data"), steps=8000,
-            checkpoint_interval=1000, reward=TERMS.reward, trainer_stake=TERMS.trainer_stake,
+            checkpoint_interval=1000, policy=int(policy), reward=TERMS.reward, trainer_stake=TERMS.trainer_stake,
             challenger_stake=TERMS.challenger_stake, challenge_window=TERMS.challenge_window, clock=TERMS.clock,
             replay_time=TERMS.replay_time, talk_time=TERMS.talk_time,
             audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=TERMS.descent_levels,
@@ -64,8 +65,8 @@ class Bench:
         self.take("create job with seats" if seats else "create job", receipt)
         return job
 
-    def accepted(self, seats: int = 0) -> Job:
-        job = self.job(seats)
+    def accepted(self, seats: int = 0, policy: Policy = Policy.EXACT) -> Job:
+        job = self.job(seats, policy)
         receipt = self.chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))
         self.take("accept job with seats" if seats else "accept job", receipt)
         return job
@@ -93,6 +94,16 @@ class Bench:
         job = self.accepted()
         self.chain.advance(TERMS.challenge_window + 2)
         self.take("abandon", self.chain.send(CLIENT, calls.abandon(job.id)))
+
+    def parted(self) -> None:
+        job = self.accepted(policy=Policy.LOGGED)
+        head = self.head(job, 2)
+        self.chain.send(TRAINER, calls.post_head(head))
+        receipt = LogReceipt.sign(head.head, self.chain.domain, CLIENT)
+        self.take("acknowledge", self.chain.send(TRAINER, calls.acknowledge(receipt)))
+        self.chain.advance(max(TERMS.challenge_window, 2 * TERMS.audit_time) + 2)
+        self.take("part", self.chain.send(TRAINER, calls.part(job.id)))
+        self.chain.send(TRAINER, calls.withdraw(TRAINER.address))  # `settle` is measured without a credit there
 
     def slashed(self) -> None:
         """Measures slashing: conflicting heads during an open game, a concession, and a challenger out of time."""
@@ -145,7 +156,9 @@ def measure() -> dict[str, int]:
         chain.fund(key.address)
     chain.deploy(CLIENT)
     bench = Bench(chain=chain)
-    parts: tuple[Callable[[], None], ...] = (bench.settled, bench.ended_early, bench.slashed, bench.seated)
+    parts: tuple[Callable[[], None], ...] = (
+        bench.settled, bench.ended_early, bench.parted, bench.slashed, bench.seated,
+    )  # fmt: skip
     for part in parts * 2:
         part()
     return bench.gas

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 12_100,
+    "tiebreak/protocol/": 12_400,
     "tiebreak/engine/": 17_300,
-    "tiebreak/sim/": 11_100,
+    "tiebreak/sim/": 11_300,
     "tiebreak/": 6_000,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 3_100,
+    "benchmarks/": 3_150,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

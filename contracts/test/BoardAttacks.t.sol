@@ -52,7 +52,7 @@ contract BoardAttacksTest is GameBase {
     /// A withdrawal that re-enters through any function of the board gets what it is owed and nothing else.
     function test_reentering_through_every_entry_point() external {
         uint256 allowed = 0;
-        for (uint256 which = 0; which < 28; ++which) {
+        for (uint256 which = 0; which < 30; ++which) {
             uint256 snapshot = VM.snapshotState();
             if (_reenter(which)) ++allowed;
             require(VM.revertToState(snapshot), "back");
@@ -117,6 +117,8 @@ contract BoardAttacksTest is GameBase {
         if (which == 24) return (abi.encodeCall(ISeats.openHead, (head, signature, SALT)), 0);
         if (which == 25) return (abi.encodeCall(ISeats.claimSeat, (active, 0, address(this), WRONG, SALT)), 0);
         if (which == 26) return (abi.encodeCall(ISeats.closeSeats, (active)), 0);
+        if (which == 28) return (abi.encodeCall(IJobBoard.part, (active)), 0);
+        if (which == 29) return (abi.encodeCall(IJobBoard.acknowledge, (head, signature)), 0);
         IJobBoard.Job memory job = _job(99);
         if (which == 27) return (abi.encodeCall(ISeats.drawSeats, (job, SALT)), 0);
         return (abi.encodeCall(IJobBoard.createJob, (job, "")), REWARD);
@@ -156,6 +158,26 @@ contract BoardAttacksTest is GameBase {
         VM.prank(client);
         board.abandon(jobId);
         _drained(0);
+    }
+
+    function test_every_wei_of_a_parted_job_can_be_withdrawn() external {
+        for (uint64 receipts = 0; receipts < 3; ++receipts) {
+            IJobBoard.Job memory job = _job(receipts + 1);
+            (job.policy, job.reward) = (1, REWARD + receipts);
+            jobId = _offer(job);
+            _accept(jobId);
+            _post(jobId, 3, GameTrees.root(runLeaves));
+            IJobBoard.Head memory head = _head(jobId, receipts, WRONG);
+            bytes memory receipt = _signature(CLIENT_KEY, board.receiptDigest(head));
+            if (receipts > 0) board.acknowledge(head, receipt);
+            _warp(current + WINDOW + 1);
+            uint256 before = board.credit(trainer) + trainer.balance;
+            VM.prank(receipts == 1 ? client : trainer);
+            board.part(jobId);
+            uint256 earned = board.credit(trainer) + trainer.balance - before - TRAINER_STAKE;
+            _equal((REWARD + receipts) * receipts / 3, earned, "for what was receipted");
+            _drained(0);
+        }
     }
 
     function test_every_wei_of_a_convicted_job_can_be_withdrawn_or_is_burned() external {

@@ -20,6 +20,8 @@ contract BoardHandler is GameBase {
     /// Deposits in the pool, and how often each call of the seats succeeded.
     uint256 public deposits;
     uint256[8] public seated;
+    uint256 public receipted;
+    uint256 public parted;
 
     function jobCount() external view returns (uint256) {
         return jobs.length;
@@ -75,7 +77,42 @@ contract BoardHandler is GameBase {
         uint64 count = board.job(id).headCount;
         if (board.job(id).seats != 0 && (count < 3 || board.seating(id).headSeal != 0)) return seat(seed);
         if (count < 3) _postNext(id, count + 1 + uint64(seed % (3 - count)));
-        else if (_windowOver(id) && board.job(id).openGames == 0) board.settle(id);
+        else if (_windowOver(id) && board.job(id).openGames == 0) _end(id);
+    }
+
+    /// @dev The receipt of the last head, or of an earlier one.
+    function acknowledge(uint256 seed) external {
+        ++calls;
+        for (uint256 i = 0; i < jobs.length; ++i) {
+            JobId id = jobs[addmod(seed, i, jobs.length)];
+            IJobBoard.JobState memory state = board.job(id);
+            uint64 known = board.receipts(id);
+            if (state.status != IJobBoard.JobStatus.ACTIVE || state.policy == 0 || known == state.headCount) continue;
+            uint64 count = known + 1 + uint64((seed >> 8) % (state.headCount - known));
+            _acknowledge(id, count);
+            ++done;
+            return;
+        }
+        _offerAndAccept(seed);
+    }
+
+    function _acknowledge(JobId id, uint64 count) private {
+        IJobBoard.Head memory head = _head(id, count, GameTrees.root(runLeaves));
+        board.acknowledge(head, _signature(CLIENT_KEY, board.receiptDigest(head)));
+        ++receipted;
+    }
+
+    /// @dev The window of a job with its final head is over.
+    function _end(JobId id) private {
+        bool isLogged = board.job(id).policy == 1;
+        if (isLogged && board.receipts(id) != 3) _part(id);
+        else board.settle(id);
+    }
+
+    function _part(JobId id) private {
+        VM.prank(current % 2 == 0 || !_windowOver(id) ? client : trainer);
+        board.part(id);
+        ++parted;
     }
 
     /// @dev INVARIANT: each new segment brings its audit time, after those before it.
@@ -133,9 +170,11 @@ contract BoardHandler is GameBase {
         if (board.seating(id).headSeal != 0 && seed % 4 != 0) {
             return _windowOver(id) ? _openHead(id, 3, GameTrees.root(runLeaves)) : _elapse(seed);
         } else if (board.seating(id).headSeal == 0 && state.headCount == 3) {
-            return _windowOver(id) ? board.settle(id) : _elapse(seed);
+            return _windowOver(id) ? _end(id) : _elapse(seed);
         }
-        if (current <= _due(id)) return _elapse(seed);
+        bool parts = state.policy == 1 && state.headCount != 0;
+        if (parts ? !_windowOver(id) && current <= _deadline(id) : current <= _due(id)) return _elapse(seed);
+        if (parts) return _part(id);
         VM.prank(client);
         board.abandon(id);
     }
@@ -332,7 +371,10 @@ contract BoardHandler is GameBase {
         } else if (phase == IGame.Phase.OPEN_STEPS) {
             _play(side, abi.encodeCall(IGame.openSteps, (gameId, two, two, 0, 0, 0)));
         } else {
-            _play(side, abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, two, two, 0, new bytes32[](0))));
+            IGame.GameState memory state = games.game(gameId);
+            bool hasLog = board.job(state.jobId).policy == 1 && state.leaves > 1;
+            bytes32[] memory siblings = hasLog ? two : new bytes32[](0);
+            _play(side, abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, two, two, 0, siblings)));
         }
     }
 
@@ -359,19 +401,25 @@ contract BoardHandler is GameBase {
     /// @dev By when the next head must be there, or the final one.
     function _due(JobId id) private view returns (uint256) {
         IJobBoard.JobState memory state = board.job(id);
-        uint256 due = uint256(Instant.unwrap(state.accepted)) + Duration.unwrap(state.deadline);
+        uint256 due = _deadline(id);
         uint256 end = Instant.unwrap(state.lastProgress) + WINDOW;
         if (state.headCount != 3) return end < due ? end : due;
         // It is sealed, and a window after the time for audits it has to be opened.
         return (end > Instant.unwrap(state.auditEnd) ? end : Instant.unwrap(state.auditEnd)) + WINDOW;
     }
 
-    /// @dev Of two jobs one has time for audits and one has seats, of three one a short deadline.
+    function _deadline(JobId id) private view returns (uint256) {
+        IJobBoard.JobState memory state = board.job(id);
+        return uint256(Instant.unwrap(state.accepted)) + Duration.unwrap(state.deadline);
+    }
+
+    /// @dev Of two jobs one has time for audits and one has seats, of three one a short deadline, of four one logs.
     function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
         job = super._job(nonce);
         if (nonce % 2 == 0) job.auditTime = WINDOW;
         if (nonce % 3 == 0) job.deadline = WINDOW + WINDOW / 2;
         if (nonce % 4 < 2) (job.seats, job.seatFee, job.seatBond, job.nonce) = (0, 0, 0, nonce);
+        if (nonce % 4 == 1) job.policy = 1;
     }
 
     function _elapse(uint256 seed) private {
@@ -401,7 +449,7 @@ contract BoardInvariantTest {
     }
 
     function targetSelectors() external view returns (FuzzSelector[] memory targets) {
-        bytes4[] memory selectors = new bytes4[](12);
+        bytes4[] memory selectors = new bytes4[](13);
         selectors[0] = handler.offer.selector;
         selectors[1] = handler.accept.selector;
         selectors[2] = handler.cancel.selector;
@@ -414,6 +462,7 @@ contract BoardInvariantTest {
         selectors[9] = handler.moveAgain.selector;
         selectors[10] = handler.seat.selector;
         selectors[11] = handler.seatAgain.selector;
+        selectors[12] = handler.acknowledge.selector;
         targets = new FuzzSelector[](1);
         targets[0] = FuzzSelector(address(handler), selectors);
     }
@@ -469,6 +518,30 @@ contract BoardInvariantTest {
         uint256 calls = handler.calls();
         if (calls < 24) return; // a run that was cut short, to be shown
         require(3 * handler.done() > 2 * calls, "two of three calls act");
+    }
+
+    /// @dev The handler reaches the ends of policy `logged` by its own actions.
+    function test_jobs_of_policy_logged_part_and_settle() external {
+        handler.offer(1);
+        for (uint256 seed = 0; seed < 600 && (handler.parted() == 0 || handler.receipted() < 3); ++seed) {
+            handler.post(seed * 7);
+            if (seed % 5 == 0) handler.acknowledge(seed);
+            handler.finish(seed * 65_537);
+        }
+        require(handler.parted() > 0 && handler.receipted() > 2, "parted, and receipted");
+        _owns();
+    }
+
+    /// @dev A job keeps what is receipted below what is posted; one that settles has every receipt.
+    function invariant_receipts_follow_heads() external view {
+        for (uint256 i = 0; i < handler.jobCount(); ++i) {
+            IJobBoard.JobState memory job = _board().job(handler.jobs(i));
+            uint64 count = _board().receipts(handler.jobs(i));
+            require(count <= job.headCount && (job.policy == 1 || count == 0), "receipts of posted heads");
+            bool settled = job.status == IJobBoard.JobStatus.SETTLED;
+            require(!settled || job.policy == 0 || count == 3, "settled with its receipts");
+            require(job.status != IJobBoard.JobStatus.PARTED || (job.policy == 1 && count < 3), "parted without them");
+        }
     }
 
     function _board() private view returns (IJobBoard) {

@@ -222,8 +222,8 @@ def test_a_number_that_is_no_member_of_its_enum_is_refused() -> None:
     )
     words = [bytes(32)] * len(names)
     assert call.result(b"".join(words)).status is JobStatus.NONE
-    words[names.index("status")] = (7).to_bytes(32, "big")
-    with pytest.raises(DecodingError, match="7 is not a valid JobStatus"):
+    words[names.index("status")] = (8).to_bytes(32, "big")
+    with pytest.raises(DecodingError, match="8 is not a valid JobStatus"):
         call.result(b"".join(words))
 
 

@@ -22,7 +22,12 @@ from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.packing import Kind, Raw
 
-STRUCTS: dict[str, dict[str, Kind]] = {"Job": Job.kinds(), "Head": Head.kinds(), "Message": {"message_hash": Raw(32)}}
+STRUCTS: dict[str, dict[str, Kind]] = {
+    "Job": Job.kinds(),
+    "Head": Head.kinds(),
+    "Receipt": Head.kinds(),
+    "Message": {"message_hash": Raw(32)},
+}
 
 
 def declared(struct: str) -> list[tuple[str, str]]:
@@ -85,6 +90,7 @@ def test_digests_are_those_of_eth_account(data: st.DataObject, domain: Domain, s
 
 def test_type_strings_are_those_of_the_specification() -> None:
     assert encode_type("Head", Head.kinds()) == "Head(bytes32 jobId,uint64 count,bytes32 runRoot)"
+    assert encode_type("Receipt", Head.kinds()) == "Receipt(bytes32 jobId,uint64 count,bytes32 runRoot)"
     assert encode_type("Message", STRUCTS["Message"]) == "Message(bytes32 messageHash)"
     job = encode_type("Job", Job.kinds())
     written = " ".join(Path("docs/SPEC.md").read_text().split())

@@ -24,6 +24,7 @@ from tests.vectors.inputs import (
     raw,
 )
 from tests.vectors.instructions import all_cases, evaluate, hex_of
+from tests.vectors.receipts import receipts
 from tests.vectors.rounding import logs, roundings
 from tests.vectors.snapshots import snapshots
 from tests.vectors.transcendentals import bulk
@@ -328,6 +329,7 @@ FILES: Final[dict[str, Callable[[], Json]]] = {
     "rounding.json": roundings,
     "logs.json": logs,
     "snapshots.json": snapshots,
+    "receipts.json": receipts,
 }
 """File name -> its generator."""
 

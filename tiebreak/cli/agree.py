@@ -80,7 +80,8 @@ DEFAULTS: Final = Terms()
 @number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals.")
 @number("--nonce", 0, None, 0, "Tells equal jobs apart.")
 @click.option("--policy", "policy_file", type=FILE,
-              help="Policy `logged` by this file of `tiebreak calibrate`.  [default: policy exact]")  # fmt: skip
+              help="Policy `logged` by this file of `tiebreak calibrate`. Such a job settles only with the client's "
+              "receipts for the logs, and one segment of it is given on trust.  [default: policy exact]")  # fmt: skip
 @click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
               help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]")  # fmt: skip
 @number("--chain-id", 0, None, 0, "Chain of the contract.")

@@ -62,7 +62,8 @@ def audit(
     trainer kept before it, which must hash to what is signed, to the record at its end. A sample finds a cheat with the
     probability that is printed, if it was drawn after the head was signed.
 
-    Under policy `logged` the trainer's logs in RUN are followed, once they hash to what is signed.
+    Under policy `logged` the trainer's logs in RUN are followed, once they hash to what is signed. A client signs no
+    receipt for logs that do not, and without it such a job does not settle.
 
     Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
     """

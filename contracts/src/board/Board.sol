@@ -4,13 +4,15 @@ pragma solidity ^0.8.30;
 import {GameId, IGame} from "../interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../interfaces/IJobBoard.sol";
 import {Tags} from "../libraries/Tags.sol";
+import {Receipts} from "./Receipts.sol";
 import {Seats} from "./Seats.sol";
 import {Signatures} from "./Signatures.sol";
 
 /// @title The board: jobs, their money, and the one place that starts and pays out games
-/// @notice Thin: `JobBoard` keeps the money, `Seats` pays for audits, `Games` plays. It has no owner, no upgrade and no pause. It calls the games
-/// that it was made with, to start one, and in `withdraw` the address that the caller names.
-contract Board is Seats {
+/// @notice Thin: `JobBoard` keeps the money, `Receipts` those of logs, `Seats` pays for audits, `Games` plays. It has no
+/// owner, no upgrade and no pause. It calls the games that it was made with, to start one, and in `withdraw` the address
+/// that the caller names.
+contract Board is Receipts, Seats {
     /// @inheritdoc IJobBoard
     IGame public immutable GAMES;
 

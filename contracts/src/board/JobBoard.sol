@@ -35,6 +35,8 @@ abstract contract JobBoard is IJobBoard {
 
     mapping(JobId => JobState) internal _jobs;
     mapping(address => uint256) internal _credits;
+    /// Policy `logged`: the count of the highest head whose logs the client has signed for. Invariant: at most `headCount`.
+    mapping(JobId => uint64) internal _receipts;
 
     modifier onlyStatus(JobId jobId, JobStatus expected) {
         _requireStatus(jobId, expected);
@@ -125,6 +127,7 @@ abstract contract JobBoard is IJobBoard {
         uint64 last = Segments.checkpoints(state);
         if (state.headCount != last) revert FinalHeadMissing(state.headCount, last);
         if (state.seats != 0 && _isSealed(jobId)) revert FinalHeadSealed(jobId);
+        if (_isLogged(state) && _receipts[jobId] != last) revert ReceiptMissing(_receipts[jobId], last);
         _requireOver(_windowEnd(state));
         _requireNoGames(state);
         _end(state, JobStatus.SETTLED);
@@ -137,6 +140,8 @@ abstract contract JobBoard is IJobBoard {
     function abandon(JobId jobId) external onlyStatus(jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[jobId];
         _requireCaller(state.client);
+        // SAFETY: a client that keeps its receipts back stops an honest trainer, and must not be paid for that: they part.
+        if (_isLogged(state) && state.headCount != 0) revert HeadsPosted(state.headCount);
         _requireOver(_due(jobId));
         // SAFETY: an open game is played to its end first, so client and trainer together cannot cut a challenger off.
         _requireNoGames(state);
@@ -243,6 +248,10 @@ abstract contract JobBoard is IJobBoard {
     /// @dev What the game that starts over `rank` others holds.
     function _stakeOf(JobState storage state, uint8 rank) private view returns (uint256) {
         return uint256(state.challengerStake) << rank;
+    }
+
+    function _isLogged(JobState storage state) internal view returns (bool) {
+        return state.policy == LOGGED;
     }
 
     function _requireStatus(JobId jobId, JobStatus expected) internal view {
@@ -454,7 +463,7 @@ abstract contract JobBoard is IJobBoard {
         return uint256(state.seats) * state.seatFee;
     }
 
-    function _requireNoGames(JobState storage state) private view {
+    function _requireNoGames(JobState storage state) internal view {
         if (state.openGames != 0) revert OpenGames(state.openGames);
     }
 }

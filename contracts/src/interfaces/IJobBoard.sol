@@ -26,6 +26,14 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///     abandon (client, no head for a window,      -> ABANDONED   reward and the trainer's stake to the client
 ///              or no final head by the deadline)
 ///
+/// Of policy `logged`, where heads are worth nothing without the logs that they commit to:
+///
+///     acknowledge (anyone, the client's receipt)      settle only with that of the final head
+///     part (client or trainer, a head posted,
+///           window over, not all receipted)       -> PARTED      stake and the receipted share of the reward to the
+///                                                                trainer, the rest of the reward to the client
+///     abandon only before the first head
+///
 /// @dev Money rules. Every payment in is exact, but for that of a challenge. Every payment out is a credit that its owner pulls with `withdraw`;
 /// no function calls an address on the way. The contract's balance is never below
 /// sum(rewards and stakes held by jobs and games) + sum(pots of seats) + sum(deposits in pools) + sum(credits).
@@ -43,7 +51,8 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///  2. Each game without verdict holds C 2^rank, in ACTIVE and in SLASHED; in no other state is a game open.
 ///  3. On leaving OFFERED or ACTIVE all of R and T becomes credits, in one transaction and once:
 ///     CANCELLED R + n F to the client; SETTLED R + T to the trainer; ABANDONED R + T to the client; SLASHED R to the client,
-///     floor(floor(T / 2) / (1 + n)) to the prover, the rest of floor(T / 2) to the pot, and ceil(T / 2) to `BURN_ADDRESS`.
+///     floor(floor(T / 2) / (1 + n)) to the prover, the rest of floor(T / 2) to the pot, and ceil(T / 2) to `BURN_ADDRESS`;
+///     PARTED T + floor(R * receipts / checkpoints) to the trainer, the rest of R to the client.
 ///  4. A game's stake becomes credits, once: the challenger's if it won or the job was slashed otherwise; else the half,
 ///     rounded down, is the trainer's, the rest `BURN_ADDRESS`'s.
 ///  5. The pot of the seats is paid out by the rules of `ISeats`, and each slot of a pool holds its bond.
@@ -141,7 +150,8 @@ interface IJobBoard {
         CANCELLED,
         SETTLED,
         SLASHED,
-        ABANDONED
+        ABANDONED,
+        PARTED
     }
 
     /// A job as the contract keeps it: eleven slots.
@@ -246,6 +256,8 @@ interface IJobBoard {
     event JobSettled(JobId indexed jobId, uint256 toTrainer);
     event JobAbandoned(JobId indexed jobId, uint256 toClient);
     event JobSlashed(JobId indexed jobId, address indexed prover, uint256 toProver, uint256 burned);
+    event ReceiptPosted(JobId indexed jobId, uint64 count, bytes32 runRoot);
+    event JobParted(JobId indexed jobId, uint64 receipts, uint256 toTrainer, uint256 toClient);
     event Equivocation(JobId indexed jobId, uint64 count, bytes32 firstRoot, bytes32 secondRoot);
     event Inconsistency(JobId indexed jobId, uint64 position, bytes32 firstLeaf, bytes32 secondLeaf);
     event Credited(address indexed account, uint256 amount);
@@ -280,6 +292,24 @@ interface IJobBoard {
     error HeadMustBeSealed(JobId jobId);
     /// The final head is sealed, and not opened.
     error FinalHeadSealed(JobId jobId);
+    /// Of policy `exact`, which has no logs.
+    error NotLogged();
+    /// The count is not above that of the last receipt.
+    error ReceiptNotAscending(uint64 receipts, uint64 count);
+    /// The receipt's count is above that of the last posted head.
+    error HeadNotPosted(uint64 posted, uint64 count);
+    /// The receipt has the count of the last posted head and another root.
+    error WrongReceipt(bytes32 posted, bytes32 runRoot);
+    /// Policy `logged`: the client has not signed for the logs of the final head.
+    error ReceiptMissing(uint64 receipts, uint64 checkpoints);
+    /// Every head has its receipt: the job settles.
+    error ReceiptsComplete(uint64 checkpoints);
+    /// Policy `logged`: after the first head a late job is parted, not abandoned.
+    error HeadsPosted(uint64 count);
+    /// Before the first head a late job is abandoned, not parted.
+    error NoHeadPosted();
+    /// Neither the client nor the trainer.
+    error NotAParty(address caller);
     /// Too early: legal only after `end`.
     error WindowOpen(Instant end, Instant current);
     /// Too late: legal only until `end`.
@@ -304,6 +334,10 @@ interface IJobBoard {
     /// @notice Posts a head signed by the trainer, of a job without seats. Caller: anyone.
     function postHead(Head calldata head, bytes calldata signature) external;
 
+    /// @notice Policy `logged`: the client has signed EIP-712 `Receipt` of this head: it holds the logs of all segments
+    /// up to its count, and they hash to it. Counts ascend, up to the last posted head. Caller: anyone.
+    function acknowledge(Head calldata head, bytes calldata clientSignature) external;
+
     /// @notice Two heads of one count with different roots, both signed by the trainer. Caller: anyone; it is rewarded.
     function reportEquivocation(
         JobId jobId,
@@ -320,12 +354,18 @@ interface IJobBoard {
         external;
 
     /// @notice Ends a job whose final head stood a whole window, when all segments had their audit time and no game is open.
-    /// Caller: anyone.
+    /// Policy `logged`: with the receipt of that head. Caller: anyone.
     function settle(JobId jobId) external;
 
     /// @notice Ends a job whose trainer posted no head for more than a window, or not the final one by the deadline. No
-    /// game may be open. Caller: the client.
+    /// game may be open. Caller: the client. Policy `logged`: only before the first head.
     function abandon(JobId jobId) external;
+
+    /// @notice Policy `logged`: ends a job in which a receipt, or the next head, does not come, when the window of the
+    /// last head is over and no game is open. The trainer gets its stake and the share of the reward for the receipted
+    /// checkpoints, rounded down; the client the rest. Caller: the client or the trainer; the client also after the
+    /// deadline without the final head, whether the window is over or not.
+    function part(JobId jobId) external;
 
     /// @notice Pulls the caller's whole credit to an address of its choice.
     function withdraw(address payable to) external returns (uint256 amount);
@@ -346,6 +386,10 @@ interface IJobBoard {
     function gameVoided(JobId jobId, address challenger, uint8 rank) external;
 
     function job(JobId jobId) external view returns (JobState memory);
+    /// @notice Policy `logged`: the count of the highest head with a receipt, 0 before.
+    function receipts(JobId jobId) external view returns (uint64);
+    /// @notice The EIP-712 digest that the client signs as the receipt of a head.
+    function receiptDigest(Head calldata head) external view returns (bytes32);
     /// @notice The games of this board's jobs.
     function GAMES() external view returns (IGame);
     function gameIdOf(Head calldata head, address challenger, uint64 nonce) external view returns (GameId);

@@ -9,7 +9,7 @@ from tiebreak.protocol.chain.abi import Entry, entries, function_owners, named
 from tiebreak.protocol.chain.artifacts import BOARD
 from tiebreak.protocol.chain.errors import ChainError
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MAX_ACCUMULATOR_BYTES, MOVES, Move, Prove, kind_name, unpack_move
@@ -198,6 +198,16 @@ def settle(job_id: Digest) -> Call:
 def abandon(job_id: Digest) -> Call:
     """End a job whose trainer stopped posting heads."""
     return Call("abandon", (job_id,))
+
+
+def acknowledge(receipt: LogReceipt) -> Call:
+    """Show the client's receipt for the logs of a head that is on the board, or of an earlier one."""
+    return Call("acknowledge", (receipt.head.values, receipt.signature))
+
+
+def part(job_id: Digest) -> Call:
+    """End a job of policy `logged` whose client did not sign for all its logs, or whose trainer stopped."""
+    return Call("part", (job_id,))
 
 
 def withdraw(to: Address) -> Call:

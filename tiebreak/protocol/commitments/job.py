@@ -4,14 +4,15 @@ Files are canonical msgpack (`tiebreak.protocol.packing`); 256-bit numbers are b
 
     job file   [1, chain id (bin 32), contract (bin 20), [27 fields of Job], client's signature, trainer's signature]
     head file  [1, job id (bin 32), count (uint), run root (bin 32), trainer's signature]
+    receipt file, under policy `logged`: the same with the client's signature
 
-Numbered plan of `SignedJob.verify` and `SignedHead.verify`: (1) every field is in its range (checked when the object is
-constructed), (2) the head is for this job and has no more checkpoints than the job, (3) the signatures are by the
-parties that the job names.
+Numbered plan of `SignedJob.verify`, `SignedHead.verify` and `LogReceipt.verify`: (1) every field is in its range
+(checked when the object is constructed), (2) the head is for this job and has no more checkpoints than the job, (3) the
+signatures are by the parties that the job names.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final, Self
 
 from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
@@ -236,16 +237,39 @@ class Head(Record):
         """The digest that the trainer signs. It also goes into a game id as the *head digest*."""
         return typed_digest(domain, hash_struct("Head", self.kinds(), self.values))
 
+    def receipt_digest(self, domain: Domain) -> Digest:
+        """The digest that the client signs under policy `logged`, when it holds the logs of this head."""
+        return typed_digest(domain, hash_struct("Receipt", self.kinds(), self.values))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignedHead:
-    """A head with a signature that should be its trainer's."""
+class _Signed:
+    """A head and somebody's signature. Both kinds have one file format."""
 
     head: Head
     signature: bytes
+    _FILE: ClassVar[str]
+
+    def encode(self) -> bytes:
+        return pack([FILE_VERSION, *self.head.pack(), self.signature])
 
     @classmethod
-    def sign(cls, head: Head, domain: Domain, key: keys.PrivateKey) -> "SignedHead":
+    def decode(cls, data: bytes) -> Self:
+        """Read a file. The signature is not checked yet. Raises `VerificationError`."""
+        top = Fields(cls._FILE, unpack(data, MAX_JOB_BYTES), 5)
+        top.take(_VERSION)
+        head = Head.unpack("head", [top.next()[1] for _ in range(3)])
+        return cls(head=head, signature=top.take(Raw(keys.SIGNATURE_BYTES)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedHead(_Signed):
+    """A head with a signature that should be its trainer's."""
+
+    _FILE = "head file"
+
+    @classmethod
+    def sign(cls, head: Head, domain: Domain, key: keys.PrivateKey) -> Self:
         return cls(head=head, signature=key.sign(head.digest(domain)))
 
     def verify(self, job: Job, domain: Domain) -> None:
@@ -253,16 +277,27 @@ class SignedHead:
         self.head.check_job(job)
         keys.verify(self.head.digest(domain), self.signature, job.trainer)  # (3)
 
-    def encode(self) -> bytes:
-        return pack([FILE_VERSION, *self.head.pack(), self.signature])
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogReceipt(_Signed):
+    """A head of policy `logged` with a signature that should be its client's (EIP-712 `Receipt`).
+
+    It says: I hold the logs of all segments up to this head, and they hash to it. It does not say that the head is
+    true; that is for a replay to find out.
+    """
+
+    _FILE = "receipt file"
 
     @classmethod
-    def decode(cls, data: bytes) -> "SignedHead":
-        """Read a head file. The signature is not checked yet. Raises `VerificationError`."""
-        top = Fields("head file", unpack(data, MAX_JOB_BYTES), 5)
-        top.take(_VERSION)
-        head = Head.unpack("head", [top.next()[1] for _ in range(3)])
-        return cls(head=head, signature=top.take(Raw(keys.SIGNATURE_BYTES)))
+    def sign(cls, head: Head, domain: Domain, key: keys.PrivateKey) -> Self:
+        return cls(head=head, signature=key.sign(head.receipt_digest(domain)))
+
+    def verify(self, job: Job, domain: Domain) -> None:
+        """Raise `VerificationError` unless this is for a head of the job, signed by its client."""
+        self.head.check_job(job)
+        if not job.is_logged:
+            raise VerificationError("receipt: expected a job of policy logged, got policy exact")
+        keys.verify(self.head.receipt_digest(domain), self.signature, job.client)  # (3)
 
 
 def game_id(head: Head, domain: Domain, challenger: bytes, nonce: int) -> Digest:

@@ -27,9 +27,10 @@ class JobStatus(IntEnum):
     SETTLED = 4
     SLASHED = 5
     ABANDONED = 6
+    PARTED = 7
 
 
-_ENDED: Final = (JobStatus.CANCELLED, JobStatus.SETTLED, JobStatus.ABANDONED, JobStatus.SLASHED)
+_ENDED: Final = (JobStatus.CANCELLED, JobStatus.SETTLED, JobStatus.ABANDONED, JobStatus.SLASHED, JobStatus.PARTED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +73,8 @@ class PublicJob:
     """Until when the segments of all posted heads can be replayed, one after the other."""
     crowd: int = 0
     """The most games that were open at once since none was."""
+    receipts: int = 0
+    """Policy `logged`: the count of the highest head for whose logs the client has signed on the board."""
     ended: int | None = None
     """When the job ended; None while it goes on."""
     equivocation: bool = False
@@ -135,6 +138,22 @@ class PublicJob:
     def window_end(self) -> int:
         """The last instant at which a game may start; `settle` is legal after it."""
         return max(self.last_progress + self.job.challenge_window, self.audit_end)
+
+    @property
+    def lacks_receipts(self) -> bool:
+        """Whether, under policy `logged`, a receipt is missing that the job needs to be settled."""
+        return self.job.is_logged and self.receipts < self.job.checkpoints
+
+    @property
+    def earned(self) -> int:
+        """The share of the reward that the trainer gets, beside its stake, if the two part now."""
+        return self.job.reward * self.receipts // self.job.checkpoints
+
+    @property
+    def parting(self) -> int:
+        """When the client may part at the earliest: legal after it."""
+        end = self.accepted + self.job.deadline
+        return self.window_end if self.has_final_head else min(self.window_end, end)
 
     @property
     def due(self) -> int:

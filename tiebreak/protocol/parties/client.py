@@ -1,9 +1,14 @@
-"""The client: offers a job, cancels the offer if nobody accepts it, and abandons a trainer that falls silent."""
+"""The client: offers a job, cancels the offer if nobody accepts it, and gives up a trainer that falls silent.
+
+Under policy `logged` it also signs for the logs of each head, once it has them and they hash to that head. It shows
+the receipt to the trainer, and to the board itself if the trainer does not. Without the logs it signs nothing, and
+parts with the trainer once the window is over.
+"""
 
 from typing import Any, ClassVar, Final
 
 from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.job import Job, SignedJob
+from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
@@ -12,9 +17,12 @@ from tiebreak.protocol.parties.terms import objections_to_paying
 from tiebreak.protocol.tags import Digest
 
 GRACE_BLOCKS: Final = 3
-"""Blocks that the two sides of a game have to claim a timeout before the client does it for them."""
+"""Blocks for the sides of a game to claim a timeout, and for a trainer to part, before the client does it for them."""
 PATIENCE_BLOCKS: Final = 5
 """Blocks to wait for an answer to an offer before asking again."""
+LOOKS: Final = 8
+"""How often within a window to look for logs that are missing. Its last part is for receipts that nobody else posts."""
+_HEADS_PER_COUNT: Final = 2
 _UNSIGNED: Final = bytes(keys.SIGNATURE_BYTES)
 
 
@@ -28,10 +36,17 @@ class Client(Machine):
         self._drafts: dict[Digest, Job] = {}
         self._declined: set[Digest] = set()
         self._offer_at: dict[Digest, int] = {}
+        self._heads: dict[Digest, list[SignedHead]] = {}
+        self._checks: dict[SignedHead, tuple[int, int]] = {}
+        """How often the logs of a head were found wanting, and when to fetch them again."""
+        self._arrived: set[tuple[Digest, int]] = set()
         for place, data in self.records.items():
             if place[0] == "draft":
                 job = SignedJob.decode(data).job
                 self._drafts[job.id] = job
+            elif place[0] == "heard":
+                head = SignedHead.decode(data)
+                self._heads.setdefault(head.head.job_id, []).append(head)
 
     # ------------------------------------------------------------------ decisions
 
@@ -39,13 +54,24 @@ class Client(Machine):
         """Decide how long an offer stands, in seconds."""
         return job.job.challenge_window
 
-    def gives_up(self, job: PublicJob) -> bool:
-        """Decide whether to abandon a job whose trainer is late and not in a game."""
-        return not job.has_final_head
+    def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """Decide whether to abandon, or to part from, a trainer that is late and not in a game."""
+        return True
 
     def draws(self, job: PublicJob) -> bool:  # noqa: ARG002
         """Decide whether to draw the seats of a job whose final head is sealed. Whoever never does loses their fees."""
         return True
+
+    def acknowledges(self, head: SignedHead) -> bool:  # noqa: ARG002
+        """Decide whether to sign for the logs of a head, if they hash to it."""
+        return True
+
+    def receipt(self, head: SignedHead) -> LogReceipt:
+        """Its receipt for a head, or for another of the same count if it has signed for that; from the journal."""
+        place = ("receipt", head.head.job_id, head.head.count)
+        if place not in self.records:
+            self.record(place, LogReceipt.sign(head.head, self.domain, self.key).encode())
+        return LogReceipt.decode(self.records[place])
 
     # ------------------------------------------------------------------ a round
 
@@ -70,6 +96,43 @@ class Client(Machine):
                     self.alarm(f"job {job.id.hex()[:8]}: the trainer's signature is not the trainer's")
                 else:
                     self.record(("signed", job.id), event.signature)
+            case _:
+                self._learn_of_logs(event)
+
+    def _learn_of_logs(self, event: e.Event) -> None:
+        match event:
+            case e.HeadShown(head=head):
+                self._file(head)
+            case e.Arrived():
+                self._arrived.add((event.job_id, event.count))
+            case e.Done(work=e.CheckLogs() as work):
+                self._checked(work, event.problem)
+
+    def _checked(self, work: e.CheckLogs, problem: str) -> None:
+        """Sign for logs that hash to their head; others may come later, so they are fetched again."""
+        count = work.head.head.count
+        if not problem:
+            self.receipt(work.head)
+            return
+        self.alarm(f"job {work.job_id.hex()[:8]}: no receipt for head {count}: {problem}")
+        self._arrived.discard((work.job_id, count))
+        self._checks[work.head] = (work.attempt + 1, self._checks[work.head][1])
+
+    def _file(self, head: SignedHead) -> None:
+        """Keep the heads of its own jobs. What the board does not show yet, the trainer shows again, or posts."""
+        job = self.board.jobs.get(head.head.job_id)
+        if job is None or not job.job.is_logged or job.job.client != self.address:
+            return
+        known = self._heads.setdefault(job.id, [])
+        same = sum(other.head.count == head.head.count for other in known)
+        if head in known or same >= _HEADS_PER_COUNT:
+            return
+        try:
+            head.verify(job.job, self.domain)
+        except VerificationError:
+            return
+        known.append(head)
+        self.record(("heard", job.id, head.head.count, same), head.encode())
 
     def plan(self) -> None:
         """Offer or create every job that its owner wants, and follow every job that it pays for."""
@@ -100,14 +163,41 @@ class Client(Machine):
             self._seat(job)
         if not is_active(job):
             return
+        if job.job.is_logged:
+            self._sign_for_logs(job)
         games = self.board.open_games(job.id)
         grace = GRACE_BLOCKS * self.pace.block_seconds
         for game in games:  # a game that nobody ends would keep the job from ending
             if self.has_come(game.state.deadline + grace + 1):
                 self.want(("timeout", game.id, game.state.moves), e.ClaimTimeout(game_id=game.id))
                 return
-        if not games and not job.has_final_head and self.has_come(job.due + 1) and self.gives_up(job):
-            self.want(("abandon", job.id, job.head_count), e.Abandon(job_id=job.id))
+        parts = job.job.is_logged and job.head_count > 0
+        if games or not (job.lacks_receipts or not job.has_final_head):
+            return
+        if self.has_come((job.parting + grace if parts else job.due) + 1) and self.gives_up(job):
+            ending = e.Part(job_id=job.id) if parts else e.Abandon(job_id=job.id)
+            self.want(("part" if parts else "abandon", job.id, job.head_count), ending)
+
+    def _sign_for_logs(self, job: PublicJob) -> None:
+        """Show the receipts that there are, and check the logs of heads beyond them."""
+        window = job.job.challenge_window
+        for head in self._heads.get(job.id, ()):
+            count = head.head.count
+            if ("receipt", job.id, count) in self.records:
+                self.once(e.ShowLogReceipt(receipt=self.receipt(head)))
+            elif count <= job.receipts or not self.acknowledges(head):
+                continue
+            elif (job.id, count) in self._arrived:
+                self.begin(e.CheckLogs(job_id=job.id, head=head, attempt=self._checks[head][0]))
+            else:
+                attempt, at = self._checks.get(head, (0, self.now))
+                if self.has_come(at):
+                    self._checks[head] = (attempt, self.now + max(window // LOOKS, self.pace.block_seconds))
+                    self.do(e.FetchRun(job_id=job.id, count=count))
+        place = ("receipt", job.id, job.head_count)
+        if job.receipts < job.head_count and place in self.records and self.has_come(job.parting - window // LOOKS):
+            receipt = LogReceipt.decode(self.records[place])
+            self.want(("acknowledge", job.id, job.head_count), e.Acknowledge(receipt=receipt))
 
     def _seat(self, job: PublicJob) -> None:
         """Draw the seats when the trainer is bound, and take back the fees that nobody earned."""

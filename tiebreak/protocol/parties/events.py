@@ -9,7 +9,7 @@ with a canonical encoding (jobs, heads, moves), so events and actions can be sen
 from dataclasses import dataclass
 
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead
 from tiebreak.protocol.game.moves import Move, Prove
 from tiebreak.protocol.game.snapshot import Fork
 from tiebreak.protocol.tags import Digest
@@ -47,6 +47,16 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckLogs:
+    """Policy `logged`: find out whether the fetched logs hash to a head. The result is a problem, or nothing."""
+
+    job_id: Digest
+    head: SignedHead
+    attempt: int
+    """Counts from 0: logs that are missing may come later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gather:
     """Find the move that follows from the party's own run, for turn `sequence` of a game. The result is that move."""
 
@@ -58,7 +68,7 @@ class Gather:
     """The moves that led there, if the turn is one in the talk; None if it is on the chain."""
 
 
-Work = Train | Replay | Audit | Gather
+Work = Train | Replay | Audit | CheckLogs | Gather
 
 
 # ---------------------------------------------------------------- transactions
@@ -129,6 +139,20 @@ class Settle:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandon:
     """End a job whose trainer missed its window or its deadline."""
+
+    job_id: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledge:
+    """Show the board the client's receipt for the logs of a head."""
+
+    receipt: LogReceipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """End a job of policy `logged` in which a receipt, or the next head, does not come."""
 
     job_id: Digest
 
@@ -268,7 +292,9 @@ class CloseSeats:
 
 
 OnSeats = JoinPool | LeavePool | SealHead | DrawSeats | SealRoot | OpenHead | ClaimSeat | CloseSeats
-OnJob = CreateJob | CancelJob | AcceptJob | PostHead | Report | ReportInconsistency | Settle | Abandon
+OnJob = (
+    CreateJob | CancelJob | AcceptJob | PostHead | Report | ReportInconsistency | Acknowledge | Settle | Abandon | Part
+)
 OnGame = Challenge | MakeMove | Enter | EnterAndProve | ReportFork | ClaimTimeout | Reclaim
 Transaction = OnJob | OnSeats | OnGame | Withdraw
 
@@ -334,6 +360,14 @@ class HeadShown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogReceiptShown:
+    """Somebody showed a receipt for the logs of a head. Nothing about it has been checked."""
+
+    at: int
+    receipt: LogReceipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveShown:
     """Somebody sent a message of a game. Nothing about it has been checked."""
 
@@ -391,7 +425,7 @@ class Refused:
     error: str
 
 
-Message = JobDrafted | JobOffered | JobSigned | HeadShown | MoveShown | ReceiptShown
+Message = JobDrafted | JobOffered | JobSigned | HeadShown | LogReceiptShown | MoveShown | ReceiptShown
 Event = Started | Tick | BoardChanged | Message | Arrived | Done | Mined | Refused
 
 
@@ -426,6 +460,13 @@ class ShowHead:
     """Show a head to everyone."""
 
     head: SignedHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowLogReceipt:
+    """Send a trainer the receipt for the logs of one of its heads."""
+
+    receipt: LogReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -498,5 +539,5 @@ class Wake:
     at: int
 
 
-Statement = OfferJob | SignJob | ShowHead | ShowMove | ShowReceipt
+Statement = OfferJob | SignJob | ShowHead | ShowLogReceipt | ShowMove | ShowReceipt
 Action = Record | Statement | PublishRun | FetchRun | Start | Transact | Alarm | Wake

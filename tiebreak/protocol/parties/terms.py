@@ -101,6 +101,8 @@ def objections_to_training(job: Job, program: Program | None, pace: Pace) -> tup
     if held > HELD_RUNS * run + PATIENCE:
         most = HELD_RUNS * run + PATIENCE
         found += (f"expected the stake back at most {most} seconds after the last head, got {held}",)
+    if job.is_logged and job.checkpoints == 1:
+        found += ("expected two checkpoints or more under policy logged, got one: a client may keep the pay of one",)
     if job.trainer_stake > MAX_STAKE_RATIO * job.challenger_stake:
         least = -(-job.trainer_stake // MAX_STAKE_RATIO)
         found += (f"expected a challenger's stake of at least {least} wei, got {job.challenger_stake}",)

@@ -1,9 +1,15 @@
-"""The trainer: signs and accepts a job, computes it, shows a head at each checkpoint, defends it, and settles."""
+"""The trainer: signs and accepts a job, computes it, shows a head at each checkpoint, defends it, and settles.
 
-from typing import Any, ClassVar
+Under policy `logged` it needs the client's receipt for the logs of each head. It computes one segment ahead of the
+receipts that it holds, posts one when the client could otherwise part without it, and parts if none comes. So a client
+that keeps its receipts back can cost it one segment.
+"""
 
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from typing import Any, ClassVar, Final
+
+from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.seats import head_seal, salt_of
+from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
@@ -11,6 +17,11 @@ from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import objections_to_training
 from tiebreak.protocol.tags import Digest
+
+AHEAD: Final = 1
+"""Segments that a trainer computes and shows without a receipt for their logs."""
+_LAST_CALL: Final = 4
+"""The part of a window, its last quarter, that is left for posting a receipt before the client may part."""
 
 
 class Trainer(Player):
@@ -80,6 +91,14 @@ class Trainer(Player):
     def settles(self, job: PublicJob) -> bool:  # noqa: ARG002
         return True
 
+    def parts(self, job: PublicJob) -> bool:
+        """Decide whether to part from a client that has not signed for the last head's logs within the window."""
+        return self.receipted(job) < job.head_count
+
+    def ahead(self, job: PublicJob) -> int:  # noqa: ARG002
+        """Choose how many segments to compute beyond the last receipt."""
+        return AHEAD
+
     # ------------------------------------------------------------------ a round
 
     def learn(self, event: e.Event) -> None:
@@ -95,6 +114,26 @@ class Trainer(Player):
                     self.alarm(f"job {work.job_id.hex()[:8]}: {event.problem}", is_error=True)
                 else:
                     self.record(("trained", work.job_id, work.count), event.root)
+            case e.LogReceiptShown(receipt=receipt):
+                self._take(receipt)
+
+    def _take(self, receipt: LogReceipt) -> None:
+        """Keep a receipt for a head that it has signed."""
+        head = receipt.head
+        job, place = self.board.jobs.get(head.job_id), ("head", head.job_id, head.count)
+        if job is None or place not in self.records or SignedHead.decode(self.records[place]).head != head:
+            return
+        try:
+            receipt.verify(job.job, self.domain)
+        except VerificationError:
+            self.alarm(f"job {job.id.hex()[:8]}: the receipt for head {head.count} is not the client's")
+        else:
+            self.record(("receipt", job.id, head.count), receipt.encode())
+
+    def receipted(self, job: PublicJob) -> int:
+        """The highest count of a posted head for whose logs it holds the client's receipt."""
+        held = (count for count in range(job.head_count, 0, -1) if ("receipt", job.id, count) in self.records)
+        return max(job.receipts, next(held, 0))
 
     def plan(self) -> None:
         """Follow all of its own jobs and the games about them."""
@@ -108,20 +147,39 @@ class Trainer(Player):
             self.want(("accept", job.id), e.AcceptJob(job_id=job.id))
         for game in self.board.games_of(job.id):
             self._play(game, Side.DEFENDER)
-        if not is_active(job) or not self._is_through(job):
+        if not is_active(job):
+            return
+        if job.job.is_logged:
+            self._follow_receipts(job)
+        if not self._is_through(job):
             return
         if job.is_sealed and self.has_come(job.window_end + 1) and self.opens(job):
             opened = e.OpenHead(head=self.head(job.job, job.job.checkpoints), salt=salt_of(self.key, job.id))
             self.want(("open", job.id), opened, deadline=job.due)
-        if not job.has_final_head or not self.settles(job):
+        if not job.has_final_head or job.lacks_receipts or not self.settles(job):
             return
         if self.has_come(job.window_end + 1) and not self.board.open_games(job.id):
             self.want(("settle", job.id), e.Settle(job_id=job.id))
+
+    def _follow_receipts(self, job: PublicJob) -> None:
+        """Post the last receipt once the job can settle with it, or the client could soon part without it; or part."""
+        count = self.receipted(job)
+        if count > job.receipts:
+            is_last = count == job.job.checkpoints
+            if is_last or self.has_come(job.parting - job.job.challenge_window // _LAST_CALL):
+                receipt = LogReceipt.decode(self.records["receipt", job.id, count])
+                self.want(("acknowledge", job.id, count), e.Acknowledge(receipt=receipt))
+            return
+        is_over = job.head_count > 0 and self.has_come(job.window_end + 1) and not self.board.open_games(job.id)
+        if is_over and self.parts(job):
+            self.want(("part", job.id, job.head_count), e.Part(job_id=job.id))
 
     def _is_through(self, job: PublicJob) -> bool:
         """Ask for the next segment or head. Returns True if none is left."""
         for count in range(1, job.job.checkpoints + 1):
             if ("trained", job.id, count) not in self.records:
+                if job.job.is_logged and count > self.receipted(job) + self.ahead(job):
+                    return False
                 self.begin(e.Train(job_id=job.id, count=count))
                 return False
             if not self._is_posted(job, count):

@@ -54,6 +54,7 @@ class Catch(StrEnum):
     EQUIVOCATION = "equivocation"
     INCONSISTENCY = "inconsistency"
     ABANDONED = "abandoned"
+    PARTED = "parted"
     REFUSED = "refused"
     FORFEITED = "forfeited"
     HARMLESS = "harmless"

@@ -5,9 +5,9 @@ one step or in many, to the neighbour of its choice, with or without a log entry
 logs, records and openings agree with each other, and only the exact sum can convict the cheat. A choice that the rules
 leave to the log (SPEC section 5.1) is not a cheat.
 
-Three of them are open weaknesses: no rule stops them today, as docs/security.md says under *Residual risks*. A party
-that cannot read the committed logs cannot tell what the right run is, and the contract cannot see that they are
-missing.
+Three of them show no logs, or others than they committed to. A party that cannot read the committed logs cannot tell
+what the right run is, and the contract cannot see that they are missing. So the client signs no receipt, and without it
+the trainer is not paid.
 """
 
 import struct
@@ -36,7 +36,7 @@ from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, Rounding, neighbours, sum_kind, tolerance_of
 from tiebreak.protocol.program.step_log import Entries, StepLog
-from tiebreak.sim.adversaries.base import OPEN, Catch, computes, onward, step_of
+from tiebreak.sim.adversaries.base import Catch, computes, onward, step_of
 from tiebreak.sim.adversaries.forgery import deviating
 from tiebreak.sim.adversaries.training import poisoned_label
 from tiebreak.sim.world.work import Work
@@ -381,8 +381,8 @@ def has_other_commitments(workshop: Workshop, work: Work) -> bool:
 def code_three(workshop: Workshop, job: Job, rng: Random) -> Work:
     """A near tie is rounded the wrong way, with a code in its log word that means nothing.
 
-    **Not stopped.** No log file can hold the word, so an auditor cannot check the segment. A challenger that knew the
-    words would win, because the code excuses nothing.
+    No log file can hold the word, so an auditor cannot check the segment, and the client gets no logs to sign for. A
+    challenger that knew the words would win, because the code excuses nothing.
     """
     step = step_of(job, rng)
     cheat = _once(workshop, step, rng, _first_only(if_near(wrong_way)), entry=False)
@@ -397,9 +397,8 @@ def code_three(workshop: Workshop, job: Job, rng: Random) -> Work:
 def withheld_logs(workshop: Workshop, job: Job, rng: Random) -> Work:
     """A false run whose logs are not published.
 
-    **Not stopped.** Without the logs nobody can say what the right run is, and an auditor that guesses loses its stake.
-    The contract cannot see what was published. A client needs the logs before the window ends. If it does not get them,
-    it has no move to make, and pays.
+    Without the logs nobody can say what the right run is, and an auditor that guesses loses its stake. The contract
+    cannot see what was published. The client does not sign for what it does not have.
     """
     return replace(poisoned_label(workshop, job, rng), logs=None)
 
@@ -407,7 +406,7 @@ def withheld_logs(workshop: Workshop, job: Job, rng: Random) -> Work:
 def other_logs(workshop: Workshop, job: Job, rng: Random) -> Work:
     """A false run that is published with the logs of two steps exchanged.
 
-    **Not stopped**, as `withheld_logs`: the published logs do not hash to the records, so they are not the run's logs.
+    The published logs do not hash to the records, so they are not the run's logs.
     """
     work = poisoned_label(workshop, job, rng)
     assert work.logs is not None  # the workshop "logged" has logs
@@ -423,6 +422,7 @@ def other_logs(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 _computes: Final = partial(computes, needs="logged")
+_PARTED: Final = {Catch.PARTED}
 # fmt: off
 ADVERSARIES: Final = (
     _computes("log entry far from a tie", rounded(_unless_near(wrong_way), entry=True, count=4),
@@ -440,9 +440,9 @@ ADVERSARIES: Final = (
         "entries made up after the fact, wherever there is room"),
     _computes("swapped logs", swapped_logs, "near ties decided first, and logs found for them later"),
     _computes("codes of padding in a log", padding_words, "a run that is right, and that nobody can check",
-        {Catch.HARMLESS}, has_deviated=has_other_commitments),
-    _computes("code 3 in a log", code_three, "a wrong number that nobody can check, for its log is unreadable", OPEN),
-    _computes("logs withheld", withheld_logs, "the reward for anything at all, for nobody can check it", OPEN),
-    _computes("other logs than committed", other_logs, "looks as if it published its logs", OPEN),
+        _PARTED, has_deviated=has_other_commitments),
+    _computes("code 3 in a log", code_three, "a wrong number that nobody can check, its log unreadable", _PARTED),
+    _computes("logs withheld", withheld_logs, "the reward for anything at all, for nobody can check it", _PARTED),
+    _computes("other logs than committed", other_logs, "looks as if it published its logs", _PARTED),
 )
 # fmt: on

@@ -157,6 +157,10 @@ def _event(event: Event, names: dict[bytes, str]) -> str:
             return f"the trainer is slashed, {winner} gets {ether(said['toProver'])}, as much is burned"
         case "JobAbandoned":
             return "the job is abandoned"
+        case "ReceiptPosted":
+            return f"the client has the logs up to head {said['count']}"
+        case "JobParted":
+            return f"the two part: {ether(said['toTrainer'])} to the trainer, {ether(said['toClient'])} to the client"
         case "Withdrawn":
             return ether(said["amount"])
     return ""

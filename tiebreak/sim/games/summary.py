@@ -173,6 +173,7 @@ ENDINGS: Final = {
     "forked": "it lost a game for signing two states in one place",
     "inconsistency": "it was slashed for signing two heads that show different records of the same segment",
     "abandoned": "its job was ended because its heads did not come in time",
+    "parted": "its job was ended without receipts for all logs, and only the part with receipts was paid",
     "refused": "a contract or a party refused what it sent",
     "forfeited": "it lost the bond of a seat",
     "unpaid": "it earned nothing, although others with its role did",

@@ -50,6 +50,8 @@ _CALLS: Final[dict[type[e.Transaction], Callable[[Any], Call]]] = {
     ),
     e.Settle: lambda wanted: calls.settle(wanted.job_id),
     e.Abandon: lambda wanted: calls.abandon(wanted.job_id),
+    e.Acknowledge: lambda wanted: calls.acknowledge(wanted.receipt),
+    e.Part: lambda wanted: calls.part(wanted.job_id),
     e.Enter: lambda wanted: Call("enter", _entered(wanted)),
     e.EnterAndProve: lambda wanted: Call(
         "enterAndProve", (*_entered(wanted.entered), calls.proof_argument(wanted.move), wanted.move.salt, wanted.opened)
@@ -198,7 +200,7 @@ class Agent(Machine):
                 self._transact(action)
             case e.Start(work=work):
                 self._begin(work)
-            case e.ShowHead() | e.ShowMove() | e.ShowReceipt() | e.OfferJob() | e.SignJob():
+            case e.ShowHead() | e.ShowLogReceipt() | e.ShowMove() | e.ShowReceipt() | e.OfferJob() | e.SignJob():
                 self.say(action)
             case e.FetchRun(job_id=job_id, count=count):
                 # Published runs lie in the shared mailbox, so a fetched run has arrived already.
@@ -214,6 +216,10 @@ class Agent(Machine):
         match statement:
             case e.ShowHead():
                 self.publish_head(statement.head)
+            case e.ShowLogReceipt(receipt=receipt):
+                self.account.sent(len(receipt.encode()))
+                trainer = self.world.party_at(self.world.board.jobs[receipt.head.job_id].job.trainer)
+                trainer.tell(e.LogReceiptShown(at=now, receipt=receipt))
             case e.ShowMove():
                 self._deliver(self.world.board.games[statement.game_id], statement.wire)
             case e.ShowReceipt():
@@ -395,6 +401,19 @@ class Client(Agent, client.Client):
         return self.world.workshop.job(
             client=self.address, trainer=trainer.address, nonce=nonce, terms=self.world.terms
         )
+
+    def work_on(self, work: e.Work) -> Process:
+        """Compares published logs with a head: hashing, which takes no time beside a replay."""
+        assert isinstance(work, e.CheckLogs), "a client does nothing else"
+        published, head = self.world.mail.runs.get(work.job_id), work.head.head
+        readable, problem = (0, "") if published is None else self.world.workshop.readable(published)
+        if published is None or readable < head.count:
+            problem = problem or "expected the logs of the run, got none"
+        else:
+            is_its_own = published.run_root(head.count) == head.run_root
+            problem = "" if is_its_own else "expected logs of this head, got those of another"
+        self.tell(e.Done(at=self.world.now, work=work, problem=problem))
+        yield from ()
 
 
 class Trainer(Agent, trainer.Trainer):

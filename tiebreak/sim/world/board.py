@@ -25,6 +25,7 @@ _ENDINGS: Final = {
     "JobSettled": JobStatus.SETTLED,
     "JobSlashed": JobStatus.SLASHED,
     "JobAbandoned": JobStatus.ABANDONED,
+    "JobParted": JobStatus.PARTED,
 }
 BURN_ADDRESS: Final = Address(bytes(18) + b"\xde\xad")
 
@@ -198,7 +199,9 @@ class Board(board.Board):
                 self.jobs[said["jobId"]].accept(now)
             case "HeadPosted":
                 self.jobs[said["jobId"]].post(said["count"], now)
-            case "JobCancelled" | "JobSettled" | "JobAbandoned" | "JobSlashed":
+            case "ReceiptPosted":
+                self.jobs[said["jobId"]].receipts = said["count"]
+            case "JobCancelled" | "JobSettled" | "JobAbandoned" | "JobParted" | "JobSlashed":
                 self.jobs[said["jobId"]].status = _ENDINGS[event.name]
                 self.jobs[said["jobId"]].ended = now
             case "Equivocation":
@@ -209,10 +212,9 @@ class Board(board.Board):
                 self._start(said, call, now)
             case "GameEnded":
                 self.games[said["gameId"]].void = said["verdict"] is Outcome.VOID
-            case "Credited":
-                self.credits[said["account"]] = self.credit(said["account"]) + said["amount"]
-            case "Withdrawn":
-                self.credits[said["account"]] = self.credit(said["account"]) - said["amount"]
+            case "Credited" | "Withdrawn":
+                change = said["amount"] if event.name == "Credited" else -said["amount"]
+                self.credits[said["account"]] = self.credit(said["account"]) + change
             case _:
                 self._follow_seats(event, now)
 

@@ -1,7 +1,8 @@
 """The promises of the system, checked at the end of a game. Each check returns a sentence for every violation.
 
-1. No honest party loses a stake, a reward it earned or a deposit (gas apart); an honest trainer is paid.
-2. A false head that was watched never settles.
+1. No honest party loses a stake, a reward it earned or a deposit (gas apart); an honest trainer is paid. Under policy
+   `logged` a dishonest client may keep the reward of the last segment, and of no other.
+2. A false head that was watched never settles, and nobody is paid for receipts from the first lie on.
 3. Every adversary ends where it has to.
 4. The board owns exactly what it owes, and no money of an honest party is stuck in it.
 5. The Python referee and the contract agree at every move.
@@ -19,6 +20,7 @@ from typing import Final
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.trainer import AHEAD
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.agents import Agent, Trainer
 from tiebreak.sim.world.board import BURN_ADDRESS
@@ -97,7 +99,20 @@ def nobody_loses(finished: Finished) -> list[str]:
         if wei < owed:
             found.append(f"1: {agent.name}, honest: expected at least {owed} wei, got {wei}")
     unpaid = [job.status.name for job in finished.jobs if job.status in _UNPAID and finished.is_honest(job.job.trainer)]
-    return found + [f"1: the honest trainer's job ended {status}" for status in unpaid]
+    return found + [f"1: the honest trainer's job ended {status}" for status in unpaid] + withheld(finished)
+
+
+def withheld(finished: Finished) -> list[str]:
+    """Promise 1 where a job ended without all receipts: somebody dishonest withheld them, and gained one segment."""
+    found = []
+    for job in (job for job in finished.jobs if job.status is JobStatus.PARTED):
+        if not finished.is_honest(job.job.trainer):
+            continue
+        if finished.is_honest(job.job.client):
+            found.append("1: the honest trainer's and the honest client's job ended PARTED")
+        if job.receipts < job.head_count - AHEAD:
+            found.append(f"1: the honest trainer went on to head {job.head_count} with {job.receipts} receipts")
+    return found
 
 
 def least_owed(finished: Finished, agent: Agent) -> int:
@@ -109,8 +124,10 @@ def least_owed(finished: Finished, agent: Agent) -> int:
             total -= terms.reward if job.status is JobStatus.SETTLED else 0
             total -= terms.seat_fee * job.paid_fees
             total += terms.trainer_stake if job.status is JobStatus.ABANDONED else 0
+            total -= job.earned if job.status is JobStatus.PARTED else 0
         if terms.trainer == agent.address and isinstance(agent, Trainer):
             total += terms.reward if job.status is JobStatus.SETTLED else 0
+            total += job.earned if job.status is JobStatus.PARTED else 0
     for game in finished.games:
         if game.state.verdict is None or game.void:
             continue
@@ -140,8 +157,18 @@ def false_heads_fall(finished: Finished) -> list[str]:
     """Promise 2."""
     if not finished.watched:
         return []
-    settled = [job for job in finished.jobs if job.status is JobStatus.SETTLED and job.job.id in finished.false_jobs]
-    return [f"2: a false head was watched, and job {job.job.id.hex()[:8]} was settled" for job in settled]
+    false = [job for job in finished.jobs if job.job.id in finished.false_jobs]
+    paid = [job for job in false if job.status is JobStatus.SETTLED or _is_paid_for_a_lie(finished, job)]
+    return [f"2: a false head was watched, and job {job.job.id.hex()[:8]} was paid for it" for job in paid]
+
+
+def _is_paid_for_a_lie(finished: Finished, job: PublicJob) -> bool:
+    """Whether a trainer that parted is paid for a checkpoint from its first lie on."""
+    trainer = next(
+        (a for a in finished.agents.values() if isinstance(a, Trainer) and a.address == job.job.trainer), None
+    )
+    lie = trainer.work.lie if trainer is not None and trainer.work is not None else None
+    return job.status is JobStatus.PARTED and lie is not None and job.job.checkpoint_of(lie.step) < job.receipts
 
 
 def adversaries_end(finished: Finished) -> list[str]:
@@ -262,6 +289,8 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
         return "forfeited"
     if agent.account.refused:
         return "refused"
+    if any(job.status is JobStatus.PARTED and job.job.client == agent.address for job in world.board.jobs.values()):
+        return "parted"
     others = [name for name, other in world.parties.items() if isinstance(other, Agent) and other.ROLE == agent.ROLE]
     paid_beside = any(wei[name] > 0 for name in others if name != agent.name)
     if wei[agent.name] <= 0 and (paid_beside or isinstance(agent, Trainer)):
@@ -273,8 +302,8 @@ def _as_trainer(world: World, agent: Agent, false_jobs: Collection[Digest]) -> s
     for job in world.board.jobs.values():
         if job.job.trainer != agent.address:
             continue
-        if job.status is JobStatus.ABANDONED:
-            return "abandoned"
+        if job.status in (JobStatus.ABANDONED, JobStatus.PARTED):
+            return job.status.name.lower()
         if job.status is JobStatus.SLASHED:
             lost = [game for game in world.board.games_of(job.job.id) if _lost_by(game, Side.DEFENDER)]
             if job.inconsistency:

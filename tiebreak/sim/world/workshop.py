@@ -153,6 +153,11 @@ class Workshop:
         """
         return self._work(job, self._truth_of(published.records, published.logs))
 
+    def readable(self, published: Work) -> tuple[int, str]:
+        """How many checkpoints' published logs hash to the published records, and what is wrong with the next ones."""
+        roots, problem = self._readable(published.records, published.logs)
+        return len(roots), str(problem or "")
+
     def told(self, job: Job, work: Work) -> Work:
         """As `audited`, for an auditor that knows the logs and log trees which a party of this process committed to."""
         evidence = work.oracle.evidence if isinstance(work.oracle, Bound) else work.oracle
