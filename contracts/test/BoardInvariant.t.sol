@@ -22,6 +22,8 @@ contract BoardHandler is GameBase {
     uint256[8] public seated;
     uint256 public receipted;
     uint256 public parted;
+    /// Games that a signed state entered: what it says is nobody's play, so only a clock or a concession ends it.
+    mapping(GameId => bool) private _entered;
 
     function jobCount() external view returns (uint256) {
         return jobs.length;
@@ -340,16 +342,57 @@ contract BoardHandler is GameBase {
         move(seed);
     }
 
+    /// @dev Two sides that sign anything, in turn or not: a state of any kind enters, or one of them is shown to have forked.
+    function talk(uint256 seed) external {
+        for (uint256 i = 0; i < played.length; ++i) {
+            gameId = played[addmod(seed, i, played.length)];
+            IGame.GameState memory state = games.game(gameId);
+            bool talks = current < Instant.unwrap(state.last) + Duration.unwrap(state.talk);
+            if (state.phase == IGame.Phase.OVER || !talks) continue;
+            if (board.job(state.jobId).status == IJobBoard.JobStatus.SLASHED) continue;
+            _talkOf(seed >> 8, state);
+            ++calls;
+            ++done;
+            return;
+        }
+        move(seed);
+    }
+
+    function _talkOf(uint256 seed, IGame.GameState memory state) private {
+        bool byTrainer = seed % 2 == 0;
+        uint256 other = state.challenger == challenger ? CHALLENGER_KEY : STRANGER_KEY;
+        if (seed % 8 < 2) {
+            uint256 key = byTrainer ? TRAINER_KEY : other;
+            (bytes32 first, bytes32 second) = (bytes32(seed), bytes32(~seed));
+            bytes memory signature = _stateSignature(key, 1, first);
+            games.reportFork(gameId, 1, first, signature, second, _stateSignature(key, 1, second));
+            require(games.game(gameId).phase == IGame.Phase.OVER, "forked");
+            ++verdicts;
+            return;
+        }
+        state.phase = IGame.Phase(1 + (seed >> 8) % (uint8(IGame.Phase.OVER) - 1));
+        state.level = IGame.Level((seed >> 16) % 5);
+        state.height = uint8((seed >> 24) % 65);
+        state.node = bytes32(seed);
+        bytes memory snapshot = _encode(state);
+        uint32 sequence = state.sequence + 1;
+        bytes memory signed = _stateSignature(byTrainer ? other : TRAINER_KEY, sequence, _idOf(snapshot));
+        _play(byTrainer ? trainer : state.challenger, abi.encodeCall(IGame.enter, (gameId, sequence, snapshot, signed)));
+        require(games.game(gameId).sequence == sequence, "entered");
+        _entered[gameId] = true;
+    }
+
     function _moveOn(uint256 seed, IGame.GameState memory state) private {
         address side = games.mover(gameId);
         uint256 rest = Duration.unwrap(side == trainer ? state.defenderRest : state.challengerRest);
         if (state.phase == IGame.Phase.OPEN_STEPS || state.phase == IGame.Phase.OPEN_VALUES) {
             rest += REPLAY * board.crowd(state.jobId);
         }
-        if (current - Instant.unwrap(state.last) > rest) {
-            games.timeout(gameId);
-        } else if (seed % 16 == 0) {
+        rest += Duration.unwrap(state.talk);
+        if (seed % 16 == 0 || _entered[gameId]) {
             _play(side, abi.encodeCall(IGame.concede, (gameId)));
+        } else if (current - Instant.unwrap(state.last) > rest) {
+            games.timeout(gameId);
         } else if (state.phase == IGame.Phase.DESCEND && seed % 8 != 0) {
             bytes32[] memory nodes = GameTrees.below(runLeaves, state.height, state.position, 1);
             _play(side, abi.encodeCall(IGame.descend, (gameId, nodes)));
@@ -413,13 +456,14 @@ contract BoardHandler is GameBase {
         return uint256(Instant.unwrap(state.accepted)) + Duration.unwrap(state.deadline);
     }
 
-    /// @dev Of two jobs one has time for audits and one has seats, of three one a short deadline, of four one logs.
+    /// @dev Of two jobs one has time for audits and one has seats, of three one a short deadline, of four one logs, three talks.
     function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
         job = super._job(nonce);
         if (nonce % 2 == 0) job.auditTime = WINDOW;
         if (nonce % 3 == 0) job.deadline = WINDOW + WINDOW / 2;
         if (nonce % 4 < 2) (job.seats, job.seatFee, job.seatBond, job.nonce) = (0, 0, 0, nonce);
         if (nonce % 4 == 1) job.policy = 1;
+        if (nonce % 4 != 0) job.talkTime = WINDOW;
     }
 
     function _elapse(uint256 seed) private {
@@ -449,7 +493,7 @@ contract BoardInvariantTest {
     }
 
     function targetSelectors() external view returns (FuzzSelector[] memory targets) {
-        bytes4[] memory selectors = new bytes4[](13);
+        bytes4[] memory selectors = new bytes4[](14);
         selectors[0] = handler.offer.selector;
         selectors[1] = handler.accept.selector;
         selectors[2] = handler.cancel.selector;
@@ -463,6 +507,7 @@ contract BoardInvariantTest {
         selectors[10] = handler.seat.selector;
         selectors[11] = handler.seatAgain.selector;
         selectors[12] = handler.acknowledge.selector;
+        selectors[13] = handler.talk.selector;
         targets = new FuzzSelector[](1);
         targets[0] = FuzzSelector(address(handler), selectors);
     }

@@ -442,4 +442,22 @@ abstract contract GameBase is BoardBase {
         _equal(0, board.credit(challenger), "challenger gets nothing");
         _equal(0, board.job(jobId).openGames, "no game left");
     }
+
+    // ---------------------------------------------------------------- states signed in talk
+
+    /// @dev The snapshot of a state, as SPEC 11 lays it out.
+    function _encode(IGame.GameState memory s) internal pure returns (bytes memory) {
+        bytes memory first = abi.encodePacked(uint8(s.phase), uint8(s.level), s.height, s.fresh, s.dtype, s.summation);
+        bytes memory second = abi.encodePacked(s.lastChunkBytes, s.position, s.element, s.leaves, s.step, s.instruction);
+        return abi.encodePacked(first, second, s.termLeaves, s.node, s.opened, s.log);
+    }
+
+    function _idOf(bytes memory snapshot) internal pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.snap.", snapshot));
+    }
+
+    function _stateSignature(uint256 key, uint32 sequence, bytes32 id) internal view returns (bytes memory) {
+        bytes32 kind = keccak256("State(bytes32 gameId,uint32 sequence,bytes32 snapshot)");
+        return _signature(key, _typed(keccak256(abi.encode(kind, gameId, sequence, id))));
+    }
 }

@@ -28,12 +28,6 @@ contract GameTalkTest is GameBase {
 
     // ---------------------------------------------------------------- helpers
 
-    function _encode(IGame.GameState memory s) private pure returns (bytes memory) {
-        bytes memory first = abi.encodePacked(uint8(s.phase), uint8(s.level), s.height, s.fresh, s.dtype, s.summation);
-        bytes memory second = abi.encodePacked(s.lastChunkBytes, s.position, s.element, s.leaves, s.step, s.instruction);
-        return abi.encodePacked(first, second, s.termLeaves, s.node, s.opened, s.log);
-    }
-
     /// @dev The state at which a walk arrives; the game itself is taken back to its start.
     function _reach(uint256 walk) private returns (Reached memory reached) {
         uint256 id = VM.snapshotState();
@@ -48,15 +42,6 @@ contract GameTalkTest is GameBase {
         require(VM.revertToState(id), "back");
         _start();
         require(games.game(gameId).sequence == 0 && reached.sequence > 0, "at its start");
-    }
-
-    function _idOf(bytes memory snapshot) private pure returns (bytes32) {
-        return sha256(abi.encodePacked("tb.snap.", snapshot));
-    }
-
-    function _stateSignature(uint256 key, uint32 sequence, bytes32 id) private view returns (bytes memory) {
-        bytes32 kind = keccak256("State(bytes32 gameId,uint32 sequence,bytes32 snapshot)");
-        return _signature(key, _typed(keccak256(abi.encode(kind, gameId, sequence, id))));
     }
 
     function _entry(uint256 key, uint32 sequence, bytes memory snapshot) private view returns (bytes memory) {
