@@ -1,4 +1,7 @@
-"""Seats on the embedded EVM, call by call in random order, against the rules of SPEC section 11.1 written once more."""
+"""Seats on the embedded EVM, call by call in random order, against the rules of SPEC section 11.1 written once more.
+
+The seals and the draw are `tiebreak.protocol.commitments.seats`; contracts/test/Seats.t.sol spells their preimages out.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,27 +17,16 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.seats import ATTEMPTS, POOL_SECONDS, head_seal, nonce_of, root_seal, seed_of, slot_of
 from tiebreak.protocol.tags import Digest
 
-WINDOW, AUDIT, DEADLINE, POOL = 100, 30, 400, 1 << 21
+WINDOW, AUDIT, DEADLINE, POOL = 100, 30, 400, POOL_SECONDS
 FEE, BOND, STAKE = 3 * 10**17, 7 * 10**17, JOB.trainer_stake
 AUDITORS = (CHALLENGER, STRANGER, PAUPER)
 NOBODY = Address(bytes(20))
 BURNED = Address(bytes(18) + b"\xde\xad")
 SALT = sha256(b"salt").digest()
 ENDED = (JobStatus.SETTLED, JobStatus.SLASHED, JobStatus.ABANDONED)
-
-
-def hashed(*parts: bytes) -> Digest:
-    return Digest(sha256(b"".join(parts)).digest())
-
-
-def head_seal(job: Digest, count: int, root: Digest) -> Digest:
-    return hashed(b"tb.hseal", job, count.to_bytes(8, "big"), root, SALT)
-
-
-def root_seal(job: Digest, auditor: Address, root: Digest) -> Digest:
-    return hashed(b"tb.rseal", job, auditor, root, SALT)
 
 
 @dataclass
@@ -85,8 +77,8 @@ class Town:
     def owner(self, one: Seated, seat: int) -> Address:
         if one.seed is None or not one.length or seat >= one.job.seats:
             return NOBODY
-        for attempt in range(32):
-            slot = self.pool[int.from_bytes(hashed(b"tb.seat.", one.seed, bytes((seat, attempt))), "big") % one.length]
+        for attempt in range(ATTEMPTS):
+            slot = self.pool[slot_of(one.seed, seat, attempt, one.length)]
             if slot is not None and slot[1] < one.sealed_at:
                 return slot[0]
         return NOBODY
@@ -165,7 +157,7 @@ class Town:
 
     def offer(self) -> None:
         secret = self.rng.randbytes(32)
-        nonce = int.from_bytes(hashed(b"tb.secrt", secret), "big")
+        nonce = nonce_of(secret)
         times = {"challenge_window": WINDOW, "audit_time": AUDIT, "deadline": DEADLINE}
         job = replace(JOB, seats=self.rng.randint(1, 4), seat_fee=FEE, seat_bond=BOND, nonce=nonce, **times)
         signed = TRAINER.sign(job.digest(self.chain.domain))
@@ -206,7 +198,7 @@ class Town:
     def seal_head(self, one: Seated) -> None:
         count = self.rng.choice((0, 1, 2, 3, 3, 3, 3, 4))
         who = self.rng.choice((TRAINER,) * 9 + (CLIENT,))
-        call = calls.seal_head(one.job.id, count, head_seal(one.job.id, count, one.root))
+        call = calls.seal_head(one.job.id, count, head_seal(one.job.id, count, one.root, SALT))
         broken = (
             self.is_not(one, JobStatus.ACTIVE),
             ("WrongCaller", who is not TRAINER),
@@ -231,7 +223,7 @@ class Town:
             ("WrongSecret", secret != one.secret),
         )
         if self.make(STRANGER, calls.draw_seats(one.job, secret), *broken):
-            one.seed = hashed(b"tb.seed.", one.job.id, one.entropy, secret)
+            one.seed = seed_of(one.job.id, one.entropy, secret)
             one.last, one.audit_end = self.clock, max(one.audit_end, self.clock) + 3 * AUDIT
 
     def seal_root(self, one: Seated) -> None:
@@ -239,7 +231,7 @@ class Town:
         owner = self.owner(one, seat)
         keys = [key for key in AUDITORS if key.address == owner] or [CLIENT]
         who = keys[0] if self.rng.random() < 0.9 else TRAINER
-        seal = root_seal(one.job.id, who.address, self.rng.choice((one.root, RUN)))
+        seal = root_seal(one.job.id, who.address, self.rng.choice((one.root, RUN)), SALT)
         paid = BOND if self.rng.random() < 0.95 else BOND + 1
         broken = (
             self.is_not(one, JobStatus.ACTIVE),
@@ -303,7 +295,7 @@ class Town:
         seat = self.rng.randrange(one.job.seats)
         auditor, sealed = one.seals.get(seat, (STRANGER.address, Digest(bytes(32))))
         root = self.rng.choice((RUN, OTHER_RUN))
-        fits = seat not in one.claimed and root_seal(one.job.id, auditor, root) == sealed
+        fits = seat not in one.claimed and root_seal(one.job.id, auditor, root, SALT) == sealed
         agrees = one.is_opened and root == one.root
         settled = one.status is JobStatus.SETTLED
         broken = (
