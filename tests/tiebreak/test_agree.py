@@ -1,6 +1,7 @@
 """Keys, and the signed job that comes of a captured one."""
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import policy_of
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.commitments.seats import drawable, nonce_of
 from tiebreak.protocol.commitments.terms import ether
 
 PASSPHRASE = "correct horse battery"
@@ -158,3 +160,13 @@ def test_addresses() -> None:
 )  # fmt: skip
 def test_amounts_are_told_in_ether_exactly(wei: int, text: str) -> None:
     assert ether(wei) == text
+
+
+def test_a_job_with_seats_can_be_drawn_by_its_client(work: Path, tmp_path: Path) -> None:
+    seats = ["--seats", "2", "--seat-fee", "0.1", "--seat-bond", "0.2", "--nonce", "5"]
+    assert run(tiebreak, arguments(work, tmp_path / "run", *seats)) == 0
+    job, client = RunDirectory.open(tmp_path / "run").job, load_key(work / "client.pem")
+    drawn, secret = drawable(replace(job, nonce=5), client)
+    assert drawn == job
+    assert job.nonce == nonce_of(secret) != nonce_of(drawable(replace(job, nonce=6), client)[1])
+    assert secret != drawable(replace(job, nonce=5), load_key(work / "trainer.pem"))[1]

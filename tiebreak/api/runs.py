@@ -34,6 +34,7 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree
+from tiebreak.protocol.commitments.seats import drawable
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program import rounding
 from tiebreak.protocol.tags import Digest
@@ -315,7 +316,8 @@ def _draft(
         terms=terms,
     )  # fmt: skip
     if policy is None:
-        return draft(precision=PRECISION_F32 if precision is None else precision)
+        job = draft(precision=PRECISION_F32 if precision is None else precision)
+        return drawable(job, client)[0] if job.seats else job
     if precision not in (None, policy.precision):
         raise ConfigurationError(
             f"expected precision {policy.precision} of the policy file, got {precision}; calibrate for that"

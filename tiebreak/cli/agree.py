@@ -78,7 +78,7 @@ DEFAULTS: Final = Terms()
 @click.option("--seat-fee", type=Ether(), default=DEFAULTS.seat_fee, help="What each pays its auditor, in ether.")
 @click.option("--seat-bond", type=Ether(), default=DEFAULTS.seat_bond, help="What its auditor puts up, in ether.")
 @number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals.")
-@number("--nonce", 0, None, 0, "Tells equal jobs apart.")
+@number("--nonce", 0, None, 0, "Tells equal jobs apart. Of a job with seats, the client's key and it give the draw.")
 @click.option("--policy", "policy_file", type=FILE,
               help="Policy `logged` by this file of `tiebreak calibrate`. Such a job settles only with the client's "
               "receipts for the logs, and one segment of it is given on trust.  [default: policy exact]")  # fmt: skip

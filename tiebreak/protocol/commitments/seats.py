@@ -4,9 +4,11 @@ Until the auditors have sealed their roots, nobody but the trainer knows what it
 behind a salt of 32 bytes. An auditor's seal also names the auditor, so that a copy of it is worth nothing.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
@@ -48,3 +50,12 @@ def salt_of(key: PrivateKey, sealed: Digest) -> bytes:
     sealed: names what it is for, such as the job.
     """
     return tagged_hash(Tag.SECRET, key.sign(tagged_hash(Tag.SECRET, sealed)))
+
+
+def drawable(draft: Job, client: PrivateKey) -> tuple[Job, bytes]:
+    """The job whose nonce commits to the secret of its draw, and that secret.
+
+    The secret follows from the client's key and the draft (with whatever nonce that has), so nobody has to keep it.
+    """
+    secret = salt_of(client, draft.id)
+    return replace(draft, nonce=nonce_of(secret)), secret
