@@ -32,7 +32,7 @@
 #define TRAINER_STAKE 3     /* odd: half is rounded down */
 #define CHALLENGER_STAKE 2
 
-mtype:status = { OFFERED, ACTIVE, CANCELLED, SETTLED, SLASHED, ABANDONED };
+mtype:status = { OFFERED, ACTIVE, CANCELLED, SETTLED, SLASHED, ABANDONED, PARTED };
 mtype:phase = { NONE, OPEN, SELECT, PROVE, OVER };
 mtype:verdict = { NO_VERDICT, DEFENDER_LOST, CHALLENGER_LOST, VOID };
 /* What a seal fixes. COPY: the honest challenger's own, sent again for another game. */
@@ -63,6 +63,10 @@ byte credit[5], balance;
 bool trainerHonest, computes;
 byte falseHeads;                    /* bit c: the head of count c that the trainer signs is false */
 bool twoHeads;                      /* it signed two that contradict each other */
+bool logged, clientHonest;
+byte shown = LAST;                  /* the logs of heads up to this count can be had */
+byte receipts;                      /* the client has signed for the logs up to this head */
+bool trained = true;                /* an honest trainer has had a block for its next segment, since it may compute it */
 bool published;                     /* the honest challenger's proof, with answer and salt, is in the queue */
 byte pendingFor;                    /* ticks for which it has been */
 byte payouts;                       /* how often the job's money was given out */
@@ -164,6 +168,7 @@ inline moved(g, ph) {
 #define isOpenAt(a, s)  ((a) <= WINDOW || (s) > 0)
 #endif
 #define mayChallenge(g) (status == ACTIVE && games[g].phase == NONE && isOpenAt(age, audit))
+#define hasLogs(c)      (shown >= (c))
 /* The honest challenger disputes a head only when it has replayed the run. */
 #define mayAudit        (mayChallenge(0) && busy == 0)
 
@@ -217,8 +222,11 @@ inline challenge(g, count) {
 /* ------------------------------------------------------------------ time */
 
 /* A false head that was posted, no game of the honest challenger yet. */
-#define mustChallenge   (games[0].phase == NONE && ((headCount >= 1 && isFalseHead(1)) || (headCount >= 2 && isFalseHead(2))))
-#define mustPost        (trainerHonest && headCount < LAST)
+#define mustChallenge   (games[0].phase == NONE && ((headCount >= 1 && isFalseHead(1) && hasLogs(1)) || (headCount >= 2 && isFalseHead(2) && hasLogs(2))))
+/* A trainer of policy `logged` goes one head ahead of the receipts. */
+#define mayPost         (headCount < LAST && (!trainerHonest || !logged || (headCount <= receipts && trained)))
+#define mustPost        (trainerHonest && mayPost)
+#define mustSign        (clientHonest && logged && status == ACTIVE && receipts < headCount && hasLogs(headCount))
 #define mustProve       (published && games[0].phase == PROVE && pendingFor >= DELAY)
 #define mustOpen(g)     (trainerHonest && games[g].phase == OPEN && games[g].elapsed >= games[g].defenderRest)
 #define keeps           (games[0].phase == PROVE -> 0 : RESERVE)
@@ -236,9 +244,27 @@ inline challenge(g, count) {
 #else
 #define noGamesLeft     (openGames == 0)
 #endif
+#ifdef MUTANT_ABANDON_LOGGED
+#define mayAbandon      (!logged || receipts == headCount)
+#else
+#define mayAbandon      (!logged || headCount == 0)
+#endif
+#ifdef MUTANT_PART_OVER_GAMES
+#define noGamesToPart   true
+#else
+#define noGamesToPart   (openGames == 0)
+#endif
+#ifdef MUTANT_PART_EARLY
+#define isOverToPart    true
+#else
+#define isOverToPart    !isOpenAt(age, audit)
+#endif
+#define mayPart         (status == ACTIVE && logged && headCount > 0 && receipts < LAST && noGamesToPart)
+#define isClientsTime   (headCount < LAST && since > DEADLINE)
 /* A client that looks after its reward lets no block pass in which it may end a job that is late. */
-#define mustAbandon     (headCount < LAST && isLate && noGamesLeft)
-#define isDue           (status == ACTIVE && ((isLastCall && mayAudit && mustChallenge) || (isLastPost && mustPost) || mustProve || mustAnswer || mustAbandon))
+#define mustAbandon     (headCount < LAST && isLate && mayAbandon && noGamesLeft)
+#define mustPart        (mayPart && (isOverToPart || isClientsTime))
+#define isDue           (status == ACTIVE && ((isLastCall && mayAudit && mustChallenge) || (isLastPost && mustPost) || mustProve || mustAnswer || mustAbandon || mustPart))
 
 #define runs(g)         (isRunning(g) && !isTimedOut(g))
 #if GAMES == 2
@@ -249,9 +275,13 @@ inline challenge(g, count) {
 #define anyRuns         (runs(0) || runs(1) || runs(2))
 #endif
 /* Time has an effect still: a window or a clock is running. */
-#define mayTick         (status == ACTIVE && (age <= WINDOW || since <= DEADLINE + 1 || audit > 0 || anyRuns) && !isDue && !anyMustOpen)
+#define mayTick         (status == ACTIVE && (age <= WINDOW || since <= DEADLINE + 1 || audit > 0 || anyRuns) && !isDue && !mustSign && !anyMustOpen)
 
 inline tick() {
+    if
+    :: headCount <= receipts -> trained = true
+    :: else
+    fi;
     if
     :: age <= WINDOW -> age++
     :: else
@@ -290,6 +320,22 @@ inline tick() {
 #else
 #define noGames         (openGames == 0)
 #endif
+#ifdef MUTANT_SETTLE_WITHOUT_RECEIPT
+#define isReceipted     true
+#else
+#define isReceipted     (!logged || receipts == LAST)
+#endif
+/* No receipt stands for a false head, if its client signs for logs only. */
+#define isPaidForLies   (clientHonest && ((receipts >= 1 && isFalseHead(1)) || (receipts >= 2 && isFalseHead(2))))
+
+inline partWays() {
+    /* An honest trainer has computed one segment without a receipt, and an honest client keeps no receipt back. */
+    assert(!trainerHonest || (headCount <= receipts + 1 && !clientHonest));
+    close(PARTED);
+    credit[TRAINER] = credit[TRAINER] + TRAINER_STAKE + REWARD * receipts / LAST;
+    credit[CLIENT] = credit[CLIENT] + REWARD - REWARD * receipts / LAST
+}
+
 #ifdef MUTANT_SETTLE_EARLY
 #define isWindowOver    !isOpenAt(age + 1, audit - 1)
 #else
@@ -357,8 +403,19 @@ active proctype Board() {
             fi;
             if
             :: twoHeads = false :: twoHeads = true
+            fi;
+#ifdef LOGGED
+            if
+            :: shown = 0 :: shown = 1 :: shown = 2
             fi
+#endif
         fi;
+#ifdef LOGGED
+        logged = true;
+        if
+        :: clientHonest = false :: clientHonest = true
+        fi;
+#endif
         if
         :: computes = false :: computes = true
         fi
@@ -366,11 +423,17 @@ active proctype Board() {
     do
     :: atomic { status == OFFERED -> credit[CLIENT] = credit[CLIENT] + REWARD; close(CANCELLED); audited() }
     :: atomic { status == OFFERED -> accept(); audited() }
-    :: atomic { status == ACTIVE && headCount < LAST -> post(); audited() }
+    :: atomic { status == ACTIVE && mayPost -> post(); trained = !logged; audited() }
+    /* An honest client signs for logs that it has; another one for any head, and when it likes. */
+    :: atomic { status == ACTIVE && logged && receipts < headCount && (!clientHonest || hasLogs(headCount)) ->
+        receipts = headCount; audited() }
+    :: atomic { mayPart && isOverToPart -> assert(!isPaidForLies); partWays(); audited() }
+    /* The client's own choice: it parts before the last head's window is over. */
+    :: atomic { mayPart && isClientsTime -> partWays(); audited() }
     :: atomic { status == ACTIVE && twoHeads -> slash(ANYONE); audited() }
     /* The honest challenger disputes a false head that was posted; others any that was posted, or handed to them. */
-    :: atomic { mayAudit && headCount >= 1 && isFalseHead(1) -> challenge(0, 1); audited() }
-    :: atomic { mayAudit && headCount >= 2 && isFalseHead(2) -> challenge(0, 2); audited() }
+    :: atomic { mayAudit && headCount >= 1 && isFalseHead(1) && hasLogs(1) -> challenge(0, 1); audited() }
+    :: atomic { mayAudit && headCount >= 2 && isFalseHead(2) && hasLogs(2) -> challenge(0, 2); audited() }
     :: atomic { mayChallenge(1) && (headCount >= 1 || !trainerHonest) -> challenge(1, 1); audited() }
     :: atomic { mayChallenge(1) && (headCount >= 2 || !trainerHonest) -> challenge(1, 2); audited() }
     :: atomic { mayPlay(0) -> plays(0); audited() }
@@ -380,13 +443,13 @@ active proctype Board() {
     :: atomic { mayChallenge(2) && games[1].phase != NONE && (headCount >= 2 || !trainerHonest) -> challenge(2, 2); audited() }
     :: atomic { mayPlay(2) -> plays(2); audited() }
 #endif
-    :: atomic { status == ACTIVE && headCount == LAST && isWindowOver && noGames ->
-        /* No false head is ever paid for while somebody honest looks. */
-        assert(falseHeads == 0);
+    :: atomic { status == ACTIVE && headCount == LAST && isReceipted && isWindowOver && noGames ->
+        /* No false head is ever paid for while somebody honest looks, and the client asks for the logs. */
+        assert(falseHeads == 0 || (logged && !clientHonest));
         close(SETTLED);
         credit[TRAINER] = credit[TRAINER] + REWARD + TRAINER_STAKE;
         audited() }
-    :: atomic { status == ACTIVE && headCount < LAST && isLate && noGamesLeft ->
+    :: atomic { status == ACTIVE && headCount < LAST && isLate && mayAbandon && noGamesLeft ->
         /* An honest trainer is in time with its heads. */
         assert(!trainerHonest);
         close(ABANDONED);
@@ -406,7 +469,8 @@ active proctype Board() {
 #endif
     /* Everybody has what the rules promise: an honest trainer its pay and every stake put against it, ... */
     assert(!trainerHonest || status == CANCELLED
-           || (status == SETTLED && credit[TRAINER] >= REWARD + TRAINER_STAKE && credit[CLIENT] == 0));
+           || (status == SETTLED && credit[TRAINER] >= REWARD + TRAINER_STAKE && credit[CLIENT] == 0)
+           || (status == PARTED && credit[TRAINER] >= TRAINER_STAKE + REWARD * receipts / LAST));
     /* ... an honest challenger its stake, and its share of the trainer's where it was the one who proved the lie. */
     assert(games[0].verdict == NO_VERDICT || credit[HONEST] >= games[0].stake);
     assert(games[0].verdict != DEFENDER_LOST || credit[HONEST] == games[0].stake + TRAINER_STAKE / 2);

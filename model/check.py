@@ -53,13 +53,14 @@ PROPERTIES: Final = (
     Run(model="talk", what="a talk of 4, clocks of 3", defines=("TALK 4", "CLOCK 3")),
     Run(model="board", what="two games, clocks of 2"),
     Run(model="board", what="two games, clocks of 3", defines=("CLOCK 3",)),
+    Run(model="board", what="policy logged, two games, clocks of 2", defines=("LOGGED",)),
     Run(model="board", what="three games, clocks of 1", defines=("GAMES 3", "CLOCK 1")),
     Run(model="seats", what="a replay of 3, windows of 2"),
     Run(model="seats", what="a replay of 2, windows of 3", defines=("REPLAY 2", "WINDOW 3")),
 )
 
 MUTANTS: Final = tuple(
-    Run(model=model, what=what, defines=(define,), fails=True)
+    Run(model=model, what=what, defines=tuple(define.split(", ")), fails=True)
     for model, define, what in (
         ("game", "MUTANT_LATE_MOVES", "a move after its maker's clock"),
         ("game", "MUTANT_EARLY_TIMEOUT", "timeout with nothing left, but nothing over"),
@@ -94,6 +95,10 @@ MUTANTS: Final = tuple(
         ("board", "MUTANT_WITHDRAW_TWICE", "a credit is kept when it is withdrawn"),
         ("board", "RESERVE 0", "the honest challenger keeps no block for its proof"),
         ("board", "DELAY 1", "builders leave a proof out of one block"),
+        ("board", "MUTANT_ABANDON_LOGGED, LOGGED", "abandon where all heads have receipts, however late these came"),
+        ("board", "MUTANT_SETTLE_WITHOUT_RECEIPT, LOGGED", "a job of policy logged settles without its receipts"),
+        ("board", "MUTANT_PART_EARLY, LOGGED", "part before the window is over"),
+        ("board", "MUTANT_PART_OVER_GAMES, LOGGED", "part with a game open"),
         ("seats", "MUTANT_SEAL_AFTER_OPENING", "a root sealed after the head was opened"),
         ("seats", "MUTANT_DRAW_GIVES_NO_TIME", "the time for audits counts from the final seal"),
         ("seats", "MUTANT_CLAIM_TWICE", "a seal is kept when it is claimed"),
