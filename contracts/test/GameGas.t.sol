@@ -92,7 +92,7 @@ contract GameGasTest is BoardBase {
         bars[keccak256("logged openTerms")] = 72_000;
         bars[keccak256("challenge")] = 168_500;
         bars[keccak256("concede and be slashed")] = 131_500;
-        bars[keccak256("select checkpoint")] = 74_500;
+        bars[keccak256("select checkpoint")] = 75_500;
         bars[keccak256("concede")] = 99_000;
     }
 

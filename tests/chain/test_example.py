@@ -14,6 +14,8 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.tags import Digest
 
 NONCES = count(7000)
+LIMIT = 2_000_000
+"""Gas: nobody measured this contract."""
 
 
 class Bonus:
@@ -22,13 +24,13 @@ class Bonus:
     def __init__(self, chain: EmbeddedChain) -> None:
         self.chain = chain
         creation = load_artifact("CompletionBonus").bytecode + encode(["address"], [chain.deployment.board])
-        created = chain._node.send(STRANGER, None, creation)["contractAddress"]
+        created = chain._transact(STRANGER, None, creation, 0, LIMIT)["contractAddress"]
         assert created is not None
         self.address = Address(bytes.fromhex(created[2:]))
 
     def call(self, signer: PrivateKey, function: str, job_id: Digest, value: int = 0) -> None:
         data = keccak(text=f"{function}(bytes32)")[:4] + job_id
-        self.chain._node.send(signer, self.address, data, value)
+        self.chain._transact(signer, self.address, data, value, LIMIT)
 
     @property
     def balance(self) -> int:

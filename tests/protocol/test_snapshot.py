@@ -99,7 +99,18 @@ FIXED: dict[str, str] = {
     "direction": "only policy `logged` has one",
 }
 """Fields of the state that a snapshot need not show, and what fixes them."""
-OF_THE_CHAIN = {"job", "head", "game_id", "defender_rest", "challenger_rest", "last", "moved", "moves", "verdict"}
+OF_THE_CHAIN = {
+    "job",
+    "head",
+    "game_id",
+    "defender_rest",
+    "challenger_rest",
+    "last",
+    "moved",
+    "moves",
+    "crowd",
+    "verdict",
+}
 
 
 @pytest.mark.parametrize("name", ["terms", "element", "commit", "data source"])
