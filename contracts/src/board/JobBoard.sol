@@ -279,21 +279,21 @@ abstract contract JobBoard is IJobBoard {
     }
 
     /// @dev A head of this count is posted or sealed.
-    function _advance(JobState storage state, uint64 count) internal returns (uint64 segments) {
+    function _advance(JobState storage state, uint64 count) internal returns (uint64 gained) {
         // SAFETY: ascending, so nobody can replay an old head to move the windows.
         if (count <= state.headCount) revert HeadNotAscending(state.headCount, count);
-        segments = count - state.headCount;
+        gained = count - state.headCount;
         state.headCount = count;
     }
 
     /// @dev The window starts again, and each of the new segments gets its audit time, after those before it.
     /// SAFETY: what was made up is posted whole at once, at any time; to replay it takes as long as to train it.
-    function _progress(JobState storage state, uint64 segments) internal {
+    function _progress(JobState storage state, uint64 gained) internal {
         Instant current = currentInstant();
         state.lastProgress = current;
         // All segments' together are at most 2^28 seconds.
         // forge-lint: disable-next-line(unsafe-typecast)
-        Duration audits = Duration.wrap(uint40(segments * Duration.unwrap(state.auditTime)));
+        Duration audits = Duration.wrap(uint40(gained * Duration.unwrap(state.auditTime)));
         state.auditEnd = state.auditEnd.later(current).plus(audits);
     }
 
