@@ -49,12 +49,12 @@ EXECUTED: Final = {
     "select": 76_000,
     "openSteps": 93_872,
     "openValues": 103_644,
-    "openTensor": 122_881,
+    "openTensor": 123_000,
     "openChunk": 89_876,
     "selectElement": 62_000,
     "openTerms": 109_283,
-    "prove": 787_779,
-    "enterAndProve": 787_779,
+    "prove": 790_000,
+    "enterAndProve": 790_000,
 }
 """The most gas that a transaction of each function was measured to use, at least.
 
