@@ -29,14 +29,13 @@ contract ClockSymbolic is SymbolicBase {
         uint32 defenderRest;
         uint32 challengerRest;
         uint24 replayTime;
-        /// Chooses one of three crowds: a product of two free numbers is beyond the solver.
+        /// Chooses one of two crowds: a product of two free numbers is beyond the solver.
         uint8 choice;
         uint40 current;
     }
 
     function crowdOf(Case calldata c) private pure returns (uint8) {
-        if (c.choice == 0) return 1;
-        return c.choice == 1 ? 3 : 16;
+        return c.choice == 0 ? 1 : 16;
     }
 
     function spend(Turns.Turn memory turn, Instant current) external view returns (Turns.Turn memory) {
