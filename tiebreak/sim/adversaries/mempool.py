@@ -201,8 +201,8 @@ class Copying(Scripted):
             self.world.notify()
 
     def copy_challenge(self, call: Call) -> None:
-        """Sends the same challenge, which starts a second game against the same head."""
-        self.world.submit(self, call)
+        """Sends the same challenge, with the price of the second game that it starts against the same head."""
+        self.world.submit(self, replace(call, value=2 * call.value))
 
     def notes(self, move: Move) -> bool:  # noqa: ARG002  # for those that look at it
         """Whether it notes a move of the victim."""
@@ -413,10 +413,10 @@ ADVERSARIES: Final = (
     # all delays of a game: what a side can bear
     builder("drops and takes up again", Dropper, "that somebody misses a deadline", _HARMLESS,
         longest=lambda cast, _: bearable(cast) // turns_of(cast)),
-    challenger("mirror", Mirror, "an honest challenger's reward, without a replay", {Catch.UNPAID, Catch.REFUSED},
+    challenger("mirror", Mirror, "an honest challenger's reward, without a replay", {Catch.UNPAID},
         before=with_a_false_run),
     challenger("mirror that seals late", Resealing, "an honest challenger's reward, without a replay",
-        {Catch.UNPAID, Catch.REFUSED}, before=with_a_false_run),
+        {Catch.UNPAID}, before=with_a_false_run),
     builder("front-run challenge", Onlooker, "to be the first challenger, if that counted",
         {Catch.HARMLESS, Catch.TIMEOUT}),
     builder("front-run proof", Copier, "half of the trainer's stake, without a replay",
