@@ -226,7 +226,8 @@ def test_the_first_to_prove_is_paid_and_the_others_get_their_stakes_back(chain: 
             chain.send(STRANGER, calls.reclaim(duels[other].id))
         assert twice.value.name == "GameIsOver"
     gained = [chain.credit(key.address) - before[key] for key in keys]
-    assert gained == [job.challenger_stake, job.challenger_stake + job.trainer_stake // 2, job.challenger_stake]
+    stakes = [job.challenger_stake << rank for rank in range(3)]
+    assert gained == [stakes[0], stakes[1] + job.trainer_stake // 2, stakes[2]]
     assert chain.job_state(job.id).open_games == 0
 
 
