@@ -100,7 +100,7 @@ def test_the_false_challenge_pays_the_trainer(played: tuple[DemoResult, Path, st
     assert len(played[0].disputes) == 5
     assert false.honest_trainer
     assert false.python is false.contract is Loser.CHALLENGER
-    assert (false.trainer_delta, false.challenger_delta) == (10**17, -(10**17))
+    assert (false.trainer_delta, false.challenger_delta) == (10**17 // 2, -(10**17)), "half burns"
 
 
 def test_the_report_is_there(played: tuple[DemoResult, Path, str]) -> None:
