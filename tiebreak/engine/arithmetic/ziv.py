@@ -130,9 +130,9 @@ class NearTies:
 
     elements: Integers
     values: Floats
-    """The computed sums c."""
+    """c of Ziv's test: the sums as they were computed, before rounding."""
     errors: Floats
-    """Their errors e."""
+    """e of Ziv's test, one for each value."""
 
     def __len__(self) -> int:
         return len(self.elements)

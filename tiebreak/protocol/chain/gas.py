@@ -65,7 +65,7 @@ first slot, and `sealRoot` for 31 empty slots that are drawn before. `tests/chai
 
 
 def gas_limit(call: Call) -> int:
-    """The gas to send with a call."""
+    """The gas to send with a call, from its calldata and the table alone: nothing is asked of a node."""
     zeros = call.data.count(0)
     calldata = BYTE // 4 * zeros + BYTE * (len(call.data) - zeros)
     executed = EXECUTED.get(call.kind, UNMEASURED)

@@ -57,7 +57,7 @@ def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """The newest block."""
+    """The newest block as a node names it; its hash tells whether a block of this number was replaced."""
 
     number: int
     hash: bytes

@@ -54,7 +54,7 @@ class Note(Record):
     number: U64
     name: Annotated[bytes, Data(MAX_RAW_BYTES)]
     deadline: U64
-    """0: none."""
+    """The last second of the chain's time in which the transaction is of use; 0 if there is none."""
     raw: Annotated[bytes, Data(MAX_RAW_BYTES)]
 
     def encode(self) -> bytes:
@@ -62,7 +62,7 @@ class Note(Record):
 
     @classmethod
     def decode(cls, data: bytes) -> "Note":
-        """Raises `EncodingError`."""
+        """An entry from a journal that may be damaged. Raises `EncodingError`."""
         return cls.unpack("note", unpack(data, 2 * MAX_RAW_BYTES))
 
 

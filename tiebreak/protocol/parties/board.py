@@ -48,7 +48,7 @@ class Seating:
     sealed_at: int = 0
     """When the final head was sealed; 0 before."""
     pool_length: int = 0
-    """Slots of the pool then."""
+    """Slots that the pool had when the final head was sealed: those added later are not drawn."""
     is_opened: bool = False
     seed: Digest | None = None
     """None until the seats are drawn."""
@@ -193,7 +193,7 @@ class PublicGame:
 
     @property
     def stake(self) -> int:
-        """What its challenger put up."""
+        """Wei that its challenger loses or gets back: the job's stake, doubled for each game open before it."""
         return self.job.job.challenger_stake << self.rank
 
     @property

@@ -63,7 +63,7 @@ class Gather:
     game_id: Digest
     sequence: int
     snapshot: Digest
-    """Of the state in that turn."""
+    """The id of the state to move from: another line of moves may reach the same sequence number."""
     said: tuple[Move, ...] | None = None
     """The moves that led there, if the turn is one in the talk; None if it is on the chain."""
 

@@ -172,7 +172,7 @@ class Player(Machine):
     # ------------------------------------------------------------------ a turn
 
     def _in_turn(self, view: GameView) -> None:
-        """Make a move on the chain."""
+        """Make the move that is due on the chain, or wait for what it needs: a replay, a later block, confirmations."""
         turn = _turn_in(view)
         place: Place = ("move", *turn[:3])
         untried = False

@@ -48,12 +48,12 @@ class Reorganiser(Builder):
 
     depth: int
     seconds: int
-    """What may be lost in all."""
+    """The most that the vanished blocks of a game may last, all together."""
     chance: float = 0.25
     reverses: bool = False
     """Whether the new blocks hold the transactions in another order."""
     lost: int = 0
-    """Seconds so far."""
+    """How many of these seconds have vanished so far."""
 
     def on_block(self, block: Block) -> None:  # noqa: ARG002
         """Choose whether this block and those before it vanish at the next slot."""

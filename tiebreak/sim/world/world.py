@@ -113,7 +113,7 @@ class _Drafting:
 
 @dataclass(frozen=True, slots=True)
 class _Undo:
-    """What was before a block."""
+    """Restores the board and the accounts to what they were before a block."""
 
     evm: MiningChainAPI
     board: Callable[[], None]
@@ -160,7 +160,7 @@ class World:
         """Triggered, and then replaced, whenever something was mined or published."""
         self._drafting: _Drafting | None = None
         self._undo: list[_Undo] = []
-        """For each block."""
+        """One for each block, oldest first, for a reorganisation to take back."""
         self._vanishing = 0
         self._arrival = self.env.event()
         self.env.process(self._make_blocks())
