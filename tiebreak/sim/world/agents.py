@@ -11,12 +11,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import simpy
 
-from tiebreak.protocol.chain import ChainError, Receipt, Reverted, calls
+from tiebreak.protocol.chain import ChainError, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES, nonce_of
@@ -40,39 +41,6 @@ from tiebreak.sim.world.world import Block, Participant, Pending, World
 __all__ = ["Agent", "Auditor", "Builder", "Client", "GameView", "Process", "Reply", "Scripted", "Trainer"]
 
 Process = Generator[simpy.Event, Any, Any]
-_CALLS: Final[dict[type[e.Transaction], Callable[[Any], Call]]] = {
-    e.CreateJob: lambda wanted: calls.create_job(wanted.job, wanted.signature),
-    e.CancelJob: lambda wanted: calls.cancel_job(wanted.job_id),
-    e.PostHead: lambda wanted: calls.post_head(wanted.head),
-    e.Report: lambda wanted: calls.report_equivocation(wanted.first, wanted.second),
-    e.ReportInconsistency: lambda wanted: calls.report_inconsistency(
-        wanted.position, *((one.head, one.leaf, one.siblings) for one in (wanted.first, wanted.second))
-    ),
-    e.Settle: lambda wanted: calls.settle(wanted.job_id),
-    e.Abandon: lambda wanted: calls.abandon(wanted.job_id),
-    e.Acknowledge: lambda wanted: calls.acknowledge(wanted.receipt),
-    e.Part: lambda wanted: calls.part(wanted.job_id),
-    e.Enter: lambda wanted: Call("enter", _entered(wanted)),
-    e.EnterAndProve: lambda wanted: Call(
-        "enterAndProve", (*_entered(wanted.entered), calls.proof_argument(wanted.move), wanted.move.salt, wanted.opened)
-    ),
-    e.ReportFork: lambda wanted: calls.report_fork(wanted.fork),
-    e.ClaimTimeout: lambda wanted: calls.timeout(wanted.game_id),
-    e.Reclaim: lambda wanted: calls.reclaim(wanted.game_id),
-    e.LeavePool: lambda wanted: calls.leave_pool(wanted.bond, wanted.slot),
-    e.SealHead: lambda wanted: calls.seal_head(wanted.job_id, wanted.count, wanted.seal),
-    e.DrawSeats: lambda wanted: calls.draw_seats(wanted.job, wanted.secret),
-    e.OpenHead: lambda wanted: calls.open_head(wanted.head, wanted.salt),
-    e.ClaimSeat: lambda wanted: calls.claim_seat(
-        wanted.job_id, wanted.seat, wanted.auditor, wanted.run_root, wanted.salt
-    ),
-    e.CloseSeats: lambda wanted: calls.close_seats(wanted.job_id),
-    e.Withdraw: lambda wanted: calls.withdraw(wanted.to),
-}
-
-
-def _entered(wanted: e.Enter) -> tuple[Any, ...]:
-    return (wanted.game_id, wanted.sequence, wanted.snapshot, wanted.signature)
 
 
 class Agent(Machine):
@@ -230,7 +198,7 @@ class Agent(Machine):
                 self.world.party_at(job.client).tell(e.JobSigned(at=now, job=job, signature=statement.signature))
 
     def _transact(self, action: e.Transact) -> None:
-        call = self.call_of(action.transaction)
+        call = call_of(action.transaction, self.world.board)
         _on(self.world.submit(self, call, untried=action.untried), partial(self._resolve, action.place))
 
     def _begin(self, work: e.Work) -> None:
@@ -295,21 +263,6 @@ class Agent(Machine):
             other.tell(e.MoveShown(at=self.world.now, game_id=game.id, wire=wire))
         else:
             other.tell(e.ReceiptShown(at=self.world.now, game_id=game.id, receipt=receipt))
-
-    def call_of(self, wanted: e.Transaction) -> Call:
-        board = self.world.board
-        match wanted:
-            case e.AcceptJob(job_id=job_id):
-                return calls.accept_job(job_id, board.jobs[job_id].job.trainer_stake)
-            case e.Challenge(head=head, nonce=nonce, more=more):
-                return calls.challenge(head, nonce, board.price(board.jobs[head.head.job_id], more))
-            case e.JoinPool(bond=bond):
-                return calls.join_pool(board.free_slot(bond), bond)
-            case e.SealRoot(job_id=job_id):
-                return calls.seal_root(job_id, wanted.seat, wanted.seal, board.jobs[job_id].job.seat_bond)
-            case e.MakeMove():
-                return calls.move_call(board.games[wanted.game_id].state, wanted.move)
-        return _CALLS[type(wanted)](wanted)
 
     def work_on(self, work: e.Work) -> Process:
         """Do a piece of work, in the time that it takes, and tell the machine when it is done."""
