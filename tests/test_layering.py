@@ -15,7 +15,7 @@ FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),
     "tiebreak.engine": ["native", "dtypes", "lowering", "optimizers", "data", "capture", "arithmetic", "run", "logged"],
     "tiebreak.sim": ["world", "adversaries", "games", "incentives"],
-    "tiebreak": ["protocol", "engine", "sim", "api", "demo", "cli", "__main__"],
+    "tiebreak": ["protocol", "engine", "sim", "api", "node", "demo", "cli", "__main__"],
 }
 """Folders of each package and modules beside them, in the order in which they may import: each those before it."""
 

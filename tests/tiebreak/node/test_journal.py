@@ -1,0 +1,111 @@
+"""The journal: what survives, who may open it, and what is sent again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tiebreak.node.journal import Journal, read_place, write_place
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.parties.events import Record
+from tiebreak.protocol.tags import Digest
+
+OWN = {"role": "trainer", "chain": "31337"}
+JOB, OTHER = Digest(bytes(32)), Digest(b"\x01" * 32)
+
+
+def test_records_come_back_in_order_and_the_first_of_a_place_counts(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, OWN)
+    kept = [Record(place=("head", JOB, 1), data=b"a"), Record(place=("said", b"head", 1 << 40, 0), data=b"")]
+    for record in (*kept, Record(place=("head", JOB, 1), data=b"b")):
+        journal.append(record)
+    journal.close()
+    assert Journal(tmp_path, OWN).records() == kept
+
+
+@pytest.mark.parametrize("place", [("a", b"a", 7), (), ("ä", b"", 0, (1 << 64) - 1)])
+def test_a_place_is_the_same_again(place: tuple[str | bytes | int, ...]) -> None:
+    assert read_place(write_place(place)) == place
+
+
+def test_a_damaged_place_is_refused() -> None:
+    with pytest.raises(EncodingError, match="expected a place"):
+        read_place(b"\x91\x90")
+
+
+def test_a_folder_is_for_one_process(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, OWN)
+    with pytest.raises(StateError, match="in use"):
+        Journal(tmp_path, OWN)
+    journal.close()
+    Journal(tmp_path, OWN).close()
+
+
+def test_a_folder_of_another_board_is_refused_before_a_write(tmp_path: Path) -> None:
+    Journal(tmp_path, OWN).close()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigurationError, match=r"expected the folder of chain 31337, got chain 1;"):
+        Journal(tmp_path, OWN | {"chain": "1"})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    Journal(tmp_path, OWN).close()
+
+
+def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "journal.sqlite").write_bytes(b"no database at all, but long enough to be taken for one" * 40)
+    with pytest.raises(ConfigurationError, match="expected a journal"):
+        Journal(tmp_path, OWN)
+
+
+def test_a_post_is_numbered_once_and_waits_until_it_is_heard(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, OWN)
+    assert journal.post(JOB, b"x", lambda number: b"x%d" % number)
+    assert journal.post(JOB, b"y", lambda number: b"y%d" % number)
+    assert journal.post(OTHER, b"z", lambda number: b"z%d" % number)
+    assert not journal.post(JOB, b"x", lambda number: b"again%d" % number)
+    waiting = journal.unheard()
+    assert [one.wire for one in waiting] == [b"x0", b"y1", b"z0"]
+    journal.heard(waiting[0], 5)
+    journal.heard(waiting[1], -1)
+    assert [one.wire for one in journal.unheard()] == [b"z0"]
+    journal.say_all_again()
+    assert [one.wire for one in journal.unheard()] == [b"x0", b"z0"]
+
+
+def test_a_fact_is_made_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, OWN)
+    made = iter([b"one", b"two"])
+    assert journal.fact_once("secret", made.__next__) == b"one"
+    assert journal.fact_once("secret", made.__next__) == b"one"
+    assert journal.fact("nothing") is None
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from tiebreak.node.journal import Journal
+from tiebreak.protocol.parties.events import Record
+journal = Journal(Path(sys.argv[1]), {})
+for number in range(10**9):
+    journal.append(Record(place=("n", number), data=bytes(100)))
+    journal.note(number.to_bytes(8, "big"))
+    print(number, flush=True)
+"""
+
+
+def test_what_was_written_is_there_after_a_kill(tmp_path: Path) -> None:
+    """Whatever was acknowledged before SIGKILL is there afterwards, and the folder can be opened at once."""
+    process = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    time.sleep(1.5)
+    os.kill(process.pid, signal.SIGKILL)
+    told = process.stdout.read().split()
+    process.wait()
+    assert told
+    journal = Journal(tmp_path, {})
+    last = int(told[-1])
+    assert [record.place for record in journal.records()][: last + 1] == [("n", n) for n in range(last + 1)]
+    assert len(journal.notes()) >= last + 1

@@ -1,0 +1,190 @@
+"""The journal of a party: what it said, sent and found out, in one SQLite file; the only module with a party's SQL.
+
+    facts     single values: whom the folder belongs to, the secret of seals, which hub was spoken to
+    records   the machine's own memory (`parties.events.Record`), in order
+    posts     what it says through a hub, with the exact bytes, so that after a crash the same bytes are sent again
+    notes     what its outbox sends to a chain (`chain.outbox.Note`), in order
+
+Every method that writes has synced when it returns (`synchronous=FULL`), so a statement is safe before it leaves. One
+process opens a folder at a time. Threads of that process may share a journal.
+"""
+
+import fcntl
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import Any, Final
+
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.packing import pack, unpack
+from tiebreak.protocol.parties.events import Place, Record
+from tiebreak.protocol.tags import Digest
+
+FILE: Final = "journal.sqlite"
+LOCK: Final = "lock"
+MAX_PLACE_BYTES: Final = 1 << 16
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, place BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS posts (
+    id INTEGER PRIMARY KEY, job BLOB NOT NULL, number INTEGER NOT NULL, content BLOB NOT NULL UNIQUE,
+    wire BLOB NOT NULL, place INTEGER, UNIQUE (job, number)
+);
+CREATE INDEX IF NOT EXISTS unheard ON posts (id) WHERE place IS NULL;
+CREATE TABLE IF NOT EXISTS notes (id INTEGER PRIMARY KEY, note BLOB NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A post that the hub has not taken yet."""
+
+    id: int
+    wire: bytes
+
+
+class Journal:
+    """The journal in a party's folder, which stays locked until `close`."""
+
+    def __init__(self, folder: Path, belongs: Mapping[str, str]) -> None:
+        """`belongs`: what the folder is bound to for good, such as its role, address, chain and board.
+
+        Raises `StateError` if another process has the folder, `ConfigurationError` if it belongs to something else;
+        nothing has been written then.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._lock = _locked(folder / LOCK)
+        self._mutex = RLock()
+        path = folder / FILE
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._require(path, belongs)
+            self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + _TABLES)
+            for name, value in belongs.items():
+                self.keep_fact(f"belongs {name}", value.encode())
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise ConfigurationError(f"{path}: expected a journal, got a file that SQLite refuses: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._db.close()
+        self._lock.close()
+
+    def _require(self, path: Path, belongs: Mapping[str, str]) -> None:
+        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
+            return
+        for name, value in belongs.items():
+            found = self.fact(f"belongs {name}")
+            if found is not None and found != value.encode():
+                raise ConfigurationError(
+                    f"{path.parent}: expected the folder of {name} {found.decode()}, got {name} {value}; "
+                    "use a folder of its own for each board and each key"
+                )
+
+    def _write(self, statement: str, *values: Any) -> int:
+        """Execute and commit one statement; returns how many rows changed."""
+        with self._mutex:
+            return self._db.execute(statement, values).rowcount
+
+    def _read(self, statement: str, *values: Any) -> list[Any]:
+        with self._mutex:
+            return self._db.execute(statement, values).fetchall()
+
+    # ------------------------------------------------------------------ facts
+
+    def fact(self, name: str) -> bytes | None:
+        found = self._read("SELECT value FROM facts WHERE name = ?", name)
+        return found[0][0] if found else None
+
+    def keep_fact(self, name: str, value: bytes) -> None:
+        """Write a fact in place of what it was."""
+        self._write("INSERT OR REPLACE INTO facts VALUES (?, ?)", name, value)
+
+    def fact_once(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """A fact that never changes, made at the first call."""
+        with self._mutex:
+            found = self.fact(name)
+            if found is None:
+                found = make()
+                self.keep_fact(name, found)
+            return found
+
+    # ------------------------------------------------------------------ the machine's records
+
+    def records(self) -> list[Record]:
+        """All records, oldest first. Raises `EncodingError` for a damaged one."""
+        rows = self._read("SELECT place, data FROM records ORDER BY id")
+        return [Record(place=read_place(place), data=data) for place, data in rows]
+
+    def append(self, record: Record) -> None:
+        """Append a record. Of two with one place the first counts, as it does in the machine."""
+        place = write_place(record.place)
+        self._write("INSERT OR IGNORE INTO records (place, data) VALUES (?, ?)", place, record.data)
+
+    # ------------------------------------------------------------------ posts
+
+    def post(self, job: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
+        """Keep what is to be said about a job, unless the same was said before. Returns whether it is new.
+
+        `content` identifies it. `seal` makes the signed bytes, given the number in the job that is its place for good.
+        """
+        with self._mutex:
+            if self._read("SELECT 1 FROM posts WHERE content = ?", content):
+                return False
+            number = self._read("SELECT COALESCE(MAX(number) + 1, 0) FROM posts WHERE job = ?", job)[0][0]
+            fields = "INSERT INTO posts (job, number, content, wire) VALUES (?, ?, ?, ?)"
+            self._write(fields, job, number, content, seal(number))
+            return True
+
+    def unheard(self, limit: int = 64) -> list[Waiting]:
+        """The oldest posts that the hub has not taken yet."""
+        rows = self._read("SELECT id, wire FROM posts WHERE place IS NULL ORDER BY id LIMIT ?", limit)
+        return [Waiting(*row) for row in rows]
+
+    def heard(self, waiting: Waiting, place: int) -> None:
+        """The hub has taken a post, and gave it this place. A negative place: it refused the post for good."""
+        self._write("UPDATE posts SET place = ? WHERE id = ?", place, waiting.id)
+
+    def say_all_again(self) -> None:
+        """Send everything again, as to a hub that has lost it or is another one."""
+        self._write("UPDATE posts SET place = NULL WHERE place >= 0")
+
+    # ------------------------------------------------------------------ an outbox's notes
+
+    def notes(self) -> list[bytes]:
+        """What an outbox has noted, oldest first."""
+        return [row[0] for row in self._read("SELECT note FROM notes ORDER BY id")]
+
+    def note(self, note: bytes) -> None:
+        self._write("INSERT INTO notes (note) VALUES (?)", note)
+
+
+def _locked(path: Path) -> Any:
+    """The open lock file. The system frees the lock when the process ends, however it ends."""
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StateError(f"{path.parent}: expected a folder for this process alone, got one in use") from error
+    return file
+
+
+def write_place(place: Place) -> bytes:
+    """The canonical bytes of a place: text is wrapped in an array, to tell it from bytes."""
+    return pack([[item.encode()] if isinstance(item, str) else item for item in place])
+
+
+def read_place(data: bytes) -> Place:
+    """Invert `write_place`. Raises `EncodingError`."""
+    items = unpack(data, MAX_PLACE_BYTES)
+    try:
+        return tuple(item[0].decode() if isinstance(item, list) else item for item in items)
+    except (AttributeError, IndexError, TypeError, UnicodeDecodeError) as error:
+        raise EncodingError(f"expected a place of the journal, got {data.hex()[:64]}") from error
