@@ -24,6 +24,7 @@ from tests.vectors.inputs import (
     raw,
 )
 from tests.vectors.instructions import all_cases, evaluate, hex_of
+from tests.vectors.posts import posted
 from tests.vectors.receipts import receipts
 from tests.vectors.rounding import logs, roundings
 from tests.vectors.snapshots import snapshots
@@ -330,6 +331,7 @@ FILES: Final[dict[str, Callable[[], Json]]] = {
     "logs.json": logs,
     "snapshots.json": snapshots,
     "receipts.json": receipts,
+    "posts.json": posted,
 }
 """File name -> its generator."""
 

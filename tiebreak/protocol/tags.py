@@ -30,9 +30,12 @@ class Tag(bytes, Enum):
     SECRET = b"tb.secrt"
     SEED = b"tb.seed."
     SEAT = b"tb.seat."
+    POST = b"tb.post."
+    PIECE = b"tb.piece"
+    BLOB = b"tb.blob."
 
 
-def tagged_hash(tag: Tag, *parts: bytes) -> Digest:
+def tagged_hash(tag: Tag, *parts: bytes | memoryview) -> Digest:
     """SHA-256 of the tag followed by the parts."""
     hasher = sha256(tag.value)
     for part in parts:

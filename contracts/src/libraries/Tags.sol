@@ -23,4 +23,7 @@ library Tags {
     bytes8 internal constant SECRET = "tb.secrt";
     bytes8 internal constant SEED = "tb.seed.";
     bytes8 internal constant SEAT = "tb.seat.";
+    bytes8 internal constant POST = "tb.post.";
+    bytes8 internal constant PIECE = "tb.piece";
+    bytes8 internal constant BLOB = "tb.blob.";
 }

@@ -1,0 +1,282 @@
+"""Posts: one encoding of what parties say through a hub, who may say it, and blobs that are checked piece by piece."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
+from tests.vectors.posts import GAME, HEAD, HUB, JOB, bodies, signed_posts, transactions
+from tiebreak.protocol.commitments.blobs import (
+    PIECE_BYTES,
+    blob_root,
+    check_piece,
+    check_pieces,
+    piece_count,
+    piece_digest,
+)
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.errors import EncodingError, ProofError, SignatureError, VerificationError
+from tiebreak.protocol.packing import pack, unpack
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.posts import (
+    BODIES,
+    MAX_BODY_BYTES,
+    TRANSACTIONS,
+    AnswerBody,
+    Body,
+    GameBody,
+    HeadBody,
+    LibraryBody,
+    LogReceiptBody,
+    MoveBody,
+    OfferBody,
+    Post,
+    PostKind,
+    PublishedFile,
+    ReceiptBody,
+    ReceivedPost,
+    ReplayedBody,
+    SignedPost,
+    StepsBody,
+    TransactionBody,
+    body_of,
+    check_author,
+    event_of,
+    post_of,
+)
+from tiebreak.protocol.tags import Digest
+
+VECTORS = Path(__file__).resolve().parent.parent / "vectors" / "posts.json"
+OTHER = make_job(nonce=8)
+
+
+def test_the_vectors_are_read_alike(cases: Callable[[], None]) -> None:
+    found = json.loads(VECTORS.read_text())
+    assert found["count"] == len(found["cases"]) == len(signed_posts())
+    for case, (signed, body, _) in zip(found["cases"], signed_posts(), strict=True):
+        wire, signature = bytes.fromhex(case["wire"][2:]), bytes.fromhex(case["received"][2:])
+        received = ReceivedPost(place=case["place"], at=case["at"], wire=wire, signature=signature)
+        assert received.open(DOMAIN, HUB.address) == (signed, body)
+        assert signed.post.content.hex() == case["content"][2:]
+        assert PostKind[case["kind"].upper()] == body.KIND
+        cases()
+    for blob in found["blobs"]:
+        check_pieces(bytes.fromhex(blob["root"][2:]), blob["size"], [bytes.fromhex(p[2:]) for p in blob["pieces"]])
+        cases()
+
+
+def test_every_kind_and_every_transaction_has_a_number() -> None:
+    assert set(BODIES) == set(PostKind)
+    assert set(TRANSACTIONS) == set(get_args(e.Transaction))
+    assert [type(item) for item in transactions()] == list(TRANSACTIONS)
+    assert {type(body) for body, _ in bodies()} == set(BODIES.values())
+
+
+@pytest.mark.parametrize("place", range(len(bodies())))
+def test_a_post_comes_back_and_has_one_encoding(place: int) -> None:
+    signed, body, _ = signed_posts()[place]
+    wire = signed.encode()
+    assert SignedPost.decode(wire) == signed
+    assert SignedPost.decode(wire).verify(DOMAIN) == body
+    for other in (wire + b"\0", wire[:-1], pack([*unpack(wire, len(wire)), 0])):
+        with pytest.raises(EncodingError):
+            SignedPost.decode(other)
+
+
+@given(st.integers(0, len(bodies()) - 1), st.data())
+@settings(max_examples=60)
+def test_a_changed_byte_is_refused(place: int, data: Any) -> None:
+    signed, _, _ = signed_posts()[place]
+    wire = bytearray(signed.encode())
+    at = data.draw(st.integers(0, len(wire) - 1))
+    wire[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(VerificationError):
+        SignedPost.decode(bytes(wire)).verify(DOMAIN)
+
+
+Tree = st.recursive(
+    st.integers(0, (1 << 64) - 1) | st.binary(max_size=70), lambda inner: st.lists(inner, max_size=6), max_leaves=20
+)
+
+
+@given(st.sampled_from(PostKind), Tree)
+def test_any_body_is_refused_or_the_one_encoding(kind: PostKind, tree: Any) -> None:
+    post = Post(job_id=JOB.id, game_id=JOB.id, kind=int(kind), number=0, body=pack(tree), sender=CLIENT.address)
+    try:
+        body = post.read(DOMAIN)
+    except VerificationError:
+        return
+    assert body.encode() == post.body
+
+
+@given(st.integers(0, len(TRANSACTIONS)), st.lists(Tree, max_size=6))
+def test_any_transaction_is_refused_or_the_one_encoding(number: int, tree: list[Any]) -> None:
+    encoded = pack([[number, tree]])
+    try:
+        body = TransactionBody.unpack("transaction", unpack(encoded, len(encoded)))
+    except VerificationError:
+        return
+    assert body.encode() == encoded
+
+
+def signed(body: Body, author: Any = CLIENT, **changes: Any) -> SignedPost:
+    post = Post.of(body, job_id=JOB.id, number=0, sender=author.address)
+    return SignedPost.sign(replace(post, **changes), DOMAIN, author)
+
+
+REFUSED: dict[str, tuple[SignedPost, str]] = {
+    "another job": (signed(OfferBody(job=OTHER)), "expected job"),
+    "an offer in a game": (signed(OfferBody(job=JOB), game_id=GAME), "expected game"),
+    "a game with another id": (signed(GameBody(head=HEAD, nonce=6), CHALLENGER, game_id=GAME), "expected game"),
+    "another's game": (signed(GameBody(head=HEAD, nonce=5), TRAINER, game_id=GAME), "expected game"),
+    "a move in no game": (signed(MoveBody(wire=b"1")), "expected the id of a game"),
+    "a receipt of another game": (
+        signed(bodies()[7][0], CHALLENGER, game_id=Digest(bytes(32))),
+        "expected game",
+    ),
+    "a body of another kind": (signed(OfferBody(job=JOB), kind=2), "array of 2 fields"),
+    "another sender": (
+        SignedPost.sign(Post.of(OfferBody(job=JOB), job_id=JOB.id, number=0, sender=CLIENT.address), DOMAIN, TRAINER),
+        "expected a signature by",
+    ),
+    "another domain": (
+        SignedPost.sign(Post.of(OfferBody(job=JOB), job_id=JOB.id, number=0, sender=CLIENT.address), OFF_CHAIN, CLIENT),
+        "expected a signature by",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_post_that_is_not_what_it_says_is_refused(name: str) -> None:
+    post, message = REFUSED[name]
+    with pytest.raises(VerificationError, match=message):
+        post.verify(DOMAIN)
+
+
+FILE = PublishedFile(name=b"a/b.tbp", size=1, root=Digest(bytes(32)))
+
+
+@pytest.mark.parametrize(
+    "name", [b"", b"/a", b"../a", b"a/../b", b"a//b", b"a/", b".a", b"a\\b", b"a\0", b"a\n", b"a" * 65, b"a/b/c/d/e"]
+)
+def test_a_published_file_has_a_plain_name(name: bytes) -> None:
+    with pytest.raises(EncodingError, match="plain relative path"):
+        replace(FILE, name=name)
+
+
+def test_limits() -> None:
+    with pytest.raises(EncodingError, match="at most 262144 bytes"):
+        Post(job_id=JOB.id, game_id=JOB.id, kind=1, number=0, body=bytes(MAX_BODY_BYTES + 1), sender=CLIENT.address)
+    with pytest.raises(EncodingError, match="between 1 and 11, got 12"):
+        Post(job_id=JOB.id, game_id=JOB.id, kind=12, number=0, body=b"", sender=CLIENT.address)
+    for files in ((FILE, FILE), (replace(FILE, name=b"b"), FILE)):
+        with pytest.raises(EncodingError, match="different names in their order"):
+            LibraryBody(count=1, logs=0, files=files)
+    largest = Post(
+        job_id=JOB.id, game_id=JOB.id, kind=1, number=2**64 - 1, body=bytes(MAX_BODY_BYTES), sender=CLIENT.address
+    )
+    assert SignedPost.decode(SignedPost.sign(largest, DOMAIN, CLIENT).encode()).post == largest
+
+
+AUTHORS = {
+    OfferBody: {CLIENT},
+    AnswerBody: {TRAINER},
+    HeadBody: {TRAINER},
+    LogReceiptBody: {CLIENT},
+    GameBody: {CLIENT, TRAINER, CHALLENGER},
+    MoveBody: {TRAINER, CHALLENGER},
+    ReceiptBody: {TRAINER, CHALLENGER},
+    LibraryBody: {CLIENT, TRAINER},
+    StepsBody: {TRAINER},
+    ReplayedBody: {CLIENT, TRAINER, CHALLENGER},
+    TransactionBody: {CLIENT, TRAINER, CHALLENGER},
+}
+
+
+@pytest.mark.parametrize("author", [CLIENT, TRAINER, CHALLENGER])
+def test_who_may_write_what(author: Any, cases: Callable[[], None]) -> None:
+    for signed, body, _ in signed_posts():
+        post = replace(signed.post, sender=author.address)
+        if author in AUTHORS[type(body)]:
+            check_author(post, body, JOB, CHALLENGER.address, DOMAIN)
+        else:
+            with pytest.raises(VerificationError, match=f"post of kind {post.kind}: expected one by 0x"):
+                check_author(post, body, JOB, CHALLENGER.address, DOMAIN)
+        cases()
+
+
+def test_a_game_needs_a_head_of_the_trainer_and_an_opening() -> None:
+    forged = replace(HEAD, signature=CHALLENGER.sign(HEAD.head.digest(DOMAIN)))
+    post, move = signed_posts()[5][0].post, signed_posts()[6]
+    with pytest.raises(SignatureError):
+        check_author(post, GameBody(head=forged, nonce=5), JOB, None, DOMAIN)
+    with pytest.raises(VerificationError, match="a game that was opened"):
+        check_author(move[0].post, move[1], JOB, None, DOMAIN)
+
+
+def test_what_machines_say_and_what_they_are_told() -> None:
+    job, head, receipt = JOB, HEAD, bodies()[4][0]
+    assert isinstance(receipt, LogReceiptBody)
+    told = [
+        (e.OfferJob(job=job), e.JobOffered(at=9, job=job)),
+        (e.SignJob(job=job, signature=b""), e.JobSigned(at=9, job=job, signature=b"")),
+        (e.ShowHead(head=head), e.HeadShown(at=9, head=head)),
+        (e.ShowLogReceipt(receipt=receipt.receipt), e.LogReceiptShown(at=9, receipt=receipt.receipt)),
+        (e.ShowMove(game_id=GAME, wire=b"1"), e.MoveShown(at=9, game_id=GAME, wire=b"1")),
+        (e.ShowReceipt(game_id=GAME, receipt=b"2"), e.ReceiptShown(at=9, game_id=GAME, receipt=b"2")),
+    ]
+    assert {type(action) for action, _ in told} == set(get_args(e.Statement))
+    for action, event in told:
+        post = post_of(action, job_id=JOB.id, number=1, sender=CLIENT.address)
+        assert event_of(post, body_of(action), 9) == event
+    for body, _ in bodies()[8:]:
+        assert event_of(signed_posts()[8][0].post, body, 9) is None
+
+
+def test_a_receipt_of_a_hub_is_checked() -> None:
+    wire = signed_posts()[0][0].encode()
+    for signature in (HUB.sign(bytes(32)), bytes(65)):
+        with pytest.raises(SignatureError):
+            ReceivedPost(place=1, at=2, wire=wire, signature=signature).open(DOMAIN, HUB.address)
+
+
+@given(st.integers(0, 5), st.integers(0, 3), st.randoms(use_true_random=False))
+@settings(max_examples=40)
+def test_pieces_fix_the_blob(whole: int, rest: int, random: Any) -> None:
+    size = whole * PIECE_BYTES + rest
+    pieces = [Digest(random.randbytes(32)) for _ in range(piece_count(size))]
+    root = blob_root(size, pieces)
+    check_pieces(root, size, pieces)
+    changed = bytes([pieces[-1][0] ^ 1]) + pieces[-1][1:]
+    for other in ([*pieces[:-1], changed], [changed, *pieces[1:]]):
+        with pytest.raises(ProofError, match="expected pieces of blob"):
+            check_pieces(root, size, other)
+    for count in (len(pieces) - 1, len(pieces) + 1):
+        with pytest.raises(ProofError, match=f"expected {len(pieces)} pieces"):
+            check_pieces(root, size, [*pieces, pieces[0]][:count])
+    if rest > 1:
+        with pytest.raises(ProofError, match="expected pieces of blob"):
+            check_pieces(root, size - 1, pieces)
+
+
+def test_a_wrong_piece_is_found() -> None:
+    pieces = [piece_digest(b"a"), piece_digest(b"b")]
+    check_piece(pieces, 1, b"b")
+    check_piece(pieces, 0, memoryview(b"a"))
+    with pytest.raises(ProofError, match="piece 0: expected"):
+        check_piece(pieces, 0, b"b")
+
+
+def test_steps_hold_what_they_say() -> None:
+    body = StepsBody(first_step=3, losses=(0, 1 << 31), millisteps=1, processor=1000, memory=2)
+    assert StepsBody.unpack("steps", unpack(body.encode(), 100)) == body
+    with pytest.raises(EncodingError, match="between 0 and 1000"):
+        replace(body, processor=1001)
+    assert isinstance(bodies()[7][0], ReceiptBody)
+    assert isinstance(bodies()[10][0], ReplayedBody)

@@ -1,0 +1,139 @@
+"""Posts as they travel, hubs' receipts for them, and blobs: posts.json."""
+
+from functools import cache
+from typing import Any
+
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
+from tests.vectors.inputs import Stream
+from tests.vectors.instructions import hex_of
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Head, LogReceipt, SignedHead, game_id
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game.messages import Message, message_hash
+from tiebreak.protocol.game.moves import Concede, Descend, Prove, TensorOpening
+from tiebreak.protocol.game.snapshot import Fork, SignedStanding
+from tiebreak.protocol.packing import pack
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import posts
+from tiebreak.protocol.tags import Digest
+
+HUB = PrivateKey.from_int(4)
+JOB = make_job()
+
+
+def _digest(name: str) -> Digest:
+    s = Stream(name)
+    return Digest(bytes(s.bits(8) for _ in range(32)))
+
+
+HEAD = SignedHead.sign(Head(job_id=JOB.id, count=2, run_root=_digest("run")), DOMAIN, TRAINER)
+GAME = game_id(HEAD.head, DOMAIN, CHALLENGER.address, 5)
+STANDING = SignedStanding(game_id=GAME, sequence=3, snapshot=_digest("snapshot"), signature=bytes(range(65)))
+
+
+def transactions() -> list[e.Transaction]:
+    """One of every type, in the order of their numbers."""
+    receipt = LogReceipt.sign(HEAD.head, DOMAIN, CLIENT)
+    opened = e.OpenedHead(head=HEAD, leaf=_digest("leaf"), siblings=(_digest("a"), _digest("b")))
+    entered = e.Enter(game_id=GAME, sequence=3, snapshot=bytes(144), signature=bytes(65))
+    tensor = TensorOpening(value=1, dtype=0, dims=(2, 3), chunk_root=_digest("c"), siblings=(_digest("d"),))
+    proof = Prove(instruction=b"\1\2", tensors=(tensor,))
+    fork = Fork.of(STANDING, STANDING)
+    return [
+        e.CreateJob(job=JOB, signature=bytes(65)),
+        e.CancelJob(job_id=JOB.id),
+        e.AcceptJob(job_id=JOB.id),
+        e.PostHead(head=HEAD),
+        e.Report(first=HEAD, second=HEAD),
+        e.ReportInconsistency(position=1, first=opened, second=opened),
+        e.Acknowledge(receipt=receipt),
+        e.Settle(job_id=JOB.id),
+        e.Abandon(job_id=JOB.id),
+        e.Part(job_id=JOB.id),
+        e.JoinPool(bond=1 << 100),
+        e.LeavePool(bond=1 << 100, slot=7),
+        e.SealHead(job_id=JOB.id, count=2, seal=_digest("seal")),
+        e.DrawSeats(job=JOB, secret=_digest("secret")),
+        e.SealRoot(job_id=JOB.id, seat=1, seal=_digest("seal")),
+        e.OpenHead(head=HEAD, salt=_digest("salt")),
+        e.ClaimSeat(
+            job_id=JOB.id, seat=1, auditor=CHALLENGER.address, run_root=_digest("run"), salt=_digest("salt")
+        ),
+        e.CloseSeats(job_id=JOB.id),
+        e.Challenge(head=HEAD, nonce=5, more=1),
+        e.MakeMove(game_id=GAME, sequence=0, move=Descend(nodes=(_digest("n"), _digest("m")))),
+        entered,
+        e.EnterAndProve(entered=entered, move=proof, opened=(_digest("run"), b"\1\2")),
+        e.ReportFork(fork=fork),
+        e.ClaimTimeout(game_id=GAME),
+        e.Reclaim(game_id=GAME),
+        e.Withdraw(to=Address(bytes(20))),
+    ]  # fmt: skip
+
+
+@cache
+def bodies() -> list[tuple[posts.Body, PrivateKey]]:
+    """One of every kind with its author; transactions of every type."""
+    encoded = Message(job_id=JOB.id, game_id=GAME, sequence=0, previous=GAME, move=Concede()).encode()
+    wire = pack([encoded, TRAINER.sign(message_hash(encoded))])
+    file = posts.PublishedFile(name=b"program.tbp", size=3, root=blob_root(3, [piece_digest(b"abc")]))
+    return [
+        (posts.OfferBody(job=JOB), CLIENT),
+        (posts.AnswerBody(job=JOB, signature=TRAINER.sign(JOB.digest(DOMAIN))), TRAINER),
+        (posts.AnswerBody(job=JOB, signature=b""), TRAINER),
+        (posts.HeadBody(head=HEAD, leaves=(_digest("a"), _digest("b"))), TRAINER),
+        (posts.LogReceiptBody(receipt=LogReceipt.sign(HEAD.head, DOMAIN, CLIENT)), CLIENT),
+        (posts.GameBody(head=HEAD, nonce=5), CHALLENGER),
+        (posts.MoveBody(wire=wire), TRAINER),
+        (posts.ReceiptBody(receipt=STANDING.encode()), CHALLENGER),
+        (posts.LibraryBody(count=2, logs=0, files=(file,)), TRAINER),
+        (posts.StepsBody(first_step=1, losses=(0x3F800000,), millisteps=2500, processor=900, memory=1 << 33), TRAINER),
+        (posts.ReplayedBody(count=2, run_root=_digest("run"), agrees=1), CHALLENGER),
+        *((posts.TransactionBody(transaction=item), CLIENT) for item in transactions()),
+    ]
+
+
+@cache
+def signed_posts() -> list[tuple[posts.SignedPost, posts.Body, PrivateKey]]:
+    found = []
+    for number, (body, author) in enumerate(bodies()):
+        in_game = isinstance(body, posts.GameBody | posts.MoveBody | posts.ReceiptBody)
+        post = posts.Post.of(
+            body, job_id=JOB.id, number=number, sender=author.address, game_id=GAME if in_game else None
+        )
+        found.append((posts.SignedPost.sign(post, DOMAIN, author), body, author))
+    return found
+
+
+def _post(signed: posts.SignedPost, place: int) -> dict[str, Any]:
+    received = posts.Received(content=signed.post.content, place=place, at=1_700_000_000 + place)
+    return {
+        "kind": posts.PostKind(signed.post.kind).name.lower(),
+        "sender": hex_of(signed.post.sender),
+        "content": hex_of(signed.post.content),
+        "wire": hex_of(signed.encode()),
+        "place": place,
+        "at": received.at,
+        "received": hex_of(HUB.sign(received.digest(DOMAIN))),
+    }
+
+
+def _blob(size: int) -> dict[str, Any]:
+    """Of bytes that count up, modulo 251."""
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    pieces = [piece_digest(data[at : at + PIECE_BYTES]) for at in range(0, max(size, 1), PIECE_BYTES)]
+    return {"size": size, "pieces": [hex_of(piece) for piece in pieces], "root": hex_of(blob_root(size, pieces))}
+
+
+def posted() -> dict[str, Any]:
+    cases = [_post(signed, place) for place, (signed, _, _) in enumerate(signed_posts(), start=1)]
+    blobs = [_blob(size) for size in (0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 5)]
+    return {
+        "count": len(cases),
+        "chainId": DOMAIN.chain_id,
+        "contract": hex_of(DOMAIN.contract),
+        "hub": hex_of(HUB.address),
+        "cases": cases,
+        "blobs": blobs,
+    }

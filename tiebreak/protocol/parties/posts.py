@@ -1,0 +1,553 @@
+"""Posts: the signed envelope of everything that parties say to each other through a hub (SPEC section 12).
+
+    post      msgpack array [job id, game id (the job id if it is about no game), kind, number, body, sender]
+    content   H(`tb.post.` || post)
+    on wire   msgpack array [post (bin), signature (bin 65) over EIP-712 `Post(bytes32 content)`]
+    received  the hub's answer: EIP-712 `Received(bytes32 content,uint64 place,uint64 at)`, signed by its key
+
+A hub is trusted by nobody. What a post carries is checked by whoever reads it, as if it came by any other way; the
+envelope only says who sent it, so that a hub can refuse what strangers write. Its number is the sender's own, counted
+within a job: one sender gives one number one content.
+
+Numbered plan of `SignedPost.verify`, which takes untrusted bytes: (1) there is one canonical encoding within the size
+limit, (2) the body is what its kind asks for, (3) it is about the job and the game that the envelope names, (4) the
+sender signed the content. `check_author` then decides (5) whether this sender may write this into the job.
+"""
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from functools import cache
+from typing import Annotated, Any, ClassVar, Final, Self, cast, get_args, get_origin, get_type_hints
+
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
+from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, hash_struct, typed_digest
+from tiebreak.protocol.commitments.job import Account, Head, Job, LogReceipt, SignedHead, game_id
+from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
+from tiebreak.protocol.game.moves import AnyMove, Move, Prove
+from tiebreak.protocol.game.snapshot import MAX_RECEIPT_BYTES, Fork, Signature, SignedStanding
+from tiebreak.protocol.packing import (
+    U64,
+    Data,
+    Fields,
+    Kind,
+    ListOf,
+    OneOf,
+    Packed,
+    Raw,
+    Record,
+    Root,
+    Uint,
+    pack,
+    unpack,
+)
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+
+MAX_BODY_BYTES: Final = 1 << 18
+MAX_POST_BYTES: Final = MAX_BODY_BYTES + 512
+"""Limit on the wire."""
+MAX_LEAVES: Final = 7_000
+"""Of a run tree, in one post. A longer run is shown without its leaves; they are in the files it publishes."""
+MAX_FILES: Final = 1_500
+MAX_LOSSES: Final = 4_096
+MAX_SIBLINGS: Final = 64
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,63}){0,3}")
+
+
+class PostKind(IntEnum):
+    """What the body of a post is."""
+
+    OFFER = 1
+    ANSWER = 2
+    HEAD = 3
+    LOG_RECEIPT = 4
+    GAME = 5
+    MOVE = 6
+    RECEIPT = 7
+    LIBRARY = 8
+    STEPS = 9
+    REPLAYED = 10
+    TRANSACTION = 11
+
+
+# ---------------------------------------------------------------- kinds of fields
+
+
+@dataclass(frozen=True, slots=True)
+class Signed(Kind):
+    """A head with a signature, packed as job id, count, run root, signature."""
+
+    type: type[SignedHead] | type[LogReceipt]
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not self.type:
+            raise EncodingError(f"{name}: expected {self.type.__name__}, got {type(value).__name__}")
+        Raw(keys.SIGNATURE_BYTES).check(name, value.signature)
+
+    def pack(self, value: Any) -> Packed:
+        return (*value.head.pack(), value.signature)
+
+    def unpack(self, name: str, item: Any) -> Any:
+        found = Fields(name, item, 4)
+        head = Head.unpack(name, [found.next()[1] for _ in range(3)])
+        return self.type(head=head, signature=found.take(Raw(keys.SIGNATURE_BYTES)))
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Kind):
+    """A value of a plain dataclass of transactions, packed as the array of its fields."""
+
+    type: type[Any]
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not self.type:
+            raise EncodingError(f"{name}: expected {self.type.__name__}, got {type(value).__name__}")
+        for field, kind in _kinds(cast("Hashable", self.type)).items():
+            kind.check(f"{self.type.__name__}.{field}", getattr(value, field))
+
+    def pack(self, value: Any) -> Packed:
+        return tuple(kind.pack(getattr(value, name)) for name, kind in _kinds(cast("Hashable", self.type)).items())
+
+    def unpack(self, name: str, item: Any) -> Any:
+        kinds = _kinds(cast("Hashable", self.type))
+        found = Fields(name, item, len(kinds))
+        return self.type(**{field: kind.unpack(*found.next()) for field, kind in kinds.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class AnyProof(AnyMove):
+    """The move that proves."""
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not Prove:
+            raise EncodingError(f"{name}: expected a proof, got {type(value).__name__}")
+
+
+TRANSACTIONS: Final[tuple[type[Any], ...]] = (
+    e.CreateJob, e.CancelJob, e.AcceptJob, e.PostHead, e.Report, e.ReportInconsistency, e.Acknowledge, e.Settle,
+    e.Abandon, e.Part, e.JoinPool, e.LeavePool, e.SealHead, e.DrawSeats, e.SealRoot, e.OpenHead, e.ClaimSeat,
+    e.CloseSeats, e.Challenge, e.MakeMove, e.Enter, e.EnterAndProve, e.ReportFork, e.ClaimTimeout, e.Reclaim,
+    e.Withdraw,
+)  # fmt: skip
+"""By their number in a post, which never changes."""
+_BYTES: Final = Data(4096)
+_FIELDS: Final[dict[Any, Kind]] = {
+    Digest: Raw(32),
+    Address: Raw(ADDRESS_BYTES),
+    int: Uint(64),
+    bytes: _BYTES,
+    Job: OneOf((Job,)),
+    Fork: OneOf((Fork,)),
+    SignedHead: Signed(SignedHead),
+    LogReceipt: Signed(LogReceipt),
+    Move: AnyMove(),
+    Prove: AnyProof(),
+    e.Enter: Whole(e.Enter),
+    e.OpenedHead: Whole(e.OpenedHead),
+}
+
+
+@cache
+def _kinds(transaction: Any) -> dict[str, Kind]:
+    hints = get_type_hints(transaction)
+    return {field.name: _kind_of(field.name, hints[field.name]) for field in fields(transaction)}
+
+
+def _kind_of(name: str, hint: Any) -> Kind:
+    if get_origin(hint) is tuple:
+        return ListOf(_FIELDS[get_args(hint)[0]], MAX_SIBLINGS)
+    return Uint(256) if name == "bond" else _FIELDS[hint]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyTransaction(Kind):
+    """A transaction, packed as its number and the array of its fields."""
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) not in TRANSACTIONS:
+            raise EncodingError(f"{name}: expected a transaction, got {type(value).__name__}")
+        Whole(type(value)).check(name, value)
+
+    def pack(self, value: Any) -> Packed:
+        return TRANSACTIONS.index(type(value)), Whole(type(value)).pack(value)
+
+    def unpack(self, name: str, item: Any) -> Any:
+        found = Fields(name, item, 2)
+        number = found.take(Uint(8))
+        if number >= len(TRANSACTIONS):
+            raise EncodingError(f"{name}: expected a transaction below {len(TRANSACTIONS)}, got {number}")
+        return Whole(TRANSACTIONS[number]).unpack(*found.next())
+
+
+# ---------------------------------------------------------------- bodies
+
+
+class Body(Record):
+    """Base class of what posts carry."""
+
+    __slots__ = ()
+    KIND: ClassVar[PostKind]
+
+    def encode(self) -> bytes:
+        return pack(self.pack())
+
+    def subject(self) -> tuple[Digest | None, Digest | None]:
+        """The job and the game that the body itself names; None where it names none."""
+        return None, None
+
+
+_ANY_JOB: Final = OneOf((Job,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferBody(Body):
+    """By the client: a job that asks for its trainer's signature."""
+
+    KIND = PostKind.OFFER
+    job: Annotated[Job, _ANY_JOB]
+
+    def subject(self) -> tuple[Digest | None, Digest | None]:
+        return self.job.id, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerBody(Body):
+    """By the trainer: its signature under a job, or an empty one that declines."""
+
+    KIND = PostKind.ANSWER
+    job: Annotated[Job, _ANY_JOB]
+    signature: Annotated[bytes, Data(keys.SIGNATURE_BYTES)]
+
+    def subject(self) -> tuple[Digest | None, Digest | None]:
+        return self.job.id, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadBody(Body):
+    """By the trainer: a head, perhaps with the leaves of its run tree."""
+
+    KIND = PostKind.HEAD
+    head: Annotated[SignedHead, Signed(SignedHead)]
+    leaves: Annotated[tuple[Digest, ...], ListOf(Raw(32), MAX_LEAVES)] = ()
+
+    def subject(self) -> tuple[Digest | None, Digest | None]:
+        return self.head.head.job_id, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogReceiptBody(Body):
+    """By the client: its receipt for the logs of a head."""
+
+    KIND = PostKind.LOG_RECEIPT
+    receipt: Annotated[LogReceipt, Signed(LogReceipt)]
+
+    def subject(self) -> tuple[Digest | None, Digest | None]:
+        return self.receipt.head.job_id, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameBody(Body):
+    """By a challenger: the head that it challenges, and the nonce of its game. It opens the game's mailbox."""
+
+    KIND = PostKind.GAME
+    head: Annotated[SignedHead, Signed(SignedHead)]
+    nonce: U64
+
+    def subject(self) -> tuple[Digest | None, Digest | None]:
+        return self.head.head.job_id, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveBody(Body):
+    """By a side of a game: a signed message (section 9)."""
+
+    KIND = PostKind.MOVE
+    wire: Annotated[bytes, Data(MAX_MESSAGE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptBody(Body):
+    """By a side of a game: a receipt for a state of it (section 9)."""
+
+    KIND = PostKind.RECEIPT
+    receipt: Annotated[bytes, Data(MAX_RECEIPT_BYTES)]
+
+    def subject(self) -> tuple[Digest | None, Digest | None]:
+        return None, SignedStanding.decode(self.receipt).game_id
+
+
+@dataclass(frozen=True, slots=True)
+class FileName(Kind):
+    """A relative path of at most four parts, none of which begins with a dot; as ASCII bytes."""
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not bytes or not _NAME.fullmatch(value.decode("latin-1")):
+            raise EncodingError(f"{name}: expected a plain relative path, got {value!r:.80}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedFile(Record):
+    """A file of a run, and the blob that holds it."""
+
+    name: Annotated[bytes, FileName()]
+    size: Annotated[int, Uint(64, 0, MAX_BLOB_BYTES)]
+    root: Root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryBody(Body):
+    """By the client or the trainer: the files that make up what is published of a run up to `count` checkpoints."""
+
+    KIND = PostKind.LIBRARY
+    count: U64
+    logs: Annotated[int, Uint(8, 0, 1)]
+    """Whether the rounding logs are among them."""
+    files: Annotated[tuple[PublishedFile, ...], ListOf(OneOf((PublishedFile,)), MAX_FILES)]
+
+    def __post_init__(self) -> None:
+        Record.__post_init__(self)
+        names = [file.name for file in self.files]
+        if names != sorted(set(names)):
+            raise EncodingError("library: expected different names in their order, got others")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsBody(Body):
+    """By the trainer, for those who watch: how training goes. It proves nothing and binds nobody."""
+
+    KIND = PostKind.STEPS
+    first_step: U64
+    losses: Annotated[tuple[int, ...], ListOf(Uint(32), MAX_LOSSES)]
+    """Patterns of FP32 numbers."""
+    millisteps: U64
+    """Steps in 1,000 seconds."""
+    processor: Annotated[int, Uint(16, 0, 1000)]
+    """Of all that the machine has, in thousandths."""
+    memory: U64
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedBody(Body):
+    """By an auditor, for those who watch: what a replay came to. It proves nothing and binds nobody."""
+
+    KIND = PostKind.REPLAYED
+    count: U64
+    run_root: Root
+    agrees: Annotated[int, Uint(8, 0, 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionBody(Body):
+    """By anybody, where there is no chain: what it would have sent there."""
+
+    KIND = PostKind.TRANSACTION
+    transaction: Annotated[e.Transaction, AnyTransaction()]
+
+
+BODIES: Final[dict[int, type[Body]]] = {
+    body.KIND: body
+    for body in (
+        OfferBody, AnswerBody, HeadBody, LogReceiptBody, GameBody, MoveBody, ReceiptBody, LibraryBody, StepsBody,
+        ReplayedBody, TransactionBody,
+    )
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- the envelope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post(Record):
+    """The envelope, before it is signed."""
+
+    job_id: Root
+    game_id: Root
+    kind: Annotated[int, Uint(8, min(PostKind), max(PostKind))]
+    number: U64
+    body: Annotated[bytes, Data(MAX_BODY_BYTES)]
+    sender: Account
+
+    @classmethod
+    def of(cls, body: Body, *, job_id: Digest, number: int, sender: Address, game_id: Digest | None = None) -> Self:
+        return cls(
+            job_id=job_id,
+            game_id=game_id or job_id,
+            kind=int(body.KIND),
+            number=number,
+            body=body.encode(),
+            sender=sender,
+        )
+
+    def encode(self) -> bytes:
+        return pack(self.pack())
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read what `encode` wrote. Raises `EncodingError`."""
+        return cls.unpack("post", unpack(data, MAX_POST_BYTES))
+
+    @property
+    def content(self) -> Digest:
+        return tagged_hash(Tag.POST, self.encode())
+
+    def read(self, domain: Domain) -> Body:
+        """What the post carries. Raises `VerificationError` unless it is about the job and the game that it names."""
+        kind = BODIES[self.kind]
+        body = kind.unpack(kind.__name__, unpack(self.body, MAX_BODY_BYTES))  # (2)
+        job, game = body.subject()
+        if isinstance(body, GameBody):
+            game = game_id(body.head.head, domain, self.sender, body.nonce)
+        elif not isinstance(body, MoveBody | ReceiptBody):
+            game = self.job_id
+        for what, named, found in (("job", self.job_id, job), ("game", self.game_id, game)):
+            if found is not None and found != named:  # (3)
+                raise VerificationError(f"post: expected {what} {named.hex()}, got a body about {found.hex()}")
+        if isinstance(body, MoveBody | ReceiptBody) and self.game_id == self.job_id:
+            raise VerificationError("post: expected the id of a game, got that of its job twice")
+        return body
+
+
+def content_digest(domain: Domain, content: bytes) -> Digest:
+    """The digest that the sender of a post signs."""
+    return typed_digest(domain, hash_struct("Post", {"content": Raw(32)}, (content,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedPost:
+    """A post with a signature that should be its sender's."""
+
+    post: Post
+    signature: bytes
+
+    @classmethod
+    def sign(cls, post: Post, domain: Domain, key: keys.PrivateKey) -> Self:
+        return cls(post=post, signature=key.sign(content_digest(domain, post.content)))
+
+    def encode(self) -> bytes:
+        """The bytes that travel."""
+        return pack([self.post.encode(), self.signature])
+
+    @classmethod
+    def decode(cls, wire: bytes) -> Self:
+        """Read a post from the wire. Its signature and its body are not checked yet. Raises `EncodingError`."""
+        found = Fields("wire post", unpack(wire, MAX_POST_BYTES), 2)  # (1)
+        post = Post.decode(found.take(Data(MAX_POST_BYTES)))
+        return cls(post=post, signature=found.take(Raw(keys.SIGNATURE_BYTES)))
+
+    def digest(self, domain: Domain) -> Digest:
+        """The digest under the signature."""
+        return content_digest(domain, self.post.content)
+
+    def verify(self, domain: Domain) -> Body:
+        """What the post carries. Raises `VerificationError` unless it is well-formed and its sender signed it."""
+        body = self.post.read(domain)
+        keys.verify(self.digest(domain), self.signature, self.post.sender)  # (4)
+        return body
+
+
+def check_author(post: Post, body: Body, job: Job, challenger: Address | None, domain: Domain) -> None:  # (5)
+    """Raise `VerificationError` unless this sender may write this into the job.
+
+    challenger: of the game that the post names, if that is known. For a game that is being opened the head has to be
+    one of the job's, so that nobody opens mailboxes about nothing.
+    """
+    allowed: tuple[bytes, ...]
+    match body:
+        case ReplayedBody() | TransactionBody():
+            return
+        case GameBody(head=head):
+            head.verify(job, domain)
+            return
+        case OfferBody() | LogReceiptBody():
+            allowed = (job.client,)
+        case AnswerBody() | HeadBody() | StepsBody():
+            allowed = (job.trainer,)
+        case MoveBody() | ReceiptBody():
+            if challenger is None:
+                raise VerificationError(f"post: expected a game that was opened, got {post.game_id.hex()}")
+            allowed = (challenger, job.trainer)
+        case _:
+            allowed = (job.client, job.trainer)
+    if post.sender not in allowed:
+        named = " or ".join(f"0x{address.hex()}" for address in allowed)
+        raise VerificationError(f"post of kind {post.kind}: expected one by {named}, got one by 0x{post.sender.hex()}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Record):
+    """A hub's statement about a post: it stands at `place` of all that the hub has taken, since its instant `at`."""
+
+    content: Root
+    place: U64
+    at: U64
+    """Seconds by the hub's clock. Later places have no earlier instants."""
+
+    def digest(self, domain: Domain) -> Digest:
+        """The digest that the hub signs."""
+        return typed_digest(domain, hash_struct("Received", self.kinds(), self.values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedPost(Record):
+    """A post as a hub hands it out: with its place, its instant and the hub's signature."""
+
+    place: U64
+    at: U64
+    wire: Annotated[bytes, Data(MAX_POST_BYTES)]
+    signature: Signature
+
+    def open(self, domain: Domain, hub: bytes) -> tuple[SignedPost, Body]:
+        """The post and what it carries. Raises `VerificationError` unless sender and hub signed what they should."""
+        signed = SignedPost.decode(self.wire)
+        received = Received(content=signed.post.content, place=self.place, at=self.at)
+        keys.verify(received.digest(domain), self.signature, hub)
+        return signed, signed.verify(domain)
+
+
+# ---------------------------------------------------------------- between machines and posts
+
+
+def body_of(action: e.Statement) -> Body:
+    """What says to others what a machine wants said."""
+    match action:
+        case e.OfferJob(job=job):
+            return OfferBody(job=job)
+        case e.SignJob(job=job, signature=signature):
+            return AnswerBody(job=job, signature=signature)
+        case e.ShowHead(head=head):
+            return HeadBody(head=head)
+        case e.ShowLogReceipt(receipt=receipt):
+            return LogReceiptBody(receipt=receipt)
+        case e.ShowMove(wire=wire):
+            return MoveBody(wire=wire)
+        case e.ShowReceipt(receipt=receipt):
+            return ReceiptBody(receipt=receipt)
+
+
+def post_of(action: e.Statement, *, job_id: Digest, number: int, sender: Address) -> Post:
+    """The post for a statement. A move and its receipt go to their game's mailbox, all else to the job's."""
+    game = action.game_id if isinstance(action, e.ShowMove | e.ShowReceipt) else None
+    return Post.of(body_of(action), job_id=job_id, number=number, sender=sender, game_id=game)
+
+
+def event_of(post: Post, body: Body, at: int) -> e.Message | None:
+    """What a machine is told about a post; None if that is the business of its driver."""
+    match body:
+        case OfferBody(job=job):
+            return e.JobOffered(at=at, job=job)
+        case AnswerBody(job=job, signature=signature):
+            return e.JobSigned(at=at, job=job, signature=signature)
+        case HeadBody(head=head, leaves=leaves):
+            return e.HeadShown(at=at, head=head, leaves=leaves)
+        case LogReceiptBody(receipt=receipt):
+            return e.LogReceiptShown(at=at, receipt=receipt)
+        case MoveBody(wire=wire):
+            return e.MoveShown(at=at, game_id=post.game_id, wire=wire)
+        case ReceiptBody(receipt=data):
+            return e.ReceiptShown(at=at, game_id=post.game_id, receipt=data)
+    return None
