@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tiebreak.api import games as games
     from tiebreak.api import importing as importing
     from tiebreak.api import keys as keys
+    from tiebreak.api import offers as offers
     from tiebreak.api import progress as progress
     from tiebreak.api import qualification as qualification
     from tiebreak.api import running as running

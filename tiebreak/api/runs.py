@@ -287,7 +287,9 @@ def agree(
     compiled = capture(task, unchecked=unchecked)
     client, trainer = client or new_key(), trainer or new_key()
     logged = as_policy(policy)
-    job = _draft(compiled, task.steps, task.checkpoint_interval, client, trainer, terms or Terms(), logged, precision)
+    job = draft(
+        compiled, task.steps, task.checkpoint_interval, client, trainer.address, terms or Terms(), logged, precision
+    )
     if there:
         opened = RunDirectory.open(folder)
         _check_same(opened.job, job, folder)
@@ -303,26 +305,27 @@ def agree_on(
 ) -> RunDirectory:  # fmt: skip
     """Does what `agree` does, for a job that was captured into files earlier (`tiebreak capture`)."""
     compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
-    job = _draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
+    job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer.address, terms, logged, precision)
     return _create(directory, compiled, job, domain, client, trainer, logged)
 
 
-def _draft(
-    compiled: Compiled, steps: int, interval: int, client: PrivateKey, trainer: PrivateKey, terms: Terms,
+def draft(
+    compiled: Compiled, steps: int, interval: int, client: PrivateKey, trainer: Address, terms: Terms,
     policy: LoggedPolicy | None, precision: int | None,
 ) -> Job:  # fmt: skip
-    draft = partial(
-        draft_job, compiled, steps=steps, checkpoint_interval=interval, client=client.address, trainer=trainer.address,
+    """The job over a captured task. Its nonce commits to the client's secret if it has seats."""
+    drafted = partial(
+        draft_job, compiled, steps=steps, checkpoint_interval=interval, client=client.address, trainer=trainer,
         terms=terms,
     )  # fmt: skip
     if policy is None:
-        job = draft(precision=PRECISION_F32 if precision is None else precision)
+        job = drafted(precision=PRECISION_F32 if precision is None else precision)
         return drawable(job, client)[0] if job.seats else job
     if precision not in (None, policy.precision):
         raise ConfigurationError(
             f"expected precision {policy.precision} of the policy file, got {precision}; calibrate for that"
         )
-    return draft(policy=rounding.Policy.LOGGED, precision=policy.precision, tolerances=policy.tolerances_packed)
+    return drafted(policy=rounding.Policy.LOGGED, precision=policy.precision, tolerances=policy.tolerances_packed)
 
 
 def _create(
@@ -330,10 +333,13 @@ def _create(
     policy: LoggedPolicy | None,
 ) -> RunDirectory:  # fmt: skip
     signed = sign_job(job, domain, client=client, trainer=trainer)
-    more = {} if policy is None else {POLICY: policy.encode()}
-    if not compiled.checked:
-        more[UNCHECKED] = b"captured with --unchecked: never compared with eager PyTorch\n"
+    more = {**notice(compiled.checked), **({} if policy is None else {POLICY: policy.encode()})}
     return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, more)
+
+
+def notice(checked: bool) -> dict[str, bytes]:
+    """The file that says so in the folder of a run whose capture was not checked."""
+    return {} if checked else {UNCHECKED: b"captured with --unchecked: never compared with eager PyTorch\n"}
 
 
 def open_directory(directory: Path) -> RunDirectory:

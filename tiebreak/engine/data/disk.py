@@ -209,6 +209,14 @@ class Folder:
         with self.replacing(name) as file:
             write_whole(file, memoryview(content))
 
+    def rename(self, part: str, name: str) -> None:
+        """Gives a file its final name, durably, in place of the file that had it."""
+        with storing(self.path / name):
+            with self._open(part, os.O_RDONLY) as file:
+                os.fsync(file.fileno())
+            os.replace(part, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+            os.fsync(self._handle)
+
     def remove(self, name: str) -> None:
         """Removes a name if it exists: of a link only the link, of a file with several names only this one."""
         with storing(self.path / name), suppress(FileNotFoundError):

@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 from torch import Tensor
 
 from tiebreak.engine.data import FactsCache, data_identities
-from tiebreak.engine.data.disk import Folder, write_whole
+from tiebreak.engine.data.disk import Folder, write_file, write_whole
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
@@ -81,25 +81,8 @@ class RunDirectory:
     ) -> "RunDirectory":  # fmt: skip
         """Creates a run. Refuses a directory that is in use and inputs that are not the job's. more: further files."""
         agreement.verify()
-        job = agreement.job
-        job.check_program(program)
-        check_spec("state", state, program.state_spec())
-        check_spec("data", data, program.data_spec())
-        _check_root("initial state", job.initial_state_root, state_tree(identities(state)).root)
-        _check_root("data", job.data_root, data_tree(data_identities(data, cache=FactsCache())).root)
-        with Folder.make(path) as folder:
-            if folder.names():
-                raise ConfigurationError(f"{path}: expected a new or empty directory; to go on with a run, open it")
-            for name in (STATES, HEADS, *([LOGS] if job.is_logged else [])):
-                folder.add(name)
-            folder.write(PROGRAM, program.encode())
-            write_tensors(folder, DATA, data)
-            with Folder(path, STATES) as states:
-                write_tensors(states, _state_name(0), state)
-            folder.write(RECORDS, b"")
-            for name, content in more.items():
-                folder.write(name, content)
-            folder.write(JOB, agreement.encode())  # last, because a directory with a job counts as complete
+        lay_out(path, agreement.job, program, state, data, more)
+        write_file(path / JOB, agreement.encode())  # last, because a directory with a job counts as complete
         return cls(path, agreement, program)
 
     @classmethod
@@ -133,7 +116,7 @@ class RunDirectory:
 
     def state_path(self, step: int) -> Path:
         """The path of the state after a step, whether or not that state was kept."""
-        return self.path / STATES / _state_name(step)
+        return self.path / STATES / state_name(step)
 
     def data(self) -> dict[str, Tensor]:
         """The job's data, checked against the data root, as tensors on the mapped file, which must not be written to.
@@ -142,7 +125,7 @@ class RunDirectory:
         """
         with self.folder() as folder:
             tensors = map_tensors(folder, DATA, self.program.data_spec())
-        _check_root(f"{self.path / DATA}", self.job.data_root, data_tree(data_identities(tensors)).root)
+        check_root(f"{self.path / DATA}", self.job.data_root, data_tree(data_identities(tensors)).root)
         return tensors
 
     def state(self, step: int, root: Digest | None = None) -> dict[str, Tensor]:
@@ -151,10 +134,10 @@ class RunDirectory:
         Raises `VerificationError`.
         """
         with self.folder(STATES) as states:
-            tensors = read_tensors(states, _state_name(step), self.program.state_spec())
+            tensors = read_tensors(states, state_name(step), self.program.state_spec())
         if root is None:
             root = self.job.initial_state_root if step == 0 else self.record_of(step).state_root
-        _check_root(f"{self.state_path(step)}: state after step {step}", root, state_tree(identities(tensors)).root)
+        check_root(f"{self.state_path(step)}: state after step {step}", root, state_tree(identities(tensors)).root)
         return tensors
 
     def records(self) -> list[StepRecord]:
@@ -211,7 +194,7 @@ class RunDirectory:
         with self.folder(STATES) as states:
             found = [_STATE_NAME.fullmatch(name) for name in states.names()]
         job, recorded = self.job, self.recorded()
-        steps = sorted(int(match[1]) for match in found if match and _state_name(int(match[1])) == match[0])
+        steps = sorted(int(match[1]) for match in found if match and state_name(int(match[1])) == match[0])
         return [step for step in steps if step == 0 or (step <= job.steps and self._is_checkpoint(step, recorded))]
 
     def _is_checkpoint(self, step: int, recorded: int) -> bool:
@@ -225,7 +208,7 @@ class RunDirectory:
     def drop_state(self, step: int) -> None:
         """Removes the state after a step; it can be computed again from the last kept state before it."""
         with self.folder(STATES, to_write=True) as states:
-            states.remove(_state_name(step))
+            states.remove(state_name(step))
 
     def drop_parts(self) -> None:
         """Removes unfinished checkpoint files that a killed process left behind."""
@@ -237,7 +220,7 @@ class RunDirectory:
     def write_state(self, step: int, state: Mapping[str, Tensor]) -> None:
         """Stores the state after a step."""
         with self.folder(STATES, to_write=True) as states:
-            write_tensors(states, _state_name(step), state)
+            write_tensors(states, state_name(step), state)
 
     def log_bytes(self) -> int:
         """The size of the rounding logs on disk, in bytes."""
@@ -249,7 +232,7 @@ class RunDirectory:
 
     def write_head(self, head: SignedHead) -> None:
         """Stores a signed head. Refuses a different head of the same count: signing both would be equivocation."""
-        name = _head_name(head.head.count)
+        name = head_name(head.head.count)
         with self.folder(HEADS, to_write=True) as heads:
             if heads.holds(name) and self._read_head(heads, name, SignedHead.decode).head != head.head:
                 raise StateError(
@@ -266,7 +249,7 @@ class RunDirectory:
                 if not name.endswith(".bin"):
                     continue
                 head = self._read_head(heads, name, self._verified_head)
-                if name != _head_name(head.head.count):  # otherwise the sender would choose the order
+                if name != head_name(head.head.count):  # otherwise the sender would choose the order
                     raise EncodingError(
                         f"{heads.path / name}: expected the head of this file's count, got one of {head.head.count}"
                     )
@@ -315,7 +298,32 @@ class RunDirectory:
         return 0
 
 
-def _check_root(what: str, expected: bytes, found: bytes) -> None:
+def lay_out(
+    path: Path, job: Job, program: Program, state: Mapping[str, Tensor], data: Mapping[str, Tensor],
+    more: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:  # fmt: skip
+    """Writes all files of a new run but its signed job, after checking that they are the job's. more: further files."""
+    job.check_program(program)
+    check_spec("state", state, program.state_spec())
+    check_spec("data", data, program.data_spec())
+    check_root("initial state", job.initial_state_root, state_tree(identities(state)).root)
+    check_root("data", job.data_root, data_tree(data_identities(data, cache=FactsCache())).root)
+    with Folder.make(path) as folder:
+        if folder.names():
+            raise ConfigurationError(f"{path}: expected a new or empty directory; to go on with a run, open it")
+        for name in (STATES, HEADS, *([LOGS] if job.is_logged else [])):
+            folder.add(name)
+        folder.write(PROGRAM, program.encode())
+        write_tensors(folder, DATA, data)
+        with Folder(path, STATES) as states:
+            write_tensors(states, state_name(0), state)
+        folder.write(RECORDS, b"")
+        for name, content in more.items():
+            folder.write(name, content)
+
+
+def check_root(what: str, expected: bytes, found: bytes) -> None:
+    """Raises `VerificationError` unless the roots are the same."""
     if expected != found:
         raise VerificationError(f"{what}: expected root {expected.hex()}, got {found.hex()}")
 
@@ -334,9 +342,11 @@ def _verified_job(data: bytes) -> SignedJob:
     return agreement
 
 
-def _state_name(step: int) -> str:
+def state_name(step: int) -> str:
+    """The name, in the folder of checkpoints, of the state after a step."""
     return f"{step:012d}.safetensors"
 
 
-def _head_name(count: int) -> str:
+def head_name(count: int) -> str:
+    """The name, in the folder of heads, of the head over so many checkpoints."""
     return f"{count:012d}.bin"

@@ -2,7 +2,8 @@
 
 Files are canonical msgpack (`tiebreak.protocol.packing`); 256-bit numbers are bin 32, big-endian:
 
-    job file   [1, chain id (bin 32), contract (bin 20), [27 fields of Job], client's signature, trainer's signature]
+    job file   [1, chain id (bin 32), contract (bin 20), [27 fields of Job], client's signature, trainer's signature];
+               an offer's has no bytes for the trainer's signature yet
     head file  [1, job id (bin 32), count (uint), run root (bin 32), trainer's signature]
     receipt file, under policy `logged`: the same with the client's signature
 
@@ -189,18 +190,21 @@ class Job(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedJob:
-    """A job signed by both parties, with the domain in which it is valid."""
+    """A job signed by both parties, with the domain in which it is valid; an offer is signed by its client alone."""
 
     domain: Domain
     job: Job
     client_signature: bytes
-    trainer_signature: bytes
+    trainer_signature: bytes = b""
 
     def verify(self) -> None:
         """Raise `SignatureError` unless client and trainer signed. The caller checks the domain."""
-        digest = self.job.digest(self.domain)  # (3)
-        keys.verify(digest, self.client_signature, self.job.client)
-        keys.verify(digest, self.trainer_signature, self.job.trainer)
+        self.verify_offer()
+        keys.verify(self.job.digest(self.domain), self.trainer_signature, self.job.trainer)
+
+    def verify_offer(self) -> None:
+        """Raise `SignatureError` unless the client signed."""
+        keys.verify(self.job.digest(self.domain), self.client_signature, self.job.client)  # (3)
 
     def encode(self) -> bytes:
         chain = self.domain.chain_id.to_bytes(32, "big")
@@ -214,8 +218,10 @@ class SignedJob:
         top.take(_VERSION)
         domain = Domain(chain_id=top.take(Uint(256)), contract=top.take(Raw(ADDRESS_BYTES)))
         job = Job.unpack(*top.next())
-        signatures = [top.take(Raw(keys.SIGNATURE_BYTES)) for _ in range(2)]
-        return cls(domain=domain, job=job, client_signature=signatures[0], trainer_signature=signatures[1])
+        client, (name, trainer) = top.take(Raw(keys.SIGNATURE_BYTES)), top.next()
+        if trainer != b"":
+            Raw(keys.SIGNATURE_BYTES).check(name, trainer)
+        return cls(domain=domain, job=job, client_signature=client, trainer_signature=trainer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,326 @@
+"""Publishing and fetching the files of a job, from honest and from hostile publishers; offers and their acceptance."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from tests.tiebreak.parties import Parties, doubled_weight
+from tiebreak.api import offers
+from tiebreak.api.bundle import load_bundle
+from tiebreak.api.running import Machine
+from tiebreak.cli.key import load_key
+from tiebreak.engine.data.disk import read_exactly
+from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
+from tiebreak.node import library
+from tiebreak.node.library import Part, fetch, pack, parts, publish
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.job import SignedJob
+from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.errors import (
+    CannotCheck,
+    ConfigurationError,
+    EncodingError,
+    SignatureError,
+    StateError,
+    VerificationError,
+)
+from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
+from tiebreak.protocol.tags import Digest
+
+FIRST_STATE = "checkpoints/000000000000.safetensors"
+LAST_STATE = "checkpoints/000000000007.safetensors"
+
+
+def root_of(data: bytes) -> Digest:
+    pieces = [data[at : at + PIECE_BYTES] for at in range(0, max(1, len(data)), PIECE_BYTES)]
+    return blob_root(len(data), [piece_digest(piece) for piece in pieces])
+
+
+class Shelf:
+    """Blobs in memory, which obey the contract of `Blobs`; `breaks` cuts the next transfers off after so many bytes."""
+
+    def __init__(self) -> None:
+        self.held: dict[Digest, bytes] = {}
+        self.sent: list[int] = []
+        self.breaks: list[int] = []
+
+    def add(self, data: bytes) -> Digest:
+        root = root_of(data)
+        self.held[root] = data
+        return root
+
+    def put(self, file: FileIO, size: int) -> Digest:
+        data = bytearray(size)
+        assert read_exactly(file, memoryview(data)) == size
+        return self.add(bytes(data))
+
+    def get(self, root: Digest, size: int, file: FileIO) -> None:
+        if root not in self.held or len(self.held[root]) != size:
+            raise CannotCheck(f"no blob {root.hex()}")
+        data, have = self.held[root], file.seek(0, os.SEEK_END)
+        file.seek(0)
+        assert data.startswith(file.read()), "what is there belongs to this blob"
+        end = have + self.breaks.pop() if self.breaks else size
+        file.write(data[have:end])
+        self.sent.append(min(end, size) - have)
+        if end < size:
+            raise CannotCheck("the connection broke off")
+
+
+@pytest.fixture
+def trained(parties: Parties, tmp_path: Path) -> RunDirectory:
+    return RunDirectory.open(parties.trained(tmp_path / "trained"))
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+def published(run: RunDirectory, shelf: Shelf, count: int, *, states: bool = False) -> LibraryBody:
+    return publish(run, parts(run, count, states=states), shelf, count)
+
+
+def changed(body: LibraryBody, name: str, **fields: object) -> LibraryBody:
+    files = [replace(f, **fields) if f.name == name.encode() else f for f in body.files]  # type: ignore[arg-type]
+    return replace(body, files=tuple(files))
+
+
+def take(run: RunDirectory, folder: Path, shelf: Shelf, *bodies: LibraryBody, count: int = 0) -> library.Fetched:
+    return fetch(folder, shelf, run.job, run.agreement.domain, bodies, count)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {".lock"}
+
+
+def test_what_was_published_is_a_run_that_can_be_audited(
+    parties: Parties, trained: RunDirectory, shelf: Shelf, tmp_path: Path
+) -> None:
+    found = take(trained, tmp_path / "there", shelf, published(trained, shelf, 3), count=3)
+    assert found.missing.keys() == {"offer.bin", "state_dict.tsv", "unchecked.txt"}
+    assert not any(found.missing.values())
+    assert parties.audit(tmp_path / "there", tmp_path / "replay") == 0
+    there = RunDirectory.open(tmp_path / "there")
+    assert there.records() == trained.records()
+    assert there.state(7).keys() == trained.state(7).keys()
+
+
+def test_fetching_again_moves_on_with_the_run(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    first = take(trained, folder, shelf, published(trained, shelf, 1), count=1)
+    assert {PROGRAM, DATA, FIRST_STATE, JOB, RECORDS} <= set(first.taken)
+    assert LAST_STATE not in names(folder)
+    second = take(trained, folder, shelf, published(trained, shelf, 3), count=3)
+    assert set(second.taken) == {"heads/000000000003.bin", RECORDS, LAST_STATE}
+    assert [head.head.count for head in RunDirectory.open(folder).heads()] == [1, 3]
+    assert take(trained, folder, shelf, published(trained, shelf, 3), count=3).taken == []
+
+
+def test_all_states_make_samples_possible(
+    parties: Parties, trained: RunDirectory, shelf: Shelf, tmp_path: Path
+) -> None:
+    body = published(trained, shelf, 3, states=True)
+    fetch(tmp_path / "there", shelf, trained.job, trained.agreement.domain, [body], 3, states=True)
+    assert RunDirectory.open(tmp_path / "there").kept() == [0, 3, 6, 7]
+    assert parties.audit(tmp_path / "there", tmp_path / "r", "--sample", "1", "--seed", "s") == 0
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
+    body = published(trained, shelf, 0)
+    shelf.breaks = [100]
+    found = take(trained, tmp_path / "t", shelf, body)
+    assert found.missing[JOB] == ["the connection broke off"]
+    assert [name for name in names(tmp_path / "t") if name.endswith(".fetch")]
+    assert take(trained, tmp_path / "t", shelf, body).taken == [JOB]
+    assert shelf.sent[0] == 100
+    assert shelf.sent[-1] == (trained.path / JOB).stat().st_size - 100
+    assert not [name for name in names(tmp_path / "t") if name.endswith(".fetch")]
+
+
+@pytest.mark.parametrize("name", [JOB, PROGRAM, DATA, FIRST_STATE, "heads/000000000003.bin", RECORDS, LAST_STATE])
+def test_a_false_file_is_not_kept_and_the_next_publishers_is_taken(
+    trained: RunDirectory, shelf: Shelf, tmp_path: Path, name: str
+) -> None:
+    honest = published(trained, shelf, 3)
+    good = (trained.path / name).read_bytes()
+    bad = good[:-1] + bytes([good[-1] ^ 1])
+    lying = changed(honest, name, root=shelf.add(bad))
+    found = take(trained, tmp_path / "both", shelf, lying, honest, count=3)
+    assert name in found.taken
+    assert (tmp_path / "both" / name).read_bytes() == good
+    if name in (PROGRAM, DATA, FIRST_STATE):
+        with pytest.raises(CannotCheck, match=Path(name).name):
+            take(trained, tmp_path / "alone", shelf, lying, count=3)
+    else:
+        assert take(trained, tmp_path / "alone", shelf, lying, count=3).missing[name]
+    kept = names(tmp_path / "alone")
+    assert (name not in kept) or (name == RECORDS and not (tmp_path / "alone" / name).read_bytes())
+    assert not [left for left in kept if left.endswith(".fetch")]
+
+
+def test_a_cheats_own_records_are_fetched_as_it_signed_them(
+    parties: Parties, shelf: Shelf, tmp_path: Path, trained: RunDirectory
+) -> None:
+    run = RunDirectory.open(parties.tampered(tmp_path / "false", doubled_weight(trained.path, 5)))
+    take(run, tmp_path / "there", shelf, published(run, shelf, 3), count=3)
+    assert parties.audit(tmp_path / "there", tmp_path / "replay") == 2
+
+
+def test_a_listing_cannot_choose_sizes(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
+    body = published(trained, shelf, 3)
+    with pytest.raises(CannotCheck, match=r"data\.safetensors: expected at most \d+ bytes, got 1099511627776"):
+        take(trained, tmp_path / "a", shelf, changed(body, DATA, size=1 << 40))
+    with pytest.raises(CannotCheck, match=r"program\.tbp: expected at most 100 bytes"):
+        fetch(tmp_path / "b", shelf, trained.job, trained.agreement.domain, [body], 0, most=100)
+    assert sum(shelf.sent) < 1 << 20
+
+
+def test_a_disk_without_room_is_told_before_a_byte_comes(
+    trained: RunDirectory, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "SPARE_BYTES", 1 << 62)
+    with pytest.raises(ConfigurationError, match="expected 46116860184273"):
+        take(trained, tmp_path / "a", shelf, published(trained, shelf, 0))
+    assert shelf.sent == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../outside", "/etc/passwd", "a/../../b", ".lock", "checkpoints/.x", "", "a//b", "a/b/c/d/e"],
+)
+def test_a_path_that_leads_elsewhere_is_no_name_of_a_file(name: str) -> None:
+    with pytest.raises(EncodingError, match="expected a plain relative path"):
+        PublishedFile(name=name.encode(), size=1, root=Digest(bytes(32)))
+
+
+def test_names_that_are_not_the_formats_are_not_looked_at(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
+    body = published(trained, shelf, 3)
+    more = [PublishedFile(name=n, size=4, root=shelf.add(b"evil")) for n in (b"policy.json", b"zzz/run.py")]
+    full = replace(body, files=tuple(sorted([*body.files, *more], key=lambda file: file.name)))
+    take(trained, tmp_path / "there", shelf, full, count=3)
+    assert not {"policy.json", "zzz/run.py"} & names(tmp_path / "there")
+
+
+def _link(place: Path) -> None:
+    place.symlink_to(place.parent / "victim")
+
+
+def _second_name(place: Path) -> None:
+    os.link(place.parent / "victim", place)
+
+
+@pytest.mark.parametrize("trap", [_link, _second_name])
+def test_a_trap_in_the_folder_is_not_written_through(
+    trained: RunDirectory, shelf: Shelf, tmp_path: Path, trap: Callable[[Path], None]
+) -> None:
+    body, folder = published(trained, shelf, 0), tmp_path / "there"
+    folder.mkdir()
+    (folder / "victim").write_bytes(b"mine")
+    root = next(file.root for file in body.files if file.name == PROGRAM.encode())
+    trap(folder / f".{root.hex()[:32]}.fetch")
+    with pytest.raises((CannotCheck, VerificationError, ConfigurationError)):
+        take(trained, folder, shelf, body)
+    assert (folder / "victim").read_bytes() == b"mine"
+
+
+def test_a_folder_of_another_job_is_refused(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
+    body = published(trained, shelf, 0)
+    take(trained, tmp_path / "there", shelf, body)
+    other = replace(trained.job, nonce=99)
+    with pytest.raises(VerificationError, match=f"expected job {other.id.hex()}"):
+        fetch(tmp_path / "there", shelf, other, trained.agreement.domain, [body], 0)
+
+
+def test_only_what_exists_is_published(parties: Parties, shelf: Shelf, tmp_path: Path) -> None:
+    run = RunDirectory.open(parties.signed(tmp_path / "new"))
+    assert {part.name for part in parts(run, 0)} == {JOB, PROGRAM, DATA, FIRST_STATE}
+    with pytest.raises(StateError, match="expected a signed head of count 1"):
+        parts(run, 1)
+
+
+def test_a_pack_holds_what_an_audit_needs_and_nothing_else(
+    parties: Parties, trained: RunDirectory, tmp_path: Path
+) -> None:
+    listed = parts(trained, 3)
+    pack(trained, listed, tmp_path / "packed")
+    assert names(tmp_path / "packed") == {part.name for part in listed}
+    assert sum(part.size for part in listed) == sum(
+        (tmp_path / "packed" / n).stat().st_size for n in names(tmp_path / "packed")
+    )
+    assert parties.audit(tmp_path / "packed", tmp_path / "replay") == 0
+    with pytest.raises(ConfigurationError, match="expected a new or empty folder"):
+        pack(trained, listed, tmp_path / "packed")
+
+
+def test_a_pack_of_a_file_that_shrank_is_refused(trained: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(EncodingError, match=r"program\.tbp: expected 99999999 bytes"):
+        pack(trained, [Part(PROGRAM, 99999999)], tmp_path / "packed")
+
+
+# ---------------------------------------------------------------- offers
+
+
+@pytest.fixture
+def offered(parties: Parties, tmp_path: Path) -> Path:
+    client, trainer = (load_key(parties.path(f"{name}.pem")) for name in ("client", "trainer"))
+    offers.offer_on(
+        load_bundle(parties.path("captured")), tmp_path / "offered", client=client, trainer=trainer.address,
+        terms=Terms(), domain=OFF_CHAIN,
+    )  # fmt: skip
+    return tmp_path / "offered"
+
+
+def test_an_offer_travels_and_is_accepted(parties: Parties, offered: Path, shelf: Shelf, tmp_path: Path) -> None:
+    offer = offers.open_offer(offered)
+    with pytest.raises(EncodingError):
+        RunDirectory.open(offered)
+    take(offer, tmp_path / "trainers", shelf, published(offer, shelf, 0))
+    run = offers.accept(tmp_path / "trainers", load_key(parties.path("trainer.pem")))
+    assert run.agreement.trainer_signature
+    assert parties.train(tmp_path / "trainers", "--quiet") == 0
+    # The client needs the signature only, and its folder is a run as well; doing it twice changes nothing.
+    for _ in range(2):
+        assert offers.complete(offered, run.agreement.trainer_signature).agreement == run.agreement
+    with pytest.raises(VerificationError, match="expected the signature that the run has"):
+        offers.complete(offered, bytes(65))
+
+
+def test_only_the_trainer_accepts(parties: Parties, offered: Path) -> None:
+    with pytest.raises(ConfigurationError, match="expected the key of trainer"):
+        offers.accept(offered, load_key(parties.path("stranger.pem")))
+    with pytest.raises(SignatureError):
+        offers.complete(offered, offers.open_offer(offered).agreement.client_signature)
+    assert not (offered / JOB).exists()
+
+
+def test_an_offer_over_other_data_is_not_accepted(parties: Parties, offered: Path) -> None:
+    raw = (offered / DATA).read_bytes()
+    (offered / DATA).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(VerificationError, match="expected root"):
+        offers.accept(offered, load_key(parties.path("trainer.pem")))
+    assert not (offered / JOB).exists()
+
+
+def test_an_offer_that_nobody_signed_is_none(offered: Path) -> None:
+    offer = SignedJob.decode((offered / offers.OFFER).read_bytes())
+    (offered / offers.OFFER).write_bytes(replace(offer, job=replace(offer.job, nonce=5)).encode())
+    with pytest.raises(VerificationError, match="signature"):
+        offers.open_offer(offered)
+    (offered / offers.OFFER).unlink()
+    with pytest.raises(StateError, match="expected an offer"):
+        offers.open_offer(offered)
+
+
+def test_terms_are_judged_by_the_time_of_a_step(offered: Path) -> None:
+    offer = offers.open_offer(offered)
+    seconds = offers.seconds_per_step(offer, Machine(threads=1))
+    assert seconds > 0
+    assert offers.objections(offer, offers.pace_of(seconds, block_seconds=12, slowdown=1)) == ()
+    slow = offers.pace_of(40_000, block_seconds=12, slowdown=1)
+    assert any("expected a window" in reason for reason in offers.objections(offer, slow))

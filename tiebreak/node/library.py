@@ -1,0 +1,421 @@
+"""The files of a job on a party's disk, and their way from one party to another.
+
+The folder of a job is a run directory (`tiebreak.engine.run.directory`). Until its trainer has signed, it holds
+`offer.bin` in place of `job.bin` (`tiebreak.api.offers`). What is published of it are the files that an auditor needs,
+under the names that they have there, so the folder that `fetch` makes is a run directory again.
+
+A publisher may lie about everything. Numbered plan of `fetch`: (1) only the names of this format are looked at, each
+with a limit that follows from the job, so nobody chooses a path or fills a disk; (2) a file is fetched under a hidden
+name and each piece of it is checked as it comes, so a broken transfer goes on where it stopped; (3) it is checked
+against the job, not only against the publisher's list, before it takes its name: signatures, program, state, data,
+and records and logs against a signed head; (4) what fails is removed, and the next publisher's file is tried.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Final, Protocol
+
+from tiebreak.api.offers import OFFER, verified_offer
+from tiebreak.api.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
+from tiebreak.engine.data import data_identities
+from tiebreak.engine.data.disk import Folder, write_whole
+from tiebreak.engine.data.formats import MAX_SAFETENSORS_HEADER, map_tensors, read_tensors
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.logged.encoding import max_sparse_bytes
+from tiebreak.engine.logged.files import FILE_HEADER_BYTES, log_path
+from tiebreak.engine.run.directory import (
+    DATA,
+    HEADS,
+    JOB,
+    LOGS,
+    MAX_PROGRAM_BYTES,
+    MAX_SIGNED_BYTES,
+    PROGRAM,
+    RECORD_BYTES,
+    RECORDS,
+    STATES,
+    RunDirectory,
+    check_root,
+    head_name,
+    state_name,
+)
+from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
+from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.records import StepRecord, data_tree, run_tree, state_tree
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, VerificationError
+from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
+
+MAX_NOTICE_BYTES: Final = 4096
+SPARE_BYTES: Final = 1 << 28
+"""Free space that fetching leaves on a disk."""
+COPY_BYTES: Final = 1 << 22
+FRAME_BYTES: Final = 64
+"""More than what frames a step's log in its file."""
+Spec = dict[str, tuple[DType, tuple[int, ...]]]
+
+
+class Blobs(Protocol):
+    """Where published files lie by their roots, such as on a hub (`tiebreak.node.mail`)."""
+
+    def put(self, file: FileIO, size: int) -> Digest:
+        """Store the first `size` bytes of a file, unless they are there already. Returns their root."""
+
+    def get(self, root: Digest, size: int, file: FileIO) -> None:
+        """Complete a file that holds nothing, or a beginning of the blob, and check each piece of it.
+
+        Writes no more than `size` bytes. Raises `VerificationError` for bytes that are not the blob's, `CannotCheck` if
+        nobody has it or it breaks off; what has come by then stays in the file.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a publication: its path in the folder of the job, and how many bytes of it belong to it."""
+
+    name: str
+    size: int
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The folders, within that of the job, in which it lies."""
+        return tuple(self.name.split("/")[:-1])
+
+    @property
+    def file(self) -> str:
+        """Its name there."""
+        return self.name.rsplit("/", 1)[-1]
+
+
+# ---------------------------------------------------------------- what is published
+
+
+def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[Part]:
+    """What others need of a run up to checkpoint `count`: 0 for what a trainer needs of an offer.
+
+    It is the signed job or the offer, program, data and first state; then records, the head of `count` and, under
+    policy `logged`, the logs; with the last checkpoint the final state, which is what the client pays for. states: all
+    kept states, from which an auditor can check a few segments alone. Raises `StateError` if there is no such head.
+    """
+    job = run.job
+    with run.folder() as folder:
+        names = [name for name in (JOB, OFFER, PROGRAM, DATA, NAMES, UNCHECKED) if folder.holds(name)]
+        found = [Part(name, folder.size(name)) for name in names]
+    with run.folder(STATES) as folder:
+        kept = [step for step in run.kept() if step <= _last_step(job, count)] if states else [0]
+        if count == job.checkpoints and job.steps not in kept:
+            kept.append(job.steps)
+        found += [Part(f"{STATES}/{state_name(step)}", folder.size(state_name(step))) for step in kept]
+    if count:
+        with run.folder(HEADS) as folder:
+            if not folder.holds(head_name(count)):
+                raise StateError(f"{run.path}: expected a signed head of count {count}, got none")
+            found.append(Part(f"{HEADS}/{head_name(count)}", folder.size(head_name(count))))
+        found.append(Part(RECORDS, RECORD_BYTES * count))
+    if count and job.is_logged:
+        with run.folder(LOGS) as folder:
+            for name in (_log_name(job, checkpoint) for checkpoint in range(count)):
+                found.append(Part(f"{LOGS}/{name}", folder.size(name)))
+    return found
+
+
+def pack(run: RunDirectory, listed: Iterable[Part], output: Path) -> None:
+    """Copies the parts into a new or empty folder, which then is the run directory that an auditor starts from."""
+    listed = list(listed)
+    with Folder.make(output) as made:
+        if made.names():
+            raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
+        # The job comes last, because a directory with a job counts as complete.
+        for part in sorted(listed, key=lambda part: part.name in (JOB, OFFER)):
+            with ExitStack() as stack:
+                _make_inside(output, part.inside)
+                target = stack.enter_context(Folder(output, *part.inside, to_write=True))
+                source, _ = stack.enter_context(stack.enter_context(run.folder(*part.inside)).reading(part.file))
+                _copy(source, stack.enter_context(target.replacing(part.file)), part)
+        _complete_layout(output, run.job)
+
+
+def publish(run: RunDirectory, listed: Iterable[Part], blobs: Blobs, count: int) -> LibraryBody:
+    """Uploads the parts, and returns the list of them for the publisher to post. May be repeated after a break."""
+    files = []
+    for part in listed:
+        with run.folder(*part.inside) as folder, folder.reading(part.file) as (file, _):
+            root = blobs.put(file, part.size)
+        files.append(PublishedFile(name=part.name.encode("ascii"), size=part.size, root=root))
+    files.sort(key=lambda file: file.name)
+    return LibraryBody(count=count, logs=int(bool(run.job.is_logged and count)), files=tuple(files))
+
+
+# ---------------------------------------------------------------- what is fetched
+
+
+@dataclass(slots=True, kw_only=True)
+class Fetched:
+    """What came of a fetch. missing: what no publisher had, or had only false, with the reasons."""
+
+    path: Path
+    taken: list[str] = field(default_factory=list)
+    """Names of the files that came this time."""
+    missing: dict[str, list[str]] = field(default_factory=dict)
+
+    def require(self, *names: str) -> None:
+        """Raises `CannotCheck` if one of these files is not there."""
+        for name in names:
+            if name in self.missing:
+                raise CannotCheck(f"{self.path / name}: {'; '.join(self.missing[name]) or 'nobody published it'}")
+
+
+class Fetcher:
+    """Fetches what is published of one job into its folder, as far as it is not there yet.
+
+    job, domain: what the party knows from elsewhere, such as the board or the client's post. listings: what publishers
+    have posted, best first. most: bytes of all files in one go.
+    """
+
+    def __init__(
+        self, folder: Path, blobs: Blobs, job: Job, domain: Domain, listings: Sequence[LibraryBody],
+        most: int = MAX_BLOB_BYTES,
+    ) -> None:  # fmt: skip
+        self.path = folder
+        self._blobs = blobs
+        self._job = job
+        self._domain = domain
+        self._listings = [{file.name.decode("ascii"): file for file in listing.files} for listing in listings]
+        self._left = most
+        self._program: Program | None = None
+        self._records: list[StepRecord] = []
+        self._found = Fetched(path=folder)
+
+    def fetch(self, count: int, *, states: bool = False) -> Fetched:
+        """Fetches what `parts` names. What cannot be had is in the result's `missing`; nothing false is kept.
+
+        Raises `CannotCheck` without a program, a first state or data that are the job's, and `StateError` if another
+        process is working in the folder.
+        """
+        _make_inside(self.path, ())
+        with Folder(self.path, to_write=True) as folder, folder.lock():
+            _complete_layout(self.path, self._job)
+            self._base()
+            self._found.require(PROGRAM, f"{STATES}/{state_name(0)}", DATA)
+            if count:
+                self._progress(count)
+            if count and states:
+                for name in sorted({name for listing in self._listings for name in listing}):
+                    if _STATE.fullmatch(name) and (step := int(name[len(STATES) + 1 :].split(".")[0])):
+                        self._state(step)
+        return self._found
+
+    def _base(self) -> None:
+        """The files that are there before the first step."""
+        self._want(JOB, MAX_SIGNED_BYTES, self._check_job)
+        self._want(OFFER, MAX_SIGNED_BYTES, self._check_offer)
+        self._want(PROGRAM, MAX_PROGRAM_BYTES, self._check_program)
+        if self._program is None:
+            return
+        self._want(DATA, _most_bytes(self._program.data_spec()), self._check_data, large=True)
+        first = self._check_state(self._job.initial_state_root)
+        self._want(f"{STATES}/{state_name(0)}", self._state_bytes(), first, large=True)
+        self._want(NAMES, MAX_NAMES_BYTES, _unchecked)  # it is checked whenever it is read
+        self._want(UNCHECKED, MAX_NOTICE_BYTES, _unchecked)
+
+    def _progress(self, count: int) -> None:
+        """The files that the trainer adds at a checkpoint. Records are believed only if the signed head is theirs."""
+        head = f"{HEADS}/{head_name(count)}"
+        self._want(head, MAX_SIGNED_BYTES, self._check_head(count))
+        if head in self._found.missing:
+            return
+        with Folder(self.path, HEADS) as folder:
+            signed = SignedHead.decode(folder.read(head_name(count), MAX_SIGNED_BYTES))
+        self._want(RECORDS, RECORD_BYTES * count, self._check_records(signed), grows=True)
+        if not self._records:
+            return
+        if self._job.is_logged and self._program is not None:
+            longest = max_sparse_bytes(self._program)
+            for checkpoint in range(count):
+                most = FILE_HEADER_BYTES + self._job.segment_steps(checkpoint) * (longest + FRAME_BYTES)
+                # A log is checked against its record by whoever follows it; here only its size is.
+                self._want(f"{LOGS}/{_log_name(self._job, checkpoint)}", most, _unchecked, large=True)
+        if count == self._job.checkpoints:
+            self._state(self._job.steps)
+
+    def _state(self, step: int) -> None:
+        """The state after a step, if a record that a head commits to has its root."""
+        record = next((record for record in self._records if record.step == step), None)
+        if record is not None:
+            check = self._check_state(record.state_root)
+            self._want(f"{STATES}/{state_name(step)}", self._state_bytes(), check, large=True)
+
+    # ------------------------------------------------------------ one file
+
+    def _want(self, name: str, most: int, check: "Check", *, grows: bool = False, large: bool = False) -> None:
+        """Takes a file from the first publisher whose file passes.
+
+        grows: one that is there and does not pass may be of an earlier checkpoint. large: one that is there is not read
+        again, for it was checked when it came, and whoever computes with it checks it once more.
+        """
+        part = Part(name, 0)
+        with Folder(self.path, *part.inside, to_write=True) as folder:
+            if folder.holds(part.file):
+                with suppress(VerificationError) if grows else nullcontext():
+                    if not large:
+                        check(folder, part.file)
+                    return
+            reasons: list[str] = []
+            for listed in [listing[name] for listing in self._listings if name in listing]:
+                try:
+                    self._take(folder, part, listed, most, check)
+                except (VerificationError, CannotCheck) as error:
+                    reasons.append(str(error))
+                else:
+                    self._found.taken.append(name)
+                    return
+            self._found.missing[name] = reasons
+
+    def _take(self, folder: Folder, part: Part, listed: PublishedFile, most: int, check: "Check") -> None:
+        if listed.size > min(most, self._left):  # (1)
+            raise EncodingError(f"{part.name}: expected at most {min(most, self._left)} bytes, got {listed.size}")
+        hidden = f".{listed.root.hex()[:32]}.fetch"
+        have = folder.size(hidden) if folder.holds(hidden) else 0
+        if (free := shutil.disk_usage(folder.path).free) < listed.size - have + SPARE_BYTES:
+            raise ConfigurationError(
+                f"{folder.path}: expected {listed.size - have + SPARE_BYTES} free bytes, got {free}; free some"
+            )
+        try:
+            with folder.changing(hidden, make=True) as file:  # (2)
+                self._blobs.get(listed.root, listed.size, file)
+            folder.size(hidden, listed.size)
+            check(folder, hidden)  # (3)
+        except VerificationError:
+            folder.remove(hidden)  # (4)
+            raise
+        folder.rename(hidden, part.file)
+        self._left -= listed.size
+
+    def _state_bytes(self) -> int:
+        assert self._program is not None  # without it nothing else is fetched
+        return _most_bytes(self._program.state_spec())
+
+    # ------------------------------------------------------------ checks against the job
+
+    def _check_job(self, folder: Folder, name: str) -> None:
+        found = verified_offer(folder.read(name, MAX_SIGNED_BYTES))
+        found.verify()
+        self._same_job(found.job, found.domain)
+
+    def _check_offer(self, folder: Folder, name: str) -> None:
+        found = verified_offer(folder.read(name, MAX_SIGNED_BYTES))
+        self._same_job(found.job, found.domain)
+
+    def _same_job(self, job: Job, domain: Domain) -> None:
+        if job.id != self._job.id or domain != self._domain:
+            raise VerificationError(
+                f"expected job {self._job.id.hex()} on chain {self._domain.chain_id}, got {job.id.hex()} on "
+                f"{domain.chain_id}"
+            )
+
+    def _check_program(self, folder: Folder, name: str) -> None:
+        program = Program.decode(folder.read(name, MAX_PROGRAM_BYTES))
+        self._job.check_program(program)
+        self._program = program
+
+    def _check_data(self, folder: Folder, name: str) -> None:
+        assert self._program is not None
+        tensors = map_tensors(folder, name, self._program.data_spec())
+        check_root("data", self._job.data_root, data_tree(data_identities(tensors)).root)
+
+    def _check_state(self, root: Digest) -> "Check":
+        def check(folder: Folder, name: str) -> None:
+            assert self._program is not None
+            tensors = read_tensors(folder, name, self._program.state_spec())
+            check_root("state", root, state_tree(identities(tensors)).root)
+
+        return check
+
+    def _check_head(self, count: int) -> "Check":
+        def check(folder: Folder, name: str) -> None:
+            found = SignedHead.decode(folder.read(name, MAX_SIGNED_BYTES))
+            found.verify(self._job, self._domain)
+            if found.head.count != count:
+                raise VerificationError(f"expected a head of count {count}, got one of {found.head.count}")
+
+        return check
+
+    def _check_records(self, signed: SignedHead) -> "Check":
+        def check(folder: Folder, name: str) -> None:
+            job, count = self._job, signed.head.count
+            raw = folder.read(name, RECORD_BYTES * count)
+            found = [StepRecord.decode(raw[at : at + RECORD_BYTES]) for at in range(0, len(raw), RECORD_BYTES)]
+            if [record.step for record in found] != [job.last_step(checkpoint) for checkpoint in range(count)]:
+                raise VerificationError(f"expected records of {count} checkpoints in their order, got others")
+            root = run_tree([record.digest for record in found], job.steps, job.checkpoint_interval).root
+            check_root("records", signed.head.run_root, root)
+            self._records = found
+
+        return check
+
+
+Check = Callable[[Folder, str], None]
+"""Raises `VerificationError` unless the file of this name in the folder is what the job asks for."""
+_STATE: Final = re.compile(STATES + r"/[0-9]{12,20}\.safetensors")
+
+
+def _unchecked(_folder: Folder, _name: str) -> None:
+    pass
+
+
+def fetch(
+    folder: Path, blobs: Blobs, job: Job, domain: Domain, listings: Sequence[LibraryBody], count: int, *,
+    states: bool = False, most: int = MAX_BLOB_BYTES,
+) -> Fetched:  # fmt: skip
+    """Fetches what is published of a job up to checkpoint `count`. See `Fetcher`."""
+    return Fetcher(folder, blobs, job, domain, listings, most).fetch(count, states=states)
+
+
+# ---------------------------------------------------------------- inner workings
+
+
+def _last_step(job: Job, count: int) -> int:
+    return job.last_step(count - 1) if count else 0
+
+
+def _log_name(job: Job, checkpoint: int) -> str:
+    return log_path(Path(), job.last_step(checkpoint)).name
+
+
+def _most_bytes(spec: Spec) -> int:
+    return sum(dtype.size * prod(shape) for dtype, shape in spec.values()) + MAX_SAFETENSORS_HEADER
+
+
+def _make_inside(path: Path, inside: Sequence[str]) -> None:
+    with Folder.make(path) as folder:
+        for name in inside:
+            if not folder.holds(name):
+                folder.add(name)
+
+
+def _complete_layout(path: Path, job: Job) -> None:
+    """Makes the folders and the empty file of records that every run directory has."""
+    for name in (STATES, HEADS, *([LOGS] if job.is_logged else [])):
+        _make_inside(path, (name,))
+    with Folder(path, to_write=True) as folder:
+        if not folder.holds(RECORDS):
+            folder.write(RECORDS, b"")
+
+
+def _copy(source: FileIO, target: FileIO, part: Part) -> None:
+    left = part.size
+    while left:
+        data = source.read(min(left, COPY_BYTES))
+        if not data:
+            raise EncodingError(f"{part.name}: expected {part.size} bytes, got {part.size - left}")
+        write_whole(target, memoryview(data))
+        left -= len(data)
