@@ -1,6 +1,7 @@
 """Whole games with builders that make no blocks, or other blocks than those that everyone has seen."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -8,12 +9,13 @@ from tests.parts import slow_except
 from tests.sim.adversaries.playing import HALF, of, party, played, stage
 from tiebreak.sim.adversaries.base import false_sum
 from tiebreak.sim.adversaries.blocks import Halting, Reorganiser, Unsealer, Unsealing
-from tiebreak.sim.world.cast import Cast, Seat
+from tiebreak.sim.world.cast import TERMS, Cast, Seat
 from tiebreak.sim.world.game import play, seat
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
 
 LONG = {"clock": 3600, "challenge_window": 7200}
+SEATED = {"challenge_window": 600, "seats": 4, "seat_fee": TERMS.reward // 10, "seat_bond": TERMS.reward // 8}
 
 
 @pytest.mark.parametrize("seed", slow_except([1, 2, 3, 4], 1))
@@ -72,32 +74,36 @@ def test_confirmations_keep_a_seal_from_vanishing_under_its_proof() -> None:
         assert result.violations == ()
 
 
-def test_what_vanished_has_not_happened() -> None:
+@pytest.mark.parametrize(("terms", "ends"), [({}, 2000), (SEATED, 4000)], ids=["heads", "seats"])
+def test_what_vanished_has_not_happened(terms: dict[str, Any], ends: int) -> None:
     """Board, balances and accounts are what they were, in the same objects, and what was in the blocks waits again."""
-    world, agents = seat(stage("one false sum", Random(6)), Random(6))
+    world, agents = seat(stage("one false sum", Random(6), **terms), Random(6))
     for agent in agents.values():
         agent.start()
 
     def told() -> object:
-        jobs = [(str(job), job.status, job.head_count, job.last_progress) for job in world.board.jobs.values()]
-        games = [(len(game.moves), game.state, game.void) for game in world.board.games.values()]
+        board = world.board
+        jobs = [(str(job), job.status, job.head_count, job.last_progress) for job in board.jobs.values()]
+        games = [(len(game.moves), game.state, game.void) for game in board.games.values()]
         money = [(world.chain.balance(a.address), a.account.gas, a.account.refused) for a in agents.values()]
-        return jobs, games, dict(world.board.credits), money
+        return jobs, games, dict(board.credits), str(board.pools), money
 
     seen, checked = [told()], 0
     made = len(world.blocks)
     objects = dict(world.board.games)
-    while world.env.peek() <= 2000:
+    while world.env.peek() <= ends:
         world.env.step()
         if len(world.blocks) > made:
             made = len(world.blocks)
             seen.append(told())
             objects |= world.board.games
-    assert made > 20
+    assert made > 10
+    kinds = {included.pending.call.kind for block in world.blocks for included in block.transactions}
+    assert kinds >= ({"sealRoot", "claimSeat"} if terms else {"postHead", "challenge", "prove"})
     for depth in (1, 5, made - 7):
         kept = [included.pending for block in world.blocks[-depth:] for included in block.transactions]
         world.pending.clear()
-        world._vanishing = (world.now - world.blocks[-depth].timestamp) // world.block_seconds
+        world._vanishing = -((world.blocks[-depth].timestamp - world.now) // world.block_seconds)
         world._vanish()
         del seen[len(seen) - depth :]
         assert (told(), world.pending) == (seen[-1], kept)

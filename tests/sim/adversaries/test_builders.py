@@ -9,9 +9,9 @@ import pytest
 from tests.sim.adversaries.playing import party, played
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Phase
-from tiebreak.sim.adversaries.base import TRAINER
+from tiebreak.sim.adversaries.base import OPEN, TRAINER, builder
 from tiebreak.sim.adversaries.catalogue import adversary
-from tiebreak.sim.adversaries.mempool import Censor, bearable
+from tiebreak.sim.adversaries.mempool import Censor, bearable, victims_in, with_something_to_dispute
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.game import GameResult, play
 from tiebreak.sim.world.small_task import STEPS
@@ -47,13 +47,30 @@ def test_below_the_clock_censorship_is_no_more_than_a_delay(seed: int) -> None:
     assert loser.wei < 0
 
 
+def longer_than_all(cast: Cast, _rng: Random) -> int:
+    """The seconds of a censorship that outlasts the clock and all windows."""
+    return 4 * (cast.terms.challenge_window + cast.terms.clock + cast.terms.replay_time)
+
+
+def in_a_game(cast: Cast, rng: Random) -> int:
+    """One of the victims' transactions in a game, or the challenge."""
+    trainer = TRAINER in victims_in(cast, rng)
+    return 6 if trainer else rng.randint(0, 2)  # by then it has accepted the job and posted four heads
+
+
+LASTING = builder(
+    "censorship above the clock", Censor, "that the censored side loses a game by its clock", OPEN,
+    before=with_something_to_dispute, victims=victims_in, seconds=longer_than_all, first=in_a_game,
+)  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
 def test_above_the_clock_what_was_assumed_is_broken_and_the_censored_side_loses(seed: int) -> None:
     """Not a promise: it says what the assumption is worth."""
     rng = Random(seed)
     cast = Cast(workshop=Workshop.open("exact"))
-    adversary("censorship above the clock").join(cast, rng)
+    LASTING.join(cast, rng)
     result = play(cast, "-", rng)
     if "one false sum" in result.catches:
         assert (result.job_status, party(result, "auditor").wei) == ("settled", -TERMS.challenger_stake)

@@ -247,6 +247,9 @@ class Auditor(Player, Sitter, Watcher):
         nonce, head = fields.take(Uint(64)), SignedHead.decode(fields.take(Data(1 << 16)))
         if game_id(head.head, self.domain, self.address, nonce) in self.board.games or self.is_given_up(place):
             return False
+        if self.now > job.window_end:  # it opens again if the final head was sealed: it may be shown a block too soon
+            self.alarm(f"{_name(head)} is false, but nobody can challenge it now", is_error=not job.is_sealed)
+            return False
         # Whoever starts games just before this one makes it too cheap; each try pays for one more.
         more = self.refusals(place)
         self.want(place, e.Challenge(head=head, nonce=nonce, more=more), deadline=job.window_end)

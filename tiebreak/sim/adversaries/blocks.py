@@ -125,12 +125,12 @@ _HARMLESS: Final = {Catch.HARMLESS}
 ADVERSARIES: Final = (
     builder("delayed blocks", Halting, "that a clock runs out while there is no block", _HARMLESS,
         before=with_something_to_dispute, victims=victims_in, seconds=lambda cast, _: bearable(cast),
-        first=between(0, 8)),
+        first=between(0, 8), seated=True),
     builder("reorganised blocks", Reorganiser, "that a party acts on what did not happen", _HARMLESS,
         before=with_something_to_dispute, depth=_deep, seconds=lambda cast, _: bearable(cast),
-        reverses=one_of(False, False, True)),
+        reverses=one_of(False, False, True), seated=True),
     row(Role.BUILDER, _seat_with_unsealer, "reorganised seal", Unsealing,
         "an honest challenger's reward: its seal vanishes when its proof has been seen",
-        {Catch.UNPAID, Catch.REFUSED, Catch.HARMLESS}, before=with_a_false_run),
+        {Catch.UNPAID, Catch.REFUSED, Catch.HARMLESS}, before=with_a_false_run, seated=True),
 )
 # fmt: on

@@ -1,8 +1,8 @@
 """What can be done with a look at the mempool: block builders, and challengers that copy what an honest one sends.
 
 The rules assume that a transaction gets into a block within the clock. A builder that respects this may order, insert
-and delay as it likes. One that does not is outside the assumptions, and nothing is promised against it. It is included
-as a weakness, so that one can measure where exactly the promise ends.
+and delay as it likes. Nothing is promised against one that does not, and it is none of these: the tests of builders
+measure the second at which the promise ends.
 """
 
 from dataclasses import replace
@@ -107,22 +107,6 @@ def with_something_to_dispute(cast: Cast, rng: Random) -> None:
         MISTAKEN.join(cast, rng)
     else:
         with_a_cheat(cast, rng)
-
-
-def _longer_than_all(cast: Cast, _rng: Random) -> int:
-    """The seconds of a censorship that outlasts the clock and all windows.
-
-    This breaks the assumption that a transaction gets into a block within the clock, so nothing is promised. The
-    censored side loses its stake, or the false head is settled.
-    """
-    terms = cast.terms
-    return 4 * (terms.challenge_window + terms.clock + terms.replay_time)
-
-
-def _in_a_game(cast: Cast, rng: Random) -> int:
-    """One of the victims' transactions in a game, or the challenge."""
-    trainer = TRAINER in victims_in(cast, rng)
-    return 6 if trainer else rng.randint(0, 2)  # by then it has accepted the job and posted four heads
 
 
 class Delayer(Builder):
@@ -404,8 +388,6 @@ ADVERSARIES: Final = (
     builder("censorship below the clock", Censor, "that the censored side loses a game by its clock", _HARMLESS,
         before=with_something_to_dispute, victims=victims_in, seconds=lambda cast, _: bearable(cast),
         first=between(0, 8)),
-    builder("censorship above the clock", Censor, "that the censored side loses a game by its clock", OPEN,
-        before=with_something_to_dispute, victims=victims_in, seconds=_longer_than_all, first=_in_a_game),
     builder("delays to the last moment", Delayer, "time, and that somebody misses a deadline", _HARMLESS,
         turns=lambda cast, _: turns_of(cast), pause=lambda cast, rng: rng.randint(0, cast.terms.clock)),
     builder("reorders at random", Shuffler, "that somebody's transaction reverts", _HARMLESS,

@@ -55,9 +55,9 @@ class SealCopier(Absent):
 
     def follow(self, job: PublicJob) -> Process:
         """Wait for a seal to copy, and then for what opens it."""
-        seals, copied = job.seating.seals, list[int]()
-        yield from self.until(lambda: bool(seals) or job.is_over)
-        theirs = next((seal for _, seal in seals.values()), None)
+        copied = list[int]()
+        yield from self.until(lambda: bool(job.seating.seals) or job.is_over)
+        theirs = next((seal for _, seal in job.seating.seals.values()), None)
         for seat in range(job.job.seats):
             if theirs is None or job.is_over or self.world.board.seat_owner(job, seat) != self.address:
                 continue

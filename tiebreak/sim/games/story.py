@@ -48,7 +48,10 @@ def tell(world: World, result: GameResult) -> Iterator[str]:
     names = {bytes(party.address): name for name, party in world.parties.items()}
     games: dict[bytes, str] = {}
     number = {bytes(game_id): f"game {n}" for n, game_id in enumerate(world.board.games, start=1)}
-    happened += [(said.at - GENESIS, 2, _said(said, number[said.game_id])) for said in world.mail.talks]
+    happened += [
+        (said.at - GENESIS, 2, _said(said, number.get(said.game_id, "a game that vanished")))
+        for said in world.mail.talks
+    ]
     happened += [
         (block.timestamp - GENESIS, 1, _transaction(included, names, games))
         for block in world.blocks

@@ -5,6 +5,7 @@ contract refuses must be illegal there. `disagreements` lists the places where t
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
 
 from tiebreak.protocol.chain import Event, GameRecord, Outcome, Receipt, Reverted
@@ -17,7 +18,7 @@ from tiebreak.protocol.game.moves import Concede, Move, Phase, Side
 from tiebreak.protocol.game.snapshot import Standing
 from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.parties import board
-from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob, Slot
+from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob, Seating, Slot
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 _ENDINGS: Final = {
@@ -40,11 +41,13 @@ _LINES: Final = 1 << 16
 
 
 def _kept(value: Any) -> Any:
-    """The value with containers of its own, however deep, and the same items."""
+    """The value with containers, slots and seats of its own, however deep. Jobs and games stay the same objects."""
     if isinstance(value, dict):
         return {key: _kept(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_kept(item) for item in value]
+    if isinstance(value, Slot | Seating):
+        return replace(value, **{name: _kept(getattr(value, name)) for name in value.__slots__})
     return set(value) if isinstance(value, set) else value
 
 
