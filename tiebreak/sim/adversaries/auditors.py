@@ -28,8 +28,11 @@ from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Published, Workshop
 from tiebreak.sim.world.world import Pending
 
-EARNED_NOTHING: Final = frozenset({Catch.UNPAID, Catch.HARMLESS})
-"""Unpaid if another auditor was paid, else harmless, because there was nothing to earn."""
+EARNED_NOTHING: Final = frozenset({Catch.UNPAID, Catch.HARMLESS, Catch.REFUSED})
+"""Unpaid if another auditor was paid, else harmless, because there was nothing to earn.
+
+Refused if another's challenge in the same block made its own dearer.
+"""
 
 
 def moves_of(game: PublicGame, side: Side) -> int:
