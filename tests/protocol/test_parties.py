@@ -375,6 +375,23 @@ def test_only_two_equal_replays_count_against_a_head(roots: list[bytes], challen
     assert sum(alarm.is_error for alarm in told) == errors
 
 
+@pytest.mark.parametrize("seats", [0, 2])
+def test_a_challenge_waits_for_the_window_that_opens_with_the_head(seats: int) -> None:
+    """A sealed head may be shown a block before it is opened. Without seats, a window that is over stays so."""
+    board = board_with(heads=JOB.checkpoints)
+    auditor, (job,) = KnowingAuditor(**known(board, CHALLENGER)), board.jobs.values()
+    job.seating.sealed_at, job.seating.is_opened = seats and START, False
+    now, head = job.window_end + 1, TRUTH.head(1)
+    auditor.observe(e.HeadShown(at=now, head=head))
+    for attempt in range(2):
+        work = e.Replay(job_id=JOB.id, head=head, attempt=attempt)
+        actions = auditor.observe(e.Done(at=now, work=work, root=A))
+    assert not calls(actions)
+    assert [one.is_error for one in actions if isinstance(one, e.Alarm)] == [False, not seats]
+    job.last_progress = now
+    assert calls(auditor.observe(e.BoardChanged(at=now, block=now))) == [e.Challenge(head=head, nonce=0)]
+
+
 def test_a_replay_that_agrees_in_the_end_clears_the_head() -> None:
     truth = root(TRUTH, 1)
     assert calls(looked_at([truth])[0]) == []

@@ -190,10 +190,10 @@ class Griefer(Scripted):
             yield from self.sleep(last_call(self.world, job.window_end) - self.rng.randint(0, self.games) * pause)
         heads = self.world.mail.heads_of(job.id)
         for nonce in range(self.games):
-            if job.is_over or not (
-                yield from self.attempt(calls.challenge(heads[-1].head, nonce, self.world.board.price(job)))
-            ):
+            if job.is_over:
                 return
+            # Of two challenges in one block the second is too cheap.
+            yield from self.attempt(calls.challenge(heads[-1].head, nonce, self.world.board.price(job)))
             yield from self.sleep(self.rng.randint(1, 20) * self.world.block_seconds)
 
 
@@ -319,7 +319,7 @@ ADVERSARIES: Final = (
         {Catch.TIMEOUT}),
     challenger("challenge full of garbage", Garbling, "a game in a state that no one thought of", _LOST),
     row(Role.CHALLENGER, seat_griefers, "griefing in series", Griefer,
-        "a competitor's trainer that pays for gas and waits for its money", {Catch.TIMEOUT}),
+        "a competitor's trainer that pays for gas and waits for its money", {Catch.TIMEOUT, Catch.REFUSED}),
     challenger("challenge after the window", Tardy, "a job that can never be settled", {Catch.REFUSED}),
     challenger("all segments challenged at once", Swarm,
         "half of the stake of an honest trainer that cannot be everywhere", _LOST, before=with_one_machine),
