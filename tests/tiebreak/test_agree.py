@@ -9,9 +9,9 @@ import pytest
 
 from tests.tiebreak.test_bundle import TASK
 from tiebreak.api.bundle import STATE, load_bundle
-from tiebreak.cli.agree import AddressType, Ether
 from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.cli.terms import AddressType, Ether
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import policy_of
 from tiebreak.engine.run.directory import RunDirectory
@@ -170,3 +170,57 @@ def test_a_job_with_seats_can_be_drawn_by_its_client(work: Path, tmp_path: Path)
     assert drawn == job
     assert job.nonce == nonce_of(secret) != nonce_of(drawable(replace(job, nonce=6), client)[1])
     assert secret != drawable(replace(job, nonce=5), load_key(work / "trainer.pem"))[1]
+
+
+# ---------------------------------------------------------------- the same on two machines
+
+
+def offer_arguments(work: Path, output: Path, *more: str) -> list[str]:
+    trainer = f"0x{load_key(work / 'trainer.pem').address.hex()}"
+    keys = ["--key", str(work / "client.pem"), "--trainer", trainer]
+    return ["offer", str(work / "captured"), *keys, "--output", str(output), *more]
+
+
+def accept_arguments(work: Path, folder: Path, *more: str) -> list[str]:
+    return ["accept", str(folder), "--key", str(work / "trainer.pem"), "--step-seconds", "1", *more]
+
+
+def test_two_machines_sign_the_job_that_one_would(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms = ["--reward", "2", "--descent-levels", "3", "--nonce", "7"]
+    assert run(tiebreak, arguments(work, tmp_path / "one", *terms)) == 0
+    assert run(tiebreak, offer_arguments(work, tmp_path / "two", *terms)) == 0
+    assert run(tiebreak, accept_arguments(work, tmp_path / "two")) == 0
+    said = capsys.readouterr().out
+    assert "terms   leave an honest trainer enough time" in said
+    assert RunDirectory.open(tmp_path / "two").agreement == RunDirectory.open(tmp_path / "one").agreement
+    assert f"signed  0x{RunDirectory.open(tmp_path / 'two').agreement.trainer_signature.hex()}" in said
+
+
+def test_terms_that_could_cost_the_stake_are_not_signed(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tiebreak, offer_arguments(work, tmp_path / "offer", "--challenge-window", "1")) == 0
+    assert run(tiebreak, accept_arguments(work, tmp_path / "offer")) == 1
+    told = capsys.readouterr()
+    assert "terms   expected a window of at least" in told.out
+    assert "nothing is signed" in told.err
+    assert not (tmp_path / "offer" / "job.bin").exists()
+    judged = ["accept", str(tmp_path / "offer"), "--threads", "1"]
+    assert run(tiebreak, judged) == 0, "without a key the terms are only judged"
+    assert " s measured, 1 times" in capsys.readouterr().out
+    assert run(tiebreak, accept_arguments(work, tmp_path / "offer", "--anyway")) == 0
+    assert RunDirectory.open(tmp_path / "offer").job.challenge_window == 1
+
+
+def test_a_logged_offer_is_accepted_with_ones_own_thresholds(work: Path, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    proven_policy(28).save(file)
+    assert run(tiebreak, offer_arguments(work, tmp_path / "offer", "--policy", str(file))) == 0
+    assert not (tmp_path / "offer" / "policy.json").exists()
+    proven_policy(27).save(file)
+    assert run(tiebreak, accept_arguments(work, tmp_path / "offer", "--policy", str(file))) == 1
+    proven_policy(28).save(file)
+    assert run(tiebreak, accept_arguments(work, tmp_path / "offer", "--policy", str(file))) == 0
+    assert policy_of(RunDirectory.open(tmp_path / "offer")) == proven_policy(28)

@@ -1,4 +1,4 @@
-"""The command `tiebreak`. Each command lives in its own module of `tiebreak.cli`, which is imported when it is called.
+"""The command `tiebreak`. Each command lives in a module of `tiebreak.cli`, which is imported when it is called.
 
 Exit codes: 0 success; 1 the request cannot be carried out as given; 2 something from another party does not verify, or
 one of our own checks failed; 130 interrupted. Our own errors take one line, and so do a disk that is full or closed to
@@ -28,6 +28,8 @@ COMMANDS: Final = {
     "capture": "Capture TASK as a program that any party can run without its code.",
     "calibrate": "Measure how far sums differ between machines, and write the policy of `tiebreak agree --policy`.",
     "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
+    "offer": "Draft a job over CAPTURED and sign it as its client, for a trainer to accept.",
+    "accept": "Judge the offer in FOLDER as its trainer, and sign it.",
     "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
     "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
     "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",
@@ -38,6 +40,8 @@ COMMANDS: Final = {
     "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
 }
 """The commands in the order of the help, with the first sentence of each, so that the help need not import them."""
+MODULES: Final = {"accept": "offer"}
+"""The module of a command, if it is not the command's own."""
 EXTRAS: Final = {
     **dict.fromkeys(
         ["web3", "eth", "eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils"], "chain"
@@ -60,7 +64,7 @@ class Commands(click.Group):
         """Imports the command from its own module; None if there is no command of that name."""
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"tiebreak.cli.{cmd_name}"), cmd_name)
+        command = getattr(import_module(f"tiebreak.cli.{MODULES.get(cmd_name, cmd_name)}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

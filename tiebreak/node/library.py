@@ -21,7 +21,7 @@ from math import prod
 from pathlib import Path
 from typing import Final, Protocol
 
-from tiebreak.api.offers import OFFER, verified_offer
+from tiebreak.api.offers import OFFER
 from tiebreak.api.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.disk import Folder, write_whole
@@ -47,7 +47,7 @@ from tiebreak.engine.run.directory import (
 )
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
-from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, run_tree, state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, VerificationError
 from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
@@ -216,8 +216,8 @@ class Fetcher:
 
     def _base(self) -> None:
         """The files that are there before the first step."""
-        self._want(JOB, MAX_SIGNED_BYTES, self._check_job)
-        self._want(OFFER, MAX_SIGNED_BYTES, self._check_offer)
+        self._want(JOB, MAX_SIGNED_BYTES, self._check_signed)
+        self._want(OFFER, MAX_SIGNED_BYTES, self._check_job)
         self._want(PROGRAM, MAX_PROGRAM_BYTES, self._check_program)
         if self._program is None:
             return
@@ -307,20 +307,19 @@ class Fetcher:
     # ------------------------------------------------------------ checks against the job
 
     def _check_job(self, folder: Folder, name: str) -> None:
-        found = verified_offer(folder.read(name, MAX_SIGNED_BYTES))
-        found.verify()
-        self._same_job(found.job, found.domain)
-
-    def _check_offer(self, folder: Folder, name: str) -> None:
-        found = verified_offer(folder.read(name, MAX_SIGNED_BYTES))
-        self._same_job(found.job, found.domain)
-
-    def _same_job(self, job: Job, domain: Domain) -> None:
-        if job.id != self._job.id or domain != self._domain:
+        found = SignedJob.decode(folder.read(name, MAX_SIGNED_BYTES))
+        if found.job.id != self._job.id or found.domain != self._domain:
             raise VerificationError(
-                f"expected job {self._job.id.hex()} on chain {self._domain.chain_id}, got {job.id.hex()} on "
-                f"{domain.chain_id}"
+                f"expected job {self._job.id.hex()} on chain {self._domain.chain_id}, got {found.job.id.hex()} on "
+                f"{found.domain.chain_id}"
             )
+        if name not in (JOB, OFFER):  # the party's own file may have no signatures, if the board stands for them
+            found.verify_offer()
+
+    def _check_signed(self, folder: Folder, name: str) -> None:
+        self._check_job(folder, name)
+        if name != JOB:
+            SignedJob.decode(folder.read(name, MAX_SIGNED_BYTES)).verify()
 
     def _check_program(self, folder: Folder, name: str) -> None:
         program = Program.decode(folder.read(name, MAX_PROGRAM_BYTES))

@@ -1,0 +1,85 @@
+"""`tiebreak offer` and `tiebreak accept`: a job that client and trainer sign on their own machines."""
+
+from pathlib import Path
+
+import click
+
+from tiebreak import api
+from tiebreak.cli.key import load_key
+from tiebreak.cli.options import FILE, FOLDER, device_option, number, output_option, threads_option
+from tiebreak.cli.terms import AddressType, job_options, show_job
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.errors import ConfigurationError
+
+
+@click.command()
+@click.argument("captured", type=FOLDER)
+@click.option("--key", type=FILE, required=True, help="Key file of the client, who offers and pays.")
+@click.option("--trainer", type=AddressType(), required=True, help="Address of the trainer.")
+@output_option("offer", "New or empty folder for the offer.")
+@job_options
+def offer(
+    captured: Path, key: Path, trainer: Address, output: Path, policy_file: Path | None, precision: int | None,
+    chain_id: int, contract: Address | None, **terms: int,
+) -> None:  # fmt: skip
+    """Draft a job over CAPTURED and sign it as its client, for a trainer to accept.
+
+    The folder that is made holds the offer, the program, the initial state and the data. Give it to the trainer, or put
+    it on a hub (`tiebreak publish`). It becomes a run when the trainer signs (`tiebreak accept`); with the trainer's
+    `job.bin` put into it, your copy is one as well. Your signature alone binds you to nothing: on a chain you pay when
+    you create the job there. The terms are those of `tiebreak agree`; `tiebreak economics` recommends some.
+    """
+    made = api.offers.offer_on(
+        api.bundle.load_bundle(captured), output, client=load_key(key), trainer=trainer, terms=Terms(**terms),
+        domain=Domain(chain_id=chain_id, contract=api.runs.OFF_CHAIN if contract is None else contract),
+        policy=policy_file, precision=precision,
+    )  # fmt: skip
+    show_job(made.job)
+    click.echo(f"policy  {api.running.policy_words(made.job)}")
+    click.echo(f"offer   {output}, for its trainer to accept")
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--key", type=FILE, help="Key file of the trainer. Without it the terms are only judged.")
+@number("--block-seconds", 1, 3600, 12, "Seconds between blocks of the chain that the job is for.")
+@click.option("--step-seconds", type=click.IntRange(1),
+              help="Seconds that a step takes on your machine.  [default: it is measured here]")  # fmt: skip
+@number("--slowdown", 1, 10_000, 1, "How many times longer a step takes on the worst data (tiebreak doctor --worst).")
+@click.option("--policy", type=FILE, help="Policy `logged`: your own thresholds.  [default: the proven bounds]")
+@click.option("--anyway", is_flag=True, help="Sign although honest work could lose your stake by these terms.")
+@threads_option
+@device_option
+def accept(
+    folder: Path, key: Path | None, block_seconds: int, step_seconds: int | None, slowdown: int, policy: Path | None,
+    anyway: bool, threads: int | None, device: str,
+) -> None:  # fmt: skip
+    """Judge the offer in FOLDER as its trainer, and sign it.
+
+    Client's signature, program, initial state and data are checked first. Then the terms are judged by how long a step
+    takes here, which is measured unless you say it: the windows must leave time for the slowest data that a client can
+    choose, and the clocks for the longest game. An offer by which an honest trainer could lose its stake is not signed.
+
+    The signature makes a run of the folder: `tiebreak train` computes it. Send `job.bin` back to the client.
+    """
+    offered = api.offers.open_offer(folder)
+    seconds = float(step_seconds or 0)
+    if step_seconds is None:
+        own = api.calibrating.as_policy(policy)
+        machine = api.running.Machine(threads=threads, device=device, policy=own)
+        seconds = api.offers.seconds_per_step(offered, machine)
+    show_job(offered.job)
+    click.echo(f"step    {seconds:.3g} s{'' if step_seconds else ' measured'}, {slowdown} times that on the worst data")
+    pace = api.offers.pace_of(seconds, block_seconds=block_seconds, slowdown=slowdown)
+    reasons = api.offers.objections(offered, pace)
+    for reason in reasons:
+        click.echo(f"terms   {reason}")
+    if reasons and key is not None and not anyway:
+        raise ConfigurationError("expected terms by which honest work keeps its stake, got others; nothing is signed")
+    if not reasons:
+        click.echo("terms   leave an honest trainer enough time")
+    if key is not None:
+        run = api.offers.accept(folder, load_key(key), policy)
+        click.echo(f"signed  0x{run.agreement.trainer_signature.hex()}")
+        click.echo(f"run     {folder}; send {folder / 'job.bin'} to the client")

@@ -1,0 +1,130 @@
+"""The options by which a job's terms are given, and the kinds of values that people write: amounts and addresses."""
+
+from decimal import Decimal, InvalidOperation
+from functools import reduce
+from typing import Any, Final
+
+import click
+
+from tiebreak.cli.options import FILE, AnyFunction, number
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import MAX_SEATS, Job
+from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS, Terms, ether
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
+
+WEI: Final = 10**18
+
+
+class Ether(click.ParamType[int]):
+    """An amount in ether as people write it (0.25), converted to whole wei."""
+
+    name = "ether"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Converts exactly, and refuses an amount with a fraction of a wei."""
+        if isinstance(value, int):
+            return value
+        try:
+            wei = Decimal(value) * WEI
+        except InvalidOperation:
+            self.fail(f"expected an amount such as 0.25, got {value!r}", param, ctx)
+        if not wei.is_finite() or wei < 0 or wei != wei.to_integral_value():
+            self.fail(f"expected an amount >= 0 in whole wei, got {value!r}", param, ctx)
+        return int(wei)
+
+
+class AddressType(click.ParamType[Address]):
+    """An address of 20 bytes, in hex."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
+        """Accepts the address with or without 0x, in upper or lower case."""
+        if isinstance(value, bytes):
+            return Address(value)
+        digits = str(value).removeprefix("0x")
+        if len(digits) != 40 or any(c not in "0123456789abcdefABCDEF" for c in digits):
+            self.fail(f"expected an address of 40 hex digits, got {value!r}", param, ctx)
+        return Address(bytes.fromhex(digits))
+
+
+DEFAULTS: Final = Terms()
+_OPTIONS: Final = (
+    click.option(
+        "--reward", type=Ether(), default=DEFAULTS.reward, help="What the trainer earns, in ether.  [default: 1]"
+    ),
+    click.option(
+        "--trainer-stake", type=Ether(), default=DEFAULTS.trainer_stake, help="What a lie costs.  [default: 1]"
+    ),
+    click.option(
+        "--challenger-stake",
+        type=Ether(),
+        default=DEFAULTS.challenger_stake,
+        help="What a false challenge costs.  [default: 0.1]",
+    ),
+    number(
+        "--challenge-window",
+        1,
+        MAX_SECONDS,
+        DEFAULTS.challenge_window,
+        "Seconds after the last head in which a challenge may start.",
+    ),
+    number("--clock", 1, MAX_GAME_SECONDS, DEFAULTS.clock, "Seconds each side has in one game, in all."),
+    number(
+        "--replay-time",
+        0,
+        MAX_GAME_SECONDS,
+        DEFAULTS.replay_time,
+        "Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
+    ),
+    number(
+        "--talk-time",
+        0,
+        MAX_GAME_SECONDS,
+        DEFAULTS.talk_time,
+        "Seconds that a game's sides may settle it by messages before clocks run.",
+    ),
+    number(
+        "--audit-time",
+        0,
+        MAX_SECONDS,
+        DEFAULTS.audit_time,
+        "Seconds in which each segment can be audited once its head is posted.",
+    ),
+    number("--deadline", 1, MAX_SECONDS, DEFAULTS.deadline, "Seconds after acceptance for the final head."),
+    number("--seats", 0, MAX_SEATS, DEFAULTS.seats, "Receipts of audits that the client pays for."),
+    click.option("--seat-fee", type=Ether(), default=DEFAULTS.seat_fee, help="What each pays its auditor, in ether."),
+    click.option("--seat-bond", type=Ether(), default=DEFAULTS.seat_bond, help="What its auditor puts up, in ether."),
+    number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals."),
+    number(
+        "--nonce", 0, None, 0, "Tells equal jobs apart. Of a job with seats, the client's key and it give the draw."
+    ),
+    click.option(
+        "--policy",
+        "policy_file",
+        type=FILE,
+        help="Policy `logged` by this file of `tiebreak calibrate`. Such a job settles only with the "
+        "client's receipts for the logs, and one segment of it is given on trust.  [default: policy exact]",
+    ),
+    click.option(
+        "--precision",
+        type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
+        help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]",
+    ),
+    number("--chain-id", 0, None, 0, "Chain of the contract."),
+    click.option("--contract", type=AddressType(), default=None, help="Contract that plays disputes.  [default: none]"),
+)
+"""In the order of the help."""
+
+
+def job_options(function: AnyFunction) -> AnyFunction:
+    """The options of everything that drafts a job: its terms, its rules and where it is valid."""
+    return reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), function)
+
+
+def show_job(job: Job) -> None:
+    """Prints who agrees on what; the terms at length are in `tiebreak show`."""
+    click.echo(f"job     {job.id.hex()}")
+    click.echo(f"client  0x{job.client.hex()}, pays {ether(job.reward)}")
+    click.echo(f"trainer 0x{job.trainer.hex()}, stakes {ether(job.trainer_stake)}")
+    click.echo(f"stake   {ether(job.challenger_stake)} of a challenger")
