@@ -1,4 +1,8 @@
-"""The parties' keys: how to make them, and the encrypted files that hold them."""
+"""The parties' keys: how to make them, and where they are kept.
+
+A key is in an encrypted PEM file of ours, in an Ethereum keystore, or in a signer behind a Unix socket
+(`tiebreak.api.signers`). Wherever a command takes a key file, it takes any of them.
+"""
 
 import contextlib
 import os
@@ -6,6 +10,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from tiebreak.api.keystore import MAX_KEYSTORE_BYTES, read_keystore
+from tiebreak.api.signers import SignerKey
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -34,17 +40,28 @@ def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
             temporary.unlink()
 
 
+def is_signer(path: str | Path) -> bool:
+    """Whether the key is one of a signer, which needs no passphrase here."""
+    return Path(path).is_socket()
+
+
 def load_key(path: str | Path, passphrase: str) -> PrivateKey:
-    """Reads a key file. Raises `ConfigurationError` if anyone but its owner may read or write it."""
+    """Reads a key file, or connects to a signer.
+
+    Raises `ConfigurationError` if anyone but its owner may read or write the file.
+    """
+    if is_signer(path):
+        return SignerKey(Path(path))
     try:
         with Path(path).open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
                 raise ConfigurationError(f"expected mode 0600, got {mode:04o}; run chmod 600 {path}")
-            pem = file.read()
+            content = file.read(MAX_KEYSTORE_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(f"cannot read key file {path}: {error.strerror}") from error
     try:
-        return PrivateKey.from_pem(pem, passphrase)
+        is_keystore = content.lstrip().startswith(b"{")
+        return read_keystore(content, passphrase) if is_keystore else PrivateKey.from_pem(content, passphrase)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error

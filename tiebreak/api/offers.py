@@ -48,7 +48,7 @@ def offer_on(
     """Drafts a job over a captured task and signs it as its client, in a new or empty folder for its trainer."""
     compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
     job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
-    offer = SignedJob(domain=domain, job=job, client_signature=client.sign(job.digest(domain)))
+    offer = SignedJob(domain=domain, job=job, client_signature=job.sign(domain, client))
     # The offer comes last: with it, the folder is complete.
     more = {**notice(bundle.checked), OFFER: offer.encode()}
     lay_out(folder, job, bundle.program, bundle.state, bundle.data, more)
@@ -116,7 +116,7 @@ def accept(folder: Path, key: PrivateKey, policy: Policy | None = None) -> RunDi
     if logged is not None:
         with offered.folder(to_write=True) as files:
             files.write(POLICY, logged.encode())
-    return complete(folder, key.sign(offered.job.digest(offered.agreement.domain)))
+    return complete(folder, offered.job.sign(offered.agreement.domain, key))
 
 
 def complete(folder: Path, trainer_signature: bytes) -> RunDirectory:

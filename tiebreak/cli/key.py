@@ -26,8 +26,11 @@ def passphrase(path: Path, *, confirm: bool = False) -> str:
 
 
 def load_key(path: Path) -> PrivateKey:
-    """Loads the key. Raises `ConfigurationError` if the file cannot be read or decrypted, or if others may read it."""
-    return keys.load_key(path, passphrase(path))
+    """Loads the key from a file of either kind, or from a signer's socket, which needs no passphrase.
+
+    Raises `ConfigurationError` if the file cannot be read or decrypted, or if others may read it.
+    """
+    return keys.load_key(path, "" if keys.is_signer(path) else passphrase(path))
 
 
 def new_key(path: Path) -> PrivateKey:

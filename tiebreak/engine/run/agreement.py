@@ -45,7 +45,5 @@ def draft_job(
 
 def sign_job(job: Job, domain: Domain, *, client: PrivateKey, trainer: PrivateKey) -> SignedJob:
     """The job with both signatures, for callers that hold both keys (demo, tests)."""
-    digest = job.digest(domain)
-    return SignedJob(
-        domain=domain, job=job, client_signature=client.sign(digest), trainer_signature=trainer.sign(digest)
-    )
+    signatures = {"client_signature": job.sign(domain, client), "trainer_signature": job.sign(domain, trainer)}
+    return SignedJob(domain=domain, job=job, **signatures)

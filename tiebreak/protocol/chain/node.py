@@ -19,6 +19,7 @@ from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.gas import MOST
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.keys import About
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.fees import Market
 
@@ -37,8 +38,8 @@ class Signer(Protocol):
     def address(self) -> Address:
         """The account's address, 20 bytes."""
 
-    def sign(self, digest: bytes) -> bytes:
-        """Sign a 32-byte digest: r, s (in the lower half) and v (27 or 28), 65 bytes in all."""
+    def sign(self, digest: bytes, about: About = None) -> bytes:
+        """Sign a 32-byte digest: r, s (in the lower half) and v (27 or 28), 65 bytes in all. about: what it is of."""
 
 
 def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
@@ -49,7 +50,7 @@ def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
     from eth_account.typed_transactions.typed_transaction import TypedTransaction  # noqa: PLC0415  # takes a second
 
     typed = {**fields, "type": 2}
-    signature = signer.sign(bytes(TypedTransaction.from_dict(typed).hash()))
+    signature = signer.sign(bytes(TypedTransaction.from_dict(typed).hash()), typed)
     r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big")
     signed = TypedTransaction.from_dict({**typed, "v": signature[64] - 27, "r": r, "s": s})
     return bytes(signed.encode())

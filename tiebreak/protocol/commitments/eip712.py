@@ -12,7 +12,7 @@ of a struct follows from the kinds of its fields (`tiebreak.protocol.packing`). 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, NewType
+from typing import Any, Final, NewType
 
 from eth_hash.auto import keccak
 
@@ -76,6 +76,34 @@ def _word(kind: Kind, name: str, value: int | bytes) -> bytes:
         return check_uint(name, value, kind.bits).to_bytes(32, "big")
     kind.check(name, value)
     return bytes(value).rjust(32, b"\0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypedData:
+    """A struct under a domain: what a signer that shows its owner what is signed needs beside the digest."""
+
+    domain: Domain
+    name: str
+    kinds: Mapping[str, Kind]
+    values: Sequence[int | bytes]
+
+    @property
+    def digest(self) -> Digest:
+        """The digest to sign."""
+        return typed_digest(self.domain, hash_struct(self.name, self.kinds, self.values))
+
+    def to_json(self) -> dict[str, Any]:
+        """The argument of `eth_signTypedData_v4`. Numbers are decimal strings, since many readers hold them as FP64."""
+        fields = [{"name": camel_case(field), "type": _solidity(kind)} for field, kind in self.kinds.items()]
+        kinds = dict(part.split(" ")[::-1] for part in _DOMAIN_TYPE[len("EIP712Domain(") : -1].split(","))
+        place = (DOMAIN_NAME, DOMAIN_VERSION, str(self.domain.chain_id), "0x" + self.domain.contract.hex())
+        message = (str(value) if isinstance(value, int) else "0x" + value.hex() for value in self.values)
+        return {
+            "types": {"EIP712Domain": [{"name": n, "type": t} for n, t in kinds.items()], self.name: fields},
+            "primaryType": self.name,
+            "domain": dict(zip(kinds, place, strict=True)),
+            "message": dict(zip(map(camel_case, self.kinds), message, strict=True)),
+        }
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Final, Self
 
 from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, hash_struct, typed_digest
+from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
 from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_GAMES, MAX_SECONDS
 from tiebreak.protocol.errors import VerificationError
@@ -187,6 +187,14 @@ class Job(Record):
         """The digest that client and trainer sign."""
         return typed_digest(domain, self.id)
 
+    def typed(self, domain: Domain) -> TypedData:
+        """What client and trainer sign."""
+        return TypedData(domain=domain, name="Job", kinds=self.kinds(), values=self.values)
+
+    def sign(self, domain: Domain, key: keys.PrivateKey) -> bytes:
+        """The signature of its client or its trainer."""
+        return key.sign(self.digest(domain), self.typed(domain))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedJob:
@@ -241,11 +249,15 @@ class Head(Record):
 
     def digest(self, domain: Domain) -> Digest:
         """The digest that the trainer signs. It also goes into a game id as the *head digest*."""
-        return typed_digest(domain, hash_struct("Head", self.kinds(), self.values))
+        return self.typed(domain).digest
+
+    def typed(self, domain: Domain, name: str = "Head") -> TypedData:
+        """What the trainer signs, or the client, whose receipt has the same fields."""
+        return TypedData(domain=domain, name=name, kinds=self.kinds(), values=self.values)
 
     def receipt_digest(self, domain: Domain) -> Digest:
         """The digest that the client signs under policy `logged`, when it holds the logs of this head."""
-        return typed_digest(domain, hash_struct("Receipt", self.kinds(), self.values))
+        return self.typed(domain, "Receipt").digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +288,7 @@ class SignedHead(_Signed):
 
     @classmethod
     def sign(cls, head: Head, domain: Domain, key: keys.PrivateKey) -> Self:
-        return cls(head=head, signature=key.sign(head.digest(domain)))
+        return cls(head=head, signature=key.sign(head.digest(domain), head.typed(domain)))
 
     def verify(self, job: Job, domain: Domain) -> None:
         """Raise `VerificationError` unless this is a head of the job, signed by its trainer."""
@@ -296,7 +308,7 @@ class LogReceipt(_Signed):
 
     @classmethod
     def sign(cls, head: Head, domain: Domain, key: keys.PrivateKey) -> Self:
-        return cls(head=head, signature=key.sign(head.receipt_digest(domain)))
+        return cls(head=head, signature=key.sign(head.receipt_digest(domain), head.typed(domain, "Receipt")))
 
     def verify(self, job: Job, domain: Domain) -> None:
         """Raise `VerificationError` unless this is for a head of the job, signed by its client."""

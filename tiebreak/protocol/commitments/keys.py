@@ -12,14 +12,15 @@ signature is checked against that key by `cryptography`, independently of the re
 expected.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 from eth_hash.auto import keccak
 
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.eip712 import Address, TypedData
 from tiebreak.protocol.errors import ConfigurationError, SignatureError
 
 ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
@@ -35,6 +36,10 @@ RANDOM_BYTES: Final = 48
 _PREHASHED: Final = utils.Prehashed(hashes.SHA256())
 _SIGN: Final = ec.ECDSA(_PREHASHED, deterministic_signing=True)
 _VERIFY: Final = ec.ECDSA(_PREHASHED)
+
+
+About = TypedData | Mapping[str, Any] | None
+"""What a digest is of: typed data, the fields of a transaction, or (None) a secret that its owner derives from it."""
 
 
 def address_of(key: ec.EllipticCurvePublicKey) -> Address:
@@ -71,8 +76,11 @@ class PrivateKey:
             raise ConfigurationError("expected a secret between 1 and the order of secp256k1")
         return cls(ec.derive_private_key(secret, ec.SECP256K1()))
 
-    def sign(self, digest: bytes) -> bytes:
-        """Sign a 32-byte digest: 65 bytes r || s || v, deterministic (RFC 6979), with s in the lower half."""
+    def sign(self, digest: bytes, about: "About" = None) -> bytes:  # noqa: ARG002 (for signers that show it)
+        """Sign a 32-byte digest: 65 bytes r || s || v, deterministic (RFC 6979), with s in the lower half.
+
+        about: what the digest is of.
+        """
         _check_digest(digest)
         r, s = utils.decode_dss_signature(self._key.sign(digest, _SIGN))
         s = min(s, ORDER - s)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, cast
 
 from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.eip712 import Address, Domain, hash_struct, typed_digest
+from tiebreak.protocol.commitments.eip712 import Address, Domain, TypedData
 from tiebreak.protocol.errors import EncodingError, IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Side, kind_name
@@ -71,17 +71,24 @@ def message_hash(encoded: bytes) -> Digest:
     return tagged_hash(Tag.MESSAGE, encoded)
 
 
-def signing_digest(domain: Domain, encoded: bytes, after: GameState | None) -> Digest:
-    """The digest that the sender signs. `after` is the state that the move leads to, or None if nothing follows it."""
+def signing_data(domain: Domain, encoded: bytes, after: GameState | None) -> TypedData:
+    """What the sender signs. `after` is the state that the move leads to, or None if nothing follows it."""
     if after is None or after.is_over:
-        return typed_digest(domain, hash_struct("Message", {"message_hash": Raw(32)}, (message_hash(encoded),)))
-    return Standing.of(after).digest(domain)
+        kinds = {"message_hash": Raw(32)}
+        return TypedData(domain=domain, name="Message", kinds=kinds, values=(message_hash(encoded),))
+    return Standing.of(after).typed(domain)
+
+
+def signing_digest(domain: Domain, encoded: bytes, after: GameState | None) -> Digest:
+    """The digest of `signing_data`."""
+    return signing_data(domain, encoded, after).digest
 
 
 def seal(message: Message, domain: Domain, key: keys.PrivateKey, after: GameState | None) -> bytes:
-    """The signed message as it travels on the wire. `after` is as in `signing_digest`."""
+    """The signed message as it travels on the wire. `after` is as in `signing_data`."""
     encoded = message.encode()
-    return pack([encoded, key.sign(signing_digest(domain, encoded, after))])
+    typed = signing_data(domain, encoded, after)
+    return pack([encoded, key.sign(typed.digest, typed)])
 
 
 def open_wire(wire: bytes) -> tuple[bytes, bytes]:
@@ -219,7 +226,9 @@ class Transcript:
     def receipt(self, key: keys.PrivateKey) -> bytes:
         """A signature under the state that the talk has come to, for the opponent to enter it. Raises `StateError`."""
         standing = Standing.of(self.state)
-        return SignedStanding.under(standing, key.sign(standing.digest(self.domain))).encode()
+        return SignedStanding.under(
+            standing, key.sign(standing.digest(self.domain), standing.typed(self.domain))
+        ).encode()
 
     def acknowledge(self, data: bytes) -> None:
         """Take a receipt from either party. Raises `VerificationError` unless it is for a state of this transcript."""

@@ -19,7 +19,7 @@ from eth_hash.auto import keccak
 
 from tiebreak.protocol.codec import Reader, check_bytes
 from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.eip712 import Address, Domain, hash_struct, typed_digest
+from tiebreak.protocol.commitments.eip712 import Address, Domain, TypedData
 from tiebreak.protocol.commitments.records import chunk_count, chunk_length
 from tiebreak.protocol.errors import StateError, VerificationError
 from tiebreak.protocol.game.moves import MAX_SIBLINGS, Phase
@@ -168,7 +168,11 @@ class Standing(Record):
 
     def digest(self, domain: Domain) -> Digest:
         """The digest that is signed: EIP-712 `State(bytes32 gameId,uint32 sequence,bytes32 snapshot)`."""
-        return typed_digest(domain, hash_struct("State", self.kinds(), self.values))
+        return self.typed(domain).digest
+
+    def typed(self, domain: Domain) -> TypedData:
+        """What is signed."""
+        return TypedData(domain=domain, name="State", kinds=self.kinds(), values=self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, cast, get_args, get_or
 
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
-from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, hash_struct, typed_digest
+from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.job import Account, Head, Job, LogReceipt, SignedHead, game_id
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
@@ -412,9 +412,14 @@ class Post(Record):
         return body
 
 
+def content_data(domain: Domain, content: bytes) -> TypedData:
+    """What the sender of a post signs."""
+    return TypedData(domain=domain, name="Post", kinds={"content": Raw(32)}, values=(content,))
+
+
 def content_digest(domain: Domain, content: bytes) -> Digest:
     """The digest that the sender of a post signs."""
-    return typed_digest(domain, hash_struct("Post", {"content": Raw(32)}, (content,)))
+    return content_data(domain, content).digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,7 +431,9 @@ class SignedPost:
 
     @classmethod
     def sign(cls, post: Post, domain: Domain, key: keys.PrivateKey) -> Self:
-        return cls(post=post, signature=key.sign(content_digest(domain, post.content)))
+        return cls(
+            post=post, signature=key.sign(content_digest(domain, post.content), content_data(domain, post.content))
+        )
 
     def encode(self) -> bytes:
         """The bytes that travel."""

@@ -50,7 +50,7 @@ class Trainer(Player):
 
     def sign_job(self, job: Job) -> bytes | None:
         """Its signature under a job, or None if the job is not what was agreed or its terms are not safe."""
-        return self.key.sign(job.digest(self.domain)) if self.agrees(job) and not self.objects(job) else None
+        return job.sign(self.domain, self.key) if self.agrees(job) and not self.objects(job) else None
 
     def accepts(self, job: PublicJob) -> bool:  # noqa: ARG002
         """Decide whether to accept, now, an offer that it signed."""
