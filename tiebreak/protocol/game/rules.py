@@ -192,6 +192,14 @@ def timeout(state: GameState, now: int) -> GameState:
     return _end(state, state.mover.other, Reason.TIMEOUT, f"{state.phase.name} did not come within {within}")
 
 
+def ended(state: GameState, verdict: Verdict, now: int) -> GameState:
+    """The game after a move that the chain took, of which its log shows only that it ended the game, and how.
+
+    Raises `IllegalMove` for an instant at which no move was legal.
+    """
+    return replace(_spend(state, now), phase=Phase.OVER, verdict=verdict)
+
+
 def walk_moves(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: int) -> int:
     """Most moves of a descent through trees of these depths to one partial sum, at `levels` levels a move."""
 

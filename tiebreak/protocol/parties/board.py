@@ -188,6 +188,8 @@ class PublicGame:
     height: int = 0
     """The number of the block that last changed the game."""
     void: bool = False
+    is_lost: bool = False
+    """Whether the state is one of the past, because who follows lacks what it needs to know the present one."""
     gas: int = 0
     ended: int = 0
 

@@ -7,7 +7,7 @@ once and sends nothing. What is sent is executed at once, in the order of arriva
 is executed anew. Whatever was tried may revert in the block and cost its sender the gas.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
@@ -111,14 +111,6 @@ class _Drafting:
     included: list[Included] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Undo:
-    """Restores the board and the accounts to what they were before a block."""
-
-    evm: MiningChainAPI
-    board: Callable[[], None]
-
-
 class _Slot(simpy.Event):
     """The instant of a block. It comes before everything else at that instant."""
 
@@ -159,8 +151,8 @@ class World:
         self.news = self.env.event()
         """Triggered, and then replaced, whenever something was mined or published."""
         self._drafting: _Drafting | None = None
-        self._undo: list[_Undo] = []
-        """One for each block, oldest first, for a reorganisation to take back."""
+        self._undo: list[MiningChainAPI] = []
+        """The chain before each block, oldest first, for a reorganisation to take back."""
         self._vanishing = 0
         self._arrival = self.env.event()
         self.env.process(self._make_blocks())
@@ -300,9 +292,9 @@ class World:
     def _vanish(self) -> None:
         oldest, self._vanishing = self.now - self._vanishing * self.block_seconds, 0
         while self.blocks and self.blocks[-1].timestamp >= oldest:
-            undo, block = self._undo.pop(), self.blocks.pop()
-            self.chain.rewind(undo.evm)
-            undo.board()
+            block = self.blocks.pop()
+            self.chain.rewind(self._undo.pop())
+            self.board.take_back()
             for included in block.transactions:
                 account, applied = included.pending.sender.account, included.applied
                 account.gas -= applied.gas_used
@@ -320,7 +312,8 @@ class World:
         self._drafting = None
         if not drafting.included:
             return
-        self._undo.append(_Undo(self.chain.evm, self.board.keep()))
+        self._undo.append(self.chain.evm)
+        self.board.begin_block()
         drafting.draft.seal()
         for included in drafting.included:
             self._drop(included.pending)
