@@ -14,7 +14,8 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.following import FollowedBoard, Seen
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.commitments.records import ZERO_DIGEST
+from tiebreak.protocol.game.moves import Move, OpenSteps
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.program.program import Program
@@ -32,6 +33,10 @@ FAST = (
     "seats bought, all but one",
 )
 """Between them: blocks that vanish, states that enter, forks, proofs that enter, seats."""
+
+
+UNSIGNED = ("window too short for a segment", "games of a year")
+"""Offers that no trainer signs: nothing of them comes to the board."""
 
 
 class Shadow(FollowedBoard):
@@ -105,11 +110,15 @@ def facts(found: PublicGame, *, judged: bool) -> dict[str, Any]:
 
 def bare(move: Move) -> Move:
     """A move as a log shows it."""
+    if isinstance(move, OpenSteps):
+        move = replace(move, state_root=ZERO_DIGEST, loss_bits=0)
     dropped = {name: type(getattr(move, name))() for name in ("siblings", "log_siblings") if hasattr(move, name)}
     return replace(move, **dropped)
 
 
-@pytest.mark.parametrize("name", slow_except([*CATALOGUE, *WEAKNESSES], *FAST))
+@pytest.mark.parametrize(
+    "name", slow_except([name for name in [*CATALOGUE, *WEAKNESSES] if name not in UNSIGNED], *FAST)
+)
 def test_logs_alone_tell_all(name: str, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]) -> None:
     rng = Random(f"following {name}")
     cast = stage(name, rng)
