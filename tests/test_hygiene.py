@@ -189,6 +189,7 @@ OPTIONAL = {"tiebreak.api.datasets.hugging_face": "hf", "tiebreak.api.datasets.t
 EXTRAS = {
     "tiebreak.protocol.chain": ["chain"],
     "tiebreak.sim": ["chain", "sim"],
+    "tiebreak.node": ["chain", "node"],
     "tiebreak.demo": ["chain", "sim", "demo"],
 }
 """Folders that nobody needs who only trains or audits, and the extras that bring their libraries."""

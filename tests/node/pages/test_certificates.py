@@ -1,0 +1,97 @@
+"""A file that is dropped on the page is checked by the parties' own code."""
+
+from dataclasses import replace
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from tests.node.pages.staged import Staged
+from tiebreak.node.pages import certificates, routes
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead, SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.parties import posts as p
+from tiebreak.protocol.parties.board import Board
+from tiebreak.protocol.program.rounding import Policy
+from tiebreak.protocol.tags import Digest
+
+CLIENT, TRAINER, STRANGER = (PrivateKey.from_int(n) for n in (11, 12, 13))
+DOMAIN = Domain(chain_id=1337, contract=Address(bytes(19) + b"\x07"))
+JOB = Job(
+    client=CLIENT.address, trainer=TRAINER.address, program_root=Digest(b"\1" * 32), body_count=8, state_count=2,
+    data_count=1, initial_state_root=Digest(b"\2" * 32), data_root=Digest(b"\3" * 32), steps=10, checkpoint_interval=4,
+    policy=int(Policy.LOGGED), reward=10, trainer_stake=20, challenger_stake=2, challenge_window=60, clock=60,
+    replay_time=5, talk_time=0, audit_time=5, deadline=600, descent_levels=2, nonce=0,
+)  # fmt: skip
+HEAD = Head(job_id=JOB.id, count=2, run_root=Digest(b"\4" * 32))
+
+
+def source() -> Staged:
+    made = Staged(domain=DOMAIN, at=1_700_000_000, board=Board(), seen={}, known=None)
+    made.say(p.OfferBody(job=JOB), JOB.client, JOB.id, 1_700_000_000)
+    return made
+
+
+def dropped(data: bytes) -> tuple[int, str]:
+    answer = TestClient(Starlette(routes=routes(source()))).post("/certificate", files={"file": ("x", data)})
+    return answer.status_code, answer.text
+
+
+def signed_job() -> SignedJob:
+    digest = JOB.digest(DOMAIN)
+    return SignedJob(
+        domain=DOMAIN, job=JOB, client_signature=CLIENT.sign(digest), trainer_signature=TRAINER.sign(digest)
+    )
+
+
+def test_a_job_a_head_and_a_receipt_hold() -> None:
+    status, text = dropped(signed_job().encode())
+    assert (status, "A job that both parties signed" in text, JOB.program_root.hex() in text) == (200, True, True)
+    assert "on the board that this hub follows" in text
+    status, text = dropped(SignedHead.sign(HEAD, DOMAIN, TRAINER).encode())
+    assert (status, "trainer signed" in text, HEAD.run_root.hex() in text) == (200, True, True)
+    status, text = dropped(LogReceipt.sign(HEAD, DOMAIN, CLIENT).encode())
+    assert (status, "A receipt that the client signed" in text) == (200, True)
+
+
+def test_a_job_of_another_board_is_said_to_be_one() -> None:
+    other = replace(DOMAIN, chain_id=5)
+    digest = JOB.digest(other)
+    signed = SignedJob(
+        domain=other, job=JOB, client_signature=CLIENT.sign(digest), trainer_signature=TRAINER.sign(digest)
+    )
+    assert "another board" in dropped(signed.encode())[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (replace(signed_job(), trainer_signature=STRANGER.sign(JOB.digest(DOMAIN))).encode(), "does not hold"),
+        (SignedHead.sign(HEAD, DOMAIN, STRANGER).encode(), "does not hold"),
+        (SignedHead.sign(replace(HEAD, count=4), DOMAIN, TRAINER).encode(), "at most 3 checkpoints"),
+        (SignedHead.sign(replace(HEAD, job_id=Digest(b"\5" * 32)), DOMAIN, TRAINER).encode(), "does not know"),
+        (b"<script>alert(1)</script>", "does not hold"),
+        (bytes(5000), "does not hold"),
+        (b"", "Nothing to check"),
+    ],
+)  # fmt: skip
+def test_what_does_not_hold_is_said(data: bytes, said: str) -> None:
+    status, text = dropped(data)
+    assert status == 422
+    assert said in text
+    assert "<script>alert" not in text
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "multipart/form-data", "multipart/form-data; boundary=", "\u0141\n"]
+)
+def test_what_is_no_form_is_refused(kind: str) -> None:
+    with pytest.raises(EncodingError, match="expected a file"):
+        certificates.file_in(b"--x\r\n\r\nabc", kind)
+
+
+def test_a_form_above_the_limit_is_refused() -> None:
+    status, text = dropped(bytes(1 << 20))
+    assert (status, "Nothing to check" in text) == (422, True)

@@ -1,0 +1,102 @@
+"""What a file proves: signatures and roots of a job, head or receipt file, checked by the code that parties use."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from email import message_from_bytes, policy
+
+from tiebreak.node.pages import words
+from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.job import MAX_JOB_BYTES, Job, LogReceipt, SignedHead, SignedJob
+from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.tags import Digest
+
+MAX_FORM_BYTES = 1 << 16
+JobOf = Callable[[Digest], Job | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is right or wrong with a file, and what follows from that. `facts` name what the file is about."""
+
+    holds: bool
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()
+    proves: tuple[str, ...] = ()
+    leaves_open: tuple[str, ...] = ()
+
+
+def file_in(body: bytes, content_type: str) -> bytes:
+    """The one file of a form that a browser sent. Raises `EncodingError`."""
+    if len(body) > MAX_FORM_BYTES:
+        raise EncodingError(f"expected a file of at most {MAX_JOB_BYTES} bytes, got a form of {len(body)}")
+    header = content_type.encode("latin-1", "replace").replace(b"\r", b" ").replace(b"\n", b" ")
+    form = message_from_bytes(b"Content-Type: " + header + b"\r\n\r\n" + body, policy=policy.HTTP)
+    for part in form.iter_parts() if form.is_multipart() else ():
+        if part.get_param("name", header="content-disposition") == "file":
+            data = part.get_payload(decode=True)
+            if isinstance(data, bytes) and data:
+                return data
+    raise EncodingError("expected a file, got a form without one")
+
+
+def check(data: bytes, domain: Domain, job_of: JobOf) -> Finding:
+    """Find out what a file is and whether it holds. job_of: the jobs that this hub knows, for heads and receipts."""
+    try:
+        return _check_job(SignedJob.decode(data), domain)
+    except EncodingError:
+        pass
+    except VerificationError as error:
+        return Finding(holds=False, title=f"A job file that does not hold: {words.clipped(str(error))}")
+    try:
+        return _check_head(data, domain, job_of)
+    except VerificationError as error:
+        return Finding(holds=False, title=f"This file does not hold: {words.clipped(str(error))}")
+
+
+def _check_job(signed: SignedJob, domain: Domain) -> Finding:
+    signed.verify()
+    job, here = signed.job, signed.domain == domain
+    facts = (
+        ("Job", job.id.hex()), ("Client", words.address(job.client)), ("Trainer", words.address(job.trainer)),
+        ("Program", job.program_root.hex()), ("First state", job.initial_state_root.hex()),
+        ("Data", job.data_root.hex()), ("Steps", f"{job.steps:,}"),
+    )  # fmt: skip
+    return Finding(
+        holds=True,
+        title="A job that both parties signed",
+        facts=facts,
+        proves=(
+            "The client and the trainer both signed this program, first state, data and terms. "
+            "These three roots fix every byte of the run.",
+            "It counts on the board that this hub follows." if here else "It counts on another board than this hub’s.",
+        ),
+        leaves_open=("Whether the run was done, and done right: that is for a head and a replay of it to say.",),
+    )
+
+
+def _check_head(data: bytes, domain: Domain, job_of: JobOf) -> Finding:
+    signed = SignedHead.decode(data)
+    job = job_of(signed.head.job_id)
+    if job is None:
+        raise VerificationError(f"it is about job {words.short(signed.head.job_id)}, which this hub does not know")
+    facts = (
+        ("Job", job.id.hex()), ("Checkpoints", f"{signed.head.count} of {job.checkpoints}"),
+        ("Up to step", f"{job.last_step(signed.head.count - 1):,}"), ("Run root", signed.head.run_root.hex()),
+    )  # fmt: skip
+    try:
+        signed.verify(job, domain)
+    except VerificationError:
+        LogReceipt(head=signed.head, signature=signed.signature).verify(job, domain)
+        return Finding(
+            holds=True, title="A receipt that the client signed", facts=facts,
+            proves=("The client said that it holds the rounding logs of all segments up to this head.",),
+            leaves_open=("Whether the head is true: that is for a replay to find out.",),
+        )  # fmt: skip
+    return Finding(
+        holds=True,
+        title="A head that the job’s trainer signed",
+        facts=facts,
+        proves=("The trainer committed itself to this run root. If a replay gives another one, the trainer can be "
+                "convicted with this file.",),
+        leaves_open=("Whether the run is right: only a replay, or a window in which nobody objected, says so.",),
+    )  # fmt: skip

@@ -1,0 +1,199 @@
+"""The pages over HTTP: whole documents for any browser, and their live parts for one that runs scripts.
+
+A page asks for its live parts when the hub's stream says that something happened, and every few seconds for what only
+the chain knows. The answer holds the sections that differ from those the page has (it names them by their hashes), and
+is empty if none does. Nothing is requested from elsewhere: the policy below would refuse it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from tiebreak.node.pages import certificates, pictures, views, words
+from tiebreak.node.pages.model import Source
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.tags import Digest
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_RUNNING: Final = re.compile(r"(<time [^>]*data-due[^>]*>)[^<]*")
+STATIC: Final = Path(__file__).with_name("static")
+View = Callable[[Request], Mapping[str, Any] | None]
+
+
+def routes(source: Source) -> list[BaseRoute]:
+    """The routes of all pages, for an application of Starlette's."""
+    pages = _Pages(source)
+    found: list[BaseRoute] = []
+    for path, template, view in (
+        ("/", "overview.html", pages.overview),
+        ("/jobs/{id}", "job.html", pages.job),
+        ("/games/{id}", "game.html", pages.game),
+        ("/parties", "parties.html", pages.parties),
+    ):
+        found.append(Route(path, pages.page(template, view), methods=["GET"]))
+        found.append(Route(path.rstrip("/") + "/live", pages.live(template, view), methods=["GET"]))
+    found.append(Route("/certificate", pages.certificate, methods=["GET", "POST"]))
+    found.append(Mount("/static", app=StaticFiles(directory=STATIC), name="static"))
+    return found
+
+
+def environment() -> Environment:
+    """The templates, with what they say numbers and instants with. Everything is escaped."""
+    made = Environment(
+        loader=PackageLoader("tiebreak.node.pages", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "short": words.short, "whole": words.whole, "amount": words.amount,
+        "duration": words.duration, "clock": words.clock, "instant": words.instant, "iso": words.iso,
+        "clipped": words.clipped, "tally": words.tally,
+    }  # fmt: skip
+    made.globals |= {"pictures": pictures, "apart": apart}
+    return made
+
+
+def apart(text: str, other: str) -> list[tuple[str, bool]]:
+    """A text in runs of characters, each with whether it differs from the other text there."""
+    if len(text) != len(other):
+        return [(text, False)]
+    runs: list[tuple[str, bool]] = []
+    for a, b in zip(text, other, strict=True):
+        if runs and runs[-1][1] == (a != b):
+            runs[-1] = (runs[-1][0] + a, a != b)
+        else:
+            runs.append((a, a != b))
+    return runs
+
+
+def _digest(text: str) -> Digest | None:
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        return None
+    return Digest(found) if len(found) == 32 and text == found.hex() else None
+
+
+class _Pages:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._templates = environment()
+
+    # ------------------------------------------------------------------ what each page shows
+
+    def overview(self, request: Request) -> Mapping[str, Any]:  # noqa: ARG002
+        return {"view": views.overview(self._source), "stream": ""}
+
+    def job(self, request: Request) -> Mapping[str, Any] | None:
+        job_id = _digest(request.path_params["id"])
+        found = None if job_id is None else views.job(self._source, job_id)
+        return None if found is None else {"view": found, "stream": found.card.id}
+
+    def game(self, request: Request) -> Mapping[str, Any] | None:
+        game_id = _digest(request.path_params["id"])
+        found = None if game_id is None else views.game(self._source, game_id)
+        return None if found is None else {"view": found, "stream": found.job_id}
+
+    def parties(self, request: Request) -> Mapping[str, Any]:  # noqa: ARG002
+        return {"view": views.parties(self._source), "stream": ""}
+
+    # ------------------------------------------------------------------ how they are sent
+
+    def page(self, template: str, view: View) -> Callable[[Request], Response]:
+        def respond(request: Request) -> Response:
+            found = view(request)
+            if found is None:
+                return self._missing(request)
+            shown = self._context(request, found)
+            sections = self._sections(template, shown)
+            return self._html(template, {**shown, "seen": _seen(sections)})
+
+        return respond
+
+    def live(self, template: str, view: View) -> Callable[[Request], Response]:
+        def respond(request: Request) -> Response:
+            found = view(request)
+            if found is None:
+                return Response(status_code=404, headers=HEADERS)
+            shown = self._context(request, found)
+            sections = self._sections(template, shown)
+            had = dict(pair.partition(":")[::2] for pair in request.query_params.get("seen", "").split(","))
+            changed = {name: html for name, html in sections.items() if had.get(name) != _hash(html)}
+            if not changed:
+                return Response(status_code=204, headers=HEADERS)
+            return self._html("live.html", {**shown, "seen": _seen(sections), "changed": changed})
+
+        return respond
+
+    async def certificate(self, request: Request) -> Response:
+        finding = None
+        if request.method == "POST":
+            body = b""
+            async for part in request.stream():
+                body += part
+                if len(body) > certificates.MAX_FORM_BYTES:
+                    break
+            finding = await run_in_threadpool(self._finding, body, request.headers.get("content-type", ""))
+        shown = self._context(request, {"finding": finding, "stream": None})
+        return self._html("certificate.html", shown, 200 if finding is None or finding.holds else 422)
+
+    def _finding(self, body: bytes, content_type: str) -> certificates.Finding:
+        try:
+            data = certificates.file_in(body, content_type)
+        except EncodingError as error:
+            return certificates.Finding(holds=False, title=f"Nothing to check: {words.clipped(str(error))}")
+        return certificates.check(data, self._source.domain, self._job_of)
+
+    def _job_of(self, job_id: Digest) -> Job | None:
+        return views.agreed(self._source, job_id)
+
+    def _context(self, request: Request, found: Mapping[str, Any]) -> dict[str, Any]:
+        source = self._source
+        path = request.url.path.removesuffix("/live") or "/"
+        return {**found, "now": source.now(), "chain": source.chain, "place": source.place(), "path": path}
+
+    def _sections(self, template: str, shown: Mapping[str, Any]) -> dict[str, str]:
+        """The live parts of a page: the blocks of its template whose names begin with `live_`."""
+        made = self._templates.get_template(template)
+        context = made.new_context({**shown, "seen": ""})
+        return {name: "".join(block(context)) for name, block in made.blocks.items() if name.startswith("live_")}
+
+    def _html(self, template: str, shown: Mapping[str, Any], status: int = 200) -> Response:
+        if "changed" in shown:
+            shown = {**shown, "changed": {name: Markup(html) for name, html in shown["changed"].items()}}  # noqa: S704
+        text = self._templates.get_template(template).render(shown)
+        return HTMLResponse(text, status_code=status, headers=HEADERS)
+
+    def _missing(self, request: Request) -> Response:
+        return self._html("missing.html", self._context(request, {"stream": None}), 404)
+
+
+def _hash(html: str) -> str:
+    """What tells two states of a section apart. Clocks that only count down are the same."""
+    return sha256(_RUNNING.sub(r"\1", html).encode()).hexdigest()[:12]
+
+
+def _seen(sections: Mapping[str, str]) -> str:
+    return ",".join(f"{name}:{_hash(html)}" for name, html in sections.items())
