@@ -75,7 +75,11 @@ class Parties:
 
     def tampered(self, output: Path, cheat: Cheat) -> Path:
         """The run of a trainer that cheats once and signs what follows."""
-        made = RunDirectory.open(self.signed(output))
+        return self.tampered_in(self.signed(output), cheat)
+
+    def tampered_in(self, output: Path, cheat: Cheat) -> Path:
+        """The same in a folder whose job is signed."""
+        made = RunDirectory.open(output)
         interpreter = make_interpreter(made.program, threads=1)
         Worker(made, Tampered(interpreter, cheat.tamper), key=load_key(self.path("trainer.pem"))).work()
         return output

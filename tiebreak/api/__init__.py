@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from tiebreak.api import importing as importing
     from tiebreak.api import keys as keys
     from tiebreak.api import offers as offers
+    from tiebreak.api import onchain as onchain
     from tiebreak.api import progress as progress
     from tiebreak.api import qualification as qualification
+    from tiebreak.api import reading as reading
     from tiebreak.api import running as running
     from tiebreak.api import runs as runs
 

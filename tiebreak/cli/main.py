@@ -33,6 +33,15 @@ COMMANDS: Final = {
     "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
     "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
     "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",
+    "status": "Say how far the run in the folder RUN is, and with --rpc how its job stands on the chain.",
+    "show": "Show the job of the folder RUN at length: who agreed on what, by which roots, and which files there are.",
+    "jobs": "List jobs on a board, or show one of them.",
+    "games": "List the games on a board, or show one of them.",
+    "pack": "Copy what others need of RUN into a folder, and say how big it is.",
+    "post": "Send the chain what the job in RUN needs next from the owner of a key.",
+    "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
+    "settle": "End the job of RUN on the chain.",
+    "withdraw": "Withdraw all that a board owes to the account of a key.",
     "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
     "deploy": "Put the four contracts on a chain, or verify that they stand there.",
     "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
@@ -40,7 +49,12 @@ COMMANDS: Final = {
     "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
 }
 """The commands in the order of the help, with the first sentence of each, so that the help need not import them."""
-MODULES: Final = {"accept": "offer"}
+MODULES: Final = {
+    "accept": "offer",
+    **dict.fromkeys(["status", "show", "jobs", "games"], "reading"),
+    "pack": "sharing",
+    **dict.fromkeys(["post", "challenge", "settle", "withdraw"], "by_hand"),
+}
 """The module of a command, if it is not the command's own."""
 EXTRAS: Final = {
     **dict.fromkeys(

@@ -42,6 +42,37 @@ def device_option(function: AnyFunction) -> AnyFunction:
     return click.option("--device", default="cpu", show_default=True, help=text)(function)
 
 
+def json_option(function: AnyFunction) -> AnyFunction:
+    """--json: one document on stdout."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")(function)
+
+
+def rpc_option(*, required: bool) -> Callable[[AnyFunction], AnyFunction]:
+    """--rpc: the node of a chain. Its URL may hold a secret, so it may also come from the environment."""
+    text = "The chain: an http(s) URL or a node's IPC path; also from TIEBREAK_RPC."
+    return click.option("--rpc", required=required, envvar="TIEBREAK_RPC", help=text)
+
+
+def tell(document: Any, *, as_json: bool) -> None:
+    """Prints what a command found: as JSON, or a name and a value on each line; a list of rows as a table."""
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+    elif isinstance(document, list):
+        rows = [list(document[0]), *(list(row.values()) for row in document)] if document else [["none"]]
+        cells = [["-" if value is None else str(value) for value in row] for row in rows]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+        for row in cells:
+            click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    else:
+        width = max(map(len, document), default=0) + 2
+        for name, value in document.items():
+            if isinstance(value, list) and value and isinstance(value[0], dict):
+                click.echo(f"{name}:")
+                tell(value, as_json=False)
+            else:
+                click.echo(f"{name:<{width}}{'-' if value is None else value}")
+
+
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Writes the document of a --json option, in place of what the file held."""
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

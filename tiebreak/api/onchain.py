@@ -1,0 +1,243 @@
+"""Jobs and games on a chain, as people read them and act on them by hand. Needs the extra `tiebreak[chain]`.
+
+Long-running parties (`tiebreak trainer`, `auditor`, `client`) do all of this by themselves, in time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.chain import Chain, Event, JobRecord, JobStatus, Outcome, Receipt, calls
+from tiebreak.protocol.chain.deployments import require_chain
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import ether
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.game.state import Level, Reason
+from tiebreak.protocol.tags import Digest
+
+ENDINGS: Final = {
+    "settle": calls.settle,
+    "cancel": calls.cancel_job,
+    "abandon": calls.abandon,
+    "part": calls.part,
+}
+"""The ways in which a job ends by somebody's call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What was sent, in words, and its receipt."""
+
+    what: str
+    receipt: Receipt
+
+
+def board_at(rpc: str, board: Address) -> Chain:
+    """Connects to a board. Raises `ContractMismatch` unless its contracts are those of this version."""
+    chain = Chain.connect(rpc)
+    chain.attach(board)
+    return chain
+
+
+def board_of(rpc: str, run: RunDirectory) -> Chain:
+    """Connects to the board that a job names. Raises `ConfigurationError` if the job is for another chain, or none."""
+    domain = run.agreement.domain
+    if not domain.chain_id:
+        raise ConfigurationError(f"expected a job for a chain in {run.path}, got one that is judged off chain")
+    chain = Chain.connect(rpc)
+    require_chain(chain, domain.chain_id)
+    chain.attach(domain.contract)
+    return chain
+
+
+# ---------------------------------------------------------------- acting
+
+
+def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = None) -> Sent:
+    """Sends what the job needs next from the owner of this key.
+
+    The client creates the job and pays the reward; the trainer accepts it and pays its stake, then posts heads. count:
+    the head to post [default: the last that is signed]. Raises `StateError` if nothing is to be posted now.
+    """
+    job, state = run.job, chain.job_state(run.job.id)
+    if state.status is JobStatus.NONE:
+        _require_owner(key, job.client, "client, to create the job")
+        call = calls.create_job(job, run.agreement.trainer_signature)
+        return Sent(what=f"the job, with {ether(call.value)} for it", receipt=chain.send(key, call))
+    if state.status is JobStatus.OFFERED:
+        _require_owner(key, job.trainer, "trainer, to accept the job")
+        stake = ether(job.trainer_stake)
+        return Sent(what=f"its acceptance, with a stake of {stake}",
+                    receipt=chain.send(key, calls.accept_job(job.id, job.trainer_stake)))  # fmt: skip
+    if state.status is not JobStatus.ACTIVE:
+        raise StateError(f"expected a job that goes on, got one that is {state.status.name.lower()}")
+    _require_owner(key, job.trainer, "trainer, to post a head")
+    if job.seats:
+        raise ConfigurationError("expected a job without seats, got one whose heads are sealed; run `tiebreak trainer`")
+    head = signed_head(run, count)
+    if head.head.count <= state.head_count:
+        raise StateError(f"expected a head of more than {state.head_count} checkpoints, got one of {head.head.count}")
+    return Sent(what=f"head {head.head.count} of {job.checkpoints}", receipt=chain.send(key, calls.post_head(head)))
+
+
+def challenge(
+    chain: Chain, run: RunDirectory, key: PrivateKey, *, replay: Path | None, count: int | None, nonce: int
+) -> tuple[Digest, Sent]:
+    """Starts a game against a head of the run, and returns its id.
+
+    replay: the challenger's own replay of the job (`tiebreak audit`), which must differ from the head; None: the caller
+    knows what it risks. Raises `ConfigurationError` if the replay agrees, for then the stake would be lost.
+    """
+    head = signed_head(run, count)
+    if replay is not None:
+        own = RunDirectory.open(replay)
+        if own.job.id != run.job.id:
+            raise ConfigurationError(f"expected a replay of job {run.job.id.hex()}, got one of {own.job.id.hex()}")
+        if compare(own, head).agrees:
+            raise ConfigurationError(
+                f"head {head.head.count} is what the replay gives: a challenge would lose the stake, so nothing is sent"
+            )
+    game_id, receipt = chain.challenge(key, head, nonce)
+    return game_id, Sent(what=f"a challenge of head {head.head.count}", receipt=receipt)
+
+
+def end(chain: Chain, run: RunDirectory, key: PrivateKey, how: str) -> Sent:
+    """Ends a job in one of the `ENDINGS`. Raises `Reverted` with the contract's reason if it is too early."""
+    return Sent(what=f"{how} of job {run.job.id.hex()}", receipt=chain.send(key, ENDINGS[how](run.job.id)))
+
+
+def withdraw(chain: Chain, key: PrivateKey, to: Address | None = None) -> Sent:
+    """Withdraws all that the board owes to the key's account. Raises `StateError` if that is nothing."""
+    amount = chain.credit(key.address)
+    if not amount:
+        raise StateError(f"expected credit of 0x{key.address.hex()} on the board, got none")
+    return Sent(what=ether(amount), receipt=chain.send(key, calls.withdraw(key.address if to is None else to)))
+
+
+def signed_head(run: RunDirectory, count: int | None) -> SignedHead:
+    """The signed head of this count [default: the last]. Raises `StateError` if there is none."""
+    heads = [head for head in run.heads() if count in (None, head.head.count)]
+    if not heads:
+        which = "a signed head" if count is None else f"a signed head of count {count}"
+        raise StateError(f"{run.path}: expected {which}, got none")
+    return heads[-1]
+
+
+def _require_owner(key: PrivateKey, owner: Address, who: str) -> None:
+    if key.address != owner:
+        raise ConfigurationError(f"expected the key of 0x{owner.hex()}, the {who}, got 0x{key.address.hex()}")
+
+
+# ---------------------------------------------------------------- reading
+
+
+def job_document(chain: Chain, job_id: Digest) -> dict[str, Any]:
+    """What the board stores of a job, and the times that follow from it. Raises `StateError` if there is none."""
+    state = chain.job_state(job_id)
+    if state.status is JobStatus.NONE:
+        raise StateError(f"expected a job on the board, got none of id {job_id.hex()}")
+    document = {name: _plain(value) for name, value in vars(state).items()}
+    return {"job": job_id.hex(), **document, **_times(state, chain.now())}
+
+
+def standing(chain: Chain, job: Job) -> dict[str, Any]:
+    """How a job stands: its status and times, the stakes in it, and what the board owes to its parties."""
+    state = chain.job_state(job.id)
+    open_stakes = job.trainer_stake if state.status is JobStatus.ACTIVE else 0
+    owed = {
+        name: {"credit": ether(chain.credit(account)), "balance": ether(chain.balance(account))}
+        for name, account in (("client", job.client), ("trainer", job.trainer))
+    }
+    return {
+        "status": state.status.name.lower(),
+        "heads": state.head_count,
+        "open_games": state.open_games,
+        "trainer_stake_at_risk": ether(open_stakes),
+        "next_challenge_costs": ether(job.challenger_stake << state.open_games),
+        **_times(state, chain.now()),
+        **{f"{name} {what}": amount for name, amounts in owed.items() for what, amount in amounts.items()},
+    }
+
+
+def _times(state: JobRecord, now: int) -> dict[str, Any]:
+    """When a job of this state can be settled, and by when its trainer has to go on; in seconds of the chain's time."""
+    if state.status is not JobStatus.ACTIVE:
+        return {}
+    window_end = max(state.last_progress + state.challenge_window, state.audit_end)
+    last = -(-state.steps // state.checkpoint_interval)
+    due = min(state.last_progress + state.challenge_window, state.accepted + state.deadline)
+    ending = {"settles_after": window_end} if state.head_count == last else {"next_head_due": due}
+    return {"checkpoints": last, "now": now, **ending, "seconds_left": max(0, next(iter(ending.values())) - now)}
+
+
+def jobs(chain: Chain, first_block: int = 0) -> Iterator[dict[str, Any]]:
+    """A line about each job that was created since a block."""
+    for event in chain.events(first_block=first_block):
+        if event.name == "JobCreated":
+            state, values = chain.job_state(Digest(event.values["jobId"])), event.values
+            yield {
+                "job": values["jobId"].hex(),
+                "status": state.status.name.lower(),
+                "heads": state.head_count,
+                "open_games": state.open_games,
+                "reward": values["reward"],
+                "client": f"0x{bytes(values['client']).hex()}",
+                "trainer": f"0x{bytes(values['trainer']).hex()}",
+                "block": event.block,
+            }
+
+
+def games(chain: Chain, first_block: int = 0, job_id: Digest | None = None) -> Iterator[dict[str, Any]]:
+    """A line about each game that was started since a block, perhaps only about one job."""
+    found = chain.events(first_block=first_block)
+    ends = {event.values["gameId"]: event.values for event in found if event.name == "GameEnded"}
+    for event in found:
+        if event.name != "GameStarted" or job_id not in (None, event.values["jobId"]):
+            continue
+        values = event.values
+        end, state = ends.get(values["gameId"]), chain.game_state(Digest(values["gameId"]))
+        yield {
+            "game": values["gameId"].hex(),
+            "job": values["jobId"].hex(),
+            "head": values["count"],
+            "challenger": f"0x{bytes(values['challenger']).hex()}",
+            "moves": state.sequence,
+            "level": None if end else Level(state.level).name.lower(),
+            "verdict": None if end is None else Outcome(end["verdict"]).name.lower(),
+            "reason": None if end is None else Reason(end["reason"]).name.lower(),
+            "block": event.block,
+        }
+
+
+def game_document(chain: Chain, game_id: Digest, first_block: int = 0) -> dict[str, Any]:
+    """What the board stores of a game, and what it logged about it. Raises `StateError` if there is none."""
+    state = chain.game_state(game_id)
+    if not state.phase:
+        raise StateError(f"expected a game on the board, got none of id {game_id.hex()}")
+    document = {name: _plain(value) for name, value in vars(state).items()}
+    named = {"phase": Phase(state.phase).name.lower(), "level": Level(state.level).name.lower()}
+    reason = {"reason": Reason(state.reason).name.lower()} if state.reason else {}
+    logged = [event_document(event) for event in chain.events(game_id, first_block)]
+    return {"game": game_id.hex(), **document, **named, **reason, "events": logged}
+
+
+def event_document(event: Event) -> dict[str, Any]:
+    """A log entry as JSON data."""
+    values = {name: _plain(value) for name, value in event.values.items()}
+    return {"event": event.name, "block": event.block, "transaction": event.transaction.hex(), **values}
+
+
+def _plain(value: Any) -> Any:
+    """Enumerations by name, bytes in hex, amounts as they are."""
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.name.lower() if isinstance(value, IntEnum) else value
