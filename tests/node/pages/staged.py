@@ -3,11 +3,11 @@
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 
 from tiebreak.node.pages import Seen
+from tiebreak.node.pages.feeding import snapshot
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board
@@ -61,21 +61,10 @@ class Staged:
         self.seen.setdefault(job_id, []).append(Seen(place=self.place() + 1, at=at, post=post, body=body))
 
 
-def kept(board: Board) -> Board:
-    """The board as it is now."""
-    made = Board()
-    made.jobs = {key: copy(job) for key, job in board.jobs.items()}
-    made.games = {key: copy(game) for key, game in board.games.items()}
-    for game in made.games.values():
-        game.job, game.moves = made.jobs[game.job.id], list(game.moves)
-    made.credits, made.height, made.pools = dict(board.credits), board.height, deepcopy(board.pools)
-    return made
-
-
 def source_of(world: World) -> Staged:
     """What a hub would know at this instant."""
     made = Staged(
-        domain=world.chain.domain, at=world.now, board=kept(world.board), seen={}, known=world.workshop.program
+        domain=world.chain.domain, at=world.now, board=snapshot(world.board), seen={}, known=world.workshop.program
     )
     for job in world.board.jobs.values():
         agreed = job.job

@@ -6,6 +6,7 @@ Everything that others chose (posts, names in programs) is text of theirs, clipp
 
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from math import isfinite
 from typing import Final
@@ -31,11 +32,11 @@ from tiebreak.node.pages.model import (
 )
 from tiebreak.node.pages.walk import walk_of
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
-from tiebreak.protocol.game.moves import Move, Side
+from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import GameState, Reason
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
@@ -402,25 +403,20 @@ def _unboarded(board: Board, seen: Sequence[Seen]) -> list[Seen]:
 
 
 @lru_cache(maxsize=64)
-def _talk(
+def _transcript(
     domain: Domain, agreed: Job, head: Head, game_id: Digest, challenger: Address, wires: tuple[bytes, ...]
-) -> tuple[tuple[Move, ...], GameState]:
-    """The line that the sides have signed to each other, and where it has come to."""
-    start = rules.start(agreed, head, game_id, 0)
-    transcript = Transcript(start, domain=domain, challenger=challenger)
+) -> Transcript:
+    transcript = Transcript(rules.start(agreed, head, game_id, 0), domain=domain, challenger=challenger)
     for wire in wires:
-        try:
+        with suppress(VerificationError):
             transcript.append(wire)
-        except VerificationError:
-            continue
-    return transcript.line, transcript.state
+    return transcript
 
 
-def _said(
-    source: Source, agreed: Job, head: SignedHead, game_id: Digest, challenger: Address, seen: Sequence[Seen]
-) -> tuple[tuple[Move, ...], GameState]:
-    wires = tuple(one.body.wire for one in seen if isinstance(one.body, p.MoveBody) and one.post.game_id == game_id)
-    return _talk(source.domain, agreed, head.head, game_id, challenger, wires)
+def talk_of(domain: Domain, game: PublicGame, seen: Sequence[Seen]) -> Transcript:
+    """What the sides of a game have signed to each other, by the posts about its job."""
+    wires = tuple(one.body.wire for one in seen if isinstance(one.body, p.MoveBody) and one.post.game_id == game.id)
+    return _transcript(domain, game.job.job, game.head.head, game.id, game.challenger, wires)
 
 
 def _said_game(source: Source, opening: Seen, seen: Sequence[Seen], agreed: Job) -> GameView:
@@ -439,12 +435,12 @@ def _game_view(
     source: Source, game: PublicGame, seen: Sequence[Seen], agreed: Job, *, on_board: bool = True
 ) -> GameView:
     now, state, line = source.now(), game.state, tuple(game.moves)
-    said_line, said = _said(source, agreed, game.head, game.id, game.challenger, seen)
-    ahead = max(0, len(said_line) - state.moves) if not game.is_over else 0
+    talk = talk_of(source.domain, game, seen)
+    ahead = max(0, len(talk.line) - state.moves) if not game.is_over else 0
     if ahead:
-        line = said_line
+        line = talk.line
     start = rules.start(agreed, game.head.head, game.id, game.started)
-    shown = said if ahead else state
+    shown = talk.state if ahead else state
     walk = walk_of(start, line, shown, source.program(agreed.id), source.origins(agreed.id))
     talks = on_board and not game.is_stopped and state.talks(now)
     verdict = _verdict(game)

@@ -1,0 +1,149 @@
+"""What a hub's store and library feed the pages with: read once, in order, and only where it fits the job."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.node.pages.staged import Staged, moments
+from tiebreak.node.pages import feeding, views
+from tiebreak.node.pages.feeding import Feed, Outlook
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.errors import CannotCheck
+from tiebreak.protocol.parties import posts as p
+from tiebreak.protocol.parties.board import Board
+from tiebreak.protocol.tags import Digest
+
+
+class Store:
+    """Posts in memory, a few at a time."""
+
+    def __init__(self, source: Staged) -> None:
+        seen = [one for told in source.seen.values() for one in told]
+        self.rows = [
+            p.ReceivedPost(place=place, at=one.at, wire=p.SignedPost(post=one.post, signature=bytes(65)).encode(),
+                           signature=bytes(65))
+            for place, one in enumerate(seen, start=1)
+        ]  # fmt: skip
+        self.asked = 0
+
+    def posts(self, after: int, *, limit: int = 500) -> Sequence[p.ReceivedPost]:
+        self.asked += 1
+        return [row for row in self.rows if row.place > after][: min(limit, 3)]
+
+
+class Ground:
+    """A board that comes when it is polled, if the node answers."""
+
+    def __init__(self, source: Staged) -> None:
+        self.board = Board()
+        self.source = source
+        self.answers = True
+
+    def now(self) -> int:
+        return self.source.at
+
+    def poll(self) -> Sequence[object]:
+        if not self.answers:
+            raise CannotCheck("the node is away")
+        self.board.jobs, self.board.games = self.source.board.jobs, self.source.board.games
+        return ["changed"]
+
+
+def outlook(source: Staged, folder: Path, ground: Ground | None = None) -> Outlook:
+    return Outlook(domain=source.domain, blob=lambda root: folder / root.hex(), now=lambda: 7, ground=ground, chain="c")
+
+
+def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
+    source = moments()[-1]
+    store = Store(source)
+    feed = Feed(store, outlook(source, tmp_path))
+    (job_id,) = source.board.jobs
+    assert feed.jobs() == [job_id]
+    assert [one.body for one in feed.posts(job_id)] == [one.body for one in source.posts(job_id)]
+    assert feed.place() == len(store.rows)
+    asked = store.asked
+    feed.posts(job_id)
+    assert store.asked == asked + 1  # for what is new, which is nothing
+    assert feed.now() == 7
+    view = views.job(feed, job_id)
+    assert view is not None
+    assert view.card.status == "Offered"  # no board is followed
+
+
+def test_the_board_is_a_copy_that_outlives_a_node_that_is_away(tmp_path: Path) -> None:
+    source = moments()[-1]
+    ground = Ground(source)
+    feed = Feed(Store(source), outlook(source, tmp_path, ground))
+    ground.answers = False
+    feed.look(ground)
+    with feed.reading() as board:
+        assert board is None
+    ground.answers = True
+    feed.look(ground)
+    ground.answers = False
+    feed.look(ground)
+    (job_id,) = source.board.jobs
+    with feed.reading() as board:
+        assert board is not None
+        assert board.jobs[job_id] is not source.board.jobs[job_id]
+        assert next(iter(board.games.values())).job is board.jobs[job_id]
+    assert feed.now() == source.at
+    view = views.job(feed, job_id)
+    assert view is not None
+    assert view.card.status == "Trainer convicted"
+
+
+def publish(source: Staged, store: Store, folder: Path, name: bytes, data: bytes, root: bytes) -> None:
+    (folder / root.hex()).write_bytes(data)
+    (job_id,) = source.board.jobs
+    body = p.LibraryBody(count=0, logs=0, files=(p.PublishedFile(name=name, size=len(data), root=Digest(root)),))
+    sender = source.board.jobs[job_id].job.client
+    post = p.Post.of(body, job_id=job_id, number=900 + len(store.rows), sender=Address(sender))
+    place = len(store.rows) + 1
+    wire = p.SignedPost(post=post, signature=bytes(65)).encode()
+    store.rows.append(p.ReceivedPost(place=place, at=1, wire=wire, signature=bytes(65)))
+
+
+def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
+    source = moments()[-1]
+    assert source.known is not None
+    store, (job_id,) = Store(source), source.board.jobs
+    feed = Feed(store, outlook(source, tmp_path))
+    assert feed.program(job_id) is None
+    publish(source, store, tmp_path, feeding.PROGRAM, b"no program", b"\1" * 32)
+    assert feed.place()
+    assert feed.program(job_id) is None
+    publish(source, store, tmp_path, feeding.PROGRAM, source.known.encode(), b"\3" * 32)
+    assert feed.place()
+    found = feed.program(job_id)
+    assert found is not None
+    assert found.root == source.board.jobs[job_id].job.program_root
+
+
+@pytest.mark.parametrize("data", [b"[", b"{}", b"[1]", b'["a", null]', b"[" * 9999, b"\xff"])
+def test_origins_that_are_no_list_of_texts_are_none(tmp_path: Path, data: bytes) -> None:
+    source = moments()[-1]
+    store, (job_id,) = Store(source), source.board.jobs
+    publish(source, store, tmp_path, feeding.ORIGINS, data, b"\2" * 32)
+    feed = Feed(store, outlook(source, tmp_path))
+    assert feed.place()
+    assert feed.origins(job_id) == ()
+
+
+def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[], None]) -> None:
+    source = moments()[-1]
+    store, (job_id,) = Store(source), source.board.jobs
+    names = [f"block.{n}:addmm (model.py:{n})" for n in range(231)]
+    publish(source, store, tmp_path, feeding.ORIGINS, json.dumps(names).encode(), b"\2" * 32)
+    ground = Ground(source)
+    feed = Feed(store, outlook(source, tmp_path, ground))
+    feed.look(ground)
+    for game_id, game in source.board.games.items():
+        view = views.game(feed, game_id)
+        assert view is not None
+        stage = view.walk.stages[2]
+        assert (stage.path, stage.line) == (f"block.{game.state.leaf}:addmm", f"model.py:{game.state.leaf}")
+        cases()
+    assert feed.origins(job_id) == names

@@ -1,0 +1,219 @@
+"""Feeds the pages from a hub's own store and library, and from a board that this process follows.
+
+Posts are read once, in the order of their places; the hub has checked them before it took them. The board is copied
+after each look at the chain, so that a page never waits for a node and never sees half of a block.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from starlette.routing import BaseRoute
+
+from tiebreak.node.pages.model import Seen
+from tiebreak.node.pages.routes import routes
+from tiebreak.node.pages.views import talk_of
+from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import TiebreakError, VerificationError
+from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.parties.board import Board, PublicGame
+from tiebreak.protocol.parties.posts import LibraryBody, OfferBody, ReceivedPost, SignedPost
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.strict_json import parse_json
+from tiebreak.protocol.tags import Digest
+
+PROGRAM: Final = b"program.tbp"
+ORIGINS: Final = b"origins.json"
+MAX_PROGRAM_BYTES: Final = 1 << 26
+"""Of a program that pages name instructions of; a larger one is shown by numbers."""
+MAX_ORIGINS_BYTES: Final = 1 << 24
+POLL_SECONDS: Final = 1.0
+_PAGE: Final = 500
+
+
+class Posts(Protocol):
+    """Where a hub keeps its posts (`tiebreak.node.hub.store`)."""
+
+    def posts(self, after: int, *, limit: int = ...) -> Sequence[ReceivedPost]:
+        """What stands after a place, in order."""
+        ...
+
+
+class Followed(Protocol):
+    """Where transactions count, as `tiebreak.node.ground` follows it."""
+
+    @property
+    def board(self) -> Board: ...
+
+    def now(self) -> int:
+        """Seconds by its clock."""
+        ...
+
+    def poll(self) -> Sequence[object]:
+        """Follow what is new; what is returned is not empty if something was."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What pages know beyond a hub's posts. ground: without one, pages show what was posted. chain: in words."""
+
+    domain: Domain
+    blob: Callable[[Digest], Path]
+    """Where a whole blob is, or would be."""
+    now: Callable[[], int]
+    ground: Followed | None = None
+    chain: str = ""
+
+
+def pages(posts: Posts, outlook: Outlook) -> Sequence[BaseRoute]:
+    """The routes of the pages of a hub. A thread follows the board for as long as the process lives."""
+    feed = Feed(posts, outlook)
+    feed.start()
+    return routes(feed)
+
+
+def snapshot(board: Board) -> Board:
+    """The board as it is now: other jobs and games than those that go on changing, with the same contents."""
+    made = Board()
+    made.jobs = {key: copy(job) for key, job in board.jobs.items()}
+    made.games = {key: copy(game) for key, game in board.games.items()}
+    for game in made.games.values():
+        game.job, game.moves = made.jobs[game.job.id], list(game.moves)
+    made.credits, made.height = dict(board.credits), board.height
+    return made
+
+
+class Feed:
+    """A `Source` over a hub's posts and, if there is one, its ground."""
+
+    def __init__(self, posts: Posts, outlook: Outlook) -> None:
+        self.domain, self.chain = outlook.domain, outlook.chain
+        self._posts, self._outlook, self._ground = posts, outlook, outlook.ground
+        self._lock = threading.Lock()
+        self._place = 0
+        self._seen: dict[Digest, list[Seen]] = {}
+        self._offered: dict[Digest, Job] = {}
+        self._files: dict[tuple[Digest, bytes], list[Digest]] = {}
+        """The blobs that posts name as a job's file, by job and name."""
+        self._refused: set[Digest] = set()
+        self._programs: dict[Digest, Program] = {}
+        self._origins: dict[Digest, Sequence[str]] = {}
+        self._board: Board | None = None
+        board: Any = None if self._ground is None else self._ground.board
+        if hasattr(board, "talk_of"):  # it asks for what logs leave out
+            board.program_of, board.talk_of = lambda job: self.program(job.id), self._talk_of
+
+    def start(self) -> None:
+        """Follow the ground in a thread of its own."""
+        if self._ground is not None:
+            threading.Thread(target=self._follow, args=(self._ground,), daemon=True, name="pages").start()
+
+    def _follow(self, ground: Followed) -> None:
+        rest = threading.Event()
+        while True:
+            self.look(ground)
+            rest.wait(POLL_SECONDS)
+
+    def look(self, ground: Followed) -> None:
+        """Follow what is new on the ground. A node that does not answer is asked again the next time."""
+        self._read_on()
+        if hasattr(ground, "learn"):
+            for job in list(self._offered.values()):
+                ground.learn(job)
+        with suppress(TiebreakError):
+            if ground.poll() or self._board is None:
+                self._board = snapshot(ground.board)
+
+    # ------------------------------------------------------------------ what pages ask for
+
+    def now(self) -> int:
+        return (self._ground.now() if self._ground is not None else 0) or self._outlook.now()
+
+    def place(self) -> int:
+        self._read_on()
+        return self._place
+
+    @contextmanager
+    def reading(self) -> Iterator[Board | None]:
+        yield self._board
+
+    def jobs(self) -> Sequence[Digest]:
+        self._read_on()
+        return list(reversed(self._offered))
+
+    def posts(self, job_id: Digest) -> Sequence[Seen]:
+        self._read_on()
+        return list(self._seen.get(job_id, ()))
+
+    def program(self, job_id: Digest) -> Program | None:
+        """The program in a published file, if its root is that of the job that was offered."""
+        job = self._offered.get(job_id)
+        if job_id in self._programs or job is None:
+            return self._programs.get(job_id)
+        for root, data in self._files_of(job_id, PROGRAM, MAX_PROGRAM_BYTES):
+            try:
+                program = Program.decode(data)
+                job.check_program(program)
+                return self._programs.setdefault(job_id, program)
+            except VerificationError:
+                self._refused.add(root)
+        return None
+
+    def origins(self, job_id: Digest) -> Sequence[str]:
+        if job_id not in self._origins:
+            for root, data in self._files_of(job_id, ORIGINS, MAX_ORIGINS_BYTES):
+                found: Any = None
+                with suppress(ValueError):
+                    found = parse_json(data, 1)
+                if isinstance(found, list) and all(isinstance(item, str) for item in found):
+                    self._origins[job_id] = found
+                    break
+                self._refused.add(root)
+        return self._origins.get(job_id, ())
+
+    # ------------------------------------------------------------------ reading
+
+    def _read_on(self) -> None:
+        """Read the posts that are new."""
+        with self._lock:
+            while page := self._posts.posts(self._place, limit=_PAGE):
+                for received in page:
+                    self._place = received.place
+                    with suppress(VerificationError):
+                        self._take(received)
+
+    def _take(self, received: ReceivedPost) -> None:
+        post = SignedPost.decode(received.wire).post
+        body = post.read(self.domain)
+        match body:
+            case OfferBody(job=job):
+                self._offered.setdefault(job.id, job)
+            case LibraryBody(files=files):
+                for file in files:
+                    if file.name in (PROGRAM, ORIGINS):
+                        named = self._files.setdefault((post.job_id, file.name), [])
+                        if file.root not in named:
+                            named.append(file.root)
+        seen = Seen(place=received.place, at=received.at, post=post, body=body)
+        self._seen.setdefault(post.job_id, []).append(seen)
+
+    def _files_of(self, job_id: Digest, name: bytes, most: int) -> Iterator[tuple[Digest, bytes]]:
+        """A job's published files of this name that are here, not too large and not refused before."""
+        for root in self._files.get((job_id, name), ()):
+            path = self._outlook.blob(root)
+            with suppress(OSError):
+                if root not in self._refused and path.stat().st_size <= most:
+                    yield root, path.read_bytes()
+
+    def _talk_of(self, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:
+        talk = talk_of(self.domain, game, self.posts(game.job.id))
+        if (state := talk.stood(sequence, snapshot)) is None:
+            raise VerificationError("expected a state of the talk that went through this hub, got another")
+        return state, list(talk.line[:sequence])
