@@ -44,7 +44,7 @@ class Shadow(FollowedBoard):
 
     def __init__(self, other: "Compared") -> None:
         self.known: dict[Digest, Job] = {}
-        super().__init__(talk_of=other._talk_of, program_of=lambda _: other.program, job_of=self.known.get)
+        super().__init__(talk_of=other.talk_of, program_of=lambda _: other.program, job_of=self.known.get)
 
 
 class Compared(Board):

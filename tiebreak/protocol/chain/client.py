@@ -1,7 +1,7 @@
 """The contracts on one chain: deploying them, sending them transactions, and reading their records and events."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -222,11 +222,20 @@ class Chain:
         found: GameRecord = self._read(calls.read_game(game_id))
         return found
 
+    @property
+    def node(self) -> Node:
+        """For whoever follows the chain block by block."""
+        return self._node
+
+    def logs(self, first_block: int, last_block: int) -> Sequence[Mapping[str, Any]]:
+        """What the contracts logged in these blocks, as the node has it."""
+        return self._node.logs((self.deployment.board, self.deployment.games), [], first_block, last_block)
+
     def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
         """The events of board and games, oldest first; only those of one game if its id is given."""
         addresses = (self.deployment.board, self.deployment.games)
         logs = self._node.logs(addresses, [] if game_id is None else [None, game_id], first_block)
-        return [event for log in logs if (event := self._event(log)) is not None]
+        return [event for log in logs if (event := self.event_in(log)) is not None]
 
     def credit(self, account: Address) -> int:
         """Wei that an account can withdraw."""
@@ -284,10 +293,11 @@ class Chain:
             timestamp=self._node.timestamp(block),
             gas_used=int(receipt["gasUsed"]),
             calldata_bytes=calldata_bytes,
-            events=tuple(event for log in receipt["logs"] if (event := self._event(log)) is not None),
+            events=tuple(event for log in receipt["logs"] if (event := self.event_in(log)) is not None),
         )
 
-    def _event(self, log: Mapping[str, Any]) -> Event | None:
+    def event_in(self, log: Mapping[str, Any]) -> Event | None:
+        """The event in a log; None if it is not one of these contracts'. Raises `NodeError` for one that is broken."""
         try:
             found = read_log([bytes(topic) for topic in log["topics"]], bytes(log["data"]))
         except DecodingError as error:

@@ -14,7 +14,7 @@ The rules judge again what the contracts took. `disagreements` lists what they w
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final, TypeVar, cast
 
 from tiebreak.protocol.chain.calls import Call
@@ -44,6 +44,8 @@ _ENDINGS: Final = {
 _OF_MOVES: Final = (Reason.BROKEN_TIE, Reason.PADDING, Reason.RECOMPUTED, Reason.FORKED)
 """Reasons of endings that another event of the same call comes before."""
 _WITH_BEFORE: Final = ("LogOpened", "GameEnded")
+MOST_TRIED: Final = 256
+"""How many places of some calldata are looked at for a signature, so that nobody can make that take long."""
 KEPT_BLOCKS: Final = 64
 """How many of the newest blocks with logs can be taken back; Ethereum finalises after as many."""
 _LINES: Final = 1 << 16
@@ -98,7 +100,7 @@ class FollowedBoard(board.Board):
         self.disagreements: list[str] = []
         self.unread: set[Digest] = set()
         """Jobs on the board that are not followed, because their fields are not known."""
-        self._talk_of, self._program_of, self._job_of = talk_of, program_of, job_of
+        self.talk_of, self.program_of, self.job_of = talk_of, program_of, job_of
         self._frames: deque[_Frame] = deque(maxlen=KEPT_BLOCKS)
         self._gone: dict[Digest, PublicJob | PublicGame] = {}
         """What vanished with its block. The same object comes back, since others hold it."""
@@ -125,6 +127,12 @@ class FollowedBoard(board.Board):
                 self._another_line(item)
         _put_back(self.credits, frame.credits)
         _put_back(self.pools, frame.pools)
+
+    def start_again(self) -> None:
+        """Forget all that was followed, for following it from the first block again."""
+        self._gone |= {**self.jobs, **self.games}
+        for held in (self.jobs, self.games, self.credits, self.pools, self.unread, self._frames):
+            held.clear()
 
     def _touch(self, item: PublicJob | PublicGame, *, is_new: bool = False) -> None:
         """Remember an item as it is, before the first change in a block."""
@@ -190,7 +198,7 @@ class FollowedBoard(board.Board):
         except VerificationError as error:
             self.disagreements.append(f"createJob: the contract took it, Python says {error}")
         if job is None or job.id != job_id:
-            job = self._job_of(job_id)
+            job = self.job_of(job_id)
         if job is None or job.id != job_id:
             self.unread.add(job_id)
             return
@@ -285,7 +293,7 @@ class FollowedBoard(board.Board):
         return move
 
     def _logged(self, found: PublicGame, part: Sequence[Event]) -> Move | None:
-        program = self._program_of(found.job.job)
+        program = self.program_of(found.job.job)
         needs_program = part[0].name == "TensorOpened"
         is_bare = part[0].name in ("Selected", "ElementSelected") and found.answered is None
         if found.is_lost or is_bare or (needs_program and program is None):
@@ -316,7 +324,9 @@ class FollowedBoard(board.Board):
         move = self._called(call) or (None if call is None else call.entered_proof)
         if move is None and part[0].name in ("Selected", "Descended"):
             move = self._logged(found, part[:1])
-        if move is not None and not (found.is_lost and isinstance(move, Prove)):
+        if isinstance(move, Prove) and len(found.moves) != found.state.moves:
+            move = None  # what was opened on the way to a state that entered is not known here, and cannot be judged
+        if move is not None:
             found.state = rules.apply(found.state, move, now)
             found.moves.append(move)
         elif part[0].name != "Proved" or found.state.phase is Phase.PROVE:
@@ -327,11 +337,11 @@ class FollowedBoard(board.Board):
     def _enter(self, found: PublicGame, said: dict[str, Any], now: int) -> None:
         snapshot = said["snapshot"]
         try:
-            later, line = self._talk_of(found, said["sequence"], tagged_hash(Tag.SNAPSHOT, snapshot))
+            later, line = self.talk_of(found, said["sequence"], tagged_hash(Tag.SNAPSHOT, snapshot))
             found.is_lost = False
         except VerificationError:
             shown = Snapshot.decode(snapshot)
-            standing = standing_at(shown, _begun(found), said["sequence"], self._program_of(found.job.job))
+            standing = standing_at(shown, _begun(found), said["sequence"], self.program_of(found.job.job))
             found.is_lost = standing is None
             later, line = standing or replace(_begun(found), moves=said["sequence"]), []
         found.state = rules.enter(found.state, later, now)
@@ -444,14 +454,14 @@ def head_in(head: Head, job: Job, domain: Domain, data: bytes) -> SignedHead | N
 
     For heads that were posted by way of another contract: whoever challenges one has to show its signature.
     """
-    for end in range(SIGNATURE_BYTES, len(data) + 1):
-        if data[end - 1] in (27, 28):
-            found = SignedHead(head=head, signature=data[end - SIGNATURE_BYTES : end])
-            try:
-                found.verify(job, domain)
-            except VerificationError:
-                continue
-            return found
+    ends = (end for end in range(SIGNATURE_BYTES, len(data) + 1) if data[end - 1] in (27, 28))
+    for end in islice(ends, MOST_TRIED):
+        found = SignedHead(head=head, signature=data[end - SIGNATURE_BYTES : end])
+        try:
+            found.verify(job, domain)
+        except VerificationError:
+            continue
+        return found
     return None
 
 

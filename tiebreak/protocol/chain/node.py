@@ -122,7 +122,42 @@ class Node:
     def newest(self) -> Tip:
         with node_errors():
             block = self.web3.eth.get_block("latest")
-        return Tip(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
+            return Tip(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
+
+    def block(self, number: int) -> Tip | None:
+        """The block of this number; None if the node has none, as one that is behind or has changed its mind."""
+        from web3.exceptions import BlockNotFound  # noqa: PLC0415
+
+        with node_errors():
+            try:
+                block = self.web3.eth.get_block(number)
+            except BlockNotFound:
+                return None
+            return Tip(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
+
+    def transaction(self, digest: bytes) -> Mapping[str, Any] | None:
+        """A transaction by its hash; None if the node has none."""
+        from web3.exceptions import TransactionNotFound  # noqa: PLC0415
+
+        with node_errors():
+            try:
+                return cast("Mapping[str, Any]", self.web3.eth.get_transaction(Hash32(digest)))
+            except TransactionNotFound:
+                return None
+
+    def inner_calls(self, digest: bytes) -> list[tuple[Address, bytes]]:
+        """Receiver and calldata of every call within a transaction that was not undone; none if the node has no traces.
+
+        The only source for what somebody sent to a contract by way of another.
+        """
+        try:
+            with node_errors():
+                options: Any = [f"0x{digest.hex()}", {"tracer": "callTracer"}]
+                method: Any = "debug_traceTransaction"
+                found = self.web3.provider.make_request(method, options).get("result")
+                return list(_calls_below(found)) if isinstance(found, Mapping) else []
+        except ChainError:
+            return []
 
     def count(self, account: Address, block: Literal["latest", "pending"]) -> int:
         """The number of an account's transactions in blocks, or with those that wait for one in order."""
@@ -139,10 +174,12 @@ class Node:
             except TransactionNotFound:
                 return None
 
-    def logs(self, addresses: Sequence[Address], topics: list[Any], first_block: int) -> Sequence[Mapping[str, Any]]:
-        """The logs of contracts from a block on, oldest first."""
+    def logs(
+        self, addresses: Sequence[Address], topics: list[Any], first_block: int, last_block: int | None = None
+    ) -> Sequence[Mapping[str, Any]]:
+        """The logs of contracts from a block on, by default up to the newest; oldest first."""
         wanted: Any = {"address": [to_checksum_address(a) for a in addresses], "topics": topics}
-        wanted |= {"fromBlock": first_block, "toBlock": "latest"}
+        wanted |= {"fromBlock": first_block, "toBlock": "latest" if last_block is None else last_block}
         with node_errors():
             return self.web3.eth.get_logs(wanted)
 
@@ -250,6 +287,17 @@ class Node:
         if to is not None:
             tx["to"] = to_checksum_address(to)
         return tx
+
+
+def _calls_below(frame: Mapping[str, Any]) -> Iterator[tuple[Address, bytes]]:
+    """A call and those within it, as go-ethereum's `callTracer` tells them."""
+    if frame.get("error"):
+        return  # what was done below was undone
+    to, data = frame.get("to"), frame.get("input")
+    if isinstance(to, str) and isinstance(data, str) and frame.get("type") == "CALL":
+        yield Address(bytes.fromhex(to.removeprefix("0x"))), bytes.fromhex(data.removeprefix("0x"))
+    for inner in frame.get("calls", ()):
+        yield from _calls_below(inner)
 
 
 @contextmanager

@@ -194,7 +194,7 @@ class SimulatedChain(EmbeddedChain):
         for address, topics, data in computation.get_log_entries():
             if bytes(address) in ours:
                 log = {"topics": [int(topic).to_bytes(32, "big") for topic in topics], "data": data}
-                found.append(self._event({**log, "blockNumber": block, "transactionHash": transaction}))
+                found.append(self.event_in({**log, "blockNumber": block, "transactionHash": transaction}))
         return tuple(event for event in found if event is not None)
 
     def _state(self) -> StateAPI:

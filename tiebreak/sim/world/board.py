@@ -70,7 +70,7 @@ class Board(FollowedBoard):
             return False
         sequence, snapshot, signature = call.arguments[1:4]
         try:
-            later, _ = self._talk_of(found, sequence, tagged_hash(Tag.SNAPSHOT, snapshot))
+            later, _ = self.talk_of(found, sequence, tagged_hash(Tag.SNAPSHOT, snapshot))
             verify(Standing.of(later).digest(self._domain), signature, other)
             game.enter(found.state, later, now)
         except VerificationError:

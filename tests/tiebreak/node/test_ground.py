@@ -1,0 +1,119 @@
+"""Parties that follow a chain by themselves, before nodes that are away, behind, or lie, and blocks that vanish."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.parts import slow_except
+from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
+from tests.protocol.town import FALSE, TALKED_FALSE, TRUTH
+from tests.tiebreak.node.village import Faulty, Village, Villager, game_of, new_village_chain
+from tiebreak.node.ground import ChainGround
+from tiebreak.protocol.chain import Chain, EmbeddedChain
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.state import Reason
+from tiebreak.protocol.parties.board import JobStatus
+
+
+@pytest.fixture
+def chain() -> EmbeddedChain:
+    return new_village_chain()
+
+
+def as_the_chain_has_it(village: Village) -> None:
+    """Every party's board is the chain's."""
+    for villager in village.villagers.values():
+        board = villager.ground.board
+        assert board.disagreements == []
+        for job in board.jobs.values():
+            theirs = village.chain.job_state(job.id)
+            assert (theirs.status, theirs.head_count) == (job.status, job.head_count)
+        for game in board.games.values():
+            assert village.chain.game_state(game.id).sequence == game.state.moves or game.is_over
+        for key in (CLIENT, TRAINER, CHALLENGER):
+            assert village.chain.credit(key.address) == board.credit(key.address)
+
+
+def convicted(villager: Villager) -> None:
+    game = game_of(villager)
+    assert game.job.status is JobStatus.SLASHED
+    assert game.state.verdict is not None
+    assert (game.state.verdict.winner, game.state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
+
+
+def test_a_true_run_is_settled(chain: EmbeddedChain) -> None:
+    village = Village(chain, TRUTH)
+    village.live()
+    as_the_chain_has_it(village)
+    (job,) = village.villagers["auditor"].ground.board.jobs.values()
+    assert job.status is JobStatus.SETTLED
+
+
+@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
+def test_a_lie_is_convicted(chain: EmbeddedChain, run: Run) -> None:
+    village = Village(chain, run)
+    village.live()
+    as_the_chain_has_it(village)
+    for villager in village.villagers.values():
+        convicted(villager)
+
+
+# ---------------------------------------------------------------- nodes that fail
+
+
+@pytest.mark.parametrize("seed", slow_except(range(1, 5), 2))
+def test_processes_that_die_go_on_where_they_were(chain: EmbeddedChain, seed: int) -> None:
+    village, rng, deaths = Village(chain, TALKED_FALSE), Random(seed), 0
+    for _ in village.rounds():
+        for villager in village.villagers.values():
+            if rng.random() < 0.2:
+                villager.wake()
+                deaths += 1
+    assert deaths > 5
+    village.finish()
+    as_the_chain_has_it(village)
+    for villager in village.villagers.values():
+        convicted(villager)
+
+
+@pytest.mark.parametrize("seed", slow_except(range(1, 5), 1))
+@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
+def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed: int) -> None:
+    """Three rounds of blocks, again and again; what was in them is sent anew."""
+    village, rng, vanished = Village(chain, run, confirmations=3), Random(seed), 0
+    snapshots: list[tuple[Any, int]] = []
+    for number in village.rounds():
+        if len(snapshots) > 3 and rng.random() < 0.15:
+            snapshot, before = snapshots[-4]
+            chain._tester.revert_to_snapshot(snapshot)
+            vanished += number - before
+            snapshots.clear()
+            for _ in range(number - before):
+                village.mine()
+            for villager in village.villagers.values():
+                villager.step()
+        snapshots.append((chain._tester.take_snapshot(), number))
+    assert vanished >= 3
+    village.finish()
+    as_the_chain_has_it(village)
+    for villager in village.villagers.values():
+        convicted(villager)
+
+
+def test_a_job_whose_fields_come_late_is_followed_then(chain: EmbeddedChain) -> None:
+    village = Village(chain, TRUTH)
+    village.live()
+    pace = village.villagers["client"].ground.pace
+    late = Chain(Faulty(chain.node, lambda name, _: (lambda: None) if name == "transaction" else None))  # type: ignore[arg-type]
+    late._deployment = chain.deployment
+    ground = ChainGround(late, pace=pace, steady=lambda: village.seconds)
+    ground.poll()
+    assert ground.board.unread == {TRUTH.job.id}
+    assert ground.board.jobs == {}
+    ground.learn(TRUTH.job)
+    ground.poll()
+    assert [job.status for job in ground.board.jobs.values()] == [JobStatus.SETTLED]
+    village.mine()
+    ground.poll()
+    assert ground.board.credits == village.villagers["client"].ground.board.credits

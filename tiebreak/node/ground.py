@@ -1,0 +1,387 @@
+"""Where a party's transactions count: a chain, followed block by block, or the ledger of a hub.
+
+A chain is known by what a node says of it, which may be late, incomplete or changed tomorrow. So:
+
+1. Time is the chain's. Between two blocks it goes on by this machine's steady clock; what day it is here never matters.
+2. Whatever is read belongs to one chain: the hash of the newest block is the same before and after.
+3. The newest blocks are read again each time. Where they differ from what was followed, be it by a reorganisation or
+   because a node had not seen all of them, the board is taken back to before the difference and follows anew.
+4. A node that has less than was followed is behind, not right: nothing is taken back until it says something else of a
+   block.
+5. The board is rebuilt from the chain at each start. The only rows kept are the outbox's.
+6. A transaction is tried on the newest block before it is sent, is sent once under its name, and has counted once the
+   board has followed the block that it is in.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Final, Protocol
+
+from eth_abi.exceptions import DecodingError
+
+from tiebreak.node.journal import read_place, write_place
+from tiebreak.protocol.chain import Chain, ChainError, InsufficientFunds, NodeError, Reverted, Signer
+from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain.following import FollowedBoard, Seen, head_in
+from tiebreak.protocol.chain.gas import gas_limit
+from tiebreak.protocol.chain.node import Tip
+from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
+from tiebreak.protocol.chain.transacting import call_of
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.errors import TiebreakError, VerificationError
+from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.board import PublicGame
+from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.player import Player
+from tiebreak.protocol.parties.terms import Pace
+from tiebreak.protocol.tags import Digest
+
+OVERLAP: Final = 16
+"""How many blocks that were followed are read again with the next ones."""
+RANGE: Final = 2_000
+"""How many blocks are asked for at once; nodes of strangers answer no more."""
+REFOLD_SECONDS: Final = 60
+"""How often, at most, the whole chain is followed again because the fields of a job became known late."""
+AGAIN: Final = "Halted"
+"""What a machine is told of a transaction that ended without an answer: it decides afresh."""
+
+
+class Notes(Protocol):
+    """Where an outbox keeps its rows (`tiebreak.node.journal.Journal`)."""
+
+    def notes(self) -> list[bytes]:
+        """All rows, oldest first."""
+
+    def note(self, note: bytes) -> None:
+        """Append a row, and sync it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block with logs of the contracts: which transactions logged something, and where."""
+
+    tip: Tip
+    logs: tuple[tuple[bytes, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A transaction as a node shows it: what it logged, its calls of the contracts, and its calldata."""
+
+    seen: Seen
+    calls: tuple[Call, ...]
+    data: bytes
+
+
+class ChainGround:
+    """A board on a chain, and the way of one account's transactions there."""
+
+    def __init__(
+        self, chain: Chain, signer: Signer | None = None, notes: Notes | None = None, *, pace: Pace,
+        first_block: int = 0, cap: int | None = None, steady: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """`chain` is attached to the board. Without a signer nothing can be sent. `first_block`: the board's own."""
+        self.board = FollowedBoard()
+        self.domain, self.pace = chain.domain, pace
+        self._chain, self._node, self._signer, self._steady = chain, chain.node, signer, steady
+        self._outbox: Outbox | None = None
+        if signer is not None:
+            kept = {} if notes is None else {"journal": notes.notes(), "record": notes.note}
+            self._outbox = chain.outbox(
+                signer, cap=cap, confirmations=pace.confirmations, block_seconds=pace.block_seconds, **kept
+            )
+        self._first_block = self._next = first_block
+        """The first block that was not followed yet."""
+        self._tip: Tip | None = None
+        self._tip_seen = 0.0
+        self._marks: deque[Tip] = deque(maxlen=256)
+        """Blocks up to which the board was followed, oldest first."""
+        self._followed: list[_Block] = []
+        self._unsent: dict[e.Place, e.Transact] = {}
+        self._ended: list[Sent] = []
+        """Mined, in blocks that the board has not followed yet."""
+        self._told: list[e.Event] = []
+        self._late: dict[Digest, Job] = {}
+        self._refolded = float("-inf")
+        self.board.job_of = self._late.get
+
+    def know(self, machine: Machine) -> None:
+        """Follow with what a machine knows: its programs, and its talks."""
+        self.board.program_of = machine.program_of
+        if isinstance(machine, Player):
+            self.board.talk_of = lambda game, sequence, snapshot: _talk_of(machine, game, sequence, snapshot)
+
+    def learn(self, job: Job) -> None:
+        """Take the fields of a job from elsewhere, if the chain does not show them. Its id says that they are right."""
+        if job.id in self.board.unread:
+            self._late[job.id] = job
+
+    # ------------------------------------------------------------------ time and money
+
+    def now(self) -> int:
+        """The chain's time, in seconds; 0 before the first block was seen."""
+        if self._tip is None:
+            return 0
+        return self._tip.timestamp + int(self._steady() - self._tip_seen)
+
+    def balance(self, account: Address) -> int:
+        """Raises `NodeError` if the node does not answer."""
+        return self._node.balance(account)
+
+    # ------------------------------------------------------------------ following
+
+    def poll(self) -> list[e.Event]:
+        """Follow what is new, send what could not be sent, and see what became of what was.
+
+        Raises `NodeError` if the node does not answer, or contradicts itself; then it is to be called again.
+        """
+        self._follow()
+        for wanted in list(self._unsent.values()):
+            self._send(wanted)
+        if self._outbox is not None and self._outbox.waiting:
+            self._ended += self._outbox.look()
+        self._tell_ended()
+        told, self._told = self._told, []
+        return told
+
+    def _follow(self) -> None:
+        newest = self._node.newest()
+        self._wind_back(newest)
+        if self._marks and newest.number < self._marks[-1].number:
+            return  # the node is behind
+        is_new = self._tip is None or newest.hash != self._tip.hash
+        if self._late and any(job in self.board.unread for job in self._late):
+            is_new = self._start_again() or is_new
+        if not is_new:
+            return
+        while self._next <= newest.number:
+            first = max(self._first_block, self._next - OVERLAP)
+            last = min(newest.number, self._next + RANGE - 1)
+            end = newest if last == newest.number else self._node.block(last)
+            read = self._read(first, last)
+            if end is None or self._node.block(last) != end:
+                raise NodeError(f"expected one block number {last}, got two")
+            if not self._take_in(first, read):
+                continue
+            self._next = last + 1
+            self._marks.append(end)
+        self._tip, self._tip_seen = newest, self._steady()
+        self.board.height = newest.number
+        self._told.append(e.BoardChanged(at=self.now(), block=newest.timestamp))
+
+    def _wind_back(self, newest: Tip) -> None:
+        """Take back what was followed of blocks that the chain no longer has."""
+        while self._marks:
+            mark = self._marks[-1]
+            found = newest if newest.number == mark.number else self._node.block(mark.number)
+            if found == mark or (found is None and self._agrees_below(newest)):
+                return
+            self._marks.pop()
+            self._next = self._marks[-1].number + 1 if self._marks else self._first_block
+            self._take_back(self._next)
+        if self._followed:
+            self._begin_again()
+
+    def _agrees_below(self, newest: Tip) -> bool:
+        """Whether a node that lacks the last block followed agrees with an earlier one, or knows none of them."""
+        earlier = next((mark for mark in reversed(self._marks) if mark.number <= newest.number), None)
+        return earlier is None or self._node.block(earlier.number) == earlier
+
+    def _take_back(self, first: int) -> None:
+        """Take back all that was followed from this block on."""
+        try:
+            while self._followed and self._followed[-1].tip.number >= first:
+                self.board.take_back()
+                self._followed.pop()
+        except IndexError:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self.board.start_again()
+        self._followed.clear()
+        self._marks.clear()
+        self._next = self._first_block
+
+    def _start_again(self) -> bool:
+        """Follow everything again, with the jobs that were learned late; not too often."""
+        if self._steady() - self._refolded < REFOLD_SECONDS:
+            return False
+        self._refolded = self._steady()
+        self._begin_again()
+        return True
+
+    def _take_in(self, first: int, read: dict[_Block, list[_Shown]]) -> bool:
+        """Fold in what is new of all blocks from `first` on.
+
+        Returns False if what was followed of them is not what they are now; then it was taken back.
+        """
+        before = [block for block in self._recent() if block.tip.number >= first]
+        found = list(read)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, found, strict=False)))
+        if same < len(before):
+            numbers = (block.tip.number for block in (*before[same : same + 1], *found[same : same + 1]))
+            self._take_back(min(numbers))
+            return False
+        for block in found[same:]:
+            self.board.begin_block()
+            self.board.height = block.tip.number
+            self._followed.append(block)
+            for shown in read[block]:
+                heads = self._heads(shown)
+                self.board.follow(shown.seen)
+                self._told += [e.HeadShown(at=max(self.now(), shown.seen.at), head=head) for head in heads]
+        return True
+
+    # ------------------------------------------------------------------ reading
+
+    def _recent(self) -> list[_Block]:
+        """The blocks followed last, among which are all that are read again."""
+        return self._followed[-OVERLAP:]
+
+    def _read(self, first: int, last: int) -> dict[_Block, list[_Shown]]:
+        """The blocks with logs of the contracts, in their order; without their transactions if followed already.
+
+        Raises `NodeError` for logs that cannot be of one chain.
+        """
+        logs = sorted(self._chain.logs(first, last), key=lambda log: (int(log["blockNumber"]), int(log["logIndex"])))
+        numbered: dict[int, list[Mapping[str, Any]]] = {}
+        for log in logs:
+            numbered.setdefault(int(log["blockNumber"]), []).append(log)
+        read: dict[_Block, list[_Shown]] = {}
+        for number, found in numbered.items():
+            block = self._block(number, found)
+            read[block] = [] if block in self._recent() else self._transactions(block, found)
+        return read
+
+    def _block(self, number: int, logs: list[Mapping[str, Any]]) -> _Block:
+        """The block of some logs. One that was followed with the same logs is not asked for again."""
+        places = tuple((bytes(log["transactionHash"]), int(log["logIndex"])) for log in logs)
+        hashes = {bytes(log["blockHash"]) for log in logs}
+        for known in self._recent():
+            if {known.tip.hash} == hashes and known.logs == places:
+                return known
+        tip = self._node.block(number)
+        if tip is None or hashes != {tip.hash}:
+            raise NodeError(f"expected logs of one block number {number}, got those of another")
+        return _Block(tip, places)
+
+    def _transactions(self, block: _Block, logs: list[Mapping[str, Any]]) -> list[_Shown]:
+        by_hash: dict[bytes, list[Mapping[str, Any]]] = {}
+        for log in logs:
+            by_hash.setdefault(bytes(log["transactionHash"]), []).append(log)
+        return [self._transaction(block.tip, digest, found) for digest, found in by_hash.items()]
+
+    def _transaction(self, tip: Tip, digest: bytes, logs: list[Mapping[str, Any]]) -> _Shown:
+        events = tuple(event for log in logs if (event := self._chain.event_in(log)) is not None)
+        found, gas = self._node.transaction(digest), 0
+        data = b"" if found is None else bytes(found["input"])
+        calls = [] if found is None or not found.get("to") else self._calls([(_address(found["to"]), data)])
+        if not calls:  # it came by way of another contract, or of code that its sender delegates to
+            calls = self._calls(self._node.inner_calls(digest))
+        if any("gameId" in event.values for event in events):
+            receipt = self._node.receipt(digest)
+            gas = 0 if receipt is None else int(receipt["gasUsed"])
+        seen = Seen(events=events, at=tip.timestamp, call=calls[0] if len(calls) == 1 else None, gas=gas)
+        return _Shown(seen, tuple(calls), data)
+
+    def _calls(self, sent: list[tuple[Address, bytes]]) -> list[Call]:
+        """Those of some calls that are made to the contracts."""
+        found, addresses = [], self._chain.deployment.named()
+        for to, data in sent:
+            try:
+                call = Call.decode(data)
+            except (ChainError, DecodingError, OverflowError):
+                continue
+            if to == addresses[call.contract]:
+                found.append(call)
+        return found
+
+    def _heads(self, shown: _Shown) -> list[SignedHead]:
+        """The signed heads that a transaction has shown."""
+        found = [head for call in shown.calls for head in call.heads]
+        for event in shown.seen.events:
+            job = self.board.jobs.get(event.values.get("jobId", Digest(b"")))
+            if event.name == "HeadPosted" and job is not None:
+                said = event.values
+                head = Head(job_id=job.id, count=said["count"], run_root=Digest(said["runRoot"]))
+                if all(one.head != head for one in found):
+                    hidden = head_in(head, job.job, self.domain, shown.data)
+                    found += [] if hidden is None else [hidden]
+        return found
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, wanted: e.Transact) -> None:
+        """Send a transaction if it would not be refused, once; what becomes of it is told by `poll`."""
+        if self._outbox is None:
+            raise NodeError("expected an account to send from, got a ground that only follows")
+        name = write_place(wanted.place)
+        is_known = any(sent.name == name for sent in (*self._outbox.waiting, *self._ended))
+        if not is_known and wanted.place not in self._unsent:
+            self._unsent[wanted.place] = wanted
+            self._send(wanted)
+
+    def _send(self, wanted: e.Transact) -> None:
+        """Try to send; what the node does not answer to is tried again at the next poll."""
+        assert self._signer is not None, "nothing is unsent without an account"
+        deadline, name = wanted.deadline or 0, write_place(wanted.place)
+        try:
+            if 0 < deadline < self.now():
+                raise Reverted(AGAIN, {})
+            call = call_of(wanted.transaction, self.board)
+            if wanted.untried:
+                to = self._chain.deployment.named()[call.contract]
+                outbox = self._chain.outbox(self._signer)
+                outbox.post(to, call.data, call.value, gas=gas_limit(call), deadline=deadline, name=name)
+            else:
+                self._chain.post(self._signer, call, deadline=deadline, name=name)
+        except NodeError:
+            return
+        except (Reverted, InsufficientFunds) as refused:
+            error = refused.name if isinstance(refused, Reverted) else ""
+            self._told.append(e.Refused(at=self.now(), place=wanted.place, error=error))
+        del self._unsent[wanted.place]
+
+    def _tell_ended(self) -> None:
+        """Tell of what has ended, once the board shows what it did."""
+        waiting, self._ended = self._ended, []
+        for sent in waiting:
+            receipt = sent.receipt if sent.fate is Fate.MINED else None
+            if receipt is not None and int(receipt["blockNumber"]) >= self._next:
+                self._ended.append(sent)
+                continue
+            place, now = read_place(sent.name), self.now()
+            if receipt is not None and int(receipt["status"]) == 1:
+                self._told.append(e.Mined(at=now, place=place))
+            else:
+                self._told.append(e.Refused(at=now, place=place, error=self._why(sent, receipt)))
+
+    def _why(self, sent: Sent, receipt: Mapping[str, Any] | None) -> str:
+        """What a transaction that reverted would be refused with now."""
+        if receipt is not None and self._signer is not None and sent.to is not None:
+            try:
+                self._node.try_out(self._signer.address, sent.to, sent.data, sent.value, sent.gas)
+            except Reverted as refused:
+                return refused.name
+            except TiebreakError:
+                return AGAIN
+        return AGAIN
+
+
+def _talk_of(machine: Player, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:
+    if machine.is_side(game):
+        talk = machine.transcript(game)
+        state = talk.stood(sequence, snapshot)
+        if state is not None:
+            return state, list(talk.line[:sequence])
+    raise VerificationError("expected a state of the talk, got another")
+
+
+def _address(value: object) -> Address:
+    return Address(bytes.fromhex(value.removeprefix("0x")) if isinstance(value, str) else bytes(value))  # type: ignore[call-overload]
