@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tiebreak.api import reading as reading
     from tiebreak.api import running as running
     from tiebreak.api import runs as runs
+    from tiebreak.api import sealing as sealing
 
 
 def __getattr__(name: str) -> Any:

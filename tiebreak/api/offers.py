@@ -4,7 +4,9 @@ An offer is a run directory with `offer.bin`, the job with its client's signatur
 both. Nothing in it has to be copied when the trainer signs.
 """
 
+import secrets
 import time
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -13,6 +15,7 @@ from tiebreak.api.bundle import Bundle
 from tiebreak.api.calibrating import Policy, as_policy
 from tiebreak.api.running import Machine, make_logging
 from tiebreak.api.runs import draft, notice
+from tiebreak.api.sealing import SEAL, SECRET_BYTES, Card, Sealed
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.logged.journal import Journal
@@ -43,16 +46,29 @@ MEASURED_STEPS: Final = 2
 
 def offer_on(
     bundle: Bundle, folder: Path, *, client: PrivateKey, trainer: Address, terms: Terms, domain: Domain,
-    policy: Policy | None = None, precision: int | None = None,
+    policy: Policy | None = None, precision: int | None = None, readers: Sequence[Card] = (),
 ) -> SignedJob:  # fmt: skip
-    """Drafts a job over a captured task and signs it as its client, in a new or empty folder for its trainer."""
+    """Drafts a job over a captured task and signs it as its client, in a new or empty folder for its trainer.
+
+    readers: whom to seal the job to, for its way through hubs; the client is always among them. In the folder itself
+    everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers.
+    """
     compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
     job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
     offer = SignedJob(domain=domain, job=job, client_signature=job.sign(domain, client))
     # The offer comes last: with it, the folder is complete.
-    more = {**notice(bundle.checked), OFFER: offer.encode()}
+    more = {**notice(bundle.checked), **_seal(offer, client, readers), OFFER: offer.encode()}
     lay_out(folder, job, bundle.program, bundle.state, bundle.data, more)
     return offer
+
+
+def _seal(offer: SignedJob, client: PrivateKey, readers: Sequence[Card]) -> dict[str, bytes]:
+    if not readers:
+        return {}
+    if offer.job.trainer not in [card.address for card in readers]:
+        raise ConfigurationError(f"expected a card of trainer 0x{offer.job.trainer.hex()} among the readers, got none")
+    made = Sealed(job_id=offer.job.id, secret=secrets.token_bytes(SECRET_BYTES))
+    return {SEAL: made.wrap([*readers, Card.of(client)])}
 
 
 def open_offer(folder: Path) -> RunDirectory:

@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 
+from tiebreak import api
 from tiebreak.api import keys
 from tiebreak.protocol.commitments.keys import PrivateKey
 
@@ -42,12 +43,18 @@ def new_key(path: Path) -> PrivateKey:
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-def key(file: Path) -> None:
+@click.option("--show", is_flag=True, help="Make nothing: print the address of the key that is there.")
+@click.option("--card", is_flag=True, help="Make nothing: print the card of the key that is there.")
+def key(file: Path, show: bool, card: bool) -> None:
     """Make a signing key in FILE and print its address.
 
     The address is who you are in a job: client, trainer or auditor. The key is a secp256k1 key, so that a contract can
     check what it signs. It is kept as encrypted PKCS#8, readable by its owner only; an existing file is never
     overwritten. The passphrase is asked for, or taken from the environment variable TIEBREAK_PASSPHRASE.
+
+    Wherever a command takes a key file, it may also be an Ethereum keystore (JSON, version 3), or the Unix socket of a
+    signer, which keeps the key in another process (tiebreak.api.signers describes what is said there). With --card the
+    command prints what others need to seal jobs to you (`tiebreak offer --seal-to`): it is public, and signed by you.
     """
-    made = new_key(file)
-    click.echo(f"0x{made.address.hex()}")
+    found = load_key(file) if show or card else new_key(file)
+    click.echo(api.sealing.Card.of(found).text(found) if card else f"0x{found.address.hex()}")

@@ -1,6 +1,7 @@
 """`tiebreak offer` and `tiebreak accept`: a job that client and trainer sign on their own machines."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -12,16 +13,25 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from tiebreak.api.sealing import Card
+
+MAX_PATH: Final = 1024
+"""More characters than a card has, and than a path that people write."""
+
 
 @click.command()
 @click.argument("captured", type=FOLDER)
 @click.option("--key", type=FILE, required=True, help="Key file of the client, who offers and pays.")
 @click.option("--trainer", type=AddressType(), required=True, help="Address of the trainer.")
+@click.option("--seal-to", multiple=True, metavar="CARD",
+              help="Seal the job to this reader, for its way through hubs: a card (tiebreak key --card) or a file that "
+              "holds one. May be given several times; you are always among the readers.")  # fmt: skip
 @output_option("offer", "New or empty folder for the offer.")
 @job_options
 def offer(
-    captured: Path, key: Path, trainer: Address, output: Path, policy_file: Path | None, precision: int | None,
-    chain_id: int, contract: Address | None, **terms: int,
+    captured: Path, key: Path, trainer: Address, seal_to: tuple[str, ...], output: Path, policy_file: Path | None,
+    precision: int | None, chain_id: int, contract: Address | None, **terms: int,
 ) -> None:  # fmt: skip
     """Draft a job over CAPTURED and sign it as its client, for a trainer to accept.
 
@@ -29,15 +39,26 @@ def offer(
     it on a hub (`tiebreak publish`). It becomes a run when the trainer signs (`tiebreak accept`); with the trainer's
     `job.bin` put into it, your copy is one as well. Your signature alone binds you to nothing: on a chain you pay when
     you create the job there. The terms are those of `tiebreak agree`; `tiebreak economics` recommends some.
+
+    With --seal-to, whatever is published of the job is encrypted to its readers, and a hub sees ciphertext. That
+    protects program, state and data where they are stored and on their way. It does not protect them from the trainer,
+    who must read them to train, nor hide sizes, losses or heads. In the folder here nothing is encrypted.
     """
     made = api.offers.offer_on(
         api.bundle.load_bundle(captured), output, client=load_key(key), trainer=trainer, terms=Terms(**terms),
         domain=Domain(chain_id=chain_id, contract=api.runs.OFF_CHAIN if contract is None else contract),
-        policy=policy_file, precision=precision,
+        policy=policy_file, precision=precision, readers=[_card(text) for text in seal_to],
     )  # fmt: skip
     show_job(made.job)
     click.echo(f"policy  {api.running.policy_words(made.job)}")
     click.echo(f"offer   {output}, for its trainer to accept")
+
+
+def _card(text: str) -> "Card":
+    """The card in a file of this name, or else in the text itself."""
+    path = Path(text)
+    is_file = len(text) < MAX_PATH and path.is_file()
+    return api.sealing.Card.read(path.read_text("ascii", "replace")[:MAX_PATH] if is_file else text)
 
 
 @click.command()

@@ -9,10 +9,14 @@ with a limit that follows from the job, so nobody chooses a path or fills a disk
 name and each piece of it is checked as it comes, so a broken transfer goes on where it stopped; (3) it is checked
 against the job, not only against the publisher's list, before it takes its name: signatures, program, state, data,
 and records and logs against a signed head; (4) what fails is removed, and the next publisher's file is tried.
+
+The files of a sealed job (`tiebreak.api.sealing`) are published as ciphertext, under their names with `.sealed`, and
+opened before they are checked. Their folder holds `seal.bin`, and nothing of it is ever published in the clear.
 """
 
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -23,6 +27,15 @@ from typing import Final, Protocol
 
 from tiebreak.api.offers import OFFER
 from tiebreak.api.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
+from tiebreak.api.sealing import (
+    MAX_SEAL_BYTES,
+    SEAL,
+    SUFFIX,
+    Sealed,
+    reader_key,
+    readers_of,
+    sealed_bytes,
+)
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.data.formats import MAX_SAFETENSORS_HEADER, map_tensors, read_tensors
@@ -48,6 +61,7 @@ from tiebreak.engine.run.directory import (
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, run_tree, state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, VerificationError
 from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
@@ -59,6 +73,7 @@ MAX_NOTICE_BYTES: Final = 4096
 SPARE_BYTES: Final = 1 << 28
 """Free space that fetching leaves on a disk."""
 COPY_BYTES: Final = 1 << 22
+OPENED: Final = ".open"
 FRAME_BYTES: Final = 64
 """More than what frames a step's log in its file."""
 Spec = dict[str, tuple[DType, tuple[int, ...]]]
@@ -108,7 +123,7 @@ def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[Part]:
     """
     job = run.job
     with run.folder() as folder:
-        names = [name for name in (JOB, OFFER, PROGRAM, DATA, NAMES, UNCHECKED) if folder.holds(name)]
+        names = [name for name in (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, UNCHECKED) if folder.holds(name)]
         found = [Part(name, folder.size(name)) for name in names]
     with run.folder(STATES) as folder:
         kept = [step for step in run.kept() if step <= _last_step(job, count)] if states else [0]
@@ -144,18 +159,48 @@ def pack(run: RunDirectory, listed: Iterable[Part], output: Path) -> None:
         _complete_layout(output, run.job)
 
 
-def publish(run: RunDirectory, listed: Iterable[Part], blobs: Blobs, count: int) -> LibraryBody:
-    """Uploads the parts, and returns the list of them for the publisher to post. May be repeated after a break."""
+def publish(
+    run: RunDirectory, listed: Iterable[Part], blobs: Blobs, count: int, sealed: Sealed | None = None
+) -> LibraryBody:
+    """Uploads the parts, and returns the list of them for the publisher to post. May be repeated after a break.
+
+    sealed: the secret of a sealed job (`secret_of`). Raises `ConfigurationError` without it for such a job.
+    """
+    with run.folder() as folder:
+        if folder.holds(SEAL) and sealed is None:
+            raise ConfigurationError(f"{run.path}: expected the key of a reader, because the job is sealed; got none")
     files = []
     for part in listed:
-        with run.folder(*part.inside) as folder, folder.reading(part.file) as (file, _):
-            root = blobs.put(file, part.size)
-        files.append(PublishedFile(name=part.name.encode("ascii"), size=part.size, root=root))
+        with ExitStack() as stack:
+            folder = stack.enter_context(run.folder(*part.inside))
+            file, _ = stack.enter_context(folder.reading(part.file))
+            name, size = part.name, part.size
+            if sealed is not None and not is_open(name):
+                raw = stack.enter_context(tempfile.TemporaryFile(dir=run.path, buffering=0))
+                assert isinstance(raw, FileIO)
+                size = sealed.seal(name, file, size, raw)
+                raw.seek(0)
+                name, file = name + SUFFIX, raw
+            files.append(PublishedFile(name=name.encode("ascii"), size=size, root=blobs.put(file, size)))
     files.sort(key=lambda file: file.name)
     return LibraryBody(count=count, logs=int(bool(run.job.is_logged and count)), files=tuple(files))
 
 
 # ---------------------------------------------------------------- what is fetched
+
+
+def is_open(name: str) -> bool:
+    """Whether a file of a sealed job is published in the clear: what the board and the game show anyway."""
+    return name in (JOB, OFFER, SEAL, RECORDS) or name.startswith(f"{HEADS}/")
+
+
+def secret_of(run: RunDirectory, key: PrivateKey) -> Sealed | None:
+    """The secret of a job, as one of its readers; None if it is not sealed."""
+    with run.folder() as folder:
+        if not folder.holds(SEAL):
+            return None
+        data = folder.read(SEAL, MAX_SEAL_BYTES)
+    return Sealed.unwrap(data, run.job.id, key.address, reader_key(key))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,14 +223,16 @@ class Fetcher:
     """Fetches what is published of one job into its folder, as far as it is not there yet.
 
     job, domain: what the party knows from elsewhere, such as the board or the client's post. listings: what publishers
-    have posted, best first. most: bytes of all files in one go.
+    have posted, best first. most: bytes of all files in one go. key: of a reader, for a sealed job.
     """
 
     def __init__(
         self, folder: Path, blobs: Blobs, job: Job, domain: Domain, listings: Sequence[LibraryBody],
-        most: int = MAX_BLOB_BYTES,
+        most: int = MAX_BLOB_BYTES, key: PrivateKey | None = None,
     ) -> None:  # fmt: skip
         self.path = folder
+        self._key = key
+        self._sealed: Sealed | None = None
         self._blobs = blobs
         self._job = job
         self._domain = domain
@@ -218,6 +265,7 @@ class Fetcher:
         """The files that are there before the first step."""
         self._want(JOB, MAX_SIGNED_BYTES, self._check_signed)
         self._want(OFFER, MAX_SIGNED_BYTES, self._check_job)
+        self._want(SEAL, MAX_SEAL_BYTES, self._check_seal)
         self._want(PROGRAM, MAX_PROGRAM_BYTES, self._check_program)
         if self._program is None:
             return
@@ -270,7 +318,8 @@ class Fetcher:
                         check(folder, part.file)
                     return
             reasons: list[str] = []
-            for listed in [listing[name] for listing in self._listings if name in listing]:
+            names = (name, name + SUFFIX)
+            for listed in [listing[one] for listing in self._listings for one in names if one in listing]:
                 try:
                     self._take(folder, part, listed, most, check)
                 except (VerificationError, CannotCheck) as error:
@@ -281,8 +330,12 @@ class Fetcher:
             self._found.missing[name] = reasons
 
     def _take(self, folder: Folder, part: Part, listed: PublishedFile, most: int, check: "Check") -> None:
-        if listed.size > min(most, self._left):  # (1)
-            raise EncodingError(f"{part.name}: expected at most {min(most, self._left)} bytes, got {listed.size}")
+        is_sealed = listed.name.endswith(SUFFIX.encode())
+        if is_sealed and self._sealed is None:
+            raise CannotCheck("it is sealed; the key of a reader opens it")
+        most = min(sealed_bytes(most) if is_sealed else most, self._left)
+        if listed.size > most:  # (1)
+            raise EncodingError(f"{part.name}: expected at most {most} bytes, got {listed.size}")
         hidden = f".{listed.root.hex()[:32]}.fetch"
         have = folder.size(hidden) if folder.holds(hidden) else 0
         if (free := shutil.disk_usage(folder.path).free) < listed.size - have + SPARE_BYTES:
@@ -293,12 +346,23 @@ class Fetcher:
             with folder.changing(hidden, make=True) as file:  # (2)
                 self._blobs.get(listed.root, listed.size, file)
             folder.size(hidden, listed.size)
-            check(folder, hidden)  # (3)
+            plain = self._open(folder, part, hidden, listed.size) if is_sealed else hidden
+            check(folder, plain)  # (3)
         except VerificationError:
             folder.remove(hidden)  # (4)
+            folder.remove(hidden + OPENED)
             raise
-        folder.rename(hidden, part.file)
+        folder.rename(plain, part.file)
+        folder.remove(hidden)
         self._left -= listed.size
+
+    def _open(self, folder: Folder, part: Part, hidden: str, size: int) -> str:
+        """Opens a sealed file beside it. Returns the name of what came out."""
+        assert self._sealed is not None
+        folder.remove(hidden + OPENED)
+        with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
+            self._sealed.open(part.name, source, size, target)
+        return hidden + OPENED
 
     def _state_bytes(self) -> int:
         assert self._program is not None  # without it nothing else is fetched
@@ -320,6 +384,12 @@ class Fetcher:
         self._check_job(folder, name)
         if name != JOB:
             SignedJob.decode(folder.read(name, MAX_SIGNED_BYTES)).verify()
+
+    def _check_seal(self, folder: Folder, name: str) -> None:
+        data = folder.read(name, MAX_SEAL_BYTES)
+        readers = dict(readers_of(data, self._job.id))
+        if self._key is not None and self._key.address in readers:
+            self._sealed = Sealed.unwrap(data, self._job.id, self._key.address, reader_key(self._key))
 
     def _check_program(self, folder: Folder, name: str) -> None:
         program = Program.decode(folder.read(name, MAX_PROGRAM_BYTES))
@@ -373,10 +443,10 @@ def _unchecked(_folder: Folder, _name: str) -> None:
 
 def fetch(
     folder: Path, blobs: Blobs, job: Job, domain: Domain, listings: Sequence[LibraryBody], count: int, *,
-    states: bool = False, most: int = MAX_BLOB_BYTES,
+    states: bool = False, most: int = MAX_BLOB_BYTES, key: PrivateKey | None = None,
 ) -> Fetched:  # fmt: skip
     """Fetches what is published of a job up to checkpoint `count`. See `Fetcher`."""
-    return Fetcher(folder, blobs, job, domain, listings, most).fetch(count, states=states)
+    return Fetcher(folder, blobs, job, domain, listings, most, key).fetch(count, states=states)
 
 
 # ---------------------------------------------------------------- inner workings

@@ -1,0 +1,242 @@
+"""Sealed jobs: who can open them, what a hub sees, and what a hostile hub or publisher can do."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tiebreak.parties import Parties
+from tests.tiebreak.test_library import Shelf, names
+from tiebreak.api import offers, sealing
+from tiebreak.api.sealing import (
+    SALT_BYTES,
+    SEAL,
+    TAG_BYTES,
+    Card,
+    Sealed,
+    reader_key,
+    sealed_bytes,
+)
+from tiebreak.cli.key import load_key
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RunDirectory
+from tiebreak.node.library import fetch, parts, publish, secret_of
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.tags import Digest
+
+KEY, OTHER = PrivateKey.from_int(0xC0FFEE), PrivateKey.from_int(0xBEEF)
+JOB_ID = Digest(bytes(range(32)))
+SEALED = Sealed(job_id=JOB_ID, secret=bytes(32))
+
+
+class Bytes(io.BytesIO):
+    """Stands in for a `FileIO`: memory writes all that it is given."""
+
+
+def sealed(data: bytes, name: str = "x") -> bytes:
+    target = Bytes()
+    assert SEALED.seal(name, Bytes(data), len(data), target) == len(target.getvalue())  # type: ignore[arg-type]
+    return target.getvalue()
+
+
+def opened(data: bytes, name: str = "x", by: Sealed = SEALED) -> bytes:
+    target = Bytes()
+    by.open(name, Bytes(data), len(data), target)  # type: ignore[arg-type]
+    return target.getvalue()
+
+
+FIRST = PIECE_BYTES - SALT_BYTES - TAG_BYTES
+LATER = PIECE_BYTES - TAG_BYTES
+
+
+@pytest.mark.parametrize("size", [0, 1, FIRST - 1, FIRST, FIRST + 1, FIRST + LATER, FIRST + LATER + 1])
+def test_files_of_every_length_come_back(size: int) -> None:
+    data = bytes(i * 7 % 251 for i in range(size))
+    found = sealed(data)
+    assert len(found) == sealed_bytes(size)
+    assert opened(found) == data
+    assert sealed(data) == found, "an upload that broke off goes on with the same bytes"
+
+
+def test_any_piece_is_opened_alone() -> None:
+    data = bytes(i * 7 % 251 for i in range(FIRST + 2 * LATER + 5))
+    found = sealed(data)
+    pieces = [found[at : at + PIECE_BYTES] for at in range(0, len(found), PIECE_BYTES)]
+    alone = [
+        SEALED.open_piece("x", found[:SALT_BYTES], i, piece, is_last=i == len(pieces) - 1)
+        for i, piece in enumerate(pieces)
+    ]
+    assert b"".join(alone) == data
+    assert alone[1] == data[FIRST : FIRST + LATER]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=200), st.data())
+def test_no_byte_can_be_changed_and_no_end_cut_off(data: bytes, draw: st.DataObject) -> None:
+    found = bytearray(sealed(data))
+    cut = draw.draw(st.integers(0, len(found) - 1))
+    with pytest.raises(VerificationError):
+        opened(bytes(found[:cut]))
+    found[cut] ^= draw.draw(st.integers(1, 255))
+    with pytest.raises(VerificationError):
+        opened(bytes(found))
+    with pytest.raises(VerificationError):
+        opened(sealed(data) + b"\0")
+
+
+def test_pieces_cannot_be_moved_or_files_exchanged() -> None:
+    data = bytes(FIRST + 3 * LATER)
+    found = sealed(data)
+    first, second, third = (found[i * PIECE_BYTES : (i + 1) * PIECE_BYTES] for i in range(3))
+    for wrong in (first + third + second + found[3 * PIECE_BYTES :], first + second, found[: 3 * PIECE_BYTES]):
+        with pytest.raises(VerificationError):
+            opened(wrong)
+    with pytest.raises(VerificationError):
+        opened(found, "y")
+    for by in (replace(SEALED, job_id=Digest(bytes(32))), replace(SEALED, secret=b"\1" * 32)):
+        with pytest.raises(VerificationError):
+            opened(found, by=by)
+
+
+def test_equal_bytes_of_other_names_or_jobs_look_unlike() -> None:
+    first, second = sealed(bytes(500), "a"), sealed(bytes(500), "b")
+    assert first[:SALT_BYTES] != second[:SALT_BYTES]
+    assert not any(first[i : i + 16] in second for i in range(len(first) - 16))
+
+
+# ---------------------------------------------------------------- readers
+
+
+def test_each_reader_opens_and_nobody_else() -> None:
+    data = SEALED.wrap([Card.of(KEY), Card.of(OTHER), Card.of(KEY)])
+    assert [address for address, _ in sealing.readers_of(data, JOB_ID)] == sorted([KEY.address, OTHER.address])
+    for key in (KEY, OTHER):
+        assert Sealed.unwrap(data, JOB_ID, key.address, reader_key(key)) == SEALED
+    stranger = PrivateKey.from_int(5)
+    with pytest.raises(ConfigurationError, match="sealed to 2 readers, and 0x"):
+        Sealed.unwrap(data, JOB_ID, stranger.address, reader_key(stranger))
+    with pytest.raises(VerificationError, match="expected the job's secret"):
+        Sealed.unwrap(data, JOB_ID, KEY.address, reader_key(stranger))
+    with pytest.raises(VerificationError, match="expected job"):
+        Sealed.unwrap(data, Digest(bytes(32)), KEY.address, reader_key(KEY))
+    assert "00000000" not in repr(SEALED)
+
+
+def test_a_card_is_signed_by_its_account() -> None:
+    text = Card.of(KEY).text(KEY)
+    assert Card.read(f" {text}\n") == Card.of(KEY)
+    other = bytearray.fromhex(text[2:])
+    other[30] ^= 1
+    with pytest.raises(SignatureError):
+        Card.read(other.hex())
+    for bad in ("", "0x12", "zz" * 117, text + "00"):
+        with pytest.raises(EncodingError, match="expected a card"):
+            Card.read(bad)
+
+
+def test_a_key_that_everybody_shares_is_refused() -> None:
+    with pytest.raises(VerificationError, match="bad point"):
+        SEALED.wrap([Card(address=KEY.address, public=bytes(32))])
+    with pytest.raises(ConfigurationError, match="1 to 64 readers"):
+        SEALED.wrap([])
+
+
+# ---------------------------------------------------------------- a sealed job on a hub
+
+
+@pytest.fixture
+def offered(parties: Parties, tmp_path: Path) -> Path:
+    """Through the commands: the cards of trainer and stranger (here the auditor), one as text and one in a file."""
+    cards = {}
+    for name in ("trainer", "stranger"):
+        key = load_key(parties.path(f"{name}.pem"))
+        cards[name] = Card.of(key).text(key)
+    (tmp_path / "stranger.card").write_text(cards["stranger"] + "\n")
+    to = ["--seal-to", cards["trainer"], "--seal-to", str(tmp_path / "stranger.card")]
+    trainer = f"0x{load_key(parties.path('trainer.pem')).address.hex()}"
+    client = ["--key", str(parties.path("client.pem")), "--trainer", trainer]
+    folder = tmp_path / "offered"
+    assert run(tiebreak, ["offer", str(parties.path("captured")), *client, *to, "-o", str(folder)]) == 0
+    return folder
+
+
+def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offered: Path, tmp_path: Path) -> None:
+    client, trainer, auditor = (load_key(parties.path(f"{n}.pem")) for n in ("client", "trainer", "stranger"))
+    offer, shelf = offers.open_offer(offered), Shelf()
+    with pytest.raises(ConfigurationError, match="expected the key of a reader, because the job is sealed"):
+        publish(offer, parts(offer, 0), shelf, 0)
+    assert not shelf.held
+    body = publish(offer, parts(offer, 0), shelf, 0, secret_of(offer, client))
+    assert {file.name.decode() for file in body.files} == {
+        "offer.bin", SEAL, f"{PROGRAM}.sealed", f"{DATA}.sealed", "checkpoints/000000000000.safetensors.sealed",
+    }  # fmt: skip
+    kept = b"".join(shelf.held[file.root] for file in body.files if file.name.endswith(b".sealed"))
+    assert len(kept) > sum((offered / name).stat().st_size for name in (PROGRAM, DATA))
+    for secret in (PROGRAM, DATA):
+        plain = (offered / secret).read_bytes()
+        assert not any(plain[at : at + 24] in kept for at in range(0, len(plain) - 24, 24))
+
+    domain = offer.agreement.domain
+    with pytest.raises(CannotCheck, match="it is sealed; the key of a reader opens it"):
+        fetch(tmp_path / "thief", shelf, offer.job, domain, [body], 0)
+    with pytest.raises(CannotCheck, match="it is sealed"):
+        fetch(tmp_path / "thief", shelf, offer.job, domain, [body], 0, key=PrivateKey.from_int(9))
+    mine = tmp_path / "trainers"
+    fetch(mine, shelf, offer.job, domain, [body], 0, key=trainer)
+    assert (mine / PROGRAM).read_bytes() == (offered / PROGRAM).read_bytes()
+    offers.accept(mine, trainer)
+    assert parties.train(mine, "--quiet") == 0
+
+    made = RunDirectory.open(mine)
+    later = publish(made, parts(made, 3), shelf, 3, secret_of(made, trainer))
+    assert f"{JOB}" in {file.name.decode() for file in later.files}
+    same = {f.name: f.root for f in body.files if f.name.endswith(b".sealed")}
+    assert same.items() <= {f.name: f.root for f in later.files}.items(), "the same plaintext is stored once"
+    fetch(tmp_path / "auditors", shelf, offer.job, domain, [later, body], 3, key=auditor)
+    assert parties.audit(tmp_path / "auditors", tmp_path / "replay") == 0
+    fetch(offered, shelf, offer.job, domain, [later], 3, key=client)
+    assert RunDirectory.open(offered).state(7).keys() == made.state(7).keys()
+    left = names(mine) | names(offered) | names(tmp_path / "auditors")
+    assert not [name for name in left if ".fetch" in name or name.endswith(".sealed")]
+
+
+def test_a_sealed_lie_is_not_kept(parties: Parties, offered: Path, tmp_path: Path) -> None:
+    client, trainer = (load_key(parties.path(f"{n}.pem")) for n in ("client", "trainer"))
+    offer, shelf = offers.open_offer(offered), Shelf()
+    secret = secret_of(offer, client)
+    assert secret is not None
+    body = publish(offer, parts(offer, 0), shelf, 0, secret)
+    wrong = bytearray((offered / DATA).read_bytes())
+    wrong[-1] ^= 1
+    target = Bytes()
+    secret.seal(DATA, Bytes(bytes(wrong)), len(wrong), target)  # type: ignore[arg-type]
+    root = shelf.add(target.getvalue())
+    lying = replace(
+        body, files=tuple(replace(f, root=root) if f.name == f"{DATA}.sealed".encode() else f for f in body.files)
+    )
+    with pytest.raises(CannotCheck, match="expected root"):
+        fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying], 0, key=trainer)
+    assert DATA not in names(tmp_path / "a")
+    assert not [name for name in names(tmp_path / "a") if ".fetch" in name]
+    fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], 0, key=trainer)
+    assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
+
+
+def test_a_job_is_not_sealed_away_from_its_trainer(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tiebreak, ["key", str(parties.path("stranger.pem")), "--card"]) == 0
+    card = capsys.readouterr().out.strip()
+    assert Card.read(card).address == load_key(parties.path("stranger.pem")).address
+    assert run(tiebreak, ["key", str(parties.path("stranger.pem")), "--show"]) == 0
+    assert capsys.readouterr().out.strip() == f"0x{Card.read(card).address.hex()}"
+    trainer = f"0x{load_key(parties.path('trainer.pem')).address.hex()}"
+    arguments = ["offer", str(parties.path("captured")), "--key", str(parties.path("client.pem")), "--trainer", trainer]
+    assert run(tiebreak, [*arguments, "--seal-to", card, "-o", str(tmp_path / "no")]) == 1
+    assert f"expected a card of trainer {trainer}" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
