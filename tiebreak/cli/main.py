@@ -44,6 +44,7 @@ COMMANDS: Final = {
     "withdraw": "Withdraw all that a board owes to the account of a key.",
     "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
     "deploy": "Put the four contracts on a chain, or verify that they stand there.",
+    "hub": "Run a hub until Ctrl-C: signed posts by job, blobs by root, what is new as events.",
     "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
     "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.",
     "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
@@ -61,6 +62,8 @@ EXTRAS: Final = {
         ["web3", "eth", "eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils"], "chain"
     ),
     **dict.fromkeys(["simpy", "scipy"], "sim"),
+    **dict.fromkeys(["starlette", "uvicorn", "sqlalchemy", "prometheus_client"], "node"),
+    "psycopg": "postgres",
     **dict.fromkeys(["jinja2", "markupsafe", "sklearn"], "demo"),
     **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),
 }

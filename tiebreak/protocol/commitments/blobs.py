@@ -12,6 +12,7 @@ from typing import Final
 
 from tiebreak.protocol.codec import check_uint
 from tiebreak.protocol.errors import ProofError
+from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree
 
@@ -32,6 +33,8 @@ def blob_root(size: int, pieces: Sequence[bytes]) -> Digest:
     check_uint("size of a blob", size, 64)
     if size > MAX_BLOB_BYTES or len(pieces) != piece_count(size):
         raise ProofError(f"expected {piece_count(size)} pieces for {size} bytes, got {len(pieces)}")
+    if any(len(piece) != DIGEST_BYTES for piece in pieces):
+        raise ProofError(f"expected digests of {DIGEST_BYTES} bytes, got other lengths")
     return tagged_hash(Tag.BLOB, size.to_bytes(8, "big"), Tree(pieces).root)
 
 

@@ -113,6 +113,11 @@ class PrivateKey:
 
 def recover(digest: bytes, signature: bytes) -> Address:
     """The address whose key made the signature. Raises `SignatureError` unless it is well-formed and valid."""
+    return address_of(recover_key(digest, signature))
+
+
+def recover_key(digest: bytes, signature: bytes) -> ec.EllipticCurvePublicKey:
+    """The key that made the signature. Raises as `recover`."""
     _check_digest(digest)
     r, s, v = _parse(signature)  # (1)
     try:
@@ -122,7 +127,7 @@ def recover(digest: bytes, signature: bytes) -> Address:
         key.verify(utils.encode_dss_signature(r, s), digest, _VERIFY)  # (3)
     except (ValueError, InvalidSignature) as error:
         raise SignatureError("no secp256k1 key makes this signature over this digest") from error
-    return address_of(key)
+    return key
 
 
 def _signer(point: ec.EllipticCurvePublicKey, z: int, r: int, s: int) -> ec.EllipticCurvePublicKey:

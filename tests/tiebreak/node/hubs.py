@@ -1,0 +1,141 @@
+"""Hubs for tests: real ones over HTTP, on both databases, and the posts that they take."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
+from tiebreak.node.hub.app import Hub, HubSettings, make_app
+from tiebreak.node.hub.limits import Limits
+from tiebreak.node.hub.serving import configure
+from tiebreak.node.mail import Mail
+from tiebreak.protocol.commitments.job import Head, SignedHead, game_id
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.parties import posts
+from tiebreak.protocol.tags import Digest
+
+HUB = PrivateKey.from_int(4)
+JOB = make_job()
+HEAD = SignedHead.sign(Head(job_id=JOB.id, count=1, run_root=Digest(b"\1" * 32)), DOMAIN, TRAINER)
+GAME = game_id(HEAD.head, DOMAIN, CHALLENGER.address, 1)
+NEED_POSTGRES = "TIEBREAK_NEED_POSTGRES"
+
+
+@cache
+def postgres_folder() -> Path | None:
+    """Where PostgreSQL's programs are; None without one."""
+    found = shutil.which("initdb")
+    candidates = [Path(found).resolve().parent] if found else []
+    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    folder = next((path for path in candidates if (path / "postgres").exists()), None)
+    assert folder is not None or NEED_POSTGRES not in os.environ, "expected PostgreSQL on this machine, got none"
+    return folder
+
+
+DATABASES = ["sqlite", "postgres"] if postgres_folder() else ["sqlite"]
+
+
+@contextlib.contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """A server on a socket in a folder, deleted at the end. Gives what follows the database's name in a URL."""
+    programs = postgres_folder()
+    assert programs is not None
+    user: dict[str, Any] = {"user": "postgres"} if os.geteuid() == 0 else {}
+    folder.mkdir(mode=0o755)
+    if user:
+        shutil.chown(folder, "postgres")
+    data, quiet = folder / "data", {"stdout": subprocess.DEVNULL, "cwd": folder, **user}
+    subprocess.run([programs / "initdb", "-D", data, "-U", "tiebreak", "-A", "trust"], check=True, **quiet)
+    options = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", folder]
+    server = subprocess.Popen([programs / "postgres", "-D", data, *options], stderr=subprocess.DEVNULL, **quiet)
+    try:
+        for _ in range(200):
+            ready = subprocess.run([programs / "pg_isready", "-h", folder], check=False, **quiet)
+            if ready.returncode == 0:
+                break
+            time.sleep(0.05)
+        yield f"?host={folder}"
+    finally:
+        server.terminate()
+        server.wait(20)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Running:
+    """A hub that serves on a port of this machine."""
+
+    url: str
+    hub: Hub
+    server: uvicorn.Server
+    thread: threading.Thread
+
+    def mail(self, **changes: Any) -> Mail:
+        return Mail(self.url, DOMAIN, **{"hub": HUB.address, "seconds": 10.0, **changes})
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+def settings(folder: Path, database: str = "", **limits: int) -> HubSettings:
+    return HubSettings(
+        folder=folder,
+        domain=DOMAIN,
+        key=HUB,
+        database=database,
+        limits=replace(Limits(free_bytes=0), **limits),
+        in_process=False,
+    )
+
+
+@contextlib.contextmanager
+def running(wanted: HubSettings, port: int = 0, **given: Any) -> Iterator[Running]:
+    wanted.folder.mkdir(exist_ok=True)
+    app = make_app(wanted, **given)
+    server = uvicorn.Server(configure(app, host="127.0.0.1", port=port, limits=wanted.limits))
+    listening = socket.create_server(("127.0.0.1", port))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the hub did not start"
+        time.sleep(0.01)
+    found = Running(f"http://127.0.0.1:{listening.getsockname()[1]}", app.state.hub, server, thread)
+    try:
+        yield found
+    finally:
+        found.stop()
+        listening.close()
+
+
+def post(body: posts.Body, author: PrivateKey, number: int, *, game: Digest | None = None) -> bytes:
+    """The wire of a post about `JOB`."""
+    made = posts.Post.of(body, job_id=JOB.id, number=number, sender=author.address, game_id=game)
+    return posts.SignedPost.sign(made, DOMAIN, author).encode()
+
+
+OFFER = post(posts.OfferBody(job=JOB), CLIENT, 0)
+
+
+def steps(number: int, author: PrivateKey = TRAINER) -> bytes:
+    """A small post of the trainer."""
+    body = posts.StepsBody(first_step=number, losses=(), millisteps=0, processor=0, memory=0)
+    return post(body, author, number)
+
+
+def library(files: list[tuple[str, Digest, int]], number: int, author: PrivateKey = TRAINER) -> bytes:
+    """A post that names files by name, root and size."""
+    rows = [posts.PublishedFile(name=name.encode(), size=size, root=root) for name, root, size in sorted(files)]
+    return post(posts.LibraryBody(count=1, logs=0, files=tuple(rows)), author, number)

@@ -1,0 +1,524 @@
+"""The hub over HTTP: who may write what, what it answers twice, what it refuses, and what survives."""
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import sqlalchemy as sql
+
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
+from tests.tiebreak.node.hubs import (
+    DATABASES,
+    GAME,
+    HEAD,
+    HUB,
+    JOB,
+    OFFER,
+    Running,
+    library,
+    post,
+    postgres,
+    running,
+    settings,
+    steps,
+)
+from tiebreak.node.hub import app as app_module
+from tiebreak.node.hub.clerk import Clerk, Desk
+from tiebreak.node.hub.limits import Buckets, Limits, Recent
+from tiebreak.node.hub.store import Store
+from tiebreak.node.mail import MailRefused
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.packing import unpack
+from tiebreak.protocol.parties import posts
+from tiebreak.protocol.parties.posts import ReceivedPost
+from tiebreak.protocol.tags import Digest
+
+STRANGER = PrivateKey.from_int(9)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]:
+    if "postgres" not in DATABASES:
+        yield None
+        return
+    folder = Path("/tmp") / f"tiebreak-pg-{tmp_path_factory.mktemp('pg').parent.name}"
+    with postgres(folder) as host:
+        yield host
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest, server: str | None, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite+pysqlite:///{tmp_path / 'test.sqlite'}"
+    name = f"t{abs(hash(tmp_path)):x}"
+    admin = sql.create_engine(f"postgresql+psycopg://tiebreak@/postgres{server}", isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(sql.text(f"CREATE DATABASE {name}"))
+    admin.dispose()
+    return f"postgresql+psycopg://tiebreak@/{name}{server}"
+
+
+@pytest.fixture
+def hub(database: str, tmp_path: Path) -> Iterator[Running]:
+    with running(settings(tmp_path / "hub", database)) as found:
+        yield found
+
+
+def ask(
+    hub: Running, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of one request."""
+    connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+    finally:
+        connection.close()
+
+
+def refused(hub: Running, status: int, wire: bytes) -> str:
+    found, _, body = ask(hub, "POST", "/posts", wire)
+    assert found == status, body
+    reason = json.loads(body)
+    assert list(reason) == ["error"]
+    return str(reason["error"])
+
+
+def page(hub: Running, query: str = "") -> list[ReceivedPost]:
+    status, _, body = ask(hub, "GET", f"/posts?{query}")
+    assert status == 200
+    return [ReceivedPost.unpack("page", item) for item in unpack(body, 1 << 24)]
+
+
+def test_posts_are_placed_signed_and_listed(hub: Running) -> None:
+    mail = hub.mail()
+    game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
+    move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
+    wires = [OFFER, steps(0), game, move, steps(1)]
+    received = [mail.post(wire) for wire in wires]
+    assert [found.place for found in received] == [1, 2, 3, 4, 5]
+    found = page(hub)
+    assert [item.wire for item in found] == wires
+    for item in found:
+        item.open(DOMAIN, HUB.address)
+    assert [item.place for item in page(hub, "after=2&limit=2")] == [3, 4]
+    assert [item.place for item in page(hub, f"game={GAME.hex()}")] == [3, 4]
+    assert [item.place for item in page(hub, f"job={JOB.id.hex()}&after=4")] == [5]
+    assert page(hub, f"job={'00' * 32}") == []
+    assert hub.hub.store.jobs() == [JOB]
+    assert hub.hub.store.games(JOB.id) == [(GAME, CHALLENGER.address)]
+    assert hub.hub.store.job_of_game(GAME) == JOB.id
+
+
+def test_the_same_post_is_answered_as_before_and_another_is_refused(hub: Running) -> None:
+    mail = hub.mail()
+    mail.post(OFFER)
+    first = mail.post(steps(7))
+    assert mail.post(steps(8)).place == 3
+    assert mail.post(steps(7)) == first
+    flipped = posts.SignedPost.decode(steps(7))
+    other_end = replace(flipped, signature=flipped.signature[:64] + bytes([55 - flipped.signature[64]]))
+    assert mail.post(other_end.encode()) == first
+    other = post(posts.StepsBody(first_step=99, losses=(), millisteps=0, processor=0, memory=0), TRAINER, 7)
+    assert "expected content" in refused(hub, 409, other)
+    assert len(page(hub)) == 3
+
+
+def test_two_in_one_batch_are_one(database: str) -> None:
+    store = Store(database)
+    clerk = Clerk(_desk(database), store)
+    first, same, other = clerk.take([OFFER, OFFER, steps(0)])
+    assert first.row == same.row
+    assert (first.is_new, same.is_new) == (True, False)
+    assert other.row is not None
+    assert other.row.place == 2
+    store.close()
+
+
+def _desk(database: str, **limits: int) -> Desk:
+    return Desk(
+        database=database,
+        domain=DOMAIN,
+        pem=HUB.to_pem("x" * 8),
+        passphrase="x" * 8,
+        limits=replace(Limits(), **limits),
+    )
+
+
+def test_who_writes_where(hub: Running) -> None:
+    assert "a job that its client offered here" in refused(hub, 403, steps(0))
+    by_stranger = posts.Post.of(posts.OfferBody(job=JOB), job_id=JOB.id, number=0, sender=STRANGER.address)
+    assert "expected one by" in refused(hub, 403, posts.SignedPost.sign(by_stranger, DOMAIN, STRANGER).encode())
+    hub.mail().post(OFFER)
+    assert "expected one by" in refused(hub, 403, steps(0, STRANGER))
+    assert "a game that was opened" in refused(hub, 403, post(posts.MoveBody(wire=b""), CHALLENGER, 0, game=GAME))
+    forged = replace(HEAD, signature=STRANGER.sign(HEAD.head.digest(DOMAIN)))
+    opening = post(posts.GameBody(head=forged, nonce=1), CHALLENGER, 0, game=GAME)
+    assert "expected a signature by" in refused(hub, 403, opening)
+    hub.mail().post(post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME))
+    assert "expected one by" in refused(hub, 403, post(posts.MoveBody(wire=b""), STRANGER, 0, game=GAME))
+    hub.mail().post(post(posts.MoveBody(wire=b""), TRAINER, 0, game=GAME))
+
+
+def test_what_is_no_post_is_refused(hub: Running) -> None:
+    hub.mail().post(OFFER)
+    unsigned = replace(posts.SignedPost.decode(steps(0)), signature=HUB.sign(bytes(32))).encode()
+    for wire in (b"", b"\x90", bytes(1000), OFFER[:-1], OFFER + b"\0", unsigned):
+        assert "expected" in refused(hub, 400, wire)
+    known = replace(posts.SignedPost.decode(steps(0)), signature=TRAINER.sign(bytes(32))).encode()
+    hub.mail().post(steps(1))
+    for signature in (TRAINER.sign(bytes(32)), bytes(65), b"\xff" * 65):
+        known = replace(posts.SignedPost.decode(steps(0)), signature=signature).encode()
+        assert "expected" in refused(hub, 400, known)
+    assert "at most 262656 bytes" in refused(hub, 413, bytes(posts.MAX_POST_BYTES + 1))
+    assert len(page(hub)) == 2
+
+
+def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
+    with running(settings(tmp_path, posts_per_minute=10, jobs_per_key=1, games_per_key=0)) as hub:
+        hub.mail().post(OFFER)
+        other = make_job(nonce=8)
+        offer = posts.Post.of(posts.OfferBody(job=other), job_id=other.id, number=0, sender=CLIENT.address)
+        assert "at most 1 jobs" in refused(hub, 429, posts.SignedPost.sign(offer, DOMAIN, CLIENT).encode())
+        assert "at most 10 posts a minute" in refused(hub, 429, OFFER)
+        game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
+        assert "at most 0 games" in refused(hub, 429, game)
+    with running(settings(tmp_path, waiting_posts=0)) as hub:
+        assert "at most 0 posts at once" in refused(hub, 429, OFFER)
+
+
+def test_a_bucket_fills_again_and_a_map_forgets() -> None:
+    now = [0.0]
+    bucket = Buckets(0.5, 2, clock=lambda: now[0])
+    assert [bucket.take(b"a") for _ in range(3)] == [True, True, False]
+    assert bucket.take(b"b")
+    now[0] = 1.9
+    assert not bucket.take(b"a")
+    now[0] = 4.0
+    assert bucket.take(b"a")
+    recent: Recent[int, int] = Recent(2)
+    for key in (1, 2):
+        recent.put(key, key)
+    recent.get(1)
+    recent.put(3, 3)
+    assert [recent.get(key) for key in (1, 2, 3)] == [1, None, 3]
+
+
+def test_a_hub_that_starts_again_goes_on_where_it_was(database: str, tmp_path: Path) -> None:
+    wanted = settings(tmp_path / "hub", database)
+    with running(wanted) as hub:
+        first = hub.mail().post(OFFER)
+    with running(wanted) as hub:
+        assert hub.mail().post(OFFER) == first
+        assert hub.mail().post(steps(0)).place == 2
+        assert [item.wire for item in page(hub)] == [OFFER, steps(0)]
+
+
+def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
+    store = Store(database)
+    Clerk(_desk(database), store)
+    store.close()
+    for desk in (
+        replace(_desk(database), pem=CLIENT.to_pem("x" * 8)),
+        replace(_desk(database), domain=replace(DOMAIN, chain_id=5)),
+    ):
+        other = Store(database)
+        with pytest.raises(StateError, match=r"expected a database of (hub|chain)"):
+            Clerk(desk, other)
+        other.close()
+    with pytest.raises(ConfigurationError, match="URL of an SQLite or PostgreSQL database"):
+        Store("nothing")
+
+
+@pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_two_clerks_do_not_share_a_database(database: str) -> None:
+    first, second = Store(database), Store(database)
+    Clerk(_desk(database), first)
+    with pytest.raises(StateError, match="another hub writes to this database"):
+        Clerk(_desk(database), second)
+    first.close()
+    Clerk(_desk(database), second)
+    second.close()
+
+
+def test_the_clock_never_goes_back(database: str) -> None:
+    store, now = Store(database), [100.0]
+    clerk = Clerk(_desk(database), store, clock=lambda: now[0])
+    answers = clerk.take([OFFER])
+    now[0] = 50.0
+    answers += clerk.take([steps(0)])
+    now[0] = 101.5
+    answers += clerk.take([steps(1)])
+    assert [answer.row.at for answer in answers if answer.row] == [100, 100, 101]
+    store.close()
+
+
+def test_a_database_that_is_full_refuses_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = f"sqlite+pysqlite:///{tmp_path / 'test.sqlite'}"
+    store = Store(database)
+    clerk = Clerk(_desk(database), store)
+    clerk.take([OFFER])
+    pages = "PRAGMA max_page_count = {}"
+    with store.engine.connect() as connection:
+        connection.execute(sql.text(pages.format(1)))  # the pool has one connection here, which keeps it
+    large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000), TRAINER, 5)
+    assert [(a.status, a.row) for a in clerk.take([large, b""])] == [(507, None), (400, None)]
+    assert [row.place for row in store.posts(0)] == [1]
+    with store.engine.connect() as connection:
+        connection.execute(sql.text(pages.format(1 << 20)))
+    (answer,) = clerk.take([large])
+    assert answer.row is not None
+    assert answer.row.place == 2
+    store.close()
+
+
+def test_a_clerk_in_a_process_of_its_own(tmp_path: Path) -> None:
+    with running(replace(settings(tmp_path), in_process=True)) as hub:
+        mail = hub.mail()
+        assert [mail.post(wire).place for wire in (OFFER, steps(0))] == [1, 2]
+        assert json.loads(ask(hub, "GET", "/healthz")[2]) == {"status": "ok", "place": 2}
+        (clerk,) = hub.hub._executor._processes.values()  # type: ignore[attr-defined]
+        clerk.kill()
+        assert refused(hub, 503, steps(1))
+        assert ask(hub, "GET", "/healthz")[0] == 503
+        assert len(page(hub)) == 2
+
+
+# ---------------------------------------------------------------- what is new
+
+
+def test_letters_come_once_and_in_order(hub: Running) -> None:
+    mail, reader = hub.mail(), hub.mail()
+    mail.post(OFFER)
+    mail.post(steps(0))
+    seen, done = [], threading.Event()
+
+    def read() -> None:
+        for letter in reader.follow(0, jobs=[JOB.id]):
+            seen.append(letter)
+            if len(seen) == 40:
+                done.set()
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    for number in range(1, 39):
+        mail.post(steps(number))
+    assert done.wait(20)
+    reader.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert [letter.place for letter in seen] == list(range(1, 41))
+    assert [letter.post.number for letter in seen] == [0, *range(39)]
+    assert reader.lies == 0
+
+
+def test_the_stream_says_what_is_new_without_the_posts(hub: Running) -> None:
+    hub.mail().post(OFFER)
+    connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
+    connection.request("GET", "/stream", headers={"Last-Event-ID": "0"})
+    response = connection.getresponse()
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [response.readline() for _ in range(4)]
+    assert lines[2] == b"id: 1\n"
+    found = json.loads(lines[3].removeprefix(b"data: "))
+    assert found == {"place": 1, "job": JOB.id.hex(), "game": JOB.id.hex(), "kind": 1}
+    connection.close()
+
+
+def test_streams_are_limited(tmp_path: Path) -> None:
+    with running(settings(tmp_path, streams_per_address=0)) as hub:
+        assert ask(hub, "GET", "/stream")[0] == 429
+
+
+# ---------------------------------------------------------------- blobs
+
+
+def blob(size: int) -> tuple[bytes, Digest, bytes]:
+    """Bytes, their root, and their pieces' digests."""
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    digests = [piece_digest(data[at : at + PIECE_BYTES]) for at in range(0, max(1, size), PIECE_BYTES)]
+    return data, blob_root(size, digests), b"".join(digests)
+
+
+SIZE = 2 * PIECE_BYTES + 77
+DATA, ROOT, DIGESTS = blob(SIZE)
+
+
+def name_it(hub: Running, root: Digest = ROOT, size: int = SIZE) -> None:
+    hub.mail().post(OFFER)
+    hub.mail().post(library([("a.bin", root, size)], 0))
+
+
+def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
+    name_it(hub)
+    where = f"/blobs/{ROOT.hex()}"
+    assert ask(hub, "GET", where)[0] == ask(hub, "HEAD", where)[0] == ask(hub, "GET", f"{where}/pieces")[0] == 404
+    assert ask(hub, "PUT", where, DATA)[0] == 403
+    assert json.loads(ask(hub, "PUT", f"{where}/pieces?size={SIZE}", DIGESTS)[2]) == {"held": 0, "size": SIZE}
+    # What follows the last whole piece is left away.
+    assert json.loads(ask(hub, "PUT", where, DATA[: PIECE_BYTES + 9])[2]) == {"held": PIECE_BYTES, "size": SIZE}
+    status, headers, body = ask(hub, "GET", f"{where}/pieces")
+    assert (status, headers["x-tiebreak-held"], body) == (200, str(PIECE_BYTES), SIZE.to_bytes(8, "big") + DIGESTS)
+    assert ask(hub, "GET", where)[0] == 404
+    status, headers, body = ask(hub, "PUT", f"{where}?offset=5", DATA[5:])
+    assert (status, headers["x-tiebreak-held"]) == (409, str(PIECE_BYTES))
+    found = ask(hub, "PUT", f"{where}?offset={PIECE_BYTES}", DATA[PIECE_BYTES:])
+    assert json.loads(found[2]) == {"held": SIZE, "size": SIZE}
+    assert ask(hub, "GET", where)[2] == DATA
+    assert ask(hub, "HEAD", where)[1]["content-length"] == str(SIZE)
+    for text, part in (("5-9", DATA[5:10]), (f"{SIZE - 3}-", DATA[-3:]), ("-4", DATA[-4:]), ("3-99999999", DATA[3:])):
+        status, headers, body = ask(hub, "GET", where, range=f"bytes={text}")
+        assert (status, body) == (206, part)
+        assert headers["content-range"].endswith(f"/{SIZE}")
+    for text in ("bytes=9-5", f"bytes={SIZE}-", "bytes=-", "bytes=0-1,3-4", "octets=1-2"):
+        assert ask(hub, "GET", where, range=text)[0] == 416
+    # Whole: what comes again is not read.
+    assert json.loads(ask(hub, "PUT", where, b"")[2])["held"] == SIZE
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1])
+def test_blobs_of_every_end(tmp_path: Path, size: int) -> None:
+    data, root, _ = blob(size)
+    with running(settings(tmp_path / "hub")) as hub:
+        name_it(hub, root, size)
+        (tmp_path / "up").write_bytes(data)
+        assert hub.mail().upload(tmp_path / "up") == root
+        hub.mail().download(root, size, tmp_path / "down")
+        assert (tmp_path / "down").read_bytes() == data
+        assert not (tmp_path / "down.part").exists()
+
+
+def test_hostile_blobs(tmp_path: Path) -> None:
+    with running(settings(tmp_path, blob_bytes=SIZE)) as hub:
+        hub.mail().post(OFFER)
+        where = f"/blobs/{ROOT.hex()}"
+        pieces = f"{where}/pieces?size={SIZE}"
+        assert ask(hub, "PUT", pieces, DIGESTS)[0] == 403  # nobody named it
+        name_it(hub)
+        assert ask(hub, "PUT", f"{where}/pieces?size={SIZE + 1}", DIGESTS)[0] == 413
+        assert ask(hub, "PUT", f"{where}/pieces?size={SIZE - 1}", DIGESTS)[0] == 403
+        for wrong in (DIGESTS[:-1], DIGESTS[:-32], DIGESTS[32:] + DIGESTS[:32], b""):
+            assert ask(hub, "PUT", pieces, wrong)[0] == 400
+        assert ask(hub, "PUT", pieces, DIGESTS + bytes(32))[0] == 413
+        assert ask(hub, "PUT", pieces, DIGESTS)[0] == 200
+        status, _, body = ask(hub, "PUT", where, DATA[:PIECE_BYTES] + b"\xff" + DATA[PIECE_BYTES + 1 :])
+        assert status == 400
+        assert b"piece 1: expected" in body
+        assert ask(hub, "GET", f"{where}/pieces")[1]["x-tiebreak-held"] == str(PIECE_BYTES)
+        assert ask(hub, "PUT", f"{where}?offset={PIECE_BYTES}", DATA[PIECE_BYTES:] + b"more")[0] == 413
+        assert ask(hub, "PUT", f"{where}?offset={2 * PIECE_BYTES}", DATA[2 * PIECE_BYTES :])[0] == 200
+        assert ask(hub, "GET", where)[2] == DATA
+        root = blob(SIZE + 1)[1]
+        assert "files of at most" in refused(hub, 413, library([("b", root, SIZE + 1)], 1))
+        for path in ("/blobs/00", f"/blobs/{'0' * 63}g", "/blobs/..%2f..%2fetc%2fpasswd", f"{where}?offset=-1"):
+            assert ask(hub, "PUT", path, b"x")[0] in (400, 404)
+
+
+def test_a_part_is_checked_again_after_a_restart(tmp_path: Path) -> None:
+    wanted = settings(tmp_path / "hub")
+    with running(wanted) as hub:
+        name_it(hub)
+        ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)
+        ask(hub, "PUT", f"/blobs/{ROOT.hex()}", DATA[: 2 * PIECE_BYTES])
+    (part,) = (tmp_path / "hub" / "blobs").rglob("*.part")
+    with part.open("r+b") as file:
+        file.seek(PIECE_BYTES + 5)
+        file.write(b"damaged")
+    with running(wanted) as hub:
+        (tmp_path / "up").write_bytes(DATA)
+        assert hub.mail().upload(tmp_path / "up") == ROOT
+        assert ask(hub, "GET", f"/blobs/{ROOT.hex()}")[2] == DATA
+
+
+def test_what_a_key_may_store(tmp_path: Path) -> None:
+    with running(settings(tmp_path, bytes_per_key=SIZE)) as hub:
+        name_it(hub)
+        data, root, digests = blob(5)
+        hub.mail().post(library([("b", root, 5)], 1))
+        assert ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)[0] == 200
+        status, _, body = ask(hub, "PUT", f"/blobs/{root.hex()}/pieces?size=5", digests)
+        assert status == 403
+        assert b"by the key that names it" in body
+        # Somebody else of the job has room for it.
+        hub.mail().post(library([("b", root, 5)], 1, CLIENT))
+        assert ask(hub, "PUT", f"/blobs/{root.hex()}/pieces?size=5", digests)[0] == 200
+        assert ask(hub, "PUT", f"/blobs/{root.hex()}", data)[0] == 200
+
+
+def test_a_full_disk_refuses_blobs_and_keeps_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(settings(tmp_path)) as hub:
+        name_it(hub)
+        where = f"/blobs/{ROOT.hex()}"
+        monkeypatch.setattr(hub.hub.blobs, "_free", 1 << 60)
+        status, _, body = ask(hub, "PUT", f"{where}/pieces?size={SIZE}", DIGESTS)
+        assert status == 507
+        assert b"stay free" in body
+        monkeypatch.setattr(hub.hub.blobs, "_free", 0)
+        assert ask(hub, "PUT", f"{where}/pieces?size={SIZE}", DIGESTS)[0] == 200
+
+        def full(*_: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tiebreak.node.hub.blobs.os.pwrite", full)
+            assert ask(hub, "PUT", where, DATA)[0] == 507
+            assert hub.mail().post(steps(5)).place == 3
+        assert ask(hub, "GET", f"{where}/pieces")[1]["x-tiebreak-held"] == "0"
+        assert ask(hub, "PUT", where, DATA)[0] == 200
+        assert ask(hub, "GET", where)[2] == DATA
+
+
+def test_a_body_that_stops_coming_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "BODY_SECONDS", 0.2)
+    with running(settings(tmp_path)) as hub:
+        connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
+        connection.putrequest("POST", "/posts")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b"only a part")
+        assert connection.getresponse().status == 408
+        connection.close()
+
+
+# ---------------------------------------------------------------- about the hub
+
+
+def test_what_the_hub_says_of_itself(hub: Running, cases: Callable[[], None]) -> None:
+    hub.mail().post(OFFER)
+    refused(hub, 400, b"")
+    found = json.loads(ask(hub, "GET", "/key")[2])
+    assert found["address"] == "0x" + HUB.address.hex()
+    metrics = ask(hub, "GET", "/metrics")[2].decode()
+    for line in (
+        'tiebreak_hub_posts_total{status="200"} 1.0',
+        'tiebreak_hub_posts_total{status="400"} 1.0',
+        "tiebreak_hub_post_seconds_count 2.0",
+        "tiebreak_hub_place 1.0",
+        "tiebreak_hub_listeners 0.0",
+    ):
+        assert line in metrics.splitlines()
+        cases()
+    assert ask(hub, "GET", "/healthz")[0] == 200
+    assert ask(hub, "GET", "/nothing")[0] == 404
+    assert json.loads(ask(hub, "DELETE", "/posts")[2]) == {"error": "Method Not Allowed"}
+
+
+def test_a_hub_of_another_domain_or_key_is_refused(tmp_path: Path) -> None:
+    with running(settings(tmp_path)) as hub:
+        mail = hub.mail(hub=None)
+        assert mail.hub == HUB.address
+        mail._hub, mail._domain = None, replace(DOMAIN, chain_id=7)
+        with pytest.raises(ConfigurationError, match="expected a hub for chain 7"):
+            _ = mail.hub
+        with pytest.raises(MailRefused, match="refused with 403"):
+            hub.mail().post(steps(0))

@@ -1,0 +1,344 @@
+"""Mail against hubs that lie, drip, cut and come back: nothing false is believed, and what is true arrives."""
+
+import base64
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.protocol.runs import DOMAIN, TRAINER
+from tests.tiebreak.node.hubs import HUB, JOB, OFFER, Running, library, running, settings, steps
+from tiebreak.node import mail as mail_module
+from tiebreak.node.mail import Mail, MailRefused, MailStopped, blob_of
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.packing import pack
+from tiebreak.protocol.parties.posts import Received, ReceivedPost, SignedPost
+from tiebreak.protocol.tags import Digest
+
+Script = Callable[[bytes], list[bytes | float]]
+"""From the head of a request to what is sent, with pauses in seconds; the connection is closed at the end."""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(mail_module, "LONGEST_PAUSE", 0.05)
+
+
+@contextmanager
+def liar(script: Script) -> Iterator[str]:
+    """A server that answers by a script."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            head = b""
+            while b"\r\n\r\n" not in head and (data := connection.recv(1 << 16)):
+                head += data
+            try:
+                for item in script(head):
+                    if isinstance(item, float):
+                        time.sleep(item)
+                    else:
+                        connection.sendall(item)
+            except OSError:
+                pass
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        listening.close()
+
+
+def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def receipt(wire: bytes, place: int, *, at: int = 5, key: object = HUB) -> ReceivedPost:
+    named = Received(content=SignedPost.decode(wire).post.content, place=place, at=at)
+    signature = key.sign(named.digest(DOMAIN))  # type: ignore[attr-defined]
+    return ReceivedPost(place=place, at=at, wire=wire, signature=signature)
+
+
+def as_json(found: ReceivedPost, **changes: object) -> bytes:
+    made = {"place": found.place, "at": found.at, "signature": "0x" + found.signature.hex()}
+    return json.dumps({**made, **changes}).encode()
+
+
+def page(*found: ReceivedPost) -> bytes:
+    return pack([item.pack() for item in found])
+
+
+def mail(url: str, **given: object) -> Mail:
+    return Mail(url, DOMAIN, **{"hub": HUB.address, "seconds": 2.0, **given})  # type: ignore[arg-type]
+
+
+def script_of(*bodies: list[bytes | float]) -> Script:
+    """The next answer to each request, and the last one for ever."""
+    left = list(bodies)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+GOOD = receipt(OFFER, 3)
+LIES: dict[str, list[bytes | float]] = {
+    "another key": [answer(as_json(receipt(OFFER, 3, key=TRAINER)))],
+    "another place": [answer(as_json(GOOD, place=4))],
+    "another instant": [answer(as_json(GOOD, at=6))],
+    "no number": [answer(as_json(GOOD, place="3"))],
+    "a negative number": [answer(as_json(GOOD, place=-3))],
+    "no JSON": [answer(b"{")],
+    "deep JSON": [answer(b"[" * 60000)],
+    "no object": [answer(b"[]")],
+    "nothing": [answer(b"")],
+    "no hexadecimal": [answer(as_json(GOOD, signature="0xzz"))],
+    "no HTTP": [b"hello\r\n\r\n"],
+    "an end at once": [],
+    "a cut body": [answer(as_json(GOOD))[:-5]],
+    "a long body": [b"HTTP/1.1 200 OK\r\n\r\n", *[bytes(1 << 16)] * 3],
+    "a server error": [answer(b"oops", "500 Oops")],
+    "a full disk": [answer(b'{"error": "full"}', "507 Full")],
+    "a redirect to itself": [answer(b"", "503 Later", "Location: /posts")],
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_receipt_counts_only_if_the_hub_signed_it(name: str) -> None:
+    with liar(script_of(LIES[name], [answer(as_json(GOOD))])) as url:
+        assert mail(url).post(OFFER) == Received(content=SignedPost.decode(OFFER).post.content, place=3, at=5)
+
+
+def test_a_refusal_is_told_and_a_stop_ends_the_waiting() -> None:
+    with (
+        liar(script_of([answer(b'{"error": "no"}', "403 No")])) as url,
+        pytest.raises(MailRefused, match="403: no") as e,
+    ):
+        mail(url).post(OFFER)
+    assert e.value.status == 403
+    stop = threading.Event()
+    client = mail("http://127.0.0.1:1", stop=stop)
+    threading.Timer(0.2, stop.set).start()
+    with pytest.raises(MailStopped):
+        client.post(OFFER)
+    for url in ("ftp://a", "http://", "nothing"):
+        with pytest.raises(ConfigurationError, match="expected the URL of a hub"):
+            Mail(url, DOMAIN)
+
+
+def test_a_page_counts_only_in_order_and_signed() -> None:
+    first, second = receipt(OFFER, 3), receipt(steps(0), 4)
+    wrong: list[bytes] = [
+        page(second, first),
+        page(first, first),
+        page(receipt(OFFER, 2)),
+        page(receipt(OFFER, 3, key=TRAINER)),
+        page(first)[:-1],
+        page(first) + b"\0",
+        pack([[1, 2]]),
+        pack(7),
+        b"",
+    ]
+    with liar(script_of(*([answer(body)] for body in wrong), [answer(page(first, second))])) as url:
+        client = mail(url)
+        letters, last = client.page(2)
+    assert [letter.place for letter in letters] == [3, 4]
+    assert last == 4
+    assert client.lies == len(wrong)
+
+
+def test_a_post_that_its_sender_did_not_sign_is_passed_over() -> None:
+    signed = SignedPost.decode(steps(0))
+    bad = SignedPost(post=signed.post, signature=TRAINER.sign(bytes(32))).encode()
+    with liar(script_of([answer(page(receipt(OFFER, 3), receipt(bad, 4), receipt(steps(1), 5)))])) as url:
+        client = mail(url)
+        letters, last = client.page(0)
+    assert [letter.place for letter in letters] == [3, 5]
+    assert (last, client.lies) == (5, 1)
+
+
+def test_posts_of_other_jobs_than_asked_for_are_a_lie() -> None:
+    with liar(script_of([answer(page(receipt(OFFER, 3)))], [answer(page())])) as url:
+        client = mail(url)
+        assert client.page(0, jobs=[Digest(bytes(32))]) == ([], 0)
+        assert client.lies == 1
+
+
+def event(found: ReceivedPost) -> bytes:
+    data = json.dumps({"place": found.place, "post": base64.b64encode(pack(found.pack())).decode()})
+    return f"id: {found.place}\ndata: {data}\n\n".encode()
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+def test_a_stream_that_breaks_lies_and_repeats_is_followed_to_its_end() -> None:
+    made = [receipt(OFFER, 1), *(receipt(steps(n), n + 2) for n in range(5))]
+    asked = []
+    scripts = script_of(
+        [STREAM, event(made[0]), event(made[1])],
+        [STREAM, b": ping\n\n", event(made[1])],  # again what was seen
+        [STREAM, event(made[2])[:-20]],  # cut
+        [STREAM, b"data: {}\n\n"],
+        [STREAM, b"data: " + b"x" * (2 << 20)],
+        [STREAM, event(receipt(steps(0), 9, key=TRAINER))],
+        [answer(b"", "503 Later")],
+        [STREAM, *(event(item) for item in made[2:]), 5.0],
+    )
+
+    def script(head: bytes) -> list[bytes | float]:
+        asked.append(head.split(b" ")[1])
+        return scripts(head)
+
+    with liar(script) as url:
+        client, places = mail(url), []
+        for letter in client.follow(0, jobs=[JOB.id]):
+            places.append(letter.place)
+            if len(places) == 6:
+                client.close()
+        assert places == [1, 2, 3, 4, 5, 6]
+        assert client.lies == 3
+        assert asked[0].startswith(b"/stream?after=0&")
+        assert all(path.startswith(b"/stream?after=2&") for path in asked[1:])
+
+
+def test_a_stream_that_is_refused_says_so() -> None:
+    with liar(script_of([answer(b'{"error": "no"}', "400 No")])) as url, pytest.raises(MailRefused, match="no"):
+        next(iter(mail(url).follow(0)))
+
+
+# ---------------------------------------------------------------- blobs
+
+DATA = os.urandom(3 * PIECE_BYTES + 99)
+DIGESTS = [piece_digest(DATA[at : at + PIECE_BYTES]) for at in range(0, len(DATA), PIECE_BYTES)]
+ROOT = blob_root(len(DATA), DIGESTS)
+LIST = len(DATA).to_bytes(8, "big") + b"".join(DIGESTS)
+
+
+def given(part: bytes, *, length: int | None = None) -> bytes:
+    size = len(part) if length is None else length
+    return f"HTTP/1.1 206 Partial\r\nContent-Length: {size}\r\n\r\n".encode() + part
+
+
+def test_a_download_believes_no_byte_and_goes_on_after_a_break(tmp_path: Path) -> None:
+    wrong = bytearray(DATA)
+    wrong[PIECE_BYTES + 3] ^= 1
+    asked: list[str] = []
+    blobs = script_of(
+        [given(bytes(wrong))],
+        [answer(b"", "404 Not Found")],
+        [given(DATA[: PIECE_BYTES // 2], length=len(DATA))],
+        [given(DATA[:10], length=10)],
+        [answer(DATA)],  # not the range that was asked for
+        [given(DATA[:-100], length=len(DATA))],
+        ["later"],  # type: ignore[list-item]
+    )
+    lists = script_of([answer(LIST[:-1])], [answer(LIST + bytes(32))], [answer(bytes(len(LIST)))], [answer(LIST)])
+
+    def script(head: bytes) -> list[bytes | float]:
+        if b"/pieces" in head:
+            return lists(head)
+        start = int(head.split(b"bytes=")[1].split(b"-")[0])
+        asked.append(str(start))
+        found = blobs(head)
+        return [given(DATA[start:])] if found == ["later"] else found
+
+    with liar(script) as url:
+        client = mail(url)
+        client.download(ROOT, len(DATA), tmp_path / "blob")
+    assert (tmp_path / "blob").read_bytes() == DATA
+    assert client.lies >= 3
+    assert asked[0] == "0"
+    assert asked == sorted(asked, key=int)
+
+
+def test_what_came_before_is_used_again_if_it_is_right(tmp_path: Path) -> None:
+    asked = []
+
+    def script(head: bytes) -> list[bytes | float]:
+        if b"/pieces" in head:
+            return [answer(LIST)]
+        start = int(head.split(b"bytes=")[1].split(b"-")[0])
+        asked.append(start)
+        return [given(DATA[start:])]
+
+    part = tmp_path / "blob.part"
+    with liar(script) as url:
+        part.write_bytes(DATA[: 2 * PIECE_BYTES + 5])
+        mail(url).download(ROOT, len(DATA), tmp_path / "blob")
+        part.write_bytes(DATA[:PIECE_BYTES] + b"x" + DATA[PIECE_BYTES + 1 :] + b"more")
+        mail(url).download(ROOT, len(DATA), tmp_path / "again")
+        (tmp_path / "again.part").write_bytes(DATA)
+        mail(url).download(ROOT, len(DATA), tmp_path / "again")
+    assert (tmp_path / "blob").read_bytes() == (tmp_path / "again").read_bytes() == DATA
+    assert asked == [2 * PIECE_BYTES, 0]
+
+
+def test_a_blob_that_is_not_there_and_a_size_that_is_none(tmp_path: Path) -> None:
+    with running(settings(tmp_path / "hub")) as hub:
+        with pytest.raises(MailRefused, match="404"):
+            hub.mail().download(ROOT, len(DATA), tmp_path / "blob")
+        with pytest.raises(ConfigurationError, match="at most"):
+            hub.mail().download(ROOT, 1 << 60, tmp_path / "blob")
+
+
+def test_an_upload_goes_on_after_the_hub_was_away(tmp_path: Path) -> None:
+    path, wanted = tmp_path / "up", settings(tmp_path / "hub")
+    path.write_bytes(DATA)
+    with running(wanted) as hub:
+        hub.mail().post(OFFER)
+        hub.mail().post(library([("a", ROOT, len(DATA))], 0))
+        port = int(hub.url.rsplit(":", 1)[1])
+    found: list[Digest] = []
+    thread = threading.Thread(target=lambda: found.append(mail(f"http://127.0.0.1:{port}").upload(path)), daemon=True)
+    thread.start()
+    time.sleep(0.3)
+    with running(wanted, port) as hub:
+        thread.join(20)
+        assert found == [ROOT]
+        assert hub.mail().upload(path) == ROOT
+        hub.mail().download(*blob_of(path), tmp_path / "down")
+    assert (tmp_path / "down").read_bytes() == DATA
+
+
+def test_two_bring_the_same_blob(tmp_path: Path) -> None:
+    path = tmp_path / "up"
+    path.write_bytes(DATA)
+    with running(settings(tmp_path / "hub")) as hub:
+        _name(hub)
+        found: list[Digest] = []
+        threads = [threading.Thread(target=lambda: found.append(hub.mail().upload(path))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert found == [ROOT] * 3
+
+
+def _name(hub: Running) -> None:
+    hub.mail().post(OFFER)
+    hub.mail().post(library([("a", ROOT, len(DATA))], 0))
+
+
+def test_an_upload_that_nobody_named_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "up"
+    path.write_bytes(DATA)
+    with running(settings(tmp_path / "hub")) as hub, pytest.raises(MailRefused, match="some library names"):
+        hub.mail().upload(path)
+    with pytest.raises(FileNotFoundError):
+        mail("http://127.0.0.1:1").upload(tmp_path / "nothing")

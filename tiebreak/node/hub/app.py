@@ -1,0 +1,470 @@
+"""The hub over HTTP/1.1 (Starlette on uvicorn); `openapi.json` beside this file describes it.
+
+Nobody has an account. A post is taken for its signature, bytes of a blob are taken because a library names their root
+and they hash to it. What is refused is answered with a status and `{"error": "expected ..., got ..."}`.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections import Counter as Tally
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import prometheus_client as prometheus
+import sqlalchemy.exc
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from tiebreak.node.hub.blobs import Blobs, DiskFull
+from tiebreak.node.hub.clerk import Answer, Desk, in_process, in_thread
+from tiebreak.node.hub.limits import Limits
+from tiebreak.node.hub.store import Store
+from tiebreak.node.hub.streams import Listener, Streams, follow
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES, PIECE_BYTES, piece_count
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.errors import ProofError, StateError
+from tiebreak.protocol.hashing import DIGEST_BYTES
+from tiebreak.protocol.packing import pack
+from tiebreak.protocol.parties.posts import MAX_POST_BYTES
+
+MAX_PAGE: Final = 1000
+MAX_JOBS: Final = 256
+MAX_BATCH: Final = 64
+BODY_SECONDS: Final = 30.0
+"""How long the hub waits for the next bytes of a body."""
+READ_BYTES: Final = 1 << 20
+HELD: Final = "x-tiebreak-held"
+"""The header that says how many bytes of a blob are here."""
+_HEX: Final = re.compile("[0-9a-f]{64}")
+_RANGE: Final = re.compile("bytes=([0-9]{0,15})-([0-9]{0,15})")
+T = TypeVar("T")
+
+Pages = Callable[[Store], Sequence[BaseRoute]]
+"""Makes the routes of the pages, from what the hub has stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSettings:
+    """What a hub is made from."""
+
+    folder: Path
+    domain: Domain
+    key: keys.PrivateKey
+    database: str = ""
+    """SQLAlchemy's URL; empty for a file in the folder."""
+    limits: Limits = field(default_factory=Limits)
+    in_process: bool = True
+    """Whether posts are taken in a process of their own."""
+
+    @property
+    def url(self) -> str:
+        return self.database or f"sqlite+pysqlite:///{self.folder.resolve() / 'posts.sqlite'}"
+
+
+class Metrics:
+    """What /metrics shows, in a registry of its own."""
+
+    def __init__(self, hub: "Hub") -> None:
+        self.registry = prometheus.CollectorRegistry()
+        registry = self.registry
+        self.posts = prometheus.Counter(
+            "tiebreak_hub_posts", "Posts by the status answered", ["status"], registry=registry
+        )
+        self.seconds = prometheus.Histogram(
+            "tiebreak_hub_post_seconds", "From a post's last byte to its answer", registry=registry,
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+        )  # fmt: skip
+        self.taken = prometheus.Counter("tiebreak_hub_blob_bytes_taken", "Of blobs, uploaded", registry=registry)
+        self.given = prometheus.Counter("tiebreak_hub_blob_bytes_given", "Of blobs, downloaded", registry=registry)
+        for name, text, value in (
+            ("tiebreak_hub_place", "The last place", lambda: hub.place),
+            ("tiebreak_hub_listeners", "Connections that follow what is new", lambda: sum(hub.by_address.values())),
+            ("tiebreak_hub_waiting_posts", "Posts not answered yet", lambda: hub.waiting),
+        ):
+            prometheus.Gauge(name, text, registry=registry).set_function(value)
+
+
+class Hub:
+    """One hub: its store, its library, its clerk and those who listen. Made and used in one event loop."""
+
+    def __init__(self, settings: HubSettings) -> None:
+        self.domain, self.limits, self.address = settings.domain, settings.limits, Address(settings.key.address)
+        word = secrets.token_hex(32)
+        desk = Desk(
+            database=settings.url,
+            domain=settings.domain,
+            pem=settings.key.to_pem(word),
+            passphrase=word,
+            limits=settings.limits,
+        )
+        self._executor: Executor
+        self._executor, self._take = (in_process if settings.in_process else in_thread)(desk)
+        self.store = Store(settings.url)
+        self.blobs = Blobs(settings.folder / "blobs", free_bytes=settings.limits.free_bytes)
+        self.streams = Streams()
+        self.by_address: Tally[str] = Tally()
+        self.place = self.store.last_place()
+        self.waiting = 0
+        self.metrics = Metrics(self)
+        self._queue: asyncio.Queue[tuple[bytes, asyncio.Future[Answer]]] = asyncio.Queue()
+
+    async def post(self, wire: bytes) -> Answer:
+        """Give a post to the clerk, and wait for its answer."""
+        if self.waiting >= self.limits.waiting_posts:
+            return Answer(status=429, error=f"expected at most {self.limits.waiting_posts} posts at once, got more")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.waiting += 1
+        try:
+            self._queue.put_nowait((wire, answer))
+            return await answer
+        finally:
+            self.waiting -= 1
+
+    async def serve_posts(self) -> None:
+        """Take what waits, batch after batch: while one is on its way to the disk, the next one gathers."""
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = [await self._queue.get()]
+            while len(batch) < MAX_BATCH and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            try:
+                answers = await loop.run_in_executor(self._executor, self._take, [wire for wire, _ in batch])
+            except Exception as error:
+                # The clerk's process died. Nobody is told that a post was taken, and the hub ends: see `healthz`.
+                for _, future in batch:
+                    if not future.done():
+                        future.set_result(Answer(status=503, error="expected a hub that runs, got one that ends"))
+                raise StateError("the process that takes posts has died") from error
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if answer.row is not None and answer.is_new:
+                    self.place = answer.row.place
+                    self.streams.publish(answer.row)
+                if not future.done():
+                    future.set_result(answer)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self.store.close()
+
+
+def make_app(settings: HubSettings, *, pages: Pages | None = None) -> Starlette:
+    """The hub as an ASGI application, with its pages if there are any."""
+    api = _Api()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        api.hub = hub = await run_in_threadpool(Hub, settings)
+        app.state.hub = hub
+        if pages is not None:
+            app.router.routes.extend(pages(hub.store))
+        api.serving = asyncio.create_task(hub.serve_posts())
+        try:
+            yield
+        finally:
+            api.serving.cancel()
+            await run_in_threadpool(hub.close)
+
+    handlers: dict[Any, Any] = {HTTPException: _refusal, Exception: _bug}
+    return Starlette(routes=api.routes(), lifespan=lifespan, exception_handlers=handlers)
+
+
+async def _refusal(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+
+
+async def _bug(_request: Request, _error: Exception) -> Response:
+    return JSONResponse({"error": "expected a hub without bugs, got one; its log says more"}, 500)
+
+
+class _Api:
+    """The endpoints."""
+
+    hub: Hub
+    serving: "asyncio.Task[None]"
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/posts", self.add_post, methods=["POST"]),
+            Route("/posts", self.list_posts, methods=["GET"]),
+            Route("/stream", self.stream, methods=["GET"]),
+            Route("/blobs/{root}", self.put_blob, methods=["PUT"]),
+            Route("/blobs/{root}", self.get_blob, methods=["GET", "HEAD"]),
+            Route("/blobs/{root}/pieces", self.put_pieces, methods=["PUT"]),
+            Route("/blobs/{root}/pieces", self.get_pieces, methods=["GET"]),
+            Route("/healthz", self.healthz, methods=["GET"]),
+            Route("/metrics", self.show_metrics, methods=["GET"]),
+            Route("/key", self.key, methods=["GET"]),
+            Route("/openapi.json", self.openapi, methods=["GET"]),
+        ]
+
+    # ------------------------------------------------------------------ posts
+
+    async def add_post(self, request: Request) -> Response:
+        wire = await _body(request, MAX_POST_BYTES)
+        start = time.perf_counter()
+        answer = await self.hub.post(wire)
+        self.hub.metrics.seconds.observe(time.perf_counter() - start)
+        self.hub.metrics.posts.labels(answer.status).inc()
+        if answer.row is None:
+            raise HTTPException(answer.status, answer.error)
+        row = answer.row
+        return JSONResponse({"place": row.place, "at": row.at, "signature": "0x" + row.signature.hex()})
+
+    async def list_posts(self, request: Request) -> Response:
+        after = _number(request, "after", 0, (1 << 63) - 1, 0)
+        limit = _number(request, "limit", 1, MAX_PAGE, 500)
+        jobs, games = _digests(request, "job", MAX_JOBS), _digests(request, "game", 1)
+        found = await _read(self.hub.store.posts, after, jobs=jobs, game=games[0] if games else None, limit=limit)
+        return Response(pack([post.pack() for post in found]), media_type="application/msgpack")
+
+    async def stream(self, request: Request) -> Response:
+        hub, client = self.hub, request.client.host if request.client else ""
+        after = _number(request, "after", 0, (1 << 63) - 1, 0)
+        with contextlib.suppress(ValueError):
+            after = max(after, min(int(request.headers.get("last-event-id", "0")), (1 << 63) - 1))
+        listener = Listener(_digests(request, "job", MAX_JOBS), with_posts=_number(request, "posts", 0, 1, 0) == 1)
+        if hub.by_address[client] >= hub.limits.streams_per_address:
+            most = hub.limits.streams_per_address
+            raise HTTPException(429, f"expected at most {most} streams by one address, got another")
+
+        async def events() -> AsyncIterator[bytes]:
+            hub.by_address[client] += 1
+            try:
+                async for piece in follow(hub.store, hub.streams, listener, after, run_in_threadpool):
+                    yield piece
+            finally:
+                hub.by_address[client] -= 1
+
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+    # ------------------------------------------------------------------ blobs
+
+    async def put_pieces(self, request: Request) -> Response:
+        root = _root(request)
+        size = _number(request, "size", 0, MAX_BLOB_BYTES)
+        if size > self.hub.limits.blob_bytes:
+            raise HTTPException(413, f"expected at most {self.hub.limits.blob_bytes} bytes, got {size}")
+        if not await _read(self.hub.store.is_named, root, size):
+            raise HTTPException(403, f"expected a blob of {size} bytes that some library names, got {root.hex()}")
+        digests = await _body(request, piece_count(size) * DIGEST_BYTES)
+        if await run_in_threadpool(self.hub.blobs.pieces, root) != (size, digests):
+            if not await _read(self.hub.store.charge, root, size, self.hub.limits.bytes_per_key):
+                most = self.hub.limits.bytes_per_key
+                raise HTTPException(403, f"expected at most {most} bytes by the key that names it, got {size} more")
+            await _blob(self.hub.blobs.begin, root, size, digests)
+        return JSONResponse({"held": await run_in_threadpool(self.hub.blobs.held, root), "size": size})
+
+    async def get_pieces(self, request: Request) -> Response:
+        root = _root(request)
+        found = await run_in_threadpool(self.hub.blobs.pieces, root)
+        if found is None:
+            raise HTTPException(404, f"expected a blob that is here, got {root.hex()}")
+        held = await run_in_threadpool(self.hub.blobs.held, root)
+        body = found[0].to_bytes(8, "big") + found[1]
+        return Response(body, media_type="application/octet-stream", headers={HELD: str(held)})
+
+    async def put_blob(self, request: Request) -> Response:
+        root, blobs = _root(request), self.hub.blobs
+        offset = _number(request, "offset", 0, MAX_BLOB_BYTES, 0)
+        found = await run_in_threadpool(blobs.pieces, root)
+        if found is None:
+            raise HTTPException(403, f"expected the pieces of {root.hex()} first, got its bytes")
+        size = found[0]
+        if await run_in_threadpool(blobs.size, root) is not None:
+            return JSONResponse({"held": size, "size": size})
+        try:
+            with blobs.upload(root):
+                held = await run_in_threadpool(blobs.resume, root)
+                if offset != held:
+                    raise HTTPException(409, f"expected offset {held}, got {offset}", {HELD: str(held)})
+                held = await self._append(request, root, held, size)
+                if held == size:
+                    await _blob(blobs.finish, root)
+        except StateError as error:
+            raise HTTPException(409, str(error)) from error
+        return JSONResponse({"held": held, "size": size})
+
+    async def _append(self, request: Request, root: bytes, held: int, size: int) -> int:
+        """Write the pieces of a body as they come. What follows the last whole piece is left away."""
+        piece, view = bytearray(PIECE_BYTES), memoryview(b"")
+        filled = 0
+        async for data in _chunks(request):
+            view = memoryview(data)
+            while view:
+                wanted = min(PIECE_BYTES, size - held)
+                if not wanted:
+                    raise HTTPException(413, f"expected {size} bytes, got more")
+                taken = view[: wanted - filled]
+                piece[filled : filled + len(taken)] = taken
+                filled, view = filled + len(taken), view[len(taken) :]
+                if filled == wanted:
+                    await _blob(self.hub.blobs.append, root, held, bytes(piece[:filled]))
+                    self.hub.metrics.taken.inc(filled)
+                    held, filled = held + filled, 0
+        if size == 0:
+            await _blob(self.hub.blobs.append, root, 0, b"")
+        return held
+
+    async def get_blob(self, request: Request) -> Response:
+        root = _root(request)
+        size = await run_in_threadpool(self.hub.blobs.size, root)
+        if size is None:
+            raise HTTPException(404, f"expected a blob that is here, got {root.hex()}")
+        first, end = _range(request, size)
+        headers = {
+            "accept-ranges": "bytes",
+            "content-length": str(end - first),
+            "cache-control": "public, max-age=31536000, immutable",
+        }
+        status = 200
+        if "range" in request.headers:
+            status, headers["content-range"] = 206, f"bytes {first}-{end - 1}/{size}"
+        body = b"" if request.method == "HEAD" else self._bytes(self.hub.blobs.path(root), first, end)
+        if isinstance(body, bytes):
+            return Response(body, status, headers, "application/octet-stream")
+        return StreamingResponse(body, status, headers, "application/octet-stream")
+
+    async def _bytes(self, path: Path, first: int, end: int) -> AsyncIterator[bytes]:
+        descriptor = await run_in_threadpool(os.open, path, os.O_RDONLY)
+        try:
+            while first < end:
+                data = await run_in_threadpool(os.pread, descriptor, min(READ_BYTES, end - first), first)
+                if not data:
+                    return  # cut on the disk: the connection ends short, and whoever reads it sees that
+                yield data
+                first += len(data)
+                self.hub.metrics.given.inc(len(data))
+        finally:
+            os.close(descriptor)
+
+    # ------------------------------------------------------------------ about the hub
+
+    async def healthz(self, _request: Request) -> Response:
+        if self.serving.done():
+            raise HTTPException(503, "expected a clerk that takes posts, got one that ended; start the hub again")
+        place = await _read(self.hub.store.last_place)
+        return JSONResponse({"status": "ok", "place": place})
+
+    async def show_metrics(self, _request: Request) -> Response:
+        data = prometheus.generate_latest(self.hub.metrics.registry)
+        return Response(data, headers={"content-type": prometheus.CONTENT_TYPE_LATEST})
+
+    async def key(self, _request: Request) -> Response:
+        domain = self.hub.domain
+        contract = f"0x{domain.contract.hex()}"
+        found = {"address": f"0x{self.hub.address.hex()}", "chainId": str(domain.chain_id), "contract": contract}
+        return JSONResponse(found)
+
+    async def openapi(self, _request: Request) -> Response:
+        return Response(description(), media_type="application/json")
+
+
+def description() -> bytes:
+    """The OpenAPI description of this hub."""
+    return (files("tiebreak.node.hub") / "openapi.json").read_bytes()
+
+
+# ---------------------------------------------------------------- what comes in
+
+
+def _number(request: Request, name: str, low: int, high: int, default: int | None = None) -> int:
+    texts = request.query_params.getlist(name)
+    if not texts and default is not None:
+        return default
+    if len(texts) != 1 or not re.fullmatch("[0-9]{1,19}", texts[0]) or not low <= int(texts[0]) <= high:
+        raise HTTPException(400, f"expected {name} between {low} and {high}, got {', '.join(texts)[:80]!r}")
+    return int(texts[0])
+
+
+def _digests(request: Request, name: str, most: int) -> list[bytes] | None:
+    texts = request.query_params.getlist(name)
+    if len(texts) > most or not all(map(_HEX.fullmatch, texts)):
+        raise HTTPException(
+            400, f"expected at most {most} of {name}, each of 64 hexadecimal digits, got {', '.join(texts)[:80]!r}"
+        )
+    return [bytes.fromhex(text) for text in texts] or None
+
+
+def _root(request: Request) -> bytes:
+    text = request.path_params["root"]
+    if not _HEX.fullmatch(text):
+        raise HTTPException(400, f"expected a root of 64 hexadecimal digits, got {text[:80]!r}")
+    return bytes.fromhex(text)
+
+
+def _range(request: Request, size: int) -> tuple[int, int]:
+    """First byte and end of what is asked for."""
+    text = request.headers.get("range")
+    if text is None:
+        return 0, size
+    found = _RANGE.fullmatch(text)
+    if found is not None and any(found.groups()):
+        first, last = found.groups()
+        start = int(first) if first else max(0, size - int(last))
+        end = min(size, int(last) + 1) if first and last else size
+        if start < end:
+            return start, end
+    raise HTTPException(
+        416, f"expected one range within {size} bytes, got {text[:80]!r}", {"content-range": f"bytes */{size}"}
+    )
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    """The pieces of a body. One that stops coming is given up."""
+    stream = request.stream().__aiter__()
+    while True:
+        try:
+            data = await asyncio.wait_for(anext(stream), BODY_SECONDS)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise HTTPException(408, f"expected more bytes within {BODY_SECONDS:.0f} seconds, got none") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "expected the whole body, got a part of it") from None
+        if data:
+            yield data
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    parts, held = [], 0
+    async for data in _chunks(request):
+        held += len(data)
+        if held > limit:
+            raise HTTPException(413, f"expected at most {limit} bytes, got more")
+        parts.append(data)
+    return b"".join(parts)
+
+
+async def _read(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Ask the store in a thread. A database that is away is no bug of ours."""
+    try:
+        return await run_in_threadpool(function, *arguments, **named)
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        raise HTTPException(503, f"expected a database that answers, got {type(error).__name__}") from error
+
+
+async def _blob(function: Callable[..., T], *arguments: Any) -> T:
+    """Change the library in a thread."""
+    try:
+        return await run_in_threadpool(function, *arguments)
+    except ProofError as error:
+        raise HTTPException(400, str(error)) from error
+    except DiskFull as error:
+        raise HTTPException(507, str(error)) from error
+    except StateError as error:
+        raise HTTPException(409, str(error)) from error

@@ -1,0 +1,188 @@
+"""The hub's library: blobs in files, by root. What it takes is checked piece by piece before it counts.
+
+    blobs/ab/ROOT          a whole blob
+    blobs/ab/ROOT.pieces   u64 size || the digests of its pieces, which hash to the root
+    blobs/ab/ROOT.part     what has come so far: whole pieces from the start
+
+`ROOT.pieces` comes first. A part is continued where it ends; after a restart of the hub its pieces are checked again,
+since a machine that lost power may have lost some of them. All methods block; the app calls them in threads.
+"""
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, check_piece, check_pieces, piece_digest
+from tiebreak.protocol.errors import ProofError, StateError
+from tiebreak.protocol.hashing import DIGEST_BYTES
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class DiskFull(Exception):
+    """There is no room for more blobs."""
+
+
+class Blobs:
+    """The files below one folder. Several threads may use it; of one blob, one upload goes on at a time."""
+
+    def __init__(self, folder: Path, *, free_bytes: int) -> None:
+        self._folder, self._free = folder, free_bytes
+        self._checked: set[str] = set()
+        """Parts whose pieces were checked by this process."""
+        self._busy: set[str] = set()
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, root: bytes) -> Path:
+        """Where the whole blob is, or will be."""
+        name = root.hex()
+        return self._folder / name[:2] / name
+
+    def size(self, root: bytes) -> int | None:
+        """The size of a whole blob; None if it is not here."""
+        try:
+            return self.path(root).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def pieces(self, root: bytes) -> tuple[int, bytes] | None:
+        """The size of a blob and the digests of its pieces, concatenated; None if nobody brought them."""
+        try:
+            data = self.path(root).with_suffix(".pieces").read_bytes()
+        except FileNotFoundError:
+            return None
+        return int.from_bytes(data[:8], "big"), data[8:]
+
+    def held(self, root: bytes) -> int:
+        """How many bytes of a blob are here."""
+        if (size := self.size(root)) is not None:
+            return size
+        try:
+            return self.path(root).with_suffix(".part").stat().st_size // PIECE_BYTES * PIECE_BYTES
+        except FileNotFoundError:
+            return 0
+
+    def begin(self, root: bytes, size: int, digests: bytes) -> None:
+        """Take the list of a blob's pieces. Raises `ProofError` if it does not hash to the root."""
+        check_pieces(root, size, _split(digests))
+        path = self.path(root).with_suffix(".pieces")
+        self.check_room(size - self.held(root))
+        with self.upload(root), _room():
+            path.parent.mkdir(exist_ok=True)
+            self._write_whole(path, size.to_bytes(8, "big") + digests)
+
+    def upload(self, root: bytes) -> "_Busy":
+        """Hold a blob while something is written to it. Raises `StateError` if somebody else does."""
+        return _Busy(self._busy, self._lock, root.hex())
+
+    def resume(self, root: bytes) -> int:
+        """Check and cut what has come of a blob; the number of bytes that stay. To be called within `upload`."""
+        path, name = self.path(root).with_suffix(".part"), root.hex()
+        held = self.held(root)
+        if name in self._checked or not held:
+            return held
+        found = self.pieces(root)
+        assert found is not None, "a part has pieces"
+        digests, good = _split(found[1]), 0
+        with path.open("r+b") as file:
+            try:
+                for number in range(held // PIECE_BYTES):
+                    check_piece(digests, number, file.read(PIECE_BYTES))
+                    good += PIECE_BYTES
+            except ProofError:
+                file.truncate(good)
+        self._checked.add(name)
+        return good
+
+    def append(self, root: bytes, offset: int, data: bytes | memoryview) -> None:
+        """Write the next piece at its offset. Raises `ProofError` for wrong bytes, `DiskFull` without room."""
+        number = offset // PIECE_BYTES
+        with self.path(root).with_suffix(".pieces").open("rb") as file:
+            wanted = os.pread(file.fileno(), DIGEST_BYTES, 8 + number * DIGEST_BYTES)
+        if (found := piece_digest(data)) != wanted:
+            raise ProofError(f"piece {number}: expected {wanted.hex()}, got {found.hex()}")
+        self.check_room(len(data))
+        path = self.path(root).with_suffix(".part")
+        with _room():
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.ftruncate(descriptor, offset)
+                written = 0
+                while written < len(data):
+                    written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
+            except OSError:
+                os.ftruncate(descriptor, offset)
+                raise
+            finally:
+                os.close(descriptor)
+        self._checked.add(root.hex())
+
+    def finish(self, root: bytes) -> None:
+        """Give a blob whose last piece came its name."""
+        part = self.path(root).with_suffix(".part")
+        with _room(), part.open("r+b") as file:
+            os.fsync(file.fileno())
+        part.rename(self.path(root))
+        _sync_folder(part.parent)
+        self._checked.discard(root.hex())
+
+    def check_room(self, wanted: int) -> None:
+        """Raise `DiskFull` unless so much fits and what is to stay free stays free."""
+        free = shutil.disk_usage(self._folder).free
+        if free - wanted < self._free:
+            raise DiskFull(f"expected {wanted} bytes beside {self._free} that stay free, got {free} on the disk")
+
+    def _write_whole(self, path: Path, data: bytes) -> None:
+        temporary = path.with_suffix(".new")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        _sync_folder(path.parent)
+
+
+class _Busy:
+    def __init__(self, busy: set[str], lock: threading.Lock, name: str) -> None:
+        self._busy, self._lock, self._name = busy, lock, name
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._name in self._busy:
+                raise StateError("expected one upload of a blob at a time, got another")
+            self._busy.add(self._name)
+
+    def __exit__(self, *_error: object) -> None:
+        with self._lock:
+            self._busy.discard(self._name)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """Turns the errors of a full disk into `DiskFull`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise DiskFull(f"expected room on the disk, got: {error.strerror}") from error
+
+
+def _split(digests: bytes) -> list[bytes]:
+    if len(digests) % DIGEST_BYTES:
+        raise ProofError(f"expected digests of {DIGEST_BYTES} bytes, got {len(digests)} bytes")
+    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,70 @@
+"""What a hub allows each key and each address, so that no stranger fills its disk or its time."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Set in the hub's configuration file under these names."""
+
+    posts_per_minute: int = 1200
+    """By one key, after a burst of a fifth of it."""
+    jobs_per_key: int = 1000
+    games_per_key: int = 1000
+    bytes_per_key: int = 100 << 30
+    """Of blobs that a key's libraries name."""
+    blob_bytes: int = 32 << 30
+    """Of one blob."""
+    free_bytes: int = 1 << 30
+    """What is left free on the disk: posts still fit when no more blobs do."""
+    connections: int = 4096
+    streams_per_address: int = 256
+    waiting_posts: int = 2000
+    """Taken by the hub but not answered yet."""
+
+
+class Recent(Generic[K, V]):
+    """A map that forgets what was not used for longest."""
+
+    def __init__(self, size: int) -> None:
+        self._size: Final = size
+        self._kept: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
+
+    def put(self, key: K, value: V) -> V:
+        self._kept[key] = value
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._size:
+            self._kept.popitem(last=False)
+        return value
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+class Buckets:
+    """A token bucket for each key: `rate` a second, and at most `burst` at once."""
+
+    def __init__(self, rate: float, burst: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._filled: Recent[bytes, tuple[float, float]] = Recent(100_000)
+
+    def take(self, key: bytes) -> bool:
+        """Take one token. False if there is none."""
+        now = self._clock()
+        tokens, since = self._filled.get(key) or (float(self._burst), now)
+        tokens = min(float(self._burst), tokens + (now - since) * self._rate)
+        has_one = tokens >= 1
+        self._filled.put(key, (tokens - has_one, now))
+        return has_one

@@ -1,0 +1,95 @@
+"""Runs a hub: its folder, its configuration file, and uvicorn."""
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import filelock
+import uvicorn
+from starlette.applications import Starlette
+
+from tiebreak.node.hub.limits import Limits
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+
+CONFIGURATION: Final = "hub.toml"
+_TEXT: Final = """# A hub: a mailbox and a library that nobody has to trust. The command line may say otherwise.
+
+# Where it listens. Put a reverse proxy with TLS in front of it for the public internet.
+host = "127.0.0.1"
+port = 8787
+
+# Where the posts are: empty for an SQLite file in this folder, or postgresql+psycopg://USER@HOST/NAME
+# (a password comes from PGPASSWORD or ~/.pgpass, never from this file).
+database = ""
+
+# The chain and the board that signatures are valid for; zeros where there is no chain.
+chain_id = 0
+contract = "0x0000000000000000000000000000000000000000"
+
+# What strangers may use up. These are the defaults.
+[limits]
+"""
+
+
+def template() -> str:
+    """The commented configuration file."""
+    limits = Limits()
+    return _TEXT + "".join(f"# {field.name} = {getattr(limits, field.name)}\n" for field in fields(Limits))
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """The values of a configuration file. Raises `ConfigurationError` for unknown names and other types."""
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
+    kinds = {"host": str, "port": int, "database": str, "chain_id": int, "contract": str, "limits": dict}
+    for name, value in found.items():
+        if type(value) is not kinds.get(name):
+            raise ConfigurationError(f"{path}: expected {', '.join(kinds)}, got {name} = {value!r}")
+    names = {field.name for field in fields(Limits)}
+    for name, value in found.get("limits", {}).items():
+        if name not in names or type(value) is not int or value < 0:
+            raise ConfigurationError(f"{path}: expected a number for one of {', '.join(sorted(names))}, got {name}")
+    return found
+
+
+def domain_of(chain_id: int, contract: str) -> Domain:
+    """The domain of signatures, as a configuration gives it."""
+    try:
+        return Domain(chain_id=chain_id, contract=Address(bytes.fromhex(contract.removeprefix("0x"))))
+    except (ValueError, EncodingError) as error:
+        raise ConfigurationError(
+            f"expected a chain id and the address of a board, got {chain_id}, {contract}"
+        ) from error
+
+
+def serve(app: Starlette, folder: Path, *, host: str, port: int, limits: Limits) -> None:
+    """Serve until SIGINT or SIGTERM. Raises `StateError` if another hub works in this folder."""
+    try:
+        with filelock.FileLock(folder / "lock", timeout=0):
+            uvicorn.Server(configure(app, host=host, port=port, limits=limits)).run()
+    except filelock.Timeout as error:
+        raise StateError(f"another hub works in {folder}; stop it first, or choose another folder") from error
+
+
+def configure(app: Starlette, *, host: str, port: int, limits: Limits) -> uvicorn.Config:
+    """How uvicorn serves a hub."""
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=limits.connections,
+        backlog=limits.connections,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=2,
+    )

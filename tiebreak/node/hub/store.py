@@ -1,0 +1,287 @@
+"""All SQL of a hub: what was posted, in SQLite (one file, WAL) or PostgreSQL, through SQLAlchemy Core.
+
+One process writes, one batch of posts in a transaction, so places are in the order in which they become visible; a lock
+keeps any second writer away. Readers see a post only once it is on the disk.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sql
+
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.packing import unpack
+from tiebreak.protocol.parties.posts import MAX_POST_BYTES, ReceivedPost
+from tiebreak.protocol.tags import Digest
+
+VERSION: Final = "1"
+MAX_PAGE_BYTES: Final = 8 << 20
+"""Of wires in one page of posts; at least one post fits."""
+_LOCK: Final = 0x7469656272656B
+"""PostgreSQL's number of the writer's lock."""
+
+_TABLES: Final = sql.MetaData()
+_facts = sql.Table(
+    "facts",
+    _TABLES,
+    sql.Column("name", sql.String(32), primary_key=True),
+    sql.Column("value", sql.String(200), nullable=False),
+)
+_jobs = sql.Table(
+    "jobs",
+    _TABLES,
+    sql.Column("job_id", sql.LargeBinary, primary_key=True),
+    sql.Column("client", sql.LargeBinary, nullable=False, index=True),
+    sql.Column("place", sql.BigInteger, nullable=False, index=True),
+    sql.Column("job", sql.LargeBinary, nullable=False),
+)
+_games = sql.Table(
+    "games",
+    _TABLES,
+    sql.Column("game_id", sql.LargeBinary, primary_key=True),
+    sql.Column("job_id", sql.LargeBinary, nullable=False, index=True),
+    sql.Column("challenger", sql.LargeBinary, nullable=False, index=True),
+    sql.Column("place", sql.BigInteger, nullable=False),
+)
+_posts = sql.Table(
+    "posts",
+    _TABLES,
+    sql.Column("place", sql.BigInteger, primary_key=True, autoincrement=False),
+    sql.Column("at", sql.BigInteger, nullable=False),
+    sql.Column("job_id", sql.LargeBinary, nullable=False),
+    sql.Column("game_id", sql.LargeBinary, nullable=False),
+    sql.Column("sender", sql.LargeBinary, nullable=False),
+    sql.Column("number", sql.LargeBinary, nullable=False),  # u64, which no BIGINT holds
+    sql.Column("kind", sql.SmallInteger, nullable=False),
+    sql.Column("content", sql.LargeBinary, nullable=False),
+    sql.Column("wire", sql.LargeBinary, nullable=False),
+    sql.Column("signature", sql.LargeBinary, nullable=False),
+    sql.Index("one_content", "job_id", "sender", "number", unique=True),
+    sql.Index("of_a_job", "job_id", "place"),
+    sql.Index("of_a_game", "game_id", "place"),
+)
+_named = sql.Table(
+    "named",
+    _TABLES,
+    sql.Column("root", sql.LargeBinary, primary_key=True),
+    sql.Column("size", sql.BigInteger, primary_key=True, autoincrement=False),
+    sql.Column("owner", sql.LargeBinary, primary_key=True),
+    sql.Column("charged", sql.Boolean, nullable=False),
+    sql.Index("of_an_owner", "owner", "charged"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A post as it is stored."""
+
+    place: int
+    at: int
+    job_id: Digest
+    game_id: Digest
+    sender: Address
+    number: int
+    kind: int
+    content: Digest
+    wire: bytes
+    signature: bytes
+
+    @property
+    def received(self) -> ReceivedPost:
+        return ReceivedPost(place=self.place, at=self.at, wire=self.wire, signature=self.signature)
+
+
+class Store:
+    """A hub's database. Reads are safe from any thread; `writing` is for the one clerk."""
+
+    def __init__(self, url: str) -> None:
+        self.is_sqlite = url.startswith("sqlite")
+        try:
+            self.engine = sql.create_engine(url, pool_size=10)
+        except (sql.exc.ArgumentError, sql.exc.NoSuchModuleError) as error:
+            raise ConfigurationError(f"expected the URL of an SQLite or PostgreSQL database, got {url}") from error
+        if self.is_sqlite:
+            sql.event.listen(self.engine, "connect", _set_up_sqlite)
+        self._lock: sql.Connection | None = None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+        self.engine.dispose()
+
+    # ------------------------------------------------------------------ the clerk's
+
+    def open_for_writing(self, facts: Mapping[str, str]) -> None:
+        """Make the tables. Raises `StateError` if another clerk writes, or if the database was made for other facts.
+
+        facts: what must never change under the posts: the hub's address and its domain.
+        """
+        if not self.is_sqlite:
+            self._lock = self.engine.connect()
+            if not self._lock.scalar(sql.select(sql.func.pg_try_advisory_lock(_LOCK))):
+                raise StateError("another hub writes to this database; stop it first")
+            self._lock.commit()
+        with self.engine.begin() as connection:
+            _TABLES.create_all(connection)
+            found = {row.name: row.value for row in connection.execute(sql.select(_facts))}
+            wanted = {"version": VERSION, **facts}
+            if not found:
+                connection.execute(_facts.insert(), [{"name": n, "value": v} for n, v in wanted.items()])
+            for name, value in found.items():
+                if wanted.get(name) != value:
+                    raise StateError(f"expected a database of {name} {wanted.get(name)}, got one of {value}")
+
+    @contextmanager
+    def writing(self) -> Iterator["Writer"]:
+        """A transaction: all that is written in it counts when it ends, or nothing. Raises SQLAlchemy's errors."""
+        with self.engine.begin() as connection:
+            yield Writer(connection)
+
+    # ------------------------------------------------------------------ anybody's
+
+    def last_place(self) -> int:
+        with self.engine.connect() as connection:
+            return Writer(connection).last()[0]
+
+    def posts(
+        self, after: int, *, jobs: Collection[bytes] | None = None, game: bytes | None = None, limit: int = 500
+    ) -> list[ReceivedPost]:
+        """What stands after a place, in order: at most `limit` posts, and at most `MAX_PAGE_BYTES` of wires.
+
+        jobs, game: only posts of one of these jobs, or of this game.
+        """
+        c = _posts.c
+        query = sql.select(c.place, c.at, c.wire, c.signature).where(c.place > after).order_by(c.place).limit(limit)
+        if jobs is not None:
+            query = query.where(c.job_id.in_(jobs))
+        if game is not None:
+            query = query.where(c.game_id == game)
+        found, held = [], 0
+        with self.engine.connect() as connection:
+            for row in connection.execution_options(yield_per=50).execute(query):
+                found.append(ReceivedPost(place=row.place, at=row.at, wire=row.wire, signature=row.signature))
+                held += len(row.wire)
+                if held > MAX_PAGE_BYTES - MAX_POST_BYTES:
+                    break
+        return found
+
+    def jobs(self) -> list[Job]:
+        """All jobs that were offered here, in the order of their offers."""
+        with self.engine.connect() as connection:
+            return [_job(data) for data in connection.scalars(sql.select(_jobs.c.job).order_by(_jobs.c.place))]
+
+    def job(self, job_id: bytes) -> Job | None:
+        with self.engine.connect() as connection:
+            return Writer(connection).job(job_id)
+
+    def games(self, job_id: bytes) -> list[tuple[Digest, Address]]:
+        """The ids and challengers of a job's games that have a mailbox here."""
+        query = sql.select(_games.c.game_id, _games.c.challenger).where(_games.c.job_id == job_id)
+        with self.engine.connect() as connection:
+            return [
+                (Digest(game), Address(challenger))
+                for game, challenger in connection.execute(query.order_by(_games.c.place))
+            ]
+
+    def job_of_game(self, game_id: bytes) -> Digest | None:
+        with self.engine.connect() as connection:
+            found = connection.scalar(sql.select(_games.c.job_id).where(_games.c.game_id == game_id))
+        return None if found is None else Digest(found)
+
+    def is_named(self, root: bytes, size: int) -> bool:
+        """Whether some library names a blob with this root and size."""
+        query = sql.select(_named.c.owner).where(_named.c.root == root, _named.c.size == size).limit(1)
+        with self.engine.connect() as connection:
+            return connection.scalar(query) is not None
+
+    def charge(self, root: bytes, size: int, quota: int) -> bool:
+        """Charge a blob to one of those who named it. False if it is above the quota of each of them."""
+        c = _named.c
+        this = sql.and_(c.root == root, c.size == size)
+        with self.engine.begin() as connection:
+            rows = connection.execute(sql.select(c.owner, c.charged).where(this)).all()
+            if any(row.charged for row in rows):
+                return True
+            for row in rows:
+                held = sql.select(sql.func.sum(c.size)).where(c.owner == row.owner, c.charged)
+                if int(connection.scalar(held) or 0) + size <= quota:
+                    connection.execute(_named.update().where(this, c.owner == row.owner).values(charged=True))
+                    return True
+        return False
+
+
+class Writer:
+    """What the clerk asks and writes within one transaction."""
+
+    def __init__(self, connection: sql.Connection) -> None:
+        self._connection = connection
+
+    def last(self) -> tuple[int, int]:
+        """The last place, and its instant; zeros in an empty database."""
+        row = self._connection.execute(
+            sql.select(_posts.c.place, _posts.c.at).order_by(_posts.c.place.desc()).limit(1)
+        ).first()
+        return (0, 0) if row is None else (row.place, row.at)
+
+    def found(self, job_id: bytes, sender: bytes, number: int) -> Row | None:
+        """The post of a sender with this number within a job."""
+        c = _posts.c
+        query = sql.select(_posts).where(c.job_id == job_id, c.sender == sender, c.number == _number(number))
+        row = self._connection.execute(query).mappings().first()
+        return None if row is None else Row(**{**row, "number": number})
+
+    def job(self, job_id: bytes) -> Job | None:
+        data = self._connection.scalar(sql.select(_jobs.c.job).where(_jobs.c.job_id == job_id))
+        return None if data is None else _job(data)
+
+    def challenger(self, game_id: bytes) -> Address | None:
+        found = self._connection.scalar(sql.select(_games.c.challenger).where(_games.c.game_id == game_id))
+        return None if found is None else Address(found)
+
+    def jobs_of(self, client: bytes) -> int:
+        query = sql.select(sql.func.count()).select_from(_jobs).where(_jobs.c.client == client)
+        return int(self._connection.scalar(query) or 0)
+
+    def games_of(self, challenger: bytes) -> int:
+        query = sql.select(sql.func.count()).select_from(_games).where(_games.c.challenger == challenger)
+        return int(self._connection.scalar(query) or 0)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        values: list[dict[str, Any]] = [
+            {name: getattr(row, name) for name in Row.__slots__} | {"number": _number(row.number)} for row in rows
+        ]
+        if values:
+            self._connection.execute(_posts.insert(), values)
+
+    def add_job(self, job_id: bytes, client: bytes, place: int, job: bytes) -> None:
+        self._connection.execute(_jobs.insert().values(job_id=job_id, client=client, place=place, job=job))
+
+    def add_game(self, game_id: bytes, job_id: bytes, challenger: bytes, place: int) -> None:
+        self._connection.execute(
+            _games.insert().values(game_id=game_id, job_id=job_id, challenger=challenger, place=place)
+        )
+
+    def name(self, files: Sequence[tuple[bytes, int]], owner: bytes) -> None:
+        """Note which blobs a library names, by root and size."""
+        c = _named.c
+        for root, size in dict.fromkeys(files):
+            this = sql.and_(c.root == root, c.size == size, c.owner == owner)
+            if self._connection.scalar(sql.select(c.owner).where(this)) is None:
+                self._connection.execute(_named.insert().values(root=root, size=size, owner=owner, charged=False))
+
+
+def _set_up_sqlite(connection: Any, _record: Any) -> None:
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "busy_timeout = 10000", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _number(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def _job(data: bytes) -> Job:
+    return Job.unpack("job", unpack(bytes(data), len(data)))

@@ -1,0 +1,129 @@
+"""Server-sent events: what is new, to everybody who listens, each event made once."""
+
+import asyncio
+import base64
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Final
+
+from tiebreak.node.hub.store import Row, Store
+from tiebreak.protocol.packing import pack
+from tiebreak.protocol.parties.posts import ReceivedPost, SignedPost
+
+MAX_HELD_BYTES: Final = 4 << 20
+"""Events that wait for one slow listener. One above that is cut off, and comes back with its cursor."""
+PING_SECONDS: Final = 15.0
+_PAGE: Final = 200
+
+
+class Listener:
+    """One connection. `jobs`: whose posts it wants, or None for all; `with_posts`: whether events carry the posts."""
+
+    def __init__(self, jobs: Collection[bytes] | None, *, with_posts: bool) -> None:
+        self.jobs, self.with_posts = jobs, with_posts
+        self.woken = asyncio.Event()
+        self._held: deque[tuple[int, bytes]] = deque()
+        self._bytes = 0
+        self.is_cut_off = False
+
+    def put(self, place: int, event: bytes) -> None:
+        self._bytes += len(event)
+        if self._bytes > MAX_HELD_BYTES:
+            self.is_cut_off = True
+        else:
+            self._held.append((place, event))
+        self.woken.set()
+
+    def take(self, after: int) -> tuple[int, bytes]:
+        """All events that wait, of places after this one, with the last place."""
+        found = []
+        while self._held:
+            place, event = self._held.popleft()
+            if place > after:
+                after = place
+                found.append(event)
+        self._bytes = 0
+        self.woken.clear()
+        return after, b"".join(found)
+
+
+class Streams:
+    """All listeners of a hub. To be used from its event loop."""
+
+    def __init__(self) -> None:
+        self._all: set[Listener] = set()
+        self._of_job: dict[bytes, set[Listener]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all) + len({listener for group in self._of_job.values() for listener in group})
+
+    def add(self, listener: Listener) -> None:
+        if listener.jobs is None:
+            self._all.add(listener)
+        for job in listener.jobs or ():
+            self._of_job.setdefault(job, set()).add(listener)
+
+    def remove(self, listener: Listener) -> None:
+        self._all.discard(listener)
+        for job in listener.jobs or ():
+            group = self._of_job.get(job, set())
+            group.discard(listener)
+            if not group:
+                self._of_job.pop(job, None)
+
+    def publish(self, row: Row) -> None:
+        """Tell those who want to know about a post."""
+        made: dict[bool, bytes] = {}
+        for group in (self._all, self._of_job.get(row.job_id, ())):
+            for listener in group:
+                if listener.with_posts not in made:
+                    ids = (row.job_id, row.game_id, row.kind)
+                    made[listener.with_posts] = event_of(row.received, *ids, with_post=listener.with_posts)
+                listener.put(row.place, made[listener.with_posts])
+
+
+def event_of(received: ReceivedPost, job_id: bytes, game_id: bytes, kind: int, *, with_post: bool) -> bytes:
+    """One event. Its id is the place, the cursor to go on from."""
+    data: dict[str, str | int] = {"place": received.place, "job": job_id.hex(), "game": game_id.hex(), "kind": kind}
+    if with_post:
+        data["post"] = base64.b64encode(pack(received.pack())).decode()
+    return b"id: %d\ndata: %s\n\n" % (received.place, json.dumps(data).encode())
+
+
+async def follow(
+    store: Store, streams: Streams, listener: Listener, after: int, read: Callable[..., object]
+) -> AsyncIterator[bytes]:
+    """The events after a place: first from the store, then as they come. `read` runs a function in a thread.
+
+    The listener is added before the store is read, so nothing falls between.
+    """
+    streams.add(listener)
+    try:
+        yield b": what is new, by its place\n\n"
+        while page := await _page(store, listener, after, read):
+            after = page[-1][0]
+            yield b"".join(event for _, event in page)
+        while not listener.is_cut_off:
+            after, events = listener.take(after)
+            if events:
+                yield events
+            try:
+                await asyncio.wait_for(listener.woken.wait(), PING_SECONDS)
+            except TimeoutError:
+                yield b":\n\n"
+    finally:
+        streams.remove(listener)
+
+
+async def _page(store: Store, listener: Listener, after: int, read: Callable[..., object]) -> list[tuple[int, bytes]]:
+    def look() -> list[tuple[int, bytes]]:
+        found = []
+        for received in store.posts(after, jobs=listener.jobs, limit=_PAGE):
+            post = SignedPost.decode(received.wire).post
+            ids = (post.job_id, post.game_id, post.kind)
+            found.append((received.place, event_of(received, *ids, with_post=listener.with_posts)))
+        return found
+
+    page: list[tuple[int, bytes]] = await read(look)  # type: ignore[misc]
+    return page

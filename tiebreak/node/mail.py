@@ -1,0 +1,491 @@
+"""A hub's client: posts out, letters in, blobs up and down. It believes a hub nothing.
+
+A hub may be away, slow, or lie. What it hands out counts only with its own signature and the sender's, in strictly
+growing places; pieces of a blob count by their digests. Whatever else comes is dropped, noted in `Mail.lies`, and asked
+for again after a pause that grows, so a bad hub costs time.
+
+The standard library's client reads a body straight into the buffer that is hashed and written: at the speeds of a
+loopback or of a fast network, copies are what a download waits for.
+"""
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.blobs import (
+    MAX_BLOB_BYTES,
+    PIECE_BYTES,
+    blob_root,
+    check_pieces,
+    piece_count,
+    piece_digest,
+)
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.errors import ConfigurationError, ProofError, TiebreakError, VerificationError
+from tiebreak.protocol.hashing import DIGEST_BYTES
+from tiebreak.protocol.packing import Fields, unpack
+from tiebreak.protocol.parties.posts import Body, Post, Received, ReceivedPost, SignedPost
+from tiebreak.protocol.tags import Digest
+
+MAX_ANSWER_BYTES: Final = 16 << 20
+MAX_EVENT_BYTES: Final = 1 << 20
+PAGE: Final = 200
+SECONDS: Final = 30.0
+"""For one answer, and for silence in a stream: a hub pings every 15 seconds."""
+FIRST_PAUSE: Final = 0.25
+LONGEST_PAUSE: Final = 30.0
+BLOCK_PIECES: Final = 4
+"""Pieces of a download that are read, hashed and written at a time."""
+_PASSING: Final = frozenset({408, 429, 500, 502, 503, 504, 507})
+"""Statuses after which the same request is sent again."""
+
+T = TypeVar("T")
+
+
+class MailRefused(TiebreakError):
+    """The hub refuses a request, and would refuse it again: status and reason as it gave them."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"the hub refused with {status}: {text}")
+        self.status, self.text = status, text
+
+
+class MailStopped(TiebreakError):
+    """The mail was told to stop while it was trying."""
+
+
+class _Away(Exception):
+    """The hub did not answer, or not with what it should; ask again later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A post as it came from the hub, with all signatures checked."""
+
+    received: ReceivedPost
+    signed: SignedPost
+    body: Body
+
+    @property
+    def place(self) -> int:
+        return self.received.place
+
+    @property
+    def at(self) -> int:
+        return self.received.at
+
+    @property
+    def post(self) -> Post:
+        return self.signed.post
+
+
+class Mail:
+    """One hub. All methods block and may be called from several threads; each call has connections of its own.
+
+    hub: the address of the hub's key. If it is not given, the first answer of the hub settles it for this object.
+    stop: once it is set, every method that waits raises `MailStopped`, or ends if it iterates.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        domain: Domain,
+        *,
+        hub: Address | None = None,
+        stop: threading.Event | None = None,
+        seconds: float = SECONDS,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(f"expected the URL of a hub, such as http://127.0.0.1:8787, got {url}")
+        self._parts, self._domain, self._seconds = parts, domain, seconds
+        self._hub, self.stop = hub, stop or threading.Event()
+        self.lies = 0
+        """How often the hub said what does not verify."""
+        self._streams: set[http.client.HTTPConnection] = set()
+
+    def close(self) -> None:
+        """Set `stop`, and wake those who follow."""
+        self.stop.set()
+        for connection in list(self._streams):
+            if (socket := connection.sock) is not None:
+                with contextlib.suppress(OSError):
+                    socket.shutdown(2)
+
+    # ------------------------------------------------------------------ posts
+
+    @property
+    def hub(self) -> Address:
+        """The address that signs the hub's receipts. Raises `ConfigurationError` for a hub of another domain."""
+        if self._hub is None:
+            self._hub = self._again(self._ask_key)
+        return self._hub
+
+    def post(self, wire: bytes) -> Received:
+        """Post these bytes until the hub has them. Raises `MailRefused` if it refuses them for good."""
+        content = SignedPost.decode(wire).post.content
+
+        def once() -> Received:
+            found = self._json("POST", "/posts", wire)
+            try:
+                received = Received(content=content, place=found["place"], at=found["at"])
+                signature = bytes.fromhex(str(found["signature"]).removeprefix("0x"))
+            except (KeyError, TypeError, ValueError) as error:
+                raise VerificationError(f"expected place, at and signature, got {str(found)[:80]}") from error
+            keys.verify(received.digest(self._domain), signature, self.hub)
+            return received
+
+        return self._again(once)
+
+    def page(self, after: int, *, jobs: Sequence[bytes] = (), game: bytes | None = None) -> tuple[list[Letter], int]:
+        """The letters after a place, and the place up to which the hub has been read; the same place if none came."""
+        query = [f"after={after}", f"limit={PAGE}", *(f"job={job.hex()}" for job in jobs)]
+        if game is not None:
+            query.append(f"game={game.hex()}")
+
+        def once() -> tuple[list[Letter], int]:
+            data = self._ask("GET", "/posts?" + "&".join(query))
+            found = unpack(data, MAX_ANSWER_BYTES)
+            rows = Fields("page", found, len(found) if isinstance(found, list) else 0)
+            letters, last = [], after
+            for _ in range(len(found)):
+                letter, last = self._letter(ReceivedPost.unpack(*rows.next()), last, jobs)
+                letters += [letter] if letter else []
+            return letters, last
+
+        return self._again(once)
+
+    def follow(self, after: int, *, jobs: Sequence[bytes] = ()) -> Iterator[Letter]:
+        """Letters as they come, each once and in order, until `stop` is set."""
+        pause = _Pause(self.stop)
+        while not self.stop.is_set():
+            try:
+                for letter, last in self._listen(after, jobs):
+                    after = last
+                    pause.reset()
+                    if letter is not None:
+                        yield letter
+            except (_Away, VerificationError, OSError, http.client.HTTPException) as error:
+                self.lies += isinstance(error, VerificationError)
+            except MailRefused as error:
+                if error.status not in _PASSING:
+                    raise
+            with contextlib.suppress(MailStopped):
+                pause.wait()
+
+    def _listen(self, after: int, jobs: Sequence[bytes]) -> Iterator[tuple[Letter | None, int]]:
+        query = "&".join([f"after={after}", "posts=1", *(f"job={job.hex()}" for job in jobs)])
+        connection = self._connect()
+        self._streams.add(connection)
+        try:
+            connection.request("GET", f"{self._parts.path.rstrip('/')}/stream?{query}")
+            response = connection.getresponse()
+            if response.status != 200:
+                raise MailRefused(response.status, _reason(response.read(1000)))
+            while not self.stop.is_set():
+                line = response.readline(MAX_EVENT_BYTES + 1)
+                if not line.endswith(b"\n"):
+                    raise _Away("the stream ended")
+                if line.startswith(b"data: "):
+                    received = ReceivedPost.unpack("event", unpack(_event(line[6:]), MAX_EVENT_BYTES))
+                    letter, after = self._letter(received, after, jobs)
+                    yield letter, after
+        finally:
+            self._streams.discard(connection)
+            connection.close()
+
+    def _letter(self, received: ReceivedPost, after: int, jobs: Sequence[bytes]) -> tuple[Letter | None, int]:
+        """The letter and its place. None for one whose sender's signature is bad; a bad one of the hub is a lie."""
+        if received.place <= after:
+            raise VerificationError(f"expected a place after {after}, got {received.place}")
+        signed = SignedPost.decode(received.wire)
+        if jobs and signed.post.job_id not in jobs:
+            raise VerificationError(f"expected posts of the jobs asked for, got one of {signed.post.job_id.hex()}")
+        named = Received(content=signed.post.content, place=received.place, at=received.at)
+        keys.verify(named.digest(self._domain), received.signature, self.hub)
+        try:
+            return Letter(received=received, signed=signed, body=signed.verify(self._domain)), received.place
+        except VerificationError:
+            self.lies += 1
+            return None, received.place
+
+    def _ask_key(self) -> Address:
+        found = self._json("GET", "/key")
+        try:
+            address = bytes.fromhex(str(found["address"]).removeprefix("0x"))
+            contract = bytes.fromhex(str(found["contract"]).removeprefix("0x"))
+            domain = Domain(chain_id=int(str(found["chainId"])), contract=Address(contract))
+        except (KeyError, TypeError, ValueError) as error:
+            raise VerificationError(f"expected a hub's key, got {str(found)[:80]}") from error
+        if domain != self._domain:
+            raise ConfigurationError(
+                f"expected a hub for chain {self._domain.chain_id}, contract 0x{self._domain.contract.hex()}, got one "
+                f"for chain {domain.chain_id}, contract 0x{domain.contract.hex()}"
+            )
+        if len(address) != 20:
+            raise VerificationError(f"expected an address of 20 bytes, got {len(address)}")
+        return Address(address)
+
+    # ------------------------------------------------------------------ blobs
+
+    def upload(self, path: Path) -> Digest:
+        """Bring a file to the hub, from where an earlier upload ended. A library has to name it first.
+
+        Raises `MailRefused` if none does, and `ProofError` if the file changes meanwhile.
+        """
+        size, digests = pieces_of(path)
+        root = blob_root(size, digests)
+        where = f"/blobs/{root.hex()}"
+
+        def once() -> Digest:
+            with contextlib.suppress(MailRefused):
+                self._ask("HEAD", where)
+                return root
+            try:
+                held = self._json("PUT", f"{where}/pieces?size={size}", b"".join(digests)).get("held")
+                if type(held) is not int or not 0 <= held <= size or (held % PIECE_BYTES and held != size):
+                    raise VerificationError(f"expected how much of {size} bytes the hub holds, got {held!r:.80}")
+                with path.open("rb") as file:
+                    file.seek(held)
+                    found = self._json("PUT", f"{where}?offset={held}", file, length=size - held)
+            except MailRefused as error:
+                if error.status != 409:
+                    raise
+                raise _Away("somebody else brings the same blob") from error
+            if found.get("held") != size:
+                raise _Away("the upload ended early")
+            return root
+
+        try:
+            return self._again(once)
+        except MailRefused as error:
+            if error.status == 400 and pieces_of(path) != (size, digests):
+                raise ProofError(f"expected that {path} stays as it is while it is sent") from error
+            raise
+
+    def download(self, root: Digest, size: int, path: Path) -> None:
+        """Fetch a blob into a file, which appears when all of it is there and right.
+
+        What came before a break lies in `path` with `.part` added, and is used again. Raises `MailRefused` with status
+        404 if the hub does not have it yet.
+        """
+        if not 0 <= size <= MAX_BLOB_BYTES:
+            raise ConfigurationError(f"expected at most {MAX_BLOB_BYTES} bytes, got {size}")
+        digests = self._again(lambda: self._digests(root, size))
+        part = path.with_name(path.name + ".part")
+        part.touch()
+        with part.open("r+b") as file:
+            held = _good(file, size, digests)
+            pause = _Pause(self.stop)
+            while held < size:
+                before = held
+                try:
+                    with contextlib.closing(self._blocks(file, root, held, size, digests)) as blocks:
+                        for end in blocks:
+                            held = end
+                            pause.reset()
+                except (_Away, ProofError, OSError, http.client.HTTPException) as error:
+                    if isinstance(error, OSError) and error.errno in _OURS:
+                        raise
+                    self.lies += isinstance(error, ProofError)
+                if held < size and held == before:
+                    pause.wait()
+            file.truncate(size)
+            os.fsync(file.fileno())
+        part.rename(path)
+
+    def _digests(self, root: Digest, size: int) -> list[bytes]:
+        most = 8 + piece_count(size) * DIGEST_BYTES
+        data = self._ask("GET", f"/blobs/{root.hex()}/pieces", limit=most)
+        digests = [data[at : at + DIGEST_BYTES] for at in range(8, len(data), DIGEST_BYTES)]
+        check_pieces(root, size, digests)
+        return digests
+
+    def _blocks(
+        self, file: Any, root: Digest, held: int, size: int, digests: Sequence[bytes]
+    ) -> Generator[int, None, None]:
+        """Read what is missing. Yields how much is right, all of it from the start, after each block.
+
+        While a block is hashed and written by another thread, the next one is read.
+        """
+        connection = self._connect()
+        with ThreadPoolExecutor(2) as pool:
+            try:
+                headers = {"Range": f"bytes={held}-{size - 1}"}
+                connection.request("GET", f"{self._parts.path.rstrip('/')}/blobs/{root.hex()}", headers=headers)
+                response = connection.getresponse()
+                if response.status != 206:
+                    reason = _reason(response.read(1000))
+                    raise _Away(f"{response.status}: {reason}")
+                at, waiting = held, list[tuple[int, Future[None]]]()
+                buffers = [bytearray(BLOCK_PIECES * PIECE_BYTES) for _ in range(3)]
+                while at < size or waiting:
+                    if self.stop.is_set():
+                        raise MailStopped("stopped while a blob was fetched")
+                    if len(waiting) == 2 or at == size:
+                        end, done = waiting.pop(0)
+                        done.result()
+                        yield end
+                        continue
+                    view = memoryview(buffers[at // (BLOCK_PIECES * PIECE_BYTES) % 3])[: size - at]
+                    view = view[: BLOCK_PIECES * PIECE_BYTES - at % (BLOCK_PIECES * PIECE_BYTES)]
+                    _fill(response, view)
+                    waiting.append((at + len(view), pool.submit(_keep, file, at, view, digests)))
+                    at += len(view)
+            finally:
+                connection.close()
+
+    # ------------------------------------------------------------------ requests
+
+    def _again(self, once: Callable[[], T]) -> T:
+        """Do something until the hub answers. Raises `MailRefused`, or `MailStopped` once it is told to stop."""
+        pause = _Pause(self.stop)
+        while True:
+            try:
+                return once()
+            except MailRefused as error:
+                if error.status not in _PASSING:
+                    raise
+            except (_Away, VerificationError, OSError, http.client.HTTPException) as error:
+                if isinstance(error, OSError) and error.errno in _OURS:
+                    raise
+                self.lies += isinstance(error, VerificationError)
+            pause.wait()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        assert self._parts.hostname is not None
+        return kind(self._parts.hostname, self._parts.port, timeout=self._seconds, blocksize=1 << 20)
+
+    def _ask(
+        self, method: str, path: str, body: Any = None, *, length: int | None = None, limit: int = MAX_ANSWER_BYTES
+    ) -> bytes:
+        """One request. Raises `MailRefused` for an answer that refuses, `_Away` for none, or one that is too large."""
+        connection = self._connect()
+        try:
+            headers = {"Content-Length": str(len(body) if length is None else length)} if body is not None else {}
+            try:
+                connection.request(method, self._parts.path.rstrip("/") + path, body, headers)
+            except OSError:
+                # A hub that refuses a long body answers before it has read it all, and then closes.
+                if length is None:
+                    raise
+            response = connection.getresponse()
+            end = time.monotonic() + self._seconds
+            parts, held = [], 0
+            while data := response.read1(1 << 16):
+                parts.append(data)
+                held += len(data)
+                if held > limit or time.monotonic() > end:
+                    raise _Away(f"expected at most {limit} bytes within {self._seconds} seconds, got more")
+            if response.length not in (None, 0) and method != "HEAD":
+                raise _Away("the answer was cut off")
+        finally:
+            connection.close()
+        if not 200 <= response.status < 300:
+            raise MailRefused(response.status, _reason(b"".join(parts)))
+        return b"".join(parts)
+
+    def _json(self, method: str, path: str, body: Any = None, *, length: int | None = None) -> dict[str, Any]:
+        data = self._ask(method, path, body, length=length, limit=1 << 16)
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise VerificationError(f"expected JSON, got {data[:80]!r}") from error
+        if not isinstance(found, dict):
+            raise VerificationError(f"expected an object, got {data[:80]!r}")
+        return found
+
+
+class _Pause:
+    """Waits between attempts: longer each time, by chance a little more or less, so that parties do not march."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop, self._seconds = stop, FIRST_PAUSE
+
+    def reset(self) -> None:
+        self._seconds = FIRST_PAUSE
+
+    def wait(self) -> None:
+        """Wait. Raises `MailStopped`."""
+        if self._stop.wait(self._seconds * random.uniform(0.5, 1.0)):  # noqa: S311  # no secret
+            raise MailStopped("stopped while the hub did not answer")
+        self._seconds = min(2 * self._seconds, LONGEST_PAUSE)
+
+
+_OURS: Final = frozenset({2, 13, 20, 21, 27, 28, 30, 122})
+"""Errors of this machine's files (ENOENT, EACCES, ENOSPC, ...), which no other attempt would mend."""
+
+
+def pieces_of(path: Path) -> tuple[int, list[bytes]]:
+    """The size of a file, and the digests of its pieces."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        buffer, digests = bytearray(PIECE_BYTES), []
+        for _ in range(piece_count(size)):
+            length = file.readinto(buffer)
+            digests.append(bytes(piece_digest(memoryview(buffer)[:length])))
+    return size, digests
+
+
+def blob_of(path: Path) -> tuple[Digest, int]:
+    """The root and the size of the blob that a file is."""
+    size, digests = pieces_of(path)
+    return blob_root(size, digests), size
+
+
+def _good(file: Any, size: int, digests: Sequence[bytes]) -> int:
+    """How many bytes from the start are right, of what came before."""
+    buffer, good = bytearray(PIECE_BYTES), 0
+    for digest in digests:
+        length = file.readinto(buffer)
+        if length != min(PIECE_BYTES, size - good) or piece_digest(memoryview(buffer)[:length]) != digest:
+            break
+        good += length
+    return good
+
+
+def _fill(response: http.client.HTTPResponse, view: memoryview) -> None:
+    at = 0
+    while at < len(view):
+        found = response.readinto(view[at:])
+        if not found:
+            raise _Away("the body ended early")
+        at += found
+
+
+def _keep(file: Any, at: int, view: memoryview, digests: Sequence[bytes]) -> None:
+    """Check the pieces of a block and write them. Raises `ProofError`."""
+    for start in range(0, len(view), PIECE_BYTES):
+        number, piece = (at + start) // PIECE_BYTES, view[start : start + PIECE_BYTES]
+        if (found := piece_digest(piece)) != digests[number]:
+            raise ProofError(f"piece {number}: expected {digests[number].hex()}, got {found.hex()}")
+    written = 0
+    while written < len(view):
+        written += os.pwrite(file.fileno(), view[written:], at + written)
+
+
+def _event(data: bytes) -> bytes:
+    """The packed post in the data of an event."""
+    try:
+        return base64.b64decode(json.loads(data)["post"], validate=True)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise VerificationError(f"expected an event with a post, got {data[:80]!r}") from error
+
+
+def _reason(data: bytes) -> str:
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        return str(json.loads(data)["error"])[:500]
+    return data[:200].decode("utf-8", "replace")
