@@ -217,7 +217,12 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = names_of(project["dependencies"])
     optional = {extra: names_of(lines) for extra, lines in project["optional-dependencies"].items()}
-    modules = {"sklearn": "scikit-learn", "eth_hash": "eth-hash", "markupsafe": "jinja2"}
+    modules = {
+        "sklearn": "scikit-learn",
+        "eth_hash": "eth-hash",
+        "markupsafe": "jinja2",
+        "prometheus_client": "prometheus-client",
+    }
     # These appear in web3's own interface (types, providers, errors), in the versions web3 asks for.
     of_web3 = ("eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils", "hexbytes", "requests")
     modules |= dict.fromkeys(of_web3, "web3") | {"eth": "web3"}  # py-evm, which the extra `tester` asks for

@@ -75,26 +75,24 @@ class HubSettings:
 
 
 class Metrics:
-    """What /metrics shows, in a registry of its own."""
+    """What /metrics shows."""
 
     def __init__(self, hub: "Hub") -> None:
-        self.registry = prometheus.CollectorRegistry()
-        registry = self.registry
-        self.posts = prometheus.Counter(
-            "tiebreak_hub_posts", "Posts by the status answered", ["status"], registry=registry
-        )
+        self.shown = prometheus.CollectorRegistry()
+        here: dict[str, Any] = {"registry": self.shown}
+        edges = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+        self.posts = prometheus.Counter("tiebreak_hub_posts", "Posts by the status answered", ["status"], **here)
         self.seconds = prometheus.Histogram(
-            "tiebreak_hub_post_seconds", "From a post's last byte to its answer", registry=registry,
-            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
-        )  # fmt: skip
-        self.taken = prometheus.Counter("tiebreak_hub_blob_bytes_taken", "Of blobs, uploaded", registry=registry)
-        self.given = prometheus.Counter("tiebreak_hub_blob_bytes_given", "Of blobs, downloaded", registry=registry)
+            "tiebreak_hub_post_seconds", "From a post's last byte to its answer", buckets=edges, **here
+        )
+        self.taken = prometheus.Counter("tiebreak_hub_blob_bytes_taken", "Of blobs, uploaded", **here)
+        self.given = prometheus.Counter("tiebreak_hub_blob_bytes_given", "Of blobs, downloaded", **here)
         for name, text, value in (
             ("tiebreak_hub_place", "The last place", lambda: hub.place),
             ("tiebreak_hub_listeners", "Connections that follow what is new", lambda: sum(hub.by_address.values())),
             ("tiebreak_hub_waiting_posts", "Posts not answered yet", lambda: hub.waiting),
         ):
-            prometheus.Gauge(name, text, registry=registry).set_function(value)
+            prometheus.Gauge(name, text, **here).set_function(value)
 
 
 class Hub:
@@ -361,7 +359,7 @@ class _Api:
         return JSONResponse({"status": "ok", "place": place})
 
     async def show_metrics(self, _request: Request) -> Response:
-        data = prometheus.generate_latest(self.hub.metrics.registry)
+        data = prometheus.generate_latest(self.hub.metrics.shown)
         return Response(data, headers={"content-type": prometheus.CONTENT_TYPE_LATEST})
 
     async def key(self, _request: Request) -> Response:
