@@ -1,0 +1,209 @@
+"""The pages in Debian's Chromium: they fit, they follow what happens, and they ask nobody else for anything."""
+
+import asyncio
+import shutil
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from tests.node.pages.staged import Staged, moments
+from tests.node.pages.test_pages import HOSTILE, paths
+from tiebreak.node.pages import routes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class Stage(Staged):
+    """A source that goes from moment to moment."""
+
+    def show(self, source: Staged) -> None:
+        self.__dict__.update(source.__dict__)
+
+
+@dataclass
+class Site:
+    """A server on this machine, and what makes its stream say something."""
+
+    address: str
+    stage: Stage
+    said: Callable[[], None]
+    asked: list[str]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    stage = Stage(**vars(moments()[-1]))
+    happened, asked = [0], []
+
+    async def stream(request: Request) -> StreamingResponse:
+        asked.append(str(request.url))
+
+        async def events() -> AsyncIterator[str]:
+            told = happened[0]
+            yield ": from here on\n\n"
+            while not await request.is_disconnected():
+                await asyncio.sleep(0.05)
+                if happened[0] > told:
+                    told = happened[0]
+                    yield f"id: {told}\ndata: {{}}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    def say() -> None:
+        happened[0] += 1
+
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        app = Starlette(routes=[Route("/stream", stream), *routes(stage)])
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.02)
+        yield Site(f"http://127.0.0.1:{bound.getsockname()[1]}", stage, say, asked)
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = shutil.which("chromium")
+    assert path, "expected Debian's package chromium, which .ci/run installs"
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def page(chromium: Browser, site: Site) -> Iterator[Page]:
+    """A page that fails the test if anything is refused, breaks, or goes to another place."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    opened, problems = context.new_page(), []
+    opened.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("request", lambda sent: problems.append(sent.url) if not sent.url.startswith(site.address) else None)
+    yield opened
+    context.close()
+    assert problems == []
+
+
+WIDTH = "[document.documentElement.scrollWidth, window.innerWidth]"
+
+
+@pytest.mark.parametrize("width", [390, 1024, 1600])
+def test_nothing_is_wider_than_the_window(page: Page, site: Site, width: int, cases: Callable[[], None]) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    ends = [source for source in moments() if source.board.games]
+    for source in (moments()[0], ends[0], ends[len(ends) // 2], ends[-1]):
+        for hostile in (False, True):
+            site.stage.show(source)
+            if hostile:
+                site.stage.names, site.stage.chain = [HOSTILE] * 300, HOSTILE
+            for path in paths(source):
+                page.goto(site.address + path, wait_until="load")
+                found, there = page.evaluate(WIDTH)
+                assert found <= there, (path, width, found)
+                cases()
+
+
+def test_a_game_goes_on_before_the_readers_eyes(page: Page, site: Site) -> None:
+    games = [source for source in moments() if source.board.games]
+    site.stage.show(games[0])
+    (game_id,) = games[0].board.games
+    page.goto(f"{site.address}/games/{game_id.hex()}", wait_until="load")
+    page.wait_for_selector("body.live")
+    assert site.asked[-1].endswith(f"&job={next(iter(games[0].board.jobs)).hex()}")
+    assert page.locator(".stage").count() == 1
+    loaded = page.evaluate("performance.timeOrigin")
+    for source in games[1:]:
+        site.stage.show(source)
+        site.said()
+        moves = len(next(iter(source.board.games.values())).moves)
+        expect(page.locator(".plies li")).to_have_count(moves, timeout=9000)
+    expect(page.locator("h1")).to_have_text("The trainer was wrong")
+    assert page.locator(".stage").count() == 6
+    assert page.locator(".terms-table").is_visible()
+    assert page.evaluate("performance.timeOrigin") == loaded, "the document was loaded again"
+
+
+def test_clocks_count_down_by_the_boards_time(page: Page, site: Site) -> None:
+    source = next(source for source in moments() if source.board.games)
+    site.stage.show(source)
+    (game_id,) = source.board.games
+    page.goto(f"{site.address}/games/{game_id.hex()}", wait_until="load")
+    clock = page.locator(".side.turn .clock time")
+    before = clock.inner_text()
+    assert page.locator("#difference").inner_text().startswith("; this machine is at UTC")
+    expect(clock).not_to_have_text(before)
+
+    def seconds(text: str) -> int:
+        *_, minutes, rest = text.split(":")
+        return int(minutes) * 60 + int(rest)
+
+    assert 0 < seconds(before) - seconds(clock.inner_text()) <= 10
+
+
+def test_what_did_not_change_stays_open(page: Page, site: Site) -> None:
+    source = moments()[-1]
+    site.stage.show(source)
+    (job_id,) = source.board.jobs
+    page.goto(f"{site.address}/jobs/{job_id.hex()}", wait_until="load")
+    page.wait_for_selector("body.live")
+    page.locator("summary").click()
+    site.stage.show(moments()[-2])
+    site.said()
+    expect(page.locator("#live_title .tag")).to_have_text("Disputed")
+    assert page.locator("details[open] code").first.inner_text() == job_id.hex()
+
+
+def test_everything_is_there_without_scripts(chromium: Browser, site: Site) -> None:
+    source = moments()[-1]
+    site.stage.show(source)
+    (game_id,) = source.board.games
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{site.address}/games/{game_id.hex()}")
+    text = page.inner_text("main")
+    for expected in ("The trainer was wrong", "Terms 32 to 35", "hidden:addmm", "won by the challenger"):
+        assert expected in text
+    page.goto(f"{site.address}/certificate")
+    page.set_input_files("#file", {"name": "x", "mimeType": "application/octet-stream", "buffer": b"nothing"})
+    page.click("button")
+    assert "does not hold" in page.inner_text("main")
+    context.close()
+
+
+def test_a_dropped_file_is_checked(page: Page, site: Site) -> None:
+    page.goto(f"{site.address}/certificate", wait_until="load")
+    drop = """() => {
+        const data = new DataTransfer();
+        data.items.add(new File(["nothing"], "head.bin"));
+        document.querySelector("form.drop").dispatchEvent(
+            new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+    }"""
+    with page.expect_navigation() as answered:
+        page.evaluate(drop)
+    assert answered.value.status == 200
+    assert "does not hold" in page.inner_text(".finding")
+
+
+def test_the_keyboard_reaches_every_link(page: Page, site: Site) -> None:
+    site.stage.show(moments()[-1])
+    page.goto(site.address, wait_until="load")
+    links = page.locator("a").count()
+    reached: set[Any] = set()
+    for _ in range(links):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.outerHTML.slice(0, 120)"))
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    assert len(reached) == links
