@@ -93,7 +93,7 @@ contract Referee is IReferee {
     /// both parties before its root is signed.
     function _commit(Context calldata context, Proof calldata proof) private view returns (bytes32) {
         Instruction memory i = InstructionCodec.decode(proof.instruction);
-        if (i.opcode != Isa.COMMIT) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
+        if (i.opcode != Isa.COMMIT) i.unsupported();
         Witness calldata w = proof.witness;
         _requireNoOpenings(proof); // (5)
         _requireUnused(Part.RECORD, _isRecordEmpty(w));
@@ -107,7 +107,7 @@ contract Referee is IReferee {
         view
         returns (bytes32)
     {
-        if (i.opcode != Isa.SOURCE) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
+        if (i.opcode != Isa.SOURCE) i.unsupported();
         Witness calldata w = proof.witness;
         _requireNoOpenings(proof); // (5)
         _requireUnused(Part.SIBLINGS, proof.siblings.length == 0);
@@ -209,7 +209,7 @@ contract Referee is IReferee {
         if (opcode == Isa.MAP) return _map(i, o, element, rounding);
         if (i.isReduction()) {
             // INVARIANT: a long reduction has accumulators, and is judged by their leaves.
-            if (i.terms > Isa.TERMS_PER_LEAF) revert UnsupportedInstruction(uint8(opcode), uint8(i.func));
+            if (i.terms > Isa.TERMS_PER_LEAF) i.unsupported();
             Accumulator memory a = Accumulators.start(_kind(i, o, element));
             _accumulate(i, o, a, element, 0, i.terms);
             return a.result(rounding);
@@ -221,7 +221,7 @@ contract Referee is IReferee {
             return Philox.random(_integer(i, o, 0, element), _integer(i, o, 1, element), i.slot(), element);
         }
         if (opcode == Isa.SHUFFLE) return _shuffle(i, o, element);
-        revert UnsupportedInstruction(uint8(opcode), uint8(i.func)); // source, commit: whole tensors
+        i.unsupported(); // source, commit: whole tensors
     }
 
     /// @dev The i64 that operand k holds at the output coordinate, in two's complement.

@@ -467,6 +467,45 @@ contract RefereeRefusalsTest is RefereeBase {
         referee.judge(c, p);
     }
 
+    /// @dev Three chunks of one tensor, of a tree of depth 2, and a copy that reads the last.
+    function _threeChunks() private view returns (IReferee.Context memory c, IReferee.Proof memory p) {
+        bytes[] memory data = new bytes[](1);
+        data[0] = new bytes(1200);
+        data[0][1196] = 0x07;
+        bytes memory head = abi.encodePacked(uint8(2), uint16(0), uint8(1), uint8(0), uint8(1), uint64(300));
+        _replace(c, p, abi.encodePacked(head, uint32(0), int64(0), int64(1), uint16(0)));
+        (c.target, c.depth, c.rounding, c.position, c.step) = (IReferee.Target.ELEMENT, DEPTH, 32, 6, 3);
+        c.element = 299;
+        _openAll(c, p, hex"00", data);
+    }
+
+    function test_laterChunksBringTheSiblingsBelowTheFirstsPath() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _threeChunks();
+        for (uint256 k = 0; k < 3; ++k) {
+            assertEq(p.chunks[k].siblings.length, k == 0 ? 2 : k - 1, "siblings");
+        }
+        assertEq(uint256(referee.judge(c, p)), 7, "the last element");
+        // The last chunk alone has no first before it.
+        (IReferee.ChunkOpening memory first, IReferee.ChunkOpening memory last) = (p.chunks[0], p.chunks[2]);
+        p.chunks = new IReferee.ChunkOpening[](1);
+        p.chunks[0] = last;
+        _expect(c, p, abi.encodeWithSelector(IReferee.WrongSiblingCount.selector, 2, 1));
+        // Behind the first, all of its own siblings are too many.
+        p.chunks = new IReferee.ChunkOpening[](2);
+        (p.chunks[0], p.chunks[1]) = (first, last);
+        p.chunks[1].siblings = new bytes32[](2);
+        _expect(c, p, abi.encodeWithSelector(IReferee.WrongSiblingCount.selector, 1, 2));
+        // Another chunk than the one below the first's sibling.
+        (c, p) = _threeChunks();
+        p.chunks[1].data[0] ^= 0x01;
+        bytes32 found = sha256(abi.encodePacked("tb.chunk", p.chunks[1].data));
+        _expect(c, p, abi.encodeWithSelector(IReferee.WrongRoot.selector, p.chunks[0].siblings[0], found));
+        (c, p) = _threeChunks();
+        p.chunks[2].siblings[0] ^= bytes32(uint256(1));
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(c, p);
+    }
+
     function test_missingElements() public {
         (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
         p.chunks = new IReferee.ChunkOpening[](0);

@@ -17,6 +17,7 @@ from tiebreak.protocol.commitments.records import identify, tensor_tree
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import proof
 from tiebreak.protocol.game.moves import ChunkOpening, Prove, TensorOpening
+from tiebreak.protocol.game.referee import shared_from
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.accumulator import encode
 from tiebreak.protocol.program.isa import (
@@ -163,7 +164,8 @@ def open_operands(tensors: Sequence[Data], depth: int) -> tuple[bytes, Prove]:
         opened.append(TensorOpening(value=k, dtype=int(dtype), dims=shape, chunk_root=tree.root, siblings=siblings))
         for c in range(tree.count):
             part = data[512 * c : 512 * (c + 1)]
-            chunks.append(ChunkOpening(tensor=k, chunk_index=c, data=part, siblings=tuple(tree.proof(c))))
+            proof = tree.proof(c)[: shared_from(0, c) if c else None]
+            chunks.append(ChunkOpening(tensor=k, chunk_index=c, data=part, siblings=tuple(proof)))
     return body.root, Prove(instruction=b"", tensors=tuple(opened), chunks=tuple(chunks))
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from tiebreak.protocol.chain.artifacts import CONTRACTS as DEPLOYED
 from tiebreak.protocol.chain.artifacts import REFEREE, load_artifact
 from tiebreak.protocol.codec import MAX_NAME_BYTES
 from tiebreak.protocol.hashing import CHUNK_BYTES
@@ -62,3 +63,10 @@ def test_every_error_of_the_referee_is_named_in_a_foundry_test(cases: Callable[[
         if entry["type"] == "error":
             assert f"IReferee.{entry['name']}.selector" in tests, entry["name"]
             cases()
+
+
+def test_every_contract_has_three_kilobytes_of_code_to_spare() -> None:
+    """EIP-170 allows 24,576 bytes."""
+    assert len(DEPLOYED) == 4
+    for name in DEPLOYED:
+        assert 0 < load_artifact(name).code_bytes <= 24_576 - 3_072, name

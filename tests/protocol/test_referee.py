@@ -152,6 +152,39 @@ TAMPERED: dict[str, tuple[Callable[[Proof], Proof], type[Exception], str]] = {
 }
 
 
+@pytest.mark.parametrize("first", range(5))
+def test_later_chunks_bring_the_siblings_below_the_first_path(first: int) -> None:
+    """A tensor of 5 chunks, in a tree of depth 3, with each of them opened first."""
+    data = bytes(range(200)) * 12
+    dims, chunks = (len(data) // 4,), tensor_tree(data)
+    body = Tree([tensor_id(DType.F32, dims, chunks.root)], 0)
+    tensor = TensorOpening(value=0, dtype=0, dims=dims, chunk_root=chunks.root, siblings=())
+
+    def opened(index: int, height: int | None) -> ChunkOpening:
+        siblings = tuple(chunks.proof(index)[:height])
+        return ChunkOpening(tensor=0, chunk_index=index, data=data[512 * index :][:512], siblings=siblings)
+
+    def check(*openings: ChunkOpening) -> None:
+        Openings(body_root=body.root, half_depth=0, tensors=(tensor,), chunks=openings)
+
+    others = [index for index in range(5) if index != first]
+    heights = {index: (first ^ index).bit_length() - 1 for index in others}
+    whole = opened(first, None)
+    check(whole, *(opened(index, height) for index, height in heights.items()))
+    for index, height in heights.items():
+        part = opened(index, height)
+        with pytest.raises(ProofError, match="expected 3 siblings"):
+            check(part)
+        for wrong in {*range(4)} - {height}:
+            with pytest.raises(ProofError, match=f"expected {height} siblings"):
+                check(whole, opened(index, wrong))
+        tampered = [replace(part, data=flip(part.data))]
+        tampered += [replace(part, siblings=(flip(part.siblings[0]), *part.siblings[1:]))] if height else []
+        for bad in tampered:
+            with pytest.raises(ProofError, match="expected root"):
+                check(whole, bad)
+
+
 @pytest.mark.parametrize("name", list(TAMPERED))
 def test_tampered_openings_are_refused(name: str) -> None:
     """The first operand of w - scaled at element 0: two tensors, one chunk of two each."""

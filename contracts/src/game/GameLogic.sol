@@ -32,7 +32,7 @@ library GameLogic {
         turn.talk = start.talkTime;
         bytes32 runRoot = start.runRoot;
         game.opened = runRoot;
-        (game.challenger, game.leaves) = (start.challenger, start.count);
+        (game.challenger, game.count) = (start.challenger, start.count);
         // At most 2^25 / 96.
         // forge-lint: disable-next-line(unsafe-typecast)
         (game.replayTime, game.rank) = (uint24(Duration.unwrap(start.replayTime)), start.rank);
@@ -264,7 +264,9 @@ library GameLogic {
         IGame.Level level = turn.level;
         uint64 position = turn.position;
         if (level == IGame.Level.VALUES) return _valueLeaf(game, turn, node);
-        if (position >= (level == IGame.Level.TERMS ? game.termLeaves : game.leaves)) return _padding(turn, node);
+        if (position >= (level == IGame.Level.TERMS ? game.termLeaves : Turns.leavesOf(game, turn))) {
+            return _padding(turn, node);
+        }
         if (level == IGame.Level.RUN) {
             (uint64 steps, uint64 interval) = board.segments(game.jobId);
             _enterSegment(game, turn, node, steps, interval);

@@ -38,7 +38,8 @@ contract Games is IGame {
     function begin(Start calldata start) external {
         if (msg.sender != address(BOARD)) revert NotTheBoard(address(BOARD), msg.sender);
         Turns.Game storage state = _games[start.gameId];
-        Turns.Turn memory turn = Turns.load(state);
+        Turns.Turn memory turn;
+        Turns.load(state, turn);
         if (turn.phase != Phase.NONE) revert GameExists(start.gameId);
         turn.last = currentInstant();
         // A run of one checkpoint has no padding, so no game is over before its first move.
@@ -48,7 +49,8 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function descend(GameId gameId, bytes32[] calldata nodes) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.DESCEND);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _turn(gameId, turn, Phase.DESCEND);
         emit Descended(gameId, nodes);
         GameLogic.descend(state, turn, nodes);
         _close(gameId, state, turn);
@@ -56,7 +58,8 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function select(GameId gameId, bytes32 node, uint256 index, bytes32[] calldata siblings, bytes32 seal) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.SELECT);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _turn(gameId, turn, Phase.SELECT);
         emit Selected(gameId, index, seal);
         GameLogic.select(state, BOARD, turn, node, index, siblings, seal);
         _close(gameId, state, turn);
@@ -71,7 +74,8 @@ contract Games is IGame {
         uint32 lossBits,
         bytes32 logRoot
     ) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_STEPS);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _turn(gameId, turn, Phase.OPEN_STEPS);
         emit StepsOpened(gameId, nodes);
         bool logged = state.policy != 0;
         if (logged) emit LogOpened(gameId, logRoot);
@@ -91,7 +95,8 @@ contract Games is IGame {
         bytes32 stepLog,
         bytes32[] calldata logSiblings
     ) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_VALUES);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _turn(gameId, turn, Phase.OPEN_VALUES);
         emit ValuesOpened(gameId, stateRoot, lossBits, nodes);
         bool logged = state.policy != 0;
         if (logged) emit LogOpened(gameId, stepLog);
@@ -107,7 +112,8 @@ contract Games is IGame {
         bytes32[] calldata siblings,
         bytes32[] calldata nodes
     ) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_TENSOR);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _turn(gameId, turn, Phase.OPEN_TENSOR);
         emit TensorOpened(gameId, nodes);
         GameLogic.openTensor(state, BOARD, turn, REFEREE, instruction, siblings, nodes);
         _close(gameId, state, turn);
@@ -115,7 +121,8 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function openChunk(GameId gameId, bytes calldata chunk, bytes32 word, bytes32[] calldata siblings) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_CHUNK);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _turn(gameId, turn, Phase.OPEN_CHUNK);
         emit ChunkOpened(gameId, chunk);
         if (turn.sumKind() != 0) emit LogOpened(gameId, word);
         GameLogic.openChunk(state, turn, chunk, GameLogs.openChunk(state, turn, word, siblings));
@@ -124,7 +131,8 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function selectElement(GameId gameId, uint256 index, bytes calldata chunk, bytes32 seal) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.SELECT_ELEMENT);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _turn(gameId, turn, Phase.SELECT_ELEMENT);
         GameLogic.selectElement(state, turn, index, chunk, seal);
         emit ElementSelected(gameId, state.element, seal);
         _close(gameId, state, turn);
@@ -134,7 +142,8 @@ contract Games is IGame {
     function openTerms(GameId gameId, bytes32[] calldata nodes, bytes calldata accumulator, bytes32[] calldata siblings)
         external
     {
-        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_TERMS);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _turn(gameId, turn, Phase.OPEN_TERMS);
         emit TermsOpened(gameId, nodes, accumulator);
         GameLogic.openTerms(state, turn, REFEREE, nodes, accumulator, siblings);
         _close(gameId, state, turn);
@@ -142,17 +151,15 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function prove(GameId gameId, IReferee.Proof calldata proof, bytes32 salt, bytes32[] calldata opened) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
-        Instant last = turn.last;
-        _takeTurn(state, turn, Phase.PROVE, state.challenger);
-        // SAFETY: whoever saw this proof pending had to fix the same answer in an earlier block, without it.
-        if (!turn.last.isAfter(last)) revert TooEarly(last, turn.last);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _turn(gameId, turn, Phase.PROVE);
         _judge(gameId, state, turn, Snapshots.shown(state, turn), proof, salt, opened);
     }
 
     /// @inheritdoc IGame
     function enter(GameId gameId, uint32 sequence, bytes calldata snapshot, bytes calldata signature) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _load(gameId, turn);
         (address trainer, address challenger) = (state.trainer, state.challenger);
         if (msg.sender != trainer && msg.sender != challenger) revert NotASide(msg.sender);
         _enterable(gameId, turn, sequence, snapshot, signature, msg.sender == trainer ? challenger : trainer);
@@ -172,7 +179,8 @@ contract Games is IGame {
         bytes32 salt,
         bytes32[] calldata opened
     ) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _load(gameId, turn);
         _requireSide(state.challenger);
         _enterable(gameId, turn, sequence, snapshot, signature, state.trainer);
         GameState memory signed = Snapshots.decode(snapshot);
@@ -190,7 +198,8 @@ contract Games is IGame {
         bytes32 second,
         bytes calldata secondSignature
     ) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _load(gameId, turn);
         if (first == second) revert NoFork(first);
         address board = address(BOARD);
         address signer = Signatures.recover(Signatures.stateDigest(board, gameId, sequence, first), firstSignature);
@@ -204,7 +213,8 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function concede(GameId gameId) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _load(gameId, turn);
         bool defender = msg.sender == state.trainer;
         if (!defender && msg.sender != state.challenger) revert NotASide(msg.sender);
         Turns.end(turn, defender, Reason.CONCEDED);
@@ -213,14 +223,16 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function timeout(GameId gameId) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _load(gameId, turn);
         Turns.timeout(state, BOARD, turn, currentInstant());
         _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
     function reclaim(GameId gameId) external {
-        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        Turns.Turn memory turn;
+        Turns.Game storage state = _load(gameId, turn);
         turn.phase = Phase.OVER;
         turn.verdict = Verdict.VOID;
         turn.reason = Reason.JOB_SLASHED;
@@ -232,7 +244,8 @@ contract Games is IGame {
     /// @inheritdoc IGame
     function game(GameId gameId) external view returns (GameState memory shown) {
         Turns.Game storage state = _games[gameId];
-        Turns.Turn memory turn = Turns.load(state);
+        Turns.Turn memory turn;
+        Turns.load(state, turn);
         shown = Snapshots.shown(state, turn);
         shown.verdict = turn.verdict;
         shown.reason = turn.reason;
@@ -251,7 +264,9 @@ contract Games is IGame {
     /// @inheritdoc IGame
     function mover(GameId gameId) external view returns (address) {
         Turns.Game storage state = _games[gameId];
-        Phase phase = Turns.load(state).phase;
+        Turns.Turn memory turn;
+        Turns.load(state, turn);
+        Phase phase = turn.phase;
         if (phase == Phase.NONE || phase == Phase.OVER) return address(0);
         return Turns.defenderMoves(phase) ? state.trainer : state.challenger;
     }
@@ -259,28 +274,18 @@ contract Games is IGame {
     /// @dev Numbered plan of a turn: (1) the game exists and has no verdict, (2) the move fits the phase, (3) the
     /// caller is the mover, (4) the mover has time left; then its clock is charged.
     /// SAFETY: a move that does not end the game moves no money, so it need not ask whether the job is still active.
-    function _defender(GameId gameId, Phase expected)
+    function _turn(GameId gameId, Turns.Turn memory turn, Phase expected)
         private
         view
-        returns (Turns.Game storage state, Turns.Turn memory turn)
+        returns (Turns.Game storage state)
     {
-        (state, turn) = _load(gameId); // (1)
-        _takeTurn(state, turn, expected, state.trainer);
-    }
-
-    function _challenger(GameId gameId, Phase expected)
-        private
-        view
-        returns (Turns.Game storage state, Turns.Turn memory turn)
-    {
-        (state, turn) = _load(gameId); // (1)
-        _takeTurn(state, turn, expected, state.challenger);
-    }
-
-    function _takeTurn(Turns.Game storage state, Turns.Turn memory turn, Phase expected, address side) private view {
+        state = _load(gameId, turn); // (1)
         if (turn.phase != expected) revert WrongPhase(expected, turn.phase); // (2)
-        _requireSide(side); // (3)
-        Turns.spend(state, BOARD, turn, currentInstant()); // (4)
+        _requireSide(Turns.defenderMoves(expected) ? state.trainer : state.challenger); // (3)
+        (Instant last, Instant current) = (turn.last, currentInstant());
+        Turns.spend(state, BOARD, turn, current); // (4)
+        // SAFETY: whoever saw a proof pending had to fix the same answer in an earlier block, without it.
+        if (expected == Phase.PROVE && !current.isAfter(last)) revert TooEarly(last, current);
     }
 
     /// @dev Reverts unless the state may enter now: the sides still talk, it is later than what stands here, and `signer`
@@ -327,9 +332,9 @@ contract Games is IGame {
         BOARD.gameEnded(state.jobId, state.challenger, state.rank, turn.verdict == Verdict.DEFENDER_LOST);
     }
 
-    function _load(GameId gameId) private view returns (Turns.Game storage state, Turns.Turn memory turn) {
+    function _load(GameId gameId, Turns.Turn memory turn) private view returns (Turns.Game storage state) {
         state = _games[gameId];
-        turn = Turns.load(state);
+        Turns.load(state, turn);
         if (turn.phase == Phase.NONE) revert NoSuchGame(gameId);
         if (turn.phase == Phase.OVER) revert GameIsOver(gameId);
     }

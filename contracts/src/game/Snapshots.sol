@@ -76,7 +76,7 @@ library Snapshots {
         game.position = turn.position;
         game.node = GameLogic.nodeOf(stored, turn.level, turn.fresh);
         game.opened = stored.opened;
-        game.leaves = stored.leaves;
+        game.leaves = Turns.leavesOf(stored, turn);
         game.step = stored.step;
         game.element = stored.element;
         game.instruction = stored.instruction;
@@ -97,6 +97,8 @@ library Snapshots {
         stored.node = game.node;
         stored.opened = game.opened;
         stored.leaves = game.leaves;
+        // As `leavesOf` reads it.
+        if (game.level == IGame.Level.RUN) stored.count = game.leaves;
         // In its range, as decoded.
         // forge-lint: disable-next-line(unsafe-typecast)
         (stored.step, stored.element) = (game.step, uint40(game.element));

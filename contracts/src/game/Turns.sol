@@ -18,9 +18,10 @@ library Turns {
         bytes32 node;
         bytes32 opened;
         JobId jobId;
-        // -- slot 4
+        // -- slot 4, which no move writes
         address challenger;
-        uint64 leaves;
+        /// What `leaves` says until the walk leaves the run tree: see `leavesOf`.
+        uint64 count;
         uint24 replayTime;
         uint8 rank;
         // -- slot 5
@@ -29,6 +30,7 @@ library Turns {
         uint32 instruction;
         uint32 termLeaves;
         uint16 lastChunkBytes;
+        uint64 leaves;
         // -- slot 6, of the job
         address trainer;
         uint8 depth;
@@ -60,8 +62,8 @@ library Turns {
         uint64 position;
     }
 
-    /// @dev One read of storage.
-    function load(Game storage game) internal view returns (Turn memory turn) {
+    /// @dev One read of storage, into memory that the caller has: a function that returned a turn would clear it first.
+    function load(Game storage game, Turn memory turn) internal view {
         uint256 word = game.turn;
         // The casts take the field; the masks drop what is above it.
         // forge-lint: disable-start(unsafe-typecast)
@@ -93,6 +95,12 @@ library Turns {
         word |= uint256(Duration.unwrap(turn.defenderRest)) << 112;
         word |= uint256(Duration.unwrap(turn.challengerRest)) << 144;
         game.turn = word | turn.sequence << 176 | uint256(turn.position) << 192;
+    }
+
+    /// @return leaves of the current tree that are no padding
+    function leavesOf(Game storage game, Turn memory turn) internal view returns (uint64) {
+        bool inRun = turn.level == IGame.Level.RUN && turn.phase != IGame.Phase.OPEN_STEPS;
+        return inRun ? game.count : game.leaves;
     }
 
     /// @dev How elements of the tensor are summed, kept in one byte: what they accumulate, and their kind as a logged sum.
@@ -138,7 +146,7 @@ library Turns {
         charge = current.since(turn.last).reducedBy(turn.talk);
         // The allowance is read only where there is one: it stands in another slot; the crowd, with the board, only if
         // that of a game alone is not enough.
-        if (!_needsReplay(turn)) return charge;
+        if (Duration.unwrap(charge) == 0 || !_needsReplay(turn)) return charge;
         Duration alone = Duration.wrap(game.replayTime);
         if (!charge.exceeds(alone)) return Duration.wrap(0);
         // At most 16 times 2^24.

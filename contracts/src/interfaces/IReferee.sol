@@ -76,7 +76,9 @@ interface IReferee {
         bytes32[] siblings;
     }
 
-    /// A chunk opened under the chunk root of an opened tensor.
+    /// A chunk opened under the chunk root of an opened tensor. The first of a tensor has a sibling for each level of its
+    /// chunk tree. Another has those below the level at which its path reaches one of the first's siblings: with the
+    /// indices i of the first and j, that is sibling number bitlength(i xor j) - 1.
     struct ChunkOpening {
         /// Index into the proof's tensors.
         uint8 tensor;

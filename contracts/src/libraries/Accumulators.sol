@@ -4,7 +4,7 @@ pragma solidity ^0.8.30;
 import {IReferee} from "../interfaces/IReferee.sol";
 import {Exact, ExactSum} from "./ExactSum.sol";
 import {Float32} from "./Float32.sol";
-import {Instruction} from "./InstructionCodec.sol";
+import {Instruction, InstructionCodec} from "./InstructionCodec.sol";
 import {Isa} from "./Isa.sol";
 import {MapFunctions} from "./MapFunctions.sol";
 
@@ -32,6 +32,7 @@ struct Accumulator {
 /// @title Accumulators of `reduce` and `scatter_sum` (SPEC section 6)
 library Accumulators {
     using ExactSum for Exact;
+    using InstructionCodec for Instruction;
 
     int256 private constant LEAST_I64 = -(1 << 63);
     int256 private constant NEGATIVE_INFINITY = 0xff800000;
@@ -51,7 +52,7 @@ library Accumulators {
                 return f32 ? AccumulatorKind.F32_ARGMAX : AccumulatorKind.I64_ARGMAX;
             }
         }
-        revert IReferee.UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
+        i.unsupported();
     }
 
     /// @dev The accumulator before the first term.

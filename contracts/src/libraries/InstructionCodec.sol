@@ -47,7 +47,7 @@ library InstructionCodec {
     function decode(bytes calldata data) internal pure returns (Instruction memory i) {
         // INVARIANT: an instruction is at most 4096 bytes, and has its six header bytes.
         if (data.length > Isa.MAX_INSTRUCTION_BYTES || data.length < HEADER) {
-            revert IReferee.MalformedInstruction(data.length);
+            _malformed(data.length);
         }
         uint256 start;
         assembly ("memory-safe") {
@@ -69,10 +69,10 @@ library InstructionCodec {
             i.paramsAt = i.operandsAt + i.operandCount * (12 + 8 * coordinates) + 2;
             uint256 fixedLength = i.paramsAt - start;
             // INVARIANT: the tables are complete; nothing behind the end is ever read.
-            if (fixedLength > data.length) revert IReferee.MalformedInstruction(data.length);
+            if (fixedLength > data.length) _malformed(data.length);
             i.paramsLength = _word(i.paramsAt - 2) >> 240;
             // INVARIANT: the length matches exactly: one instruction has one encoding.
-            if (fixedLength + i.paramsLength != data.length) revert IReferee.MalformedInstruction(fixedLength);
+            if (fixedLength + i.paramsLength != data.length) _malformed(fixedLength);
         }
         i.elements = _product(i.dimsAt, i.rank, Isa.MAX_NUMEL, start);
         i.terms = _product(i.dimsAt + 8 * i.rank, i.reductionRank, Isa.MAX_TERMS, start);
@@ -83,6 +83,11 @@ library InstructionCodec {
     /// @dev Whether an element has an accumulator tree or terms at all.
     function isReduction(Instruction memory i) internal pure returns (bool) {
         return i.opcode == Isa.REDUCE || i.opcode == Isa.SCATTER_SUM;
+    }
+
+    /// @dev Refuses an instruction whose opcode, function or dtypes do not fit what is asked of it.
+    function unsupported(Instruction memory i) internal pure {
+        revert IReferee.UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
     }
 
     /// @dev Leaves of an element's accumulator tree; 0 where elements are judged at once.
@@ -164,14 +169,14 @@ library InstructionCodec {
 
     function _checkHeader(Instruction memory i) private pure {
         // INVARIANT: a known opcode with a known function and dtype.
-        if (!Isa.isKnown(i.opcode, i.func)) revert IReferee.MalformedInstruction(0);
-        if (i.dtype > Isa.BOOL) revert IReferee.MalformedInstruction(2);
+        if (!Isa.isKnown(i.opcode, i.func)) _malformed(0);
+        if (i.dtype > Isa.BOOL) _malformed(2);
         // INVARIANT: ranks are at most 8, and only reductions have reduction dims.
-        if (i.rank > Isa.MAX_RANK) revert IReferee.MalformedInstruction(3);
-        if (i.reductionRank > (isReduction(i) ? Isa.MAX_RANK : 0)) revert IReferee.MalformedInstruction(4);
+        if (i.rank > Isa.MAX_RANK) _malformed(3);
+        if (i.reductionRank > (isReduction(i) ? Isa.MAX_RANK : 0)) _malformed(4);
         // INVARIANT: as many operands as the opcode takes.
         (uint256 least, uint256 most) = _operandCounts(i.opcode);
-        if (i.operandCount < least || i.operandCount > most) revert IReferee.MalformedInstruction(5);
+        if (i.operandCount < least || i.operandCount > most) _malformed(5);
     }
 
     function _operandCounts(uint256 opcode) private pure returns (uint256 least, uint256 most) {
@@ -203,21 +208,21 @@ library InstructionCodec {
             expected = 12;
         }
         // INVARIANT: exactly the parameters of the opcode (SPEC 4.3); none for the others.
-        if (i.paramsLength != expected) revert IReferee.MalformedInstruction(i.paramsAt - start);
+        if (i.paramsLength != expected) _malformed(i.paramsAt - start);
     }
 
     function _checkName(Instruction memory i, uint256 start) private pure {
         uint256 pos = i.paramsAt;
         // INVARIANT: u32 slot, u16 length, and a name of that length, 1 to 255 bytes.
-        if (i.paramsLength < 6) revert IReferee.MalformedInstruction(pos - start);
+        if (i.paramsLength < 6) _malformed(pos - start);
         uint256 length = (_word(pos + 4) >> 240);
         if (length == 0 || length > Isa.MAX_NAME_BYTES || i.paramsLength != 6 + length) {
-            revert IReferee.MalformedInstruction(pos + 4 - start);
+            _malformed(pos + 4 - start);
         }
         for (uint256 k = 0; k < length; ++k) {
             uint256 char = _word(pos + 6 + k) >> 248;
             // INVARIANT: printable ASCII without blanks.
-            if (char < 0x21 || char > 0x7e) revert IReferee.MalformedInstruction(pos + 6 + k - start);
+            if (char < 0x21 || char > 0x7e) _malformed(pos + 6 + k - start);
         }
     }
 
@@ -226,10 +231,10 @@ library InstructionCodec {
     function _checkForm(Instruction memory i) private pure {
         uint256 pos = i.paramsAt;
         // INVARIANT: the opcode, function, result's dtype and number of operands go together.
-        if (!_hasSignature(i)) revert IReferee.MalformedInstruction(2);
+        if (!_hasSignature(i)) _malformed(2);
         if (i.opcode == Isa.SOURCE && i.func < Isa.SOURCE_STATE) {
             // INVARIANT: a constant and the step number have rank 0.
-            if (i.rank != 0) revert IReferee.MalformedInstruction(3);
+            if (i.rank != 0) _malformed(3);
             if (i.func == Isa.SOURCE_CONST) _requireConstant(i, pos);
         } else if (i.opcode == Isa.GATHER) {
             _requireRange(i, pos + 8); // bound
@@ -298,8 +303,13 @@ library InstructionCodec {
         if (i.func == Isa.WINDOW_FILL) _requireConstant(i, pos);
     }
 
+    /// @dev One place for all refusals: the code of a `revert` stands once.
+    function _malformed(uint256 offset) private pure {
+        revert IReferee.MalformedInstruction(offset);
+    }
+
     function _refuse(Instruction memory i, uint256 pos) private pure {
-        revert IReferee.MalformedInstruction(pos + HEADER - i.dimsAt);
+        _malformed(pos + HEADER - i.dimsAt);
     }
 
     function _product(uint256 pos, uint256 count, uint256 limit, uint256 start) private pure returns (uint256 product) {
@@ -309,7 +319,7 @@ library InstructionCodec {
                 // SAFETY: product <= 2^40 before, and a dim is below 2^64.
                 product *= _word(pos) >> 192;
                 // INVARIANT: dims are at least 1, and their product keeps its limit.
-                if (product == 0 || product > limit) revert IReferee.MalformedInstruction(pos - start);
+                if (product == 0 || product > limit) _malformed(pos - start);
             }
         }
     }

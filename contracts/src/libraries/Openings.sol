@@ -23,6 +23,8 @@ struct Operands {
 /// @notice Every opening is verified, whether or not it is read: (1) each tensor is the output of the body instruction
 /// it names, (2) each chunk has the length its tensor's shape says and stands at its index under the tensor's root,
 /// (3) its bools are 0 or 1, (4) nothing is opened twice.
+/// Of a tensor's chunks the first brings all siblings. The path of a later one meets the first's at a node whose one child
+/// is above this chunk and whose other is above the first: the child here is a sibling that the first has brought.
 library Openings {
     /// @dev Reverts unless everything in `tensors` and `chunks` stands under `bodyRoot`.
     function verify(
@@ -40,13 +42,13 @@ library Openings {
             bytes32 id;
             (id, o.dataBytes[t]) = _identify(t, dtype, tensor.dims, tensor.chunkRoot);
             Trees.verify(bodyRoot, depth, value, id, tensor.siblings); // (1)
-            _requireNew(o.values, t, value); // (4)
+            _firstOf(o.values, t, value); // (4)
             (o.values[t], o.dtypes[t]) = (value, dtype);
         }
         o.keys = new uint256[](chunks.length);
         o.dataAt = new uint256[](chunks.length);
         for (uint256 c = 0; c < chunks.length; ++c) {
-            _verifyChunk(o, c, tensors, chunks[c]);
+            _verifyChunk(o, c, tensors, chunks);
         }
     }
 
@@ -57,23 +59,20 @@ library Openings {
         returns (uint256)
     {
         uint256 tensor = _find(o, operand, value, element);
-        // INVARIANT: the operand is of the dtype that the instruction needs.
-        if (o.dtypes[tensor] != dtype) {
-            revert IReferee.WrongOperandType(operand, uint8(dtype), uint8(o.dtypes[tensor]));
-        }
+        _requireDtype(o, operand, tensor, dtype);
         uint256 size = Isa.size(dtype);
-        // INVARIANT: the element lies inside the tensor. (SAFETY: dataBytes <= 2^43.)
-        if (element < 0 || uint256(element) >= o.dataBytes[tensor] / size) {
-            revert IReferee.MissingElement(operand, element);
-        }
+        // INVARIANT: the element lies inside the tensor. (SAFETY: dataBytes <= 2^43; what is negative is above.)
+        if (uint256(element) >= _at(o.dataBytes, tensor) / size) _missing(operand, element);
         unchecked {
             uint256 offset = uint256(element) * size;
             uint256 key = tensor << 64 | offset / Isa.CHUNK_BYTES;
-            for (uint256 c = 0; c < o.keys.length; ++c) {
-                if (o.keys[c] == key) return _canonical(dtype, load(dtype, o.dataAt[c] + offset % Isa.CHUNK_BYTES));
+            uint256 count = o.keys.length;
+            for (uint256 c = 0; c < count; ++c) {
+                if (_at(o.keys, c) != key) continue;
+                return _canonical(dtype, load(dtype, _at(o.dataAt, c) + offset % Isa.CHUNK_BYTES));
             }
         }
-        revert IReferee.MissingElement(operand, element);
+        _missing(operand, element);
     }
 
     /// @dev An f32 NaN is read as the one NaN: a payload is no reason to refuse, and may not influence anything.
@@ -84,12 +83,16 @@ library Openings {
     /// @dev Reverts if the value that an operand reads is open with another dtype. (If it is not open, that is
     /// found where it is read; an element that is not needed need not be open.)
     function requireType(Operands memory o, uint256 operand, uint256 value, uint256 dtype) internal pure {
-        for (uint256 t = 0; t < o.values.length; ++t) {
-            // INVARIANT: the operand is of the dtype that the instruction needs.
-            if (o.values[t] == value && o.dtypes[t] != dtype) {
-                revert IReferee.WrongOperandType(operand, uint8(dtype), uint8(o.dtypes[t]));
-            }
+        uint256 count = o.values.length;
+        for (uint256 t = 0; t < count; ++t) {
+            if (_at(o.values, t) == value) _requireDtype(o, operand, t, dtype);
         }
+    }
+
+    /// @dev INVARIANT: the operand is of the dtype that the instruction needs.
+    function _requireDtype(Operands memory o, uint256 operand, uint256 tensor, uint256 dtype) private pure {
+        uint256 found = _at(o.dtypes, tensor);
+        if (found != dtype) revert IReferee.WrongOperandType(operand, uint8(dtype), uint8(found));
     }
 
     /// @dev dtype of the value that operand number `operand` reads. Reverts if its tensor is not open.
@@ -98,7 +101,7 @@ library Openings {
         pure
         returns (uint256)
     {
-        return o.dtypes[_find(o, operand, value, element)];
+        return _at(o.dtypes, _find(o, operand, value, element));
     }
 
     /// @dev The little-endian element at a calldata offset.
@@ -119,10 +122,22 @@ library Openings {
     }
 
     function _find(Operands memory o, uint256 operand, uint256 value, int256 element) private pure returns (uint256) {
-        for (uint256 t = 0; t < o.values.length; ++t) {
-            if (o.values[t] == value) return t;
+        uint256 count = o.values.length;
+        for (uint256 t = 0; t < count; ++t) {
+            if (_at(o.values, t) == value) return t;
         }
+        _missing(operand, element);
+    }
+
+    function _missing(uint256 operand, int256 element) private pure {
         revert IReferee.MissingElement(operand, element);
+    }
+
+    /// @dev SAFETY: k is below the list's length everywhere: an index found in a list of the same length, or a loop's.
+    function _at(uint256[] memory list, uint256 k) private pure returns (uint256 item) {
+        assembly ("memory-safe") {
+            item := mload(add(add(list, 0x20), shl(5, k)))
+        }
     }
 
     /// @dev The tensor's id (`Commitments.tensorId`, its preimage written as the dims are read), and its bytes of data.
@@ -165,33 +180,49 @@ library Openings {
         Operands memory o,
         uint256 c,
         IReferee.TensorOpening[] calldata tensors,
-        IReferee.ChunkOpening calldata chunk
+        IReferee.ChunkOpening[] calldata chunks
     ) private view {
+        IReferee.ChunkOpening calldata chunk = chunks[c];
         uint256 t = chunk.tensor;
         // INVARIANT: the tensor it belongs to is open.
         if (t >= tensors.length) revert IReferee.UnknownTensor(t);
-        uint256 count = Commitments.chunkCount(o.dataBytes[t]);
+        uint256 dataBytes = _at(o.dataBytes, t);
+        uint256 count = Commitments.chunkCount(dataBytes);
         // INVARIANT: a chunk of the tensor.
         if (chunk.chunkIndex >= count) revert IReferee.ChunkOutOfRange(chunk.chunkIndex, count);
         bytes calldata data = chunk.data;
-        uint256 length = Commitments.chunkLength(o.dataBytes[t], chunk.chunkIndex);
+        uint256 length = Commitments.chunkLength(dataBytes, chunk.chunkIndex);
         // INVARIANT: the length is what the shape says, so that no element is read behind the data.
         if (data.length != length) revert IReferee.WrongChunkLength(length, data.length);
-        bytes32 leaf = Commitments.chunkLeaf(data);
-        Trees.verify(tensors[t].chunkRoot, Trees.depthOf(count), chunk.chunkIndex, leaf, chunk.siblings); // (2)
+        (bytes32 root, uint256 depth) = (tensors[t].chunkRoot, Trees.depthOf(count));
+        uint256 key = t << 64 | chunk.chunkIndex;
+        uint256 first = _firstOf(o.keys, c, key);
+        if (first != c) {
+            // SAFETY: another index below 2^depth, so that the lower levels are fewer than the siblings of the first.
+            depth = Float32.bitLength(_at(o.keys, first) ^ key) - 1;
+            root = chunks[first].siblings[depth];
+        }
+        uint256 position = chunk.chunkIndex & ((1 << depth) - 1);
+        Trees.verify(root, depth, position, Commitments.chunkLeaf(data), chunk.siblings); // (2)
         uint256 pos;
         assembly ("memory-safe") {
             pos := data.offset
         }
-        if (o.dtypes[t] == Isa.BOOL) _requireBools(c, pos, length); // (3)
-        _requireNew(o.keys, c, t << 64 | chunk.chunkIndex); // (4)
-        (o.keys[c], o.dataAt[c]) = (t << 64 | chunk.chunkIndex, pos);
+        if (_at(o.dtypes, t) == Isa.BOOL) _requireBools(c, pos, length); // (3)
+        (o.keys[c], o.dataAt[c]) = (key, pos);
     }
 
-    /// @dev INVARIANT: the key is not among the first `count`.
-    function _requireNew(uint256[] memory keys, uint256 count, uint256 key) private pure {
-        for (uint256 k = 0; k < count; ++k) {
-            if (keys[k] == key) revert IReferee.OpenedTwice(count);
+    /// @dev INVARIANT: (4) the key is not among the first `count`.
+    /// @return first the number of the first of them with the same bits above the 64th, or `count`
+    function _firstOf(uint256[] memory keys, uint256 count, uint256 key) private pure returns (uint256 first) {
+        first = count;
+        for (uint256 k = count; k != 0;) {
+            unchecked {
+                --k;
+            }
+            uint256 other = _at(keys, k);
+            if (other == key) revert IReferee.OpenedTwice(count);
+            if ((other ^ key) >> 64 == 0) first = k;
         }
     }
 

@@ -70,20 +70,22 @@ library Trees {
     function fold(bytes32 leaf, uint256 position, bytes32[] calldata siblings) internal view returns (bytes32 node) {
         bytes8 tag = Tags.NODE;
         assembly ("memory-safe") {
-            let pos := mload(0x40)
-            mstore(pos, tag)
-            pos := add(pos, 0x08)
-            // A node goes left (offset 0) or right (0x20) of its sibling, as the position's bit says; each hash is
-            // written where the next one reads it.
+            // What is hashed: tag, left node, right node. The left one stands at an even multiple of 32, the right one behind
+            // it, so that they differ in one bit of the place.
+            let left := and(add(mload(0x40), 0x48), not(0x3f))
+            let input := sub(left, 0x08)
+            mstore(input, tag)
+            // A node goes left or right of its sibling, as the position's bit says; each hash is written where the next
+            // one reads it.
             position := shl(5, position)
-            let place := add(pos, and(position, 0x20))
+            let place := or(left, and(position, 0x20))
             mstore(place, leaf)
             let end := add(siblings.offset, shl(5, siblings.length))
             for { let p := siblings.offset } lt(p, end) { p := add(p, 0x20) } {
-                mstore(add(pos, and(not(position), 0x20)), calldataload(p))
+                mstore(xor(place, 0x20), calldataload(p))
                 position := shr(1, position)
-                place := add(pos, and(position, 0x20))
-                if iszero(staticcall(gas(), 0x02, sub(pos, 0x08), 0x48, place, 0x20)) { revert(0, 0) }
+                place := or(left, and(position, 0x20))
+                if iszero(staticcall(gas(), 0x02, input, 0x48, place, 0x20)) { revert(0, 0) }
             }
             node := mload(place)
         }

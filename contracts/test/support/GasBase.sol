@@ -118,7 +118,8 @@ abstract contract GasBase is RefereeBase {
         (tensor.chunkRoot, siblings) = _quarters(leaves, CHUNK_DEPTH, 100 * t);
         for (uint256 c = 0; c < operand.chunks; ++c) {
             IReferee.ChunkOpening memory chunk = chunks[count + c];
-            (chunk.tensor, chunk.chunkIndex, chunk.siblings) = (t, uint64(c) * CHUNK_DISTANCE, siblings[c]);
+            (chunk.tensor, chunk.chunkIndex) = (t, uint64(c) * CHUNK_DISTANCE);
+            chunk.siblings = _belowFirst(siblings[c], 0, chunk.chunkIndex);
             chunk.data = _random(operand.dtype, operand.first, 9 * t + c);
         }
     }

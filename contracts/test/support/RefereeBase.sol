@@ -85,6 +85,21 @@ abstract contract RefereeBase is TestBase {
         return _padded(leaves, Trees.depthOf(count));
     }
 
+    /// @dev What of a chunk's siblings is sent if chunk `first` of its tensor was opened before it.
+    function _belowFirst(bytes32[] memory siblings, uint256 first, uint256 index)
+        internal
+        pure
+        returns (bytes32[] memory)
+    {
+        if (index == first) return siblings;
+        uint256 height = 0;
+        while ((first ^ index) >> (height + 1) != 0) ++height;
+        assembly ("memory-safe") {
+            mstore(siblings, height)
+        }
+        return siblings;
+    }
+
     /// @dev Every chunk of every operand, opened; operand k is value k.
     function _openAll(
         IReferee.Context memory context,
@@ -116,6 +131,7 @@ abstract contract RefereeBase is TestBase {
                 IReferee.ChunkOpening memory chunk = proof.chunks[chunks++];
                 (chunk.tensor, chunk.chunkIndex, chunk.data) = (uint8(t), uint64(c), _chunk(data[t], c));
                 (, chunk.siblings) = _open(level, c);
+                chunk.siblings = _belowFirst(chunk.siblings, 0, c);
             }
         }
     }

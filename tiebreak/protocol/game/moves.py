@@ -197,7 +197,10 @@ class TensorOpening(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkOpening(Record):
-    """A chunk opened under the chunk root of the opened tensor with index `tensor`."""
+    """A chunk opened under the chunk root of the opened tensor with index `tensor`.
+
+    The first of a tensor has all siblings, any other only those below the first's path: see `referee.shared_from`.
+    """
 
     tensor: U8
     chunk_index: U64

@@ -4,7 +4,7 @@ All input comes from a party to a dispute. Numbered plan of `Openings`, in order
 (1) each tensor has a known dtype and a possible shape, and no value is opened twice;
 (2) its id is at the position of its value in the body half of the defender's value tree;
 (3) each chunk names an opened tensor, lies inside it, is opened once, and has the length that the shape says;
-(4) its digest is at its index under the tensor's chunk root;
+(4) its digest is at its index under the tensor's chunk root, or under a sibling of the tensor's first opened chunk;
 (5) bools are 0 or 1. (NaN payloads are accepted: every f32 NaN is read as the canonical NaN.)
 Plan of judging: (6) the operands' dtypes fit the instruction; (7) every element that is read has been opened.
 
@@ -50,7 +50,7 @@ TensorBytes = Callable[[int], bytes | memoryview]
 class Openings:
     """The openings of one proof, verified. Raises `ProofError` or `EncodingError` unless all of them hold."""
 
-    __slots__ = ("_chunks", "_sizes", "_types")
+    __slots__ = ("_chunks", "_firsts", "_sizes", "_types")
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class Openings:
         self._types: dict[int, DType] = {}
         self._sizes: dict[int, int] = {}
         self._chunks: dict[tuple[int, int], list[int]] = {}
+        self._firsts: dict[int, ChunkOpening] = {}
         for tensor in tensors:
             self._add_tensor(tensor, body_root, half_depth)
         for chunk in chunks:
@@ -92,7 +93,12 @@ class Openings:
         if len(chunk.data) != length:  # (3)
             raise ProofError(f"{what}: expected {length} bytes, got {len(chunk.data)}")
         leaf = chunk_digest(chunk.data)
-        _verify(what, tensor.chunk_root, depth_of(count), chunk.chunk_index, leaf, chunk.siblings)  # (4)
+        root, depth, position = tensor.chunk_root, depth_of(count), chunk.chunk_index
+        first = self._firsts.setdefault(tensor.value, chunk)
+        if first is not chunk:
+            depth = shared_from(first.chunk_index, position)
+            root, position = first.siblings[depth], position % (1 << depth)
+        _verify(what, root, depth, position, leaf, chunk.siblings)  # (4)
         self._chunks[tensor.value, chunk.chunk_index] = unpack(dtype, chunk.data)  # (5)
 
     def operand_dtypes(self, instruction: Instruction) -> tuple[DType, ...]:
@@ -122,6 +128,14 @@ class Openings:
             return elements[offset // self._types[value].size]
 
         return read
+
+
+def shared_from(first: int, other: int) -> int:
+    """The height at which the path of chunk `other` reaches a sibling of the path of chunk `first` of the same tensor.
+
+    Only the first opened chunk of a tensor brings all siblings. Any other brings those below that height.
+    """
+    return (first ^ other).bit_length() - 1
 
 
 def _dtype(tensor: TensorOpening) -> DType:
@@ -231,13 +245,19 @@ def build_openings(
         places.add((value, where * program.body[value].dtype.size // CHUNK_BYTES))
     values = sorted({value for value, _ in places})
     trees = {value: tree_of(value) if tree_of else tensor_tree(data[value]) for value in values}
+    firsts: dict[int, int] = {}
+
+    def siblings(value: int, chunk: int) -> tuple[bytes, ...]:
+        proof, first = trees[value].proof(chunk), firsts.setdefault(value, chunk)
+        return tuple(proof if first == chunk else proof[: shared_from(first, chunk)])
+
     tensors = tuple(_open_tensor(program, value, trees[value], body_tree) for value in values)
     chunks = tuple(
         ChunkOpening(
             tensor=values.index(value),
             chunk_index=chunk,
             data=bytes(data[value][chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]),
-            siblings=tuple(trees[value].proof(chunk)),
+            siblings=siblings(value, chunk),
         )
         for value, chunk in sorted(places)
     )
