@@ -156,8 +156,10 @@ def test_without_block_overrides_what_waits_holds_nobody_back(
     assert seen == tried
 
 
-@pytest.mark.parametrize(("pending", "time"), [(None, 101), (100, 101), (112, 112), (99, 101)])
-def test_a_call_is_tried_at_the_time_of_the_next_block(pending: int | None, time: int) -> None:
+@pytest.mark.parametrize(
+    ("pending", "number", "time"), [(None, 8, 101), (100, 7, 101), (100, 8, 100), (112, 8, 112), (99, 7, 101)]
+)
+def test_a_call_is_tried_at_the_time_of_the_next_block(pending: int | None, number: int, time: int) -> None:
     """On the newest block alone. It gets more than the measured gas only where that runs out."""
     seen: list[Any] = []
 
@@ -167,7 +169,9 @@ def test_a_call_is_tried_at_the_time_of_the_next_block(pending: int | None, time
         def get_block(self, block: str) -> dict[str, Any]:
             if block == "pending" and pending is None:
                 raise BlockNotFound("pending")
-            return {"timestamp": 100 if block == "latest" else pending}
+            if block == "latest":
+                return {"timestamp": 100, "number": 7, "hash": bytes(32)}
+            return {"timestamp": pending, "number": number}
 
         def simulate_v1(self, payload: dict[str, Any], block: str) -> list[Any]:
             (state,) = payload["blockStateCalls"]

@@ -253,13 +253,15 @@ class Node:
             raise decode_revert(data, str(refused.get("message")))
 
     def _next_time(self) -> int:
-        """When the next block is due: as the node builds it, and after the newest in any case."""
-        newest = self.timestamp()
+        """When the next block is due, as the node builds it: a development node may build two in one second."""
+        newest = self.newest()
         try:
             with node_errors():
-                return max(newest + 1, int(self.web3.eth.get_block("pending")["timestamp"]))
+                pending = self.web3.eth.get_block("pending")
         except NodeError:
-            return newest + 1
+            return newest.timestamp + 1
+        is_next = pending["number"] == newest.number + 1  # a node without a pending block may show the newest
+        return max(newest.timestamp + (0 if is_next else 1), int(pending["timestamp"]))
 
     def _call(self, tx: "TxParams", block: Literal["pending", "latest"]) -> None:
         with node_errors():
