@@ -1,4 +1,4 @@
-"""Checks the models of the game, of talking it through and of the job board with SPIN, and that each check can fail.
+"""Checks the models of games, one and many, of talks and of the job board with SPIN, and that each check can fail.
 
     python model/check.py             every property of the models, exhaustively within their bounds
     python model/check.py --mutants   each rule left out: SPIN must find the harm; each outcome is reachable
@@ -57,6 +57,9 @@ PROPERTIES: Final = (
     Run(model="board", what="three games, clocks of 1", defines=("GAMES 3", "CLOCK 1")),
     Run(model="seats", what="a replay of 3, windows of 2"),
     Run(model="seats", what="a replay of 2, windows of 3", defines=("REPLAY 2", "WINDOW 3")),
+    Run(model="crowd", what="three games open at once, of five"),
+    Run(model="crowd", what="four games open at once, of five", defines=("GAMES 4",)),
+    Run(model="crowd", what="two games open at once, of five, replays of 3", defines=("GAMES 2", "REPLAYS 3")),
 )
 
 MUTANTS: Final = tuple(
@@ -106,6 +109,12 @@ MUTANTS: Final = tuple(
         ("seats", "MUTANT_SLASH_TAKES_BONDS", "a slash takes the bonds of those who agreed"),
         ("seats", "MUTANT_UNDRAWN_FEES_BACK", "the fees of a settled job go back without a draw"),
         ("seats", "MUTANT_SETTLE_SEALED", "a job settles with its head sealed"),
+        ("crowd", "MUTANT_FLAT_ALLOWANCE", "one replay's time, however many games are open"),
+        ("crowd", "MUTANT_CROWD_NOW", "a replay's time for each game that is open when the move is judged"),
+        ("crowd", "MUTANT_CROWD_AT_START", "a replay's time for each game that was open when the game started"),
+        ("crowd", "MUTANT_CROWD_FALLS", "the crowd falls when a game starts among fewer"),
+        ("crowd", "MUTANT_ANY_ORDER", "the trainer does not replay first come, first served"),
+        ("crowd", "MUTANT_REPLAYS_FOR_NOBODY", "the trainer goes on with the replay of a game that is over"),
     )
 )
 
@@ -137,6 +146,9 @@ WITNESSES: Final = tuple(
         ("seats", "status == SLASHED && head == TRUE_ROOT && credit[HONEST] == BOND"),
         ("seats", "status == ABANDONED && credit[HONEST] == BOND + FEE"),
         ("seats", "status == SETTLED && head == FALSE_ROOT && !isDrawn"),
+        ("crowd", "waitedForAll"),
+        ("crowd", "dropped"),
+        ("crowd", "fell"),
     )
 )
 
