@@ -330,6 +330,11 @@ def test_13_a_state_that_the_defender_agreed_to_is_proved_at_once() -> None:
     end = rules.apply(rules.enter(start, state, 1001), proof, 1001)
     assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (C, Reason.RECOMPUTED)
+    # Another line of moves may have gone on in the same block.
+    entered = rules.enter(start, state, 1000)
+    assert rules.apply(entered, proof, 1000, has_entered=True).verdict == end.verdict
+    with pytest.raises(IllegalMove, match="a proof after the instant 1000"):
+        rules.apply(entered, proof, 1000)
 
 
 # ---------------------------------------------------------------- 9, 10 and 13: any interleaving

@@ -318,7 +318,8 @@ class FollowedBoard(board.Board):
     def _end_by_move(
         self, found: PublicGame, part: Sequence[Event], ended: dict[str, Any], call: Call | None, now: int
     ) -> None:
-        if call is not None and call.kind == "enterAndProve":
+        has_entered = call is not None and call.kind == "enterAndProve"
+        if call is not None and has_entered:
             _, sequence, snapshot, *_ = call.arguments
             self._enter(found, {"sequence": sequence, "snapshot": snapshot}, now)
         move = self._called(call) or (None if call is None else call.entered_proof)
@@ -327,7 +328,7 @@ class FollowedBoard(board.Board):
         if isinstance(move, Prove) and len(found.moves) != found.state.moves:
             move = None  # what was opened on the way to a state that entered is not known here, and cannot be judged
         if move is not None:
-            found.state = rules.apply(found.state, move, now)
+            found.state = rules.apply(found.state, move, now, has_entered=has_entered)
             found.moves.append(move)
         elif part[0].name != "Proved" or found.state.phase is Phase.PROVE:
             found.state = rules.ended(found.state, _verdict(ended, "", part, found.state), now)

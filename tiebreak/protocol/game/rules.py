@@ -90,8 +90,11 @@ def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
     return _enter(state, Level.RUN, head.run_root, job.run_depth)
 
 
-def apply(state: GameState, move: Move, now: int) -> GameState:
-    """The state after a move at instant `now`. Raises `IllegalMove`; a broken tie is not an error but ends the game."""
+def apply(state: GameState, move: Move, now: int, *, has_entered: bool = False) -> GameState:
+    """The state after a move at instant `now`. Raises `IllegalMove`; a broken tie is not an error but ends the game.
+
+    has_entered: whether the state entered with the same transaction, so that the defender has signed its seal.
+    """
     if state.is_over:
         raise IllegalMove("the game is over")
     if move.KIND not in (state.phase, Phase.OVER):
@@ -99,7 +102,7 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
     if isinstance(move, Concede):
         return concede(replace(state, moves=state.moves + 1), state.mover, now)
     timed = _spend(state, now)
-    if state.phase is Phase.PROVE and now == state.moved:
+    if state.phase is Phase.PROVE and now == state.moved and not has_entered:
         # INVARIANT 11: otherwise, on seeing a proof in transit, a party could seal and prove its answer at once.
         raise IllegalMove(f"expected a proof after the instant {now} of the move before, got one at it")
     try:

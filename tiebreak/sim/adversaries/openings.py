@@ -323,8 +323,9 @@ ADVERSARIES: Final = (
         {Catch.PADDING}, run=garbage_behind_the_head),
     trainer("garbage behind the values", Trainer, "a walk that ends where there is no operation to judge",
         {Catch.PADDING}, run=tried(garbage_behind_the_values)),
+    # It loses by its clock if a builder holds up what it has held back for so long.
     trainer("stalled defence of a false run", Stalling, "a challenger that loses patience, or its own clock",
-        run=false_sum()),
+        {Catch.RECOMPUTED, Catch.TIMEOUT}, run=false_sum()),
     trainer("stalled defence of a true run", Stalling, "a wrong challenger's time", {Catch.HARMLESS},
         before=MISTAKEN.join),
     trainer("a move too late", Late, "the seconds in which nobody has claimed the timeout yet", {Catch.TIMEOUT},
