@@ -222,7 +222,13 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
         for name, path in package_modules().items()
         if name.startswith(("tiebreak.protocol", "tiebreak.engine", "tiebreak.api", "tiebreak.cli"))
         and not name.startswith(
-            ("tiebreak.protocol.chain", "tiebreak.api.chains", "tiebreak.api.games", "tiebreak.api.onchain")
+            (
+                "tiebreak.protocol.chain",
+                "tiebreak.api.chains",
+                "tiebreak.api.games",
+                "tiebreak.api.onchain",
+                "tiebreak.api.weights",
+            )
         )
         and not any(other.startswith("tiebreak.node") for _, other in imports_of(parse(path)))
     ]

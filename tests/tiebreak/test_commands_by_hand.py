@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.chain.support import ETHER, new_chain
 from tests.tiebreak.parties import Parties, doubled_weight
@@ -64,6 +66,8 @@ def test_a_job_by_hand_from_its_creation_to_the_money(
     assert "expected a signed head, got none" in desk.send("post", "trainer", code=1)
     assert parties.train(desk.run, "--quiet") == 0
     assert desk.send("post", "trainer", "--count", "1")["sent"] == "head 1 of 3"
+    early = desk.tell("weights", str(desk.run), "--rpc", "here", "-o", str(tmp_path / "early"), code=1)
+    assert "expected a job that is settled, got one that is active" in early
     standing = desk.tell("status", str(desk.run), "--rpc", "here")
     assert standing["signed"] == standing["of"] == 3
     assert standing["chain"]["heads"] == 1
@@ -75,6 +79,9 @@ def test_a_job_by_hand_from_its_creation_to_the_money(
     chain.advance(1001)
     assert desk.send("settle", "stranger")["gas"] > 0
     assert desk.tell("jobs", "show", desk.job.id.hex(), "--rpc", "here", "--board", desk.board)["status"] == "settled"
+    weights = ["weights", str(desk.run), "--rpc", "here", "-o", str(tmp_path / "w.safetensors")]
+    assert desk.tell(*weights)["settled"] == "yes"
+    assert_weights(tmp_path / "w.safetensors", RunDirectory.open(desk.run))
     assert "one that is settled" in desk.send("post", "trainer", code=1)
     key = ["--key", str(parties.path("trainer.pem")), "--rpc", "here", "--board", desk.board]
     before = chain.balance(desk.job.client)
@@ -82,6 +89,39 @@ def test_a_job_by_hand_from_its_creation_to_the_money(
     assert desk.tell("withdraw", *key, *to)["sent"] == "2 ether"
     assert chain.balance(desk.job.client) == before + 2 * ETHER
     assert "expected credit of" in desk.tell("withdraw", *key, code=1)
+
+
+def assert_weights(file: Path, opened: RunDirectory) -> None:
+    state = opened.state(opened.job.steps)
+    found = load_file(file)
+    assert found.keys() == {name.removeprefix("model.") for name in state if name.startswith("model.")}
+    assert all(torch.equal(tensor, state[f"model.{name}"]) for name, tensor in found.items())
+
+
+def test_weights_that_are_not_the_signed_ones_are_not_written(parties: Parties, tmp_path: Path, capsys: Any) -> None:
+    folder = parties.trained(tmp_path / "run")
+    output, like = tmp_path / "model", tmp_path / "like"
+    like.mkdir()
+    for name in ("config.json", "tokenizer.model", "modeling_evil.py", "model.safetensors.index.json"):
+        (like / name).write_text(name)
+    assert run(tiebreak, ["weights", str(folder), "-o", str(output), "--like", str(like)]) == 0
+    assert "no board was asked" in capsys.readouterr().out
+    assert sorted(path.name for path in output.iterdir()) == ["config.json", "model.safetensors", "tokenizer.model"]
+    assert_weights(output / "model.safetensors", RunDirectory.open(folder))
+    assert run(tiebreak, ["weights", str(folder), "-o", str(output / "model.safetensors")]) == 1
+    assert "already exists" in capsys.readouterr().err
+    state = folder / "checkpoints" / "000000000007.safetensors"
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+    assert run(tiebreak, ["weights", str(folder), "-o", str(tmp_path / "no")]) == 2
+    assert "state after step 7: expected root" in capsys.readouterr().err
+    state.unlink()
+    assert run(tiebreak, ["weights", str(folder), "-o", str(tmp_path / "no")]) == 2
+    (folder / "heads" / "000000000003.bin").unlink()
+    assert run(tiebreak, ["weights", str(folder), "-o", str(tmp_path / "no")]) == 1
+    assert "expected a signed head of all 3 checkpoints, got one of 2" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_false_head_is_challenged_and_a_true_one_is_not(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tiebreak.api import running as running
     from tiebreak.api import runs as runs
     from tiebreak.api import sealing as sealing
+    from tiebreak.api import weights as weights
 
 
 def __getattr__(name: str) -> Any:

@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "jobs": "List jobs on a board, or show one of them.",
     "games": "List the games on a board, or show one of them.",
     "pack": "Copy what others need of RUN into a folder, and say how big it is.",
+    "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
     "post": "Send the chain what the job in RUN needs next from the owner of a key.",
     "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
     "settle": "End the job of RUN on the chain.",
