@@ -38,6 +38,8 @@ COMMANDS: Final = {
     "jobs": "List jobs on a board, or show one of them.",
     "games": "List the games on a board, or show one of them.",
     "pack": "Copy what others need of RUN into a folder, and say how big it is.",
+    "publish": "Put what others need of RUN on a hub, as its client or its trainer.",
+    "fetch": "Fetch what is published of JOB from a hub into a folder, and check it.",
     "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
     "post": "Send the chain what the job in RUN needs next from the owner of a key.",
     "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
@@ -54,7 +56,7 @@ COMMANDS: Final = {
 MODULES: Final = {
     "accept": "offer",
     **dict.fromkeys(["status", "show", "jobs", "games"], "reading"),
-    "pack": "sharing",
+    **dict.fromkeys(["pack", "publish", "fetch"], "sharing"),
     **dict.fromkeys(["post", "challenge", "settle", "withdraw"], "by_hand"),
 }
 """The module of a command, if it is not the command's own."""

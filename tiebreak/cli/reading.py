@@ -1,29 +1,14 @@
 """`tiebreak status`, `show`, `jobs` and `games`: what there is, on the disk and on a chain."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import click
 
 from tiebreak import api, node
 from tiebreak.cli.options import FOLDER, json_option, number, rpc_option, tell
-from tiebreak.cli.terms import AddressType
+from tiebreak.cli.terms import AddressType, DigestType
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.tags import Digest
-
-
-class DigestType(click.ParamType[Digest]):
-    """The id of a job or a game, in hex."""
-
-    name = "id"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Digest:
-        """Accepts 64 hex digits, with or without 0x."""
-        if not re.fullmatch("(?:0x)?[0-9a-fA-F]{64}", str(value)):
-            self.fail(f"expected an id of 64 hex digits, got {value!r}", param, ctx)
-        return Digest(bytes.fromhex(str(value).removeprefix("0x")))
-
 
 board_option = click.option(
     "--board", type=AddressType(), required=True, envvar="TIEBREAK_BOARD",

@@ -1,11 +1,15 @@
-"""`tiebreak pack`: the files of a run that others need of it."""
+"""`tiebreak pack`, `publish` and `fetch`: the files of a run that others need of it, in a folder or on a hub."""
 
 from pathlib import Path
 
 import click
 
 from tiebreak import api, node
-from tiebreak.cli.options import FOLDER, json_option, tell
+from tiebreak.cli.key import load_key
+from tiebreak.cli.options import FILE, FOLDER, json_option, number, output_option, tell
+from tiebreak.cli.terms import AddressType, DigestType
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.tags import Digest
 
 count_option = click.option("--count", type=click.IntRange(0), help="Up to the head of so many checkpoints; 0: only "
                             "what is there before the first step.  [default: the last signed]")  # fmt: skip
@@ -38,4 +42,71 @@ def pack(run: Path, output: Path | None, count: int | None, states: bool, as_jso
         "files": [{"file": part.name, "bytes": part.size} for part in listed],
         "bytes": total,
         "packed": None if output is None else str(output),
+    }, as_json=as_json)  # fmt: skip
+
+
+hub_option = click.option("--hub", required=True, envvar="TIEBREAK_HUB", help="URL of the hub; also from TIEBREAK_HUB.")
+
+
+@click.command()
+@click.argument("run", type=FOLDER)
+@hub_option
+@click.option("--key", type=FILE, required=True, help="Key file of the job's client or trainer, who publishes.")
+@count_option
+@states_option
+@json_option
+def publish(run: Path, hub: str, key: Path, count: int | None, states: bool, as_json: bool) -> None:
+    """Put what others need of RUN on a hub, as its client or its trainer.
+
+    The client publishes an offer, and with it program, initial state and data. The trainer publishes its answer, its
+    signed heads, and what auditors need up to the last one. Everything is named by its root, so whoever fetches it
+    checks it; of a sealed job (`tiebreak offer --seal-to`) the hub gets ciphertext. What is there already is not sent
+    again, and a publication that broke off goes on when you repeat the command.
+    """
+    opened, signer = api.offers.open_offer(run), load_key(key)
+    last = max((head.head.count for head in opened.heads()), default=0)
+    mail = node.exchange.open_hub(hub, opened.agreement.domain)
+    listing, said = node.exchange.publish_to(mail, opened, signer, last if count is None else count, states=states)
+    tell({
+        "job": opened.job.id.hex(),
+        "count": listing.count,
+        "files": [{"file": file.name.decode(), "bytes": file.size, "root": file.root.hex()} for file in listing.files],
+        "bytes": sum(file.size for file in listing.files),
+        "new_posts": said,
+    }, as_json=as_json)  # fmt: skip
+
+
+@click.command()
+@click.argument("job", type=DigestType())
+@hub_option
+@output_option("fetched", "Folder for the job; one that a fetch began is completed.")
+@click.option("--key", type=FILE, help="Key file of a reader, if the job is sealed.")
+@click.option("--count", type=click.IntRange(0), help="Up to the head of so many checkpoints.  [default: the last]")
+@states_option
+@number("--chain-id", 0, None, 0, "Chain of the job's contract.")
+@click.option("--contract", type=AddressType(), help="Contract that plays the job's disputes.  [default: none]")
+@click.option("--most", type=click.IntRange(1), help="Refuse to fetch more bytes than this.")
+@json_option
+def fetch(
+    job: Digest, hub: str, output: Path, key: Path | None, count: int | None, states: bool, chain_id: int,
+    contract: Address | None, most: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Fetch what is published of JOB from a hub into a folder, and check it.
+
+    A hub is trusted with nothing. Each piece is checked as it comes, and each file against the job before it takes its
+    name: signatures, program, initial state, data, and records against the signed head. What does not fit is removed
+    and said. The folder is then an offer for `tiebreak accept`, or a run for `tiebreak audit` and `tiebreak weights`.
+    Repeat the command to go on after a break, or when the trainer has published more.
+    """
+    domain = Domain(chain_id=chain_id, contract=contract or api.runs.OFF_CHAIN)
+    mail = node.exchange.open_hub(hub, domain)
+    found = node.exchange.fetch_from(
+        mail, job, domain, output, count=count, states=states, key=None if key is None else load_key(key), most=most
+    )
+    tell({
+        "job": job.hex(),
+        "count": found.count,
+        "new_files": len(found.fetched.taken),
+        "folder": str(output),
+        "refused": [{"file": name, "why": "; ".join(why)} for name, why in found.fetched.missing.items() if why],
     }, as_json=as_json)  # fmt: skip

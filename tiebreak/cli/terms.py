@@ -1,5 +1,6 @@
-"""The options by which a job's terms are given, and the kinds of values that people write: amounts and addresses."""
+"""The options by which a job's terms are given, and kinds of values that people write: amounts, addresses and ids."""
 
+import re
 from decimal import Decimal, InvalidOperation
 from functools import reduce
 from typing import Any, Final
@@ -11,6 +12,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import MAX_SEATS, Job
 from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS, Terms, ether
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
+from tiebreak.protocol.tags import Digest
 
 WEI: Final = 10**18
 
@@ -46,6 +48,18 @@ class AddressType(click.ParamType[Address]):
         if len(digits) != 40 or any(c not in "0123456789abcdefABCDEF" for c in digits):
             self.fail(f"expected an address of 40 hex digits, got {value!r}", param, ctx)
         return Address(bytes.fromhex(digits))
+
+
+class DigestType(click.ParamType[Digest]):
+    """The id of a job or a game, in hex."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Digest:
+        """Accepts 64 hex digits, with or without 0x."""
+        if not re.fullmatch("(?:0x)?[0-9a-fA-F]{64}", str(value)):
+            self.fail(f"expected an id of 64 hex digits, got {value!r}", param, ctx)
+        return Digest(bytes.fromhex(str(value).removeprefix("0x")))
 
 
 DEFAULTS: Final = Terms()

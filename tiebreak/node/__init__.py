@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tiebreak.node import exchange as exchange
     from tiebreak.node import library as library
 
 

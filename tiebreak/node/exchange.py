@@ -1,0 +1,214 @@
+"""One party's files and statements to a hub and from it, once, by hand. Parties that run do this by themselves.
+
+What is posted twice is posted once: whoever publishes again after a break goes on where it stopped.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from threading import Timer
+from typing import Final
+
+from tiebreak.api.offers import complete
+from tiebreak.engine.data.disk import read_exactly, write_whole
+from tiebreak.engine.native import cache_directory
+from tiebreak.engine.run.directory import JOB, RunDirectory
+from tiebreak.node.library import Fetched, fetch, parts, publish, secret_of
+from tiebreak.node.mail import Letter, Mail, MailRefused, MailStopped
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.parties.posts import AnswerBody, Body, HeadBody, LibraryBody, OfferBody, Post, SignedPost
+from tiebreak.protocol.tags import Digest
+
+HUB_SECONDS: Final = 20.0
+"""How long a hub may take for its first answer, before a person is told."""
+COPY_BYTES: Final = 1 << 22
+
+
+class Roots:
+    """Finds the roots of files and keeps nothing: a hub wants to be told what will come before it comes."""
+
+    def put(self, file: FileIO, size: int) -> Digest:
+        """The root of the first `size` bytes."""
+        return blob_root(size, [piece_digest(data) for data in _pieces(file, size)])
+
+    def get(self, root: Digest, size: int, file: FileIO) -> None:  # noqa: ARG002 (it has nothing to get)
+        raise CannotCheck(f"expected a hub to fetch {root.hex()} from, got none")
+
+
+class OverHub:
+    """The `Blobs` of a hub. What broke off is kept in this user's cache folder, whose content nobody else chose."""
+
+    def __init__(self, mail: Mail, folder: Path | None = None) -> None:
+        self._mail = mail
+        self._folder = cache_directory() / "blobs" if folder is None else folder
+
+    def put(self, file: FileIO, size: int) -> Digest:
+        """Upload. The file must not change meanwhile, as far as it is sent."""
+        with _named(file, size) as path:
+            return self._mail.upload(path)
+
+    def get(self, root: Digest, size: int, file: FileIO) -> None:
+        """Download by way of the cache folder, where each piece is checked as it comes."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._folder / root.hex()
+        try:
+            self._mail.download(root, size, path)
+        except MailRefused as error:
+            raise CannotCheck(str(error)) from error
+        try:
+            with path.open("rb", buffering=0) as source:
+                file.seek(0)
+                file.truncate()
+                for data in _pieces(source, size):
+                    write_whole(file, memoryview(data))
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(file: FileIO, size: int) -> Iterator[Path]:
+    """A path under which the first `size` bytes of an open file can be read, without a copy where the system can."""
+    own = Path(f"/proc/self/fd/{file.fileno()}")
+    if os.fstat(file.fileno()).st_size == size and own.exists():
+        yield own
+        return
+    with tempfile.NamedTemporaryFile() as copy:
+        for data in _pieces(file, size):
+            copy.write(data)
+        copy.flush()
+        yield Path(copy.name)
+
+
+def _pieces(file: FileIO, size: int) -> Iterator[bytes]:
+    """The first `size` bytes in pieces of a blob; an empty one if there are none."""
+    file.seek(0)
+    for at in range(0, max(1, size), PIECE_BYTES):
+        data = bytearray(min(PIECE_BYTES, size - at))
+        if read_exactly(file, memoryview(data)) != len(data):
+            raise EncodingError(f"expected {size} bytes, got the end of the file before")
+        yield bytes(data)
+
+
+def open_hub(url: str, domain: Domain) -> Mail:
+    """A hub that answers. Raises `ConfigurationError` if none does, or if it serves another chain."""
+    mail = Mail(url, domain)
+    timer = Timer(HUB_SECONDS, mail.stop.set)
+    timer.start()
+    try:
+        assert mail.hub
+    except MailStopped as error:
+        raise ConfigurationError(f"expected a hub at {url}, got no answer in {HUB_SECONDS:.0f} seconds") from error
+    finally:
+        timer.cancel()
+    return mail
+
+
+def letters(mail: Mail, job_id: Digest) -> list[Letter]:
+    """All that a hub has about a job, oldest first, with the signatures checked."""
+    found: list[Letter] = []
+    after = 0
+    while True:
+        page, last = mail.page(after, jobs=[job_id])
+        found += page
+        if last == after:
+            return found
+        after = last
+
+
+# ---------------------------------------------------------------- publishing
+
+
+class Publisher:
+    """Posts as one party of one job what it has not posted yet."""
+
+    def __init__(self, mail: Mail, job: Job, domain: Domain, key: PrivateKey) -> None:
+        self._mail, self._job, self._domain, self._key = mail, job, domain, key
+        own = [letter for letter in letters(mail, job.id) if letter.post.sender == key.address]
+        self._said = {(letter.post.kind, letter.post.body) for letter in own}
+        self._next = 1 + max((letter.post.number for letter in own), default=-1)
+
+    def say(self, body: Body) -> bool:
+        """Whether it had to be said."""
+        if (int(body.KIND), body.encode()) in self._said:
+            return False
+        post = Post.of(body, job_id=self._job.id, number=self._next, sender=self._key.address)
+        self._mail.post(SignedPost.sign(post, self._domain, self._key).encode())
+        self._next += 1
+        return True
+
+
+def publish_to(
+    mail: Mail, run: RunDirectory, key: PrivateKey, count: int, *, states: bool = False
+) -> tuple[LibraryBody, int]:
+    """Brings a hub what others need of a run, as its client or its trainer. Returns the list and the number of posts.
+
+    The client's offer and the trainer's answer and heads are posted before the list of files, and that before the
+    files, because a hub takes only what it was told about by somebody whom it knows.
+    """
+    job, agreement = run.job, run.agreement
+    if key.address not in (job.client, job.trainer):
+        raise ConfigurationError(f"expected the key of the job's client or trainer, got 0x{key.address.hex()}")
+    listed, sealed = parts(run, count, states=states), secret_of(run, key)
+    listing = publish(run, listed, Roots(), count, sealed)
+    publisher, said = Publisher(mail, job, agreement.domain, key), 0
+    if key.address == job.client:
+        said += publisher.say(OfferBody(job=job))
+    if key.address == job.trainer and agreement.trainer_signature:
+        said += publisher.say(AnswerBody(job=job, signature=agreement.trainer_signature))
+        for head in run.heads():
+            said += publisher.say(HeadBody(head=head)) if head.head.count <= count else 0
+    said += publisher.say(listing)
+    publish(run, listed, OverHub(mail), count, sealed)
+    return listing, said
+
+
+# ---------------------------------------------------------------- fetching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Come:
+    """What was fetched, and up to which checkpoint somebody published."""
+
+    job: Job
+    count: int
+    fetched: Fetched
+
+
+def fetch_from(
+    mail: Mail, job_id: Digest, domain: Domain, folder: Path, *, count: int | None = None, states: bool = False,
+    key: PrivateKey | None = None, most: int | None = None,
+) -> Come:  # fmt: skip
+    """Fetches what is published of a job into its folder. See `tiebreak.node.library.Fetcher`.
+
+    count: up to this checkpoint [default: the last that the trainer published]. Raises `StateError` if the hub knows no
+    such job.
+    """
+    found = letters(mail, job_id)
+    job = next((letter.body.job for letter in found if isinstance(letter.body, OfferBody | AnswerBody)), None)
+    if job is None or job.id != job_id:
+        raise StateError(f"expected an offer of job {job_id.hex()} on the hub, got none; its client posts it first")
+    bodies = [(letter.post.sender, letter.body) for letter in found if isinstance(letter.body, LibraryBody)]
+    trusted = [body for sender, body in bodies if sender in (job.client, job.trainer)]
+    published = max((body.count for sender, body in bodies if sender == job.trainer), default=0)
+    wanted = published if count is None else count
+    # What is longest comes first; among equals, what was posted last.
+    trusted.reverse()
+    listings = sorted(trusted, key=lambda body: -body.count)
+    limit = {} if most is None else {"most": most}
+    fetched = fetch(folder, OverHub(mail), job, domain, listings, wanted, states=states, key=key, **limit)
+    answer = next((letter.body for letter in found if _is_answer(letter, job)), None)
+    if isinstance(answer, AnswerBody) and JOB in fetched.missing and "offer.bin" not in fetched.missing:
+        complete(folder, answer.signature)
+    return Come(job=job, count=wanted, fetched=fetched)
+
+
+def _is_answer(letter: Letter, job: Job) -> bool:
+    return isinstance(letter.body, AnswerBody) and letter.post.sender == job.trainer and letter.body.signature != b""
