@@ -1,5 +1,6 @@
 """Parties that follow a chain by themselves, before nodes that are away, behind, or lie, and blocks that vanish."""
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -10,9 +11,10 @@ from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import FALSE, TALKED_FALSE, TRUTH
 from tests.tiebreak.node.village import Faulty, Village, Villager, game_of, new_village_chain
 from tiebreak.node.ground import ChainGround
-from tiebreak.protocol.chain import Chain, EmbeddedChain
+from tiebreak.protocol.chain import Chain, EmbeddedChain, NodeError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import Reason
+from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus
 
 
@@ -62,6 +64,42 @@ def test_a_lie_is_convicted(chain: EmbeddedChain, run: Run) -> None:
 # ---------------------------------------------------------------- nodes that fail
 
 
+def unreliable(villager: Villager, rng: Random) -> Callable[[str, tuple[Any, ...]], Any]:
+    """A node that is away, behind, silent about logs, or wrong about what is pending."""
+    node = villager.village.chain.node
+
+    def fault(name: str, args: tuple[Any, ...]) -> Any:
+        luck = rng.random()
+        if luck < 0.1:
+            raise NodeError("away")
+        if name == "logs" and luck < 0.3:
+            return list
+        if name == "newest" and luck < 0.3:
+            older = node.block(max(0, node.newest().number - rng.randint(1, 5)))
+            return lambda: older
+        if name == "count" and args[1] == "pending" and luck < 0.5:
+            return lambda: rng.choice([0, 3, 50])
+        if name == "receipt" and luck < 0.3:
+            return lambda: None
+        return None
+
+    return fault
+
+
+@pytest.mark.parametrize("seed", slow_except(range(1, 5), 1))
+@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
+def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: Run, seed: int) -> None:
+    village, rng = Village(chain, run), Random(seed)
+    for villager in village.villagers.values():
+        villager.node.fault = unreliable(villager, rng)
+        villager.clock = rng.randint(-300, 300)
+    village.live()
+    assert sum(villager.away for villager in village.villagers.values()) > 10
+    as_the_chain_has_it(village)
+    for villager in village.villagers.values():
+        convicted(villager)
+
+
 @pytest.mark.parametrize("seed", slow_except(range(1, 5), 2))
 def test_processes_that_die_go_on_where_they_were(chain: EmbeddedChain, seed: int) -> None:
     village, rng, deaths = Village(chain, TALKED_FALSE), Random(seed), 0
@@ -99,6 +137,27 @@ def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed:
     as_the_chain_has_it(village)
     for villager in village.villagers.values():
         convicted(villager)
+
+
+def test_what_comes_by_way_of_other_contracts_is_followed_from_the_logs(chain: EmbeddedChain) -> None:
+    """Every transaction looks as if another contract forwarded it, and the node keeps no traces."""
+    village = Village(chain, FALSE)
+
+    def forwarded(name: str, args: tuple[Any, ...]) -> Any:
+        if name != "transaction":
+            return None
+        found = chain.node.transaction(*args)
+        return lambda: found and {"to": "0x" + "ab" * 20, "input": b"forwarded" + bytes(found["input"])}
+
+    for villager in village.villagers.values():
+        villager.node.fault = forwarded
+        villager.ground.board.job_of = {FALSE.job.id: FALSE.job}.get
+    village.live()
+    as_the_chain_has_it(village)
+    for villager in village.villagers.values():
+        convicted(villager)
+        shown = {event.head.head.count for event in villager.events if isinstance(event, e.HeadShown)}
+        assert shown >= {1}, "a head's signature is found wherever it stands"
 
 
 def test_a_job_whose_fields_come_late_is_followed_then(chain: EmbeddedChain) -> None:

@@ -84,6 +84,7 @@ class _Frame:
     items: dict[Digest, tuple[PublicJob | PublicGame, dict[str, Any] | None]] = field(default_factory=dict)
     credits: dict[Address, int | None] = field(default_factory=dict)
     pools: dict[int, list[Slot] | None] = field(default_factory=dict)
+    disagreements: int = 0
 
 
 class FollowedBoard(board.Board):
@@ -110,7 +111,7 @@ class FollowedBoard(board.Board):
 
     def begin_block(self) -> None:
         """What follows can be taken back as one."""
-        self._frames.append(_Frame())
+        self._frames.append(_Frame(disagreements=len(self.disagreements)))
 
     def take_back(self) -> None:
         """Undo what followed since the last `begin_block`. Raises `IndexError` if that is no longer known."""
@@ -125,13 +126,14 @@ class FollowedBoard(board.Board):
                 setattr(item, slot, value)
             if isinstance(item, PublicGame):
                 self._another_line(item)
+        del self.disagreements[frame.disagreements :]  # a log may have been missing
         _put_back(self.credits, frame.credits)
         _put_back(self.pools, frame.pools)
 
     def start_again(self) -> None:
         """Forget all that was followed, for following it from the first block again."""
         self._gone |= {**self.jobs, **self.games}
-        for held in (self.jobs, self.games, self.credits, self.pools, self.unread, self._frames):
+        for held in (self.jobs, self.games, self.credits, self.pools, self.unread, self._frames, self.disagreements):
             held.clear()
 
     def _touch(self, item: PublicJob | PublicGame, *, is_new: bool = False) -> None:

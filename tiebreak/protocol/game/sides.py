@@ -21,7 +21,7 @@ from tiebreak.protocol.game import moves, seals
 from tiebreak.protocol.game.moves import NO_SEAL, Concede, Move, Opening, Phase, Prove, Select, SelectElement, kind_name
 from tiebreak.protocol.game.proof import record_place
 from tiebreak.protocol.game.referee import build_openings
-from tiebreak.protocol.game.rules import apply, judge
+from tiebreak.protocol.game.rules import apply, follow, judge
 from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
@@ -366,10 +366,13 @@ def _first_difference(theirs: Sequence[bytes], own: Sequence[bytes]) -> int:
 
 
 def resume(party: Party, start: GameState, line: Sequence[Move]) -> GameState:
-    """The state that a line of moves leads to, at instants that cost nothing. A challenger learns the line."""
+    """The state that a line of moves leads to, at instants that cost nothing. A challenger learns the line.
+
+    The moves may be as a chain's log shows them, and have been judged before.
+    """
     state = start
     for move in line:
-        state = apply(state, move, max(state.moved, state.last))
+        state = follow(state, move, max(state.moved, state.last))
         if isinstance(party, Challenger):
             party.learn(state, move)
     return state

@@ -29,6 +29,11 @@ class Board(FollowedBoard):
         super().__init__(talk_of=talk_of)
         self._domain = domain
 
+    def take_back(self) -> None:
+        found = list(self.disagreements)
+        super().take_back()
+        self.disagreements[:] = found  # in a block that vanished, they are ours all the same
+
     # ------------------------------------------------------------------ transactions
 
     def record(self, call: Call, applied: Receipt, now: int, theirs: GameRecord | None) -> None:

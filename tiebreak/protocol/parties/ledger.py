@@ -1,0 +1,375 @@
+"""The board where there is no chain: parties post what they would have sent there, and anybody applies the rules.
+
+A hub gives every post a place and an instant. A `Ledger` takes those that are transactions, in their order, and does
+with each what the contracts would do at that instant, or refuses it with the name of the contract's error. So everybody
+who has the posts comes to the same board, and a hub that leaves out or reorders posts has signed for it.
+
+Money is counted on paper: `claims` says what each account is owed for what it gained, and owes for what it lost. No
+escrow stands behind it, so nothing can be withdrawn, and whoever deals like this trusts the other to pay what it owes.
+There are no seats: their draw needs a chain. A state enters a game if the moves that led to it were posted, too.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, game_id
+from tiebreak.protocol.commitments.terms import MAX_GAMES
+from tiebreak.protocol.errors import IllegalMove, VerificationError
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.messages import Transcript
+from tiebreak.protocol.game.moves import Concede, Phase, Prove, Side
+from tiebreak.protocol.game.snapshot import Standing, opened
+from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+from tiebreak.protocol.trees import fold
+
+BURNED: Final = Address(bytes(18) + b"\xde\xad")
+"""The account of what nobody gets."""
+MAX_SEQUENCE: Final = 1 << 15
+MAX_EARLY: Final = 64
+"""Messages that are kept of a game that has not begun here."""
+_ON_SEATS: Final = (
+    e.JoinPool, e.LeavePool, e.SealHead, e.DrawSeats, e.SealRoot, e.OpenHead, e.ClaimSeat, e.CloseSeats,
+)  # fmt: skip
+
+Effect = Callable[[], None]
+
+
+class Refusal(VerificationError):
+    """A transaction that the contracts would refuse. `name` is that of their error."""
+
+    def __init__(self, name: str, detail: str = "") -> None:
+        self.name = name
+        super().__init__(f"{name}: {detail}" if detail else name)
+
+
+class PaperBoard(Board):
+    """A board that holds no money."""
+
+    def credit(self, account: Address) -> int:  # noqa: ARG002
+        return 0
+
+
+class Ledger:
+    """Jobs and games as the posts of a hub make them."""
+
+    def __init__(self, domain: Domain) -> None:
+        self.board = PaperBoard()
+        self.domain = domain
+        self.claims: dict[Address, int] = {}
+        """Wei that each account has gained (positive) or lost, as if every stake and reward had been deposited."""
+        self._roots: dict[Digest, Digest] = {}
+        """Of each job's last posted head."""
+        self._early: dict[Digest, list[tuple[bool, bytes]]] = {}
+        self._talks: dict[Digest, Transcript] = {}
+
+    def claim(self, account: Address) -> int:
+        return self.claims.get(account, 0)
+
+    # ------------------------------------------------------------------ posts
+
+    def hear(self, game: Digest, data: bytes, *, is_receipt: bool = False) -> None:
+        """Take note of a message or a receipt of a game's talk, from which a state may enter later."""
+        if game in self._talks:
+            _note(self._talks[game], is_receipt, data)
+        elif len(early := self._early.setdefault(game, [])) < MAX_EARLY:
+            early.append((is_receipt, data))
+
+    def take(self, sender: Address, wanted: e.Transaction, now: int) -> None:
+        """Carry out a transaction, at an instant not before the last. Raises `Refusal`; then nothing has changed."""
+        self.judge(sender, wanted, now)()
+        self.board.height += 1
+
+    def judge(self, sender: Address, wanted: e.Transaction, now: int) -> Effect:
+        """What a transaction would do. Raises `Refusal` for one that the contracts would refuse."""
+        match wanted:
+            case e.CreateJob():
+                return self._create(sender, wanted, now)
+            case e.Withdraw():
+                raise Refusal("NothingToWithdraw", "there is no money without a chain")
+            case e.Challenge():
+                return self._challenge(sender, wanted, now)
+            case e.MakeMove() | e.Enter() | e.EnterAndProve() | e.ReportFork() | e.ClaimTimeout() | e.Reclaim():
+                return self._play(sender, wanted, now)
+        if isinstance(wanted, _ON_SEATS):
+            raise Refusal("NoSeats", "there are no seats without a chain")
+        return self._on_job(sender, wanted, now)
+
+    # ------------------------------------------------------------------ jobs
+
+    def _create(self, sender: Address, wanted: e.CreateJob, now: int) -> Effect:
+        job = wanted.job
+        _require(sender == job.client, "WrongCaller")
+        _require(not job.seats, "InvalidJob", "seats need a chain")
+        _signed(lambda: keys.verify(job.digest(self.domain), wanted.signature, job.trainer))
+        _require(job.id not in self.board.jobs, "JobExists")
+
+        def effect() -> None:
+            self.board.jobs[job.id] = PublicJob(job=job, last_progress=now)
+            self._pay(job.client, -job.reward)
+
+        return effect
+
+    def _on_job(self, sender: Address, wanted: Any, now: int) -> Effect:  # noqa: C901  # one case a transaction
+        found = self.board.jobs.get(_job_of(wanted))
+        needed = JobStatus.OFFERED if isinstance(wanted, e.CancelJob | e.AcceptJob) else JobStatus.ACTIVE
+        if found is None or found.status is not needed:
+            raise Refusal("WrongJobStatus", f"expected {needed.name}, got {'none' if found is None else found.status}")
+        job, both = found.job, found.job.reward + found.job.trainer_stake
+        match wanted:
+            case e.CancelJob():
+                _require(sender == job.client, "WrongCaller")
+                return partial(self._end, found, JobStatus.CANCELLED, now, {job.client: job.reward})
+            case e.AcceptJob():
+                _require(sender == job.trainer, "WrongCaller")
+                return partial(self._accept, found, now)
+            case e.PostHead(head=head):
+                self._check_head(head, job)
+                _require(head.head.count > found.head_count, "HeadNotAscending")
+                return partial(self._post, found, head, now)
+            case e.Report(first=first, second=second):
+                same = (first.head.job_id, first.head.count) == (second.head.job_id, second.head.count)
+                _require(same and first.head.run_root != second.head.run_root, "NoEquivocation")
+                return self._slashing(found, sender, now, (first, second), "equivocation")
+            case e.ReportInconsistency():
+                for opening in (wanted.first, wanted.second):
+                    _check_opened(wanted.position, opening, job)
+                _require(wanted.first.leaf != wanted.second.leaf, "NoInconsistency")
+                return self._slashing(found, sender, now, (wanted.first.head, wanted.second.head), "inconsistency")
+            case e.Acknowledge(receipt=receipt):
+                return self._acknowledge(found, receipt)
+            case e.Settle():
+                _require(found.has_final_head, "FinalHeadMissing")
+                _require(not found.lacks_receipts, "ReceiptMissing")
+                self._require_over(found, found.window_end, now)
+                return partial(self._end, found, JobStatus.SETTLED, now, {job.trainer: both})
+            case e.Abandon():
+                _require(sender == job.client, "WrongCaller")
+                _require(not (job.is_logged and found.head_count), "HeadsPosted")
+                _require(not found.has_final_head, "FinalHeadPosted")
+                self._require_over(found, found.due, now)
+                return partial(self._end, found, JobStatus.ABANDONED, now, {job.client: both})
+        return self._part(sender, found, now)
+
+    def _accept(self, found: PublicJob, now: int) -> None:
+        found.accept(now)
+        self._pay(found.job.trainer, -found.job.trainer_stake)
+
+    def _acknowledge(self, found: PublicJob, receipt: LogReceipt) -> Effect:
+        count, root = receipt.head.count, receipt.head.run_root
+        _require(found.job.is_logged, "NotLogged")
+        _require(count > found.receipts, "ReceiptNotAscending")
+        _require(count <= found.head_count, "HeadNotPosted")
+        _require(count < found.head_count or self._roots[found.id] == root, "WrongReceipt")
+        _signed(lambda: receipt.verify(found.job, self.domain))
+        return lambda: setattr(found, "receipts", count)
+
+    def _part(self, sender: Address, found: PublicJob, now: int) -> Effect:
+        job = found.job
+        _require(job.is_logged, "NotLogged")
+        _require(sender in (job.client, job.trainer), "NotAParty")
+        _require(found.head_count > 0, "NoHeadPosted")
+        _require(found.lacks_receipts, "ReceiptsComplete")
+        self._require_over(found, found.parting if sender == job.client else found.window_end, now)
+        paid = {job.trainer: found.earned + job.trainer_stake, job.client: job.reward - found.earned}
+        return partial(self._end, found, JobStatus.PARTED, now, paid)
+
+    def _post(self, found: PublicJob, head: SignedHead, now: int) -> None:
+        found.post(head.head.count, now)
+        self._roots[found.id] = head.head.run_root
+
+    def _slashing(
+        self, found: PublicJob, prover: Address, now: int, heads: tuple[SignedHead, ...], kind: str
+    ) -> Effect:
+        for head in heads:
+            _require(head.head.job_id == found.id, "WrongSigner")
+            self._check_head(head, found.job)
+
+        def effect() -> None:
+            setattr(found, kind, True)
+            self._slash(found, prover, now)
+
+        return effect
+
+    def _slash(self, found: PublicJob, prover: Address, now: int) -> None:
+        job, half = found.job, found.job.trainer_stake // 2
+        self._end(found, JobStatus.SLASHED, now, {job.client: job.reward})
+        self._pay(prover, half)
+        self._pay(BURNED, job.trainer_stake - half)
+
+    def _end(self, found: PublicJob, status: JobStatus, now: int, paid: dict[Address, int]) -> None:
+        found.status, found.ended = status, now
+        for account, wei in paid.items():
+            self._pay(account, wei)
+
+    def _pay(self, account: Address, wei: int) -> None:
+        self.claims[account] = self.claim(account) + wei
+
+    def _check_head(self, head: SignedHead, job: Job) -> None:
+        _require(1 <= head.head.count <= job.checkpoints, "HeadOutOfRange")
+        _signed(lambda: head.verify(job, self.domain))
+
+    def _require_over(self, found: PublicJob, end: int, now: int) -> None:
+        _require(now > end, "WindowOpen", f"until {end}")
+        _require(not self.board.open_games(found.id), "OpenGames")
+
+    # ------------------------------------------------------------------ games
+
+    def _challenge(self, sender: Address, wanted: e.Challenge, now: int) -> Effect:
+        head = wanted.head
+        found = self.board.jobs.get(head.head.job_id)
+        if found is None or found.status is not JobStatus.ACTIVE:
+            raise Refusal("WrongJobStatus")
+        _require(len(self.board.open_games(found.id)) < MAX_GAMES, "TooManyGames")
+        self._check_head(head, found.job)
+        _require(now <= found.window_end, "WindowClosed")
+        number = game_id(head.head, self.domain, sender, wanted.nonce)
+        _require(number not in self.board.games, "GameExists")
+        state = rules.start(found.job, head.head, number, now)
+        made = PublicGame(id=number, job=found, challenger=sender, head=head, state=state, started=now)
+
+        def effect() -> None:
+            self.board.begin(made)
+            self._pay(sender, -made.stake)
+            self._talks[number] = Transcript(state, domain=self.domain, challenger=sender)
+            for is_receipt, data in self._early.pop(number, ()):
+                _note(self._talks[number], is_receipt, data)
+
+        return effect
+
+    def _play(self, sender: Address, wanted: Any, now: int) -> Effect:
+        named = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
+        game = self.board.games.get(named.fork.game_id if isinstance(named, e.ReportFork) else named.game_id)
+        if game is None:
+            raise Refusal("NoSuchGame")
+        _require(not game.is_over, "GameIsOver")
+        if isinstance(wanted, e.Reclaim):
+            _require(game.job.status is JobStatus.SLASHED, "WrongJobStatus")
+            return partial(self._void, game, now)
+        state, line = self._after(game, sender, wanted, now)
+        _require(not state.is_over or game.job.status is JobStatus.ACTIVE, "WrongJobStatus")
+        return partial(self._moved, game, state, line, now, entered=isinstance(wanted, e.Enter | e.EnterAndProve))
+
+    def _after(self, game: PublicGame, sender: Address, wanted: Any, now: int) -> tuple[GameState, list[Any]]:
+        """Where a transaction leads to, and by which line."""
+        side = {game.job.job.trainer: Side.DEFENDER, game.challenger: Side.CHALLENGER}.get(sender)
+        if sender == game.job.job.trainer == game.challenger:
+            side = Side.DEFENDER
+        match wanted:
+            case e.ClaimTimeout():
+                return _ruled("ClockRunning", lambda: rules.timeout(game.state, now)), game.moves
+            case e.ReportFork(fork=fork):
+                return rules.forked(game.state, self._forked(game, fork)), game.moves
+            case e.MakeMove(move=Concede() as move):
+                if side is None:
+                    raise Refusal("NotASide")
+                return rules.concede(game.state, side, now), [*game.moves, move]
+            case e.MakeMove(move=move):
+                _require(move.KIND is game.state.phase and wanted.sequence == game.state.moves, "WrongPhase")
+                _require(sender == game.mover(), "NotYourTurn")
+                _require(now <= game.state.deadline, "ClockExhausted")
+                _require(not (isinstance(move, Prove) and now <= game.state.moved), "TooEarly")
+                return _ruled("IllegalMove", lambda: rules.apply(game.state, move, now)), [*game.moves, move]
+            case e.Enter():
+                _require(side is not None, "NotASide")
+                return self._entered(game, sender, wanted, now)
+        _require(sender == game.challenger, "NotYourTurn")
+        state, line = self._entered(game, sender, wanted.entered, now)
+        _require(state.phase is Phase.PROVE, "WrongPhase")
+        _require(wanted.opened == opened(state), "WrongOpened")
+        return _ruled("IllegalMove", lambda: rules.apply(state, wanted.move, now)), [*line, wanted.move]
+
+    def _entered(self, game: PublicGame, sender: Address, wanted: e.Enter, now: int) -> tuple[GameState, list[Any]]:
+        other = game.challenger if sender == game.job.job.trainer else game.job.job.trainer
+        _require(game.state.talks(now), "TalkIsOver")
+        _require(wanted.sequence > game.state.moves, "StaleState")
+        _require(wanted.sequence <= MAX_SEQUENCE, "IndexOutOfRange")
+        snapshot = tagged_hash(Tag.SNAPSHOT, wanted.snapshot)
+        standing = Standing(game_id=game.id, sequence=wanted.sequence, snapshot=snapshot)
+        _signed(lambda: keys.verify(standing.digest(self.domain), wanted.signature, other))
+        talk = self._talks[game.id]
+        later = talk.stood(wanted.sequence, snapshot)
+        if later is None:
+            raise Refusal("UnknownState", "expected a state that posted moves led to, got another")
+        return rules.enter(game.state, later, now), list(talk.line[: wanted.sequence])
+
+    def _forked(self, game: PublicGame, fork: Any) -> Side:
+        for side, account in ((Side.DEFENDER, game.job.job.trainer), (Side.CHALLENGER, game.challenger)):
+            with suppress(VerificationError):
+                fork.verify(self.domain, account)
+                return side
+        raise Refusal("NoFork")
+
+    def _moved(self, game: PublicGame, state: GameState, line: list[Any], now: int, *, entered: bool) -> None:
+        game.state, game.moves = state, line
+        game.entries += entered
+        game.height = self.board.height + 1
+        verdict = state.verdict
+        if verdict is None:
+            return
+        game.ended = now
+        if verdict.winner is Side.DEFENDER:
+            self._pay(game.job.job.trainer, game.stake // 2)
+            self._pay(BURNED, game.stake - game.stake // 2)
+        else:
+            self._pay(game.challenger, game.stake)
+            self._slash(game.job, game.challenger, now)
+
+    def _void(self, game: PublicGame, now: int) -> None:
+        game.void, game.ended = True, now
+        self._pay(game.challenger, game.stake)
+
+
+def _note(talk: Transcript, is_receipt: bool, data: bytes) -> None:
+    """Anybody can post anything; what does not fit is no part of the talk."""
+    with suppress(VerificationError):
+        if is_receipt:
+            talk.acknowledge(data)
+        else:
+            talk.append(data)
+
+
+def _require(holds: bool, name: str, detail: str = "") -> None:
+    if not holds:
+        raise Refusal(name, detail)
+
+
+def _signed(check: Callable[[], None]) -> None:
+    try:
+        check()
+    except VerificationError as error:
+        raise Refusal("WrongSigner", str(error)) from error
+
+
+def _ruled(name: str, rule: Callable[[], GameState]) -> GameState:
+    try:
+        return rule()
+    except IllegalMove as error:
+        raise Refusal(name, str(error)) from error
+
+
+def _check_opened(position: int, opening: e.OpenedHead, job: Job) -> None:
+    head = opening.head.head
+    _require(position < head.count, "NoRecord")
+    _require(len(opening.siblings) == job.run_depth, "WrongSiblingCount")
+    _require(fold(opening.leaf, position, opening.siblings) == head.run_root, "WrongRoot")
+
+
+def _job_of(wanted: Any) -> Digest:
+    match wanted:
+        case e.PostHead(head=head):
+            return head.head.job_id
+        case e.Report(first=first):
+            return first.head.job_id
+        case e.ReportInconsistency(first=first):
+            return first.head.head.job_id
+        case e.Acknowledge(receipt=receipt):
+            return receipt.head.job_id
+    found: Digest = wanted.job_id
+    return found
