@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tiebreak.api import environment as environment
     from tiebreak.api import games as games
     from tiebreak.api import importing as importing
+    from tiebreak.api import judging as judging
     from tiebreak.api import keys as keys
     from tiebreak.api import offers as offers
     from tiebreak.api import onchain as onchain

@@ -44,6 +44,7 @@ COMMANDS: Final = {
     "post": "Send the chain what the job in RUN needs next from the owner of a key.",
     "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
     "settle": "End the job of RUN on the chain.",
+    "judge": "Check the TRANSCRIPTs of a job without a chain, and say who was right and who owes what.",
     "withdraw": "Withdraw all that a board owes to the account of a key.",
     "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
     "deploy": "Put the four contracts on a chain, or verify that they stand there.",

@@ -30,13 +30,15 @@ from tiebreak.protocol.chain.gas import gas_limit
 from tiebreak.protocol.chain.node import Tip
 from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
 from tiebreak.protocol.chain.transacting import call_of
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
-from tiebreak.protocol.errors import TiebreakError, VerificationError
+from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties.board import PublicGame
+from tiebreak.protocol.parties import posts
+from tiebreak.protocol.parties.board import Board, PublicGame
+from tiebreak.protocol.parties.ledger import Ledger, Refusal, job_of
 from tiebreak.protocol.parties.machine import Machine
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
@@ -225,8 +227,10 @@ class ChainGround:
         found = list(read)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, found, strict=False)))
         if same < len(before):
-            numbers = (block.tip.number for block in (*before[same : same + 1], *found[same : same + 1]))
-            self._take_back(min(numbers))
+            gone, new = before[same], found[same] if same < len(found) else None
+            if new is None or new.tip.number >= gone.tip.number:
+                self._require_gone(gone, new)
+            self._take_back(gone.tip.number if new is None else min(gone.tip.number, new.tip.number))
             return False
         for block in found[same:]:
             self.board.begin_block()
@@ -237,6 +241,12 @@ class ChainGround:
                 self.board.follow(shown.seen)
                 self._told += [e.HeadShown(at=max(self.now(), shown.seen.at), head=head) for head in heads]
         return True
+
+    def _require_gone(self, gone: _Block, new: _Block | None) -> None:
+        """Raise `NodeError` if a block is still there, and only its logs are missing in the node's last answer."""
+        is_there = self._node.block(gone.tip.number) == gone.tip
+        if is_there and not (new is not None and new.tip == gone.tip and set(new.logs) >= set(gone.logs)):
+            raise NodeError(f"expected the logs of block {gone.tip.number}, got them no longer")
 
     # ------------------------------------------------------------------ reading
 
@@ -372,6 +382,100 @@ class ChainGround:
             except TiebreakError:
                 return AGAIN
         return AGAIN
+
+
+class HubGround:
+    """The ledger that a hub's posts make, and the way of one account's transactions into it.
+
+    Whoever drives it hands it every post of the hub in the order of their places (`hear`). Time is the hub's.
+    """
+
+    def __init__(
+        self, domain: Domain, account: Address | None, post: Callable[[Digest, posts.Body, bytes], object], *,
+        pace: Pace, steady: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """`post` keeps something to be said about a job, once for each tag, and says it until the hub has it."""
+        self._ledger = Ledger(domain)
+        self.board: Board = self._ledger.board
+        self.domain, self.pace = domain, pace
+        self._account, self._post, self._steady = account, post, steady
+        self._at, self._heard_at, self._place = 0, 0.0, 0
+        self._waiting: dict[bytes, e.Place] = {}
+        """Bodies of transactions that were posted and have no place yet."""
+        self._told: list[e.Event] = []
+
+    def claim(self, account: Address) -> int:
+        """What an account is owed on paper, in wei; negative if it owes."""
+        return self._ledger.claim(account)
+
+    def balance(self, account: Address) -> int:  # noqa: ARG002  # on paper, everybody can pay
+        return 1 << 128
+
+    def now(self) -> int:
+        """The hub's time, in seconds; 0 before anything was heard of it."""
+        return self._at + int(self._steady() - self._heard_at) if self._at else 0
+
+    def note_time(self, at: int) -> None:
+        """The hub has given this instant to a post."""
+        if at > self.now():
+            self._at, self._heard_at = at, self._steady()
+
+    def hear(self, place: int, at: int, post: posts.Post, body: posts.Body) -> None:
+        """Take a post with all its signatures checked; later places come later."""
+        if place <= self._place:
+            return
+        self._place = place
+        self.note_time(at)
+        error = ""
+        try:
+            self._ledger.read(post, body, at)
+        except Refusal as refused:
+            error = refused.name
+        if not isinstance(body, posts.TransactionBody):
+            return
+        if post.sender == self._account and (own := self._waiting.pop(body.encode(), None)) is not None:
+            now = self.now()
+            self._told.append(e.Refused(at=now, place=own, error=error) if error else e.Mined(at=now, place=own))
+        if not error:
+            self._told += [e.HeadShown(at=self.now(), head=head) for head in _heads_of(body.transaction)]
+            self._told.append(e.BoardChanged(at=self.now(), block=at))
+
+    def poll(self) -> list[e.Event]:
+        told, self._told = self._told, []
+        return told
+
+    def send(self, wanted: e.Transact) -> None:
+        """Post a transaction if the ledger would take it now, once."""
+        if self._account is None:
+            raise StateError("expected an account to post from, got a ground that only follows")
+        if wanted.place in self._waiting.values():
+            return
+        now, job = self.now(), job_of(wanted.transaction, self.board)
+        try:
+            if wanted.deadline is not None and wanted.deadline < now:
+                raise Refusal(AGAIN)
+            if job is None:
+                raise Refusal("NoSuchGame")
+            if not wanted.untried:
+                self._ledger.judge(self._account, wanted.transaction, now)
+        except Refusal as refused:
+            self._told.append(e.Refused(at=now, place=wanted.place, error=refused.name))
+            return
+        body = posts.TransactionBody(transaction=wanted.transaction)
+        self._waiting[body.encode()] = wanted.place
+        self._post(job, body, write_place(wanted.place) + self._place.to_bytes(8, "big"))
+
+
+def _heads_of(transaction: e.Transaction) -> list[SignedHead]:
+    """The signed heads that a transaction shows."""
+    match transaction:
+        case e.PostHead(head=head) | e.Challenge(head=head):
+            return [head]
+        case e.Report(first=first, second=second):
+            return [first, second]
+        case e.ReportInconsistency(first=opened, second=other):
+            return [opened.head, other.head]
+    return []
 
 
 def _talk_of(machine: Player, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:

@@ -26,6 +26,7 @@ from tiebreak.protocol.game.snapshot import Standing, opened
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.posts import Body, MoveBody, Post, ReceiptBody, TransactionBody
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import fold
 
@@ -73,6 +74,16 @@ class Ledger:
         return self.claims.get(account, 0)
 
     # ------------------------------------------------------------------ posts
+
+    def read(self, post: Post, body: Body, at: int) -> None:
+        """Take a post whose signatures are checked. Raises `Refusal` for a transaction that is refused."""
+        match body:
+            case TransactionBody(transaction=wanted):
+                self.take(post.sender, wanted, at)
+            case MoveBody(wire=wire):
+                self.hear(post.game_id, wire)
+            case ReceiptBody(receipt=receipt):
+                self.hear(post.game_id, receipt, is_receipt=True)
 
     def hear(self, game: Digest, data: bytes, *, is_receipt: bool = False) -> None:
         """Take note of a message or a receipt of a game's talk, from which a state may enter later."""
@@ -359,6 +370,22 @@ def _check_opened(position: int, opening: e.OpenedHead, job: Job) -> None:
     _require(position < head.count, "NoRecord")
     _require(len(opening.siblings) == job.run_depth, "WrongSiblingCount")
     _require(fold(opening.leaf, position, opening.siblings) == head.run_root, "WrongRoot")
+
+
+def job_of(wanted: Any, board: Board) -> Digest | None:
+    """The job that a transaction is about; None if it is about none that the board shows."""
+    named = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
+    match named:
+        case e.CreateJob(job=job):
+            return job.id
+        case e.Challenge(head=head):
+            return head.head.job_id
+        case e.MakeMove() | e.Enter() | e.ClaimTimeout() | e.Reclaim() | e.ReportFork():
+            number = named.fork.game_id if isinstance(named, e.ReportFork) else named.game_id
+            return board.games[number].job.id if number in board.games else None
+        case e.Withdraw():
+            return None
+    return _job_of(named)
 
 
 def _job_of(wanted: Any) -> Digest:

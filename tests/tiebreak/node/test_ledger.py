@@ -1,0 +1,171 @@
+"""Parties without a chain: what they post, a hub receipts, and anybody judges."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
+from tests.protocol.town import FALSE, KINDS, TALKED_FALSE, TALKED_TRUTH, TRUTH
+from tests.tiebreak.node.village import BLOCK, Village, Villager
+from tiebreak.cli import main as cli
+from tiebreak.node.ground import HubGround
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.packing import pack
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import posts
+from tiebreak.protocol.parties.board import JobStatus
+from tiebreak.protocol.parties.terms import Pace
+from tiebreak.protocol.tags import Digest
+
+HUB = PrivateKey.from_int(0x4B)
+START = 1_900_000_000
+
+
+class Member(Villager):
+    """A villager whose ground is the hub's ledger."""
+
+    village: "Commune"
+
+    def wake(self) -> None:
+        pace = Pace(block_seconds=BLOCK, step_seconds=1)
+        account = None if self.key is None else self.key.address
+        self.ground: HubGround = HubGround(  # type: ignore[assignment]
+            OFF_CHAIN, account, self.say, pace=pace, steady=self.steady
+        )
+        self.machine = self.kind(
+            board=self.ground.board, domain=OFF_CHAIN, pace=pace, key=self.key, journal=list(self.journal)
+        )
+        self.heard = 0
+        self.is_started = False
+
+    def say(self, job: Digest, body: posts.Body, tag: bytes, game: Digest | None = None) -> None:
+        self.village.deliver(self, job, body, tag, game)
+
+    def step(self) -> None:
+        self.ground.note_time(self.village.now)
+        for place, at, signed, body in self.village.letters[self.heard :]:
+            self.ground.hear(place, at, signed.post, body)
+        self.heard = len(self.village.letters)
+        super().step()
+
+
+class Commune(Village):
+    """A village with a hub in place of a chain."""
+
+    def __init__(self, run: Run, parties: tuple[str, ...] = ("client", "trainer", "auditor")) -> None:
+        self.run, self.confirmations, self.seconds = run, 0, 0.0
+        self.truth = TALKED_TRUTH if run is TALKED_FALSE else TRUTH
+        self.letters: list[tuple[int, int, posts.SignedPost, posts.Body]] = []
+        self.export: list[posts.ReceivedPost] = []
+        self.tags: set[bytes] = set()
+        self.chain = SimpleNamespace(node=None)  # type: ignore[assignment]
+        self.villagers = {name: Member(self, name) for name in parties}  # type: ignore[misc]
+        self.villagers["client"].inbox.append(e.JobDrafted(at=0, job=run.job))
+
+    @property
+    def now(self) -> int:
+        return START + int(self.seconds)
+
+    def deliver(self, member: Member, job: Digest, body: posts.Body, tag: bytes, game: Digest | None) -> None:
+        key = KINDS[member.name][1]
+        assert key is not None
+        if member.name.encode() + tag in self.tags:
+            return
+        self.tags.add(member.name.encode() + tag)
+        post = posts.Post.of(body, job_id=job, number=len(self.letters), sender=key.address, game_id=game)
+        signed = posts.SignedPost.sign(post, OFF_CHAIN, key)
+        received = posts.Received(content=post.content, place=len(self.letters) + 1, at=self.now)
+        self.letters.append((received.place, received.at, signed, signed.verify(OFF_CHAIN)))
+        signature = HUB.sign(received.digest(OFF_CHAIN))
+        self.export.append(
+            posts.ReceivedPost(place=received.place, at=received.at, wire=signed.encode(), signature=signature)
+        )
+
+    def carry(self, sender: Villager, action: e.Action) -> None:
+        if isinstance(action, e.ShowMove | e.ShowReceipt):
+            assert isinstance(sender, Member)
+            body = posts.body_of(action)
+            sender.say(self.run.job.id, body, body.encode(), action.game_id)
+        super().carry(sender, action)
+
+    def live(self) -> None:
+        for _ in range(600):
+            self.seconds += BLOCK
+            for villager in self.villagers.values():
+                villager.step()
+            board = self.villagers["client"].ground.board
+            if board.jobs and all(job.is_over for job in board.jobs.values()):
+                return
+        raise AssertionError("expected an end, got none")
+
+
+Judge = Callable[..., Any]
+
+
+@pytest.fixture
+def judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Judge:
+    """The command, over an export: what it prints, or its exit code and complaint."""
+
+    def judged(export: list[posts.ReceivedPost], *options: str) -> Any:
+        path = tmp_path / "transcript"
+        path.write_bytes(pack([entry.pack() for entry in export]))
+        capsys.readouterr()
+        code = cli.run(cli.tiebreak, ["judge", str(path), "--json", *options])
+        said = capsys.readouterr()
+        return (code, said.err) if code else json.loads(said.out)
+
+    return judged
+
+
+@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["by posted moves", "in talk"])
+def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
+    commune = Commune(run)
+    commune.live()
+    stake = run.job.trainer_stake
+    for villager in commune.villagers.values():
+        ground = villager.ground
+        (game,) = ground.board.games.values()
+        assert game.job.status is JobStatus.SLASHED
+        assert game.state.verdict is not None
+        assert game.state.verdict.winner is Side.CHALLENGER
+        claims = [ground.claim(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]  # type: ignore[attr-defined]
+        assert claims == [0, -stake, stake // 2]
+    found = judge(commune.export)
+    assert [game["right"] for game in found["games"]] == ["challenger"]
+    assert [job["status"] for job in found["jobs"]] == ["slashed"]
+    assert found["hub"] == f"0x{HUB.address.hex()}"
+    assert found["stray_posts"] == 0
+
+
+def test_a_true_run_is_owed_its_reward(judge: Judge) -> None:
+    commune = Commune(TRUTH)
+    commune.live()
+    found = judge(commune.export, "--hub", f"0x{HUB.address.hex()}")
+    assert [job["status"] for job in found["jobs"]] == ["settled"]
+    assert set(found["claims"]) == {f"0x{TRAINER.address.hex()}"}
+    assert set(found["debts"]) == {f"0x{CLIENT.address.hex()}"}
+
+
+def test_what_the_hub_did_not_sign_is_not_judged(judge: Judge) -> None:
+    commune = Commune(TRUTH)
+    commune.live()
+    export = commune.export
+    swapped = posts.ReceivedPost(
+        place=export[0].place, at=export[0].at + 1, wire=export[0].wire, signature=export[0].signature
+    )
+    code, _ = judge([swapped, *export[1:]], "--hub", f"0x{HUB.address.hex()}")
+    assert code == 2
+    later = posts.Received(content=posts.SignedPost.decode(export[0].wire).post.content, place=1, at=START * 2)
+    signature = HUB.sign(later.digest(OFF_CHAIN))
+    backdated = posts.ReceivedPost(place=1, at=START * 2, wire=export[0].wire, signature=signature)
+    code, complaint = judge([backdated, *export[1:]])
+    assert code == 2
+    assert "instant" in complaint
+    cut = judge(export[:4])
+    assert [job["status"] for job in cut["jobs"]] in ([], ["active"], ["offered"])

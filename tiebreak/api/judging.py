@@ -1,0 +1,121 @@
+"""Judging without a chain: what a job and its games came to, from posts with a hub's receipts alone.
+
+Numbered plan of `judge`, which takes files from anybody: (1) each entry has its one encoding, (2) the hub signed for
+the place and the instant of each, and for no two posts in one place; later places have no earlier instants, (3) each
+sender signed its post, (4) the ledger applies the rules. Entries that fail (3) are nobody's and are counted; whatever
+fails (1) or (2) is not this hub's statement, and the judgement is refused.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.terms import ether
+from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.packing import Fields, unpack
+from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.ledger import BURNED, Ledger, Refusal
+from tiebreak.protocol.parties.posts import Received, ReceivedPost, SignedPost
+
+_SIDES: Final = {Side.DEFENDER: "trainer", Side.CHALLENGER: "challenger"}
+MAX_FILE_BYTES: Final = 1 << 30
+
+
+def read_posts(paths: Sequence[Path]) -> list[ReceivedPost]:
+    """The posts in some files, as a hub hands them out (`GET /posts`), by place. Raises `VerificationError`."""
+    found: dict[int, ReceivedPost] = {}
+    for path in paths:
+        data = path.read_bytes()
+        try:
+            rows = unpack(data, MAX_FILE_BYTES)  # (1)
+            if not isinstance(rows, list):
+                raise EncodingError("expected a list of posts, got something else")
+            fields = Fields("posts", rows, len(rows))
+            read = [ReceivedPost.unpack(*fields.next()) for _ in rows]
+        except EncodingError as error:
+            raise EncodingError(f"{path}: {error}") from error
+        for post in read:
+            if found.setdefault(post.place, post) != post:
+                raise VerificationError(f"{path}: expected one post in place {post.place}, got two")  # (2)
+    return [found[place] for place in sorted(found)]
+
+
+def judge(posts: Sequence[ReceivedPost], domain: Domain, hub: Address | None = None) -> dict[str, Any]:
+    """What the posts come to, as a document. Without a hub's address, all must be signed by one, which is named."""
+    ledger, last = Ledger(domain), 0
+    refused: Counter[str] = Counter()
+    stray = 0
+    for entry in posts:
+        signed = SignedPost.decode(entry.wire)  # (1)
+        named = Received(content=signed.post.content, place=entry.place, at=entry.at)
+        hub = keys.recover(named.digest(domain), entry.signature) if hub is None else hub
+        keys.verify(named.digest(domain), entry.signature, hub)  # (2)
+        if entry.at < last:
+            raise VerificationError(f"place {entry.place}: expected an instant of {last} or later, got {entry.at}")
+        last = entry.at
+        try:
+            body = signed.verify(domain)  # (3)
+        except VerificationError:
+            stray += 1
+            continue
+        try:
+            ledger.read(signed.post, body, entry.at)  # (4)
+        except Refusal as error:
+            refused[error.name] += 1
+    board = ledger.board
+    return {
+        "posts": len(posts),
+        "stray_posts": stray,
+        "hub": None if hub is None else f"0x{hub.hex()}",
+        "until": last,
+        "jobs": [_job(job) for job in board.jobs.values()],
+        "games": [_game(game, last) for game in board.games.values()],
+        "refused": dict(sorted(refused.items())),
+        "claims": {_name(account): ether(abs(wei)) for account, wei in ledger.claims.items() if wei > 0},
+        "debts": {_name(account): ether(abs(wei)) for account, wei in ledger.claims.items() if wei < 0},
+    }
+
+
+def _job(job: PublicJob) -> dict[str, Any]:
+    return {
+        "job": job.id.hex(),
+        "status": JobStatus(job.status).name.lower(),
+        "heads": f"{job.head_count} of {job.job.checkpoints}",
+        "client": f"0x{job.job.client.hex()}",
+        "trainer": f"0x{job.job.trainer.hex()}",
+        "ended": job.ended,
+    }
+
+
+def _game(game: PublicGame, until: int) -> dict[str, Any]:
+    right, reason = _outcome(game, until)
+    return {
+        "game": game.id.hex(),
+        "job": game.job.id.hex(),
+        "challenger": f"0x{game.challenger.hex()}",
+        "right": right,
+        "reason": reason,
+        "step": game.state.step or None,
+        "deadline": None if game.is_over else game.state.deadline,
+    }
+
+
+def _outcome(game: PublicGame, until: int) -> tuple[str | None, str]:
+    """Who was right, so far as the posts say, and why."""
+    state, verdict = game.state, game.state.verdict
+    if game.void:
+        return None, "the job ended otherwise"
+    if verdict is not None:
+        return _SIDES[verdict.winner], f"{verdict.reason.name.lower().replace('_', ' ')}: {verdict.detail}"
+    phase = state.phase.name.lower().replace("_", " ")
+    if until > state.deadline:
+        return _SIDES[state.mover.other], f"the {_SIDES[state.mover]} let its time run out ({phase})"
+    return None, f"the {_SIDES[state.mover]} is to move ({phase})"
+
+
+def _name(account: Address) -> str:
+    return "nobody" if account == BURNED else f"0x{account.hex()}"
