@@ -1,6 +1,7 @@
 """A captured job as files: what capture writes is read back, and every way to damage it is named."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tiebreak.api.bundle import DATA, MANIFEST, PROGRAM, STATE, Bundle, load_bundle
+from tiebreak.api.bundle import DATA, MANIFEST, ORIGINS, PROGRAM, STATE, Bundle, load_bundle
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 
@@ -171,3 +172,13 @@ def test_a_bundle_checks_itself(captured: Path) -> None:
         Bundle(name="x", steps=1, checkpoint_interval=2, program=good.program, state=good.state, data=good.data)
     with pytest.raises(ConfigurationError):
         good.save(captured)
+
+
+def test_origins_of_instructions_stand_beside_the_program(copy: Path) -> None:
+    bundle = load_bundle(copy)
+    names = json.loads(bundle.origins)
+    assert len(names) == len(bundle.program.body)
+    assert any(re.search(r"\(\S*line\.py:\d+\)$", name) for name in names)
+    (copy / ORIGINS).unlink()
+    without = load_bundle(copy)
+    assert (without.origins, without.roots()) == (b"", bundle.roots())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.tiebreak.parties import Parties
 from tests.tiebreak.test_library import Shelf, names
 from tiebreak.api import offers, sealing
+from tiebreak.api.bundle import ORIGINS
 from tiebreak.api.sealing import (
     SALT_BYTES,
     SEAL,
@@ -173,7 +174,8 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
     assert not shelf.held
     body = publish(offer, parts(offer, 0), shelf, 0, secret_of(offer, client))
     assert {file.name.decode() for file in body.files} == {
-        "offer.bin", SEAL, f"{PROGRAM}.sealed", f"{DATA}.sealed", "checkpoints/000000000000.safetensors.sealed",
+        "offer.bin", SEAL, f"{PROGRAM}.sealed", f"{DATA}.sealed", f"{ORIGINS}.sealed",
+        "checkpoints/000000000000.safetensors.sealed",
     }  # fmt: skip
     kept = b"".join(shelf.held[file.root] for file in body.files if file.name.endswith(b".sealed"))
     assert len(kept) > sum((offered / name).stat().st_size for name in (PROGRAM, DATA))

@@ -3,6 +3,7 @@
     program.tbp           the program (specification 4.1)
     state.safetensors     the initial state
     data.safetensors      everything else that the steps read
+    origins.json          where in the model each instruction comes from, for readers only: no root binds it
     bundle.json           name, steps, checkpoint interval, and the three roots; written last. `"unchecked": true` if
                           the program was not compared with eager PyTorch
 
@@ -34,10 +35,12 @@ from tiebreak.protocol.strict_json import JsonObject
 PROGRAM: Final = "program.tbp"
 STATE: Final = "state.safetensors"
 DATA: Final = "data.safetensors"
+ORIGINS: Final = "origins.json"
 MANIFEST: Final = "bundle.json"
 MAX_DEPTH: Final = 2
 FORMAT: Final = 1
 MAX_STEPS: Final = (1 << 64) - 1
+MAX_ORIGINS_BYTES: Final = 1 << 24
 MAX_MANIFEST_BYTES: Final = 4096
 """A manifest takes about 400 bytes. A limit is needed because deeply nested JSON can exhaust its parser's C stack."""
 
@@ -56,6 +59,8 @@ class Bundle:
     state: dict[str, Tensor]
     data: dict[str, Tensor]
     checked: bool = True
+    origins: bytes = b""
+    """The contents of origins.json, as somebody wrote them: for readers only."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.checkpoint_interval <= self.steps:
@@ -76,6 +81,7 @@ class Bundle:
             state=compiled.state,
             data=compiled.data,
             checked=compiled.checked,
+            origins=json.dumps([instruction.origin for instruction in compiled.program.body]).encode(),
         )
 
     @property
@@ -101,7 +107,7 @@ class Bundle:
         return {"format": FORMAT, **sizes, **self.roots(), **({} if self.checked else {"unchecked": True})}
 
     def save(self, folder: Path) -> None:
-        """Writes the four files into a new or empty folder, the manifest last."""
+        """Writes the files into a new or empty folder, the manifest last."""
         if folder.exists() and not folder.is_dir():
             raise ConfigurationError(f"expected a new or empty folder, got {folder}, a file; choose another")
         with Folder.make(folder) as made:
@@ -110,6 +116,8 @@ class Bundle:
             made.write(PROGRAM, self.program.encode())
             write_tensors(made, STATE, self.state)
             write_tensors(made, DATA, self.data)
+            if self.origins:
+                made.write(ORIGINS, self.origins)
             made.write(MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
 
 
@@ -141,6 +149,7 @@ def load_bundle(folder: Path) -> Bundle:
             state=read_tensors(files, STATE, program.state_spec()),
             data=map_tensors(files, DATA, program.data_spec()),
             checked=not unchecked,
+            origins=files.read(ORIGINS, MAX_ORIGINS_BYTES) if files.holds(ORIGINS) else b"",
         )
     for (name, root), file in zip(bundle.roots().items(), (PROGRAM, STATE, DATA), strict=True):
         manifest.same(name, root, f", the root of {folder / file}")

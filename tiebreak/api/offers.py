@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Final
 
-from tiebreak.api.bundle import Bundle
+from tiebreak.api.bundle import ORIGINS, Bundle
 from tiebreak.api.calibrating import Policy, as_policy
 from tiebreak.api.running import Machine, make_logging
 from tiebreak.api.runs import draft, notice
@@ -57,7 +57,8 @@ def offer_on(
     job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
     offer = SignedJob(domain=domain, job=job, client_signature=job.sign(domain, client))
     # The offer comes last: with it, the folder is complete.
-    more = {**notice(bundle.checked), **_seal(offer, client, readers), OFFER: offer.encode()}
+    origins = {ORIGINS: bundle.origins} if bundle.origins else {}
+    more = {**notice(bundle.checked), **origins, **_seal(offer, client, readers), OFFER: offer.encode()}
     lay_out(folder, job, bundle.program, bundle.state, bundle.data, more)
     return offer
 

@@ -25,6 +25,7 @@ from math import prod
 from pathlib import Path
 from typing import Final, Protocol
 
+from tiebreak.api.bundle import ORIGINS
 from tiebreak.api.offers import OFFER
 from tiebreak.api.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
 from tiebreak.api.sealing import (
@@ -123,7 +124,7 @@ def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[Part]:
     """
     job = run.job
     with run.folder() as folder:
-        names = [name for name in (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, UNCHECKED) if folder.holds(name)]
+        names = [name for name in (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED) if folder.holds(name)]
         found = [Part(name, folder.size(name)) for name in names]
     with run.folder(STATES) as folder:
         kept = [step for step in run.kept() if step <= _last_step(job, count)] if states else [0]

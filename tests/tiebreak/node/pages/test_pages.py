@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from tests.node.pages.staged import Staged, moments
+from tests.tiebreak.node.pages.staged import Staged, moments
 from tiebreak.node.pages import routes, views, words
 from tiebreak.node.pages.model import GameView, JobView
 from tiebreak.node.pages.routes import POLICY, STATIC

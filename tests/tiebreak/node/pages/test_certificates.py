@@ -6,7 +6,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from tests.node.pages.staged import Staged
+from tests.tiebreak.node.pages.staged import Staged
 from tiebreak.node.pages import certificates, routes
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead, SignedJob

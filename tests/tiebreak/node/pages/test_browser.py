@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from tests.node.pages.staged import Staged, moments
-from tests.node.pages.test_pages import HOSTILE, paths
+from tests.tiebreak.node.pages.staged import Staged, moments
+from tests.tiebreak.node.pages.test_pages import HOSTILE, paths
 from tiebreak.node.pages import routes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.pages.staged import Staged, moments
+from tests.tiebreak.node.pages.staged import Staged, moments
 from tiebreak.node.pages import feeding, views
 from tiebreak.node.pages.feeding import Feed, Outlook
 from tiebreak.protocol.commitments.eip712 import Address
