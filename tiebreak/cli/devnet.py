@@ -44,7 +44,7 @@ def devnet(port: int, accounts: int, block_time: int, embedded: bool, keys: Path
     """
     word = None if keys is None else _folder_for_keys(keys)
     with (
-        _terminated(),
+        terminated(),
         api.chains.devnet(port=port, accounts=accounts, block_seconds=block_time, embedded=embedded) as running,
     ):
         if keys is not None and word is not None:
@@ -67,7 +67,7 @@ def _wait(running: "Devnet") -> None:
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
+def terminated() -> Iterator[None]:
     """Lets SIGTERM end the command as Ctrl-C does, so that no anvil process is left behind."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

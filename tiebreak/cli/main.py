@@ -22,6 +22,11 @@ _DISK: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM,
 """Disk errors that are the user's to solve, not bugs."""
 COMMANDS: Final = {
     "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
+    "up": "Run a chain, a hub with its pages, a client, a trainer and an auditor on this machine, to watch.",
+    "client": "Offer jobs, pay for what is right, and receive the weights.",
+    "trainer": "Take offers, train, commit, and defend what was committed.",
+    "auditor": "Replay what trainers commit, and challenge what is false.",
+    "watch": "Replay what trainers commit, and raise an alarm for what is false; without a key.",
     "doctor": "Run the conformance vectors on this machine and show its environment.",
     "key": "Make a signing key in FILE and print its address.",
     "data": "Import datasets, and show the ids of arrays.",
@@ -59,6 +64,7 @@ MODULES: Final = {
     **dict.fromkeys(["status", "show", "jobs", "games"], "reading"),
     **dict.fromkeys(["pack", "publish", "fetch"], "sharing"),
     **dict.fromkeys(["post", "challenge", "settle", "withdraw"], "by_hand"),
+    **dict.fromkeys(["client", "trainer", "auditor", "watch"], "party"),
 }
 """The module of a command, if it is not the command's own."""
 EXTRAS: Final = {
@@ -69,6 +75,7 @@ EXTRAS: Final = {
     **dict.fromkeys(["starlette", "uvicorn", "sqlalchemy", "prometheus_client"], "node"),
     "psycopg": "postgres",
     **dict.fromkeys(["jinja2", "markupsafe", "sklearn"], "demo"),
+    **dict.fromkeys(["httpx", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
     **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),
 }
 """Optional libraries, and the extra of the package that installs each."""

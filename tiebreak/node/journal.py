@@ -72,6 +72,11 @@ class Journal:
             self.close()
             raise
 
+    def require(self, name: str, value: str) -> None:
+        """Bind the folder to something more. Raises `ConfigurationError` if it is bound to something else."""
+        self._require(self.folder / FILE, {name: value})
+        self.keep_fact(f"belongs {name}", value.encode())
+
     def close(self) -> None:
         self._db.close()
         self._lock.close()

@@ -1,0 +1,80 @@
+"""A party's settings: what `init` writes is read again, and everything else is refused by name."""
+
+from pathlib import Path
+
+import pytest
+
+from tiebreak.node import settings
+from tiebreak.protocol.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("role", settings.ROLES)
+def test_what_init_writes_is_read_as_given(tmp_path: Path, role: str) -> None:
+    folder = tmp_path / role
+    made = settings.write(role, folder, hub="http://hub:1", board="0x" + "ab" * 20, confirmations=7)
+    assert made == settings.read(role, folder, {})
+    assert (made.hub, made.address("board"), made.confirmations) == ("http://hub:1", b"\xab" * 20, 7)
+    text = made.path.read_text()
+    assert all(line.startswith("#") or " = " in line or not line for line in text.splitlines())
+    assert ("\nkey = " in text) is (role != "watch")  # a watcher has none
+    assert "cheat" not in text
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    settings.write("trainer", tmp_path)
+    with pytest.raises(ConfigurationError, match="expected a new folder for a trainer"):
+        settings.write("trainer", tmp_path)
+
+
+def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="tiebreak auditor init"):
+        settings.read("auditor", tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("hub = 7", "hub: expected a text, got 7"),
+        ("confirmations = -1", "confirmations: expected a whole number, got -1"),
+        ("confirmations = true", "confirmations: expected a whole number, got True"),
+        ("json_log = 1", "json_log: expected true or false, got 1"),
+        ("clients = [1]", r"clients: expected a list of texts, got \[1\]"),
+        ("jobs = []", "expected settings of a trainer .*, got jobs"),
+        ("surprise = 1", "got surprise"),
+        ("hub = ", "expected TOML"),
+    ],
+)
+def test_what_is_no_setting_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / settings.FILE).write_text(line + "\n")
+    with pytest.raises(ConfigurationError, match=message):
+        settings.read("trainer", tmp_path, {})
+
+
+def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
+    settings.write("trainer", tmp_path, hub="http://file")
+    names = {"TIEBREAK_HUB": "http://environment", "TIEBREAK_MOST_STEPS": "12", "TIEBREAK_JSON_LOG": "true"}
+    found = settings.read("trainer", tmp_path, {**names, "TIEBREAK_CLIENTS": "0x" + "01" * 20, "TIEBREAK_JOBS": "x"})
+    assert (found.hub, found.most_steps, found.json_log) == ("http://environment", 12, True)
+    assert found.addresses("clients") == (b"\x01" * 20,)
+    with pytest.raises(ConfigurationError, match="most_steps: expected a whole number, got 'many'"):
+        settings.read("trainer", tmp_path, {"TIEBREAK_MOST_STEPS": "many"})
+
+
+@pytest.mark.parametrize(("text", "wei"), [("0.05", 5 * 10**16), ("1", 10**18), ("0.000000000000000001", 1)])
+def test_amounts_are_exact(tmp_path: Path, text: str, wei: int) -> None:
+    assert settings.write("client", tmp_path, balance_floor=text).wei("balance_floor") == wei
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "0.0000000000000000001", " 1"])
+def test_other_amounts_are_refused(tmp_path: Path, text: str) -> None:
+    found = settings.write("client", tmp_path, balance_floor=text)
+    with pytest.raises(ConfigurationError, match="balance_floor: expected ether"):
+        found.wei("balance_floor")
+
+
+def test_what_is_no_address_is_refused(tmp_path: Path) -> None:
+    found = settings.write("auditor", tmp_path, board="0x12", jobs=("ab",))
+    with pytest.raises(ConfigurationError, match="board: expected 40 hexadecimal digits"):
+        found.address("board")
+    with pytest.raises(ConfigurationError, match="jobs: expected 64 hexadecimal digits"):
+        found.digests("jobs")

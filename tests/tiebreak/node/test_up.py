@@ -1,0 +1,127 @@
+"""`tiebreak up`: real processes on this machine, and what they leave, also when they are killed at any instant."""
+
+import random
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiebreak.node.up import PARTIES, Plan, Town
+from tiebreak.protocol.game.messages import Message, open_wire
+from tiebreak.protocol.packing import unpack
+from tiebreak.protocol.parties import posts
+
+TASK = Path(__file__).with_name("small_job.py")
+TRUE_ROOT = "d1b15adb"
+"""How the root of the small task's true run begins."""
+
+
+class Stormy(Town):
+    """Kills a party with SIGKILL every now and then, and starts it again."""
+
+    def __init__(self, plan: Plan, seed: int, kills: int) -> None:
+        self.story: list[str] = []
+        super().__init__(plan, self.story.append)
+        self.rng, self.kills = random.Random(seed), kills
+        self.killed: list[str] = []
+        self._lines = 0
+        self._at = self.rng.randrange(3, 12)
+
+    def told(self, name: str, line: str) -> None:
+        self._lines += name in PARTIES
+        super().told(name, line)
+
+    def disturb(self) -> None:
+        """Kill a party a moment after a line of any party's log, and start it again at once or a little later."""
+        if len(self.killed) >= self.kills or self._lines < self._at:
+            return
+        role = self.rng.choice(PARTIES)
+        time.sleep(self.rng.uniform(0, 0.4))
+        self.kill(role)
+        self.killed.append(role)
+        self.story.append(f"        killed   {role}")
+        time.sleep(self.rng.choice((0.0, 0.0, 1.0)))
+        self.start(role)
+        self._at = self._lines + self.rng.randrange(1, 9)
+
+
+def said(folder: Path) -> Iterator[posts.Post]:
+    """All posts that the hub took."""
+    with sqlite3.connect(folder / "hub" / "posts.sqlite") as db:
+        for (wire,) in db.execute("SELECT wire FROM posts ORDER BY place"):
+            yield posts.SignedPost.decode(wire).post
+
+
+def said_twice(folder: Path) -> list[object]:
+    """Places in which somebody signed two things: heads, answers, moves, and numbers of posts."""
+    first: dict[object, bytes] = {}
+    twice: list[object] = []
+    for post in said(folder):
+        body = posts.BODIES[post.kind].unpack("body", unpack(post.body, posts.MAX_BODY_BYTES))
+        places: list[tuple[object, bytes]] = [((post.sender, post.job_id, post.number), post.encode())]
+        match body:
+            case posts.HeadBody(head=head):
+                places.append((("head", post.sender, post.job_id, head.head.count), head.encode()))
+            case posts.AnswerBody():
+                places.append((("answer", post.sender, post.job_id), post.body))
+            case posts.MoveBody(wire=wire):
+                number = Message.decode(open_wire(wire)[0]).sequence
+                places.append((("move", post.sender, post.game_id, number), wire))
+        twice += [place for place, content in places if first.setdefault(place, content) != content]
+    return twice
+
+
+def roots(folder: Path) -> dict[int, str]:
+    """The run root of each head that was said, by its count."""
+    found = {}
+    for post in said(folder):
+        if post.kind == posts.PostKind.HEAD:
+            body = posts.HeadBody.unpack("body", unpack(post.body, posts.MAX_BODY_BYTES))
+            found[body.head.head.count] = body.head.head.run_root.hex()
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def play(folder: Path, *, cheat: str = "", seed: int = 0, kills: int = 0, embedded: bool = False) -> Stormy:
+    plan = Plan(
+        task=str(TASK), steps=None, cheat=cheat, chain=True, embedded=embedded, port=free_port(), folder=folder,
+        until_over=True,
+    )  # fmt: skip
+    town = Stormy(plan, seed, kills)
+    try:
+        town.run()
+    finally:
+        print("\n".join(town.story))
+    return town
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("cheat", "ending"), [("", "settled"), ("rate", "slashed")])
+def test_a_job_ends_as_it_should(tmp_path: Path, cheat: str, ending: str) -> None:
+    town = play(tmp_path / "town", cheat=cheat, embedded=not cheat)
+    assert town.ending.status == ending
+    assert not said_twice(tmp_path / "town")
+    assert ("client game challenger wins: recomputed" in town.ending.moments) is bool(cheat)
+    assert (roots(tmp_path / "town")[4].startswith(TRUE_ROOT)) is not bool(cheat)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_at_any_instant_change_nothing(tmp_path: Path, seed: int) -> None:
+    """Endings, roots and verdicts are those of an undisturbed job, and nobody signs two things in one place."""
+    cheat = ("", "weight")[seed % 2]
+    town = play(tmp_path / "town", cheat=cheat, seed=seed, kills=8)
+    assert len(town.killed) >= 4, town.killed
+    assert town.ending.status == ("slashed" if cheat else "settled")
+    assert not said_twice(tmp_path / "town")
+    assert (roots(tmp_path / "town")[4].startswith(TRUE_ROOT)) is not bool(cheat)

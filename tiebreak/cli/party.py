@@ -1,0 +1,144 @@
+"""`tiebreak client`, `trainer`, `auditor`, `watch`: a party that runs until it is told to stop, from its own folder.
+
+The folder holds `party.toml`, the key file, the journal, and the files of jobs. It belongs to one board and one key.
+"""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from tiebreak.cli.key import load_key, new_key
+from tiebreak.cli.options import FOLDER
+from tiebreak.node import settings as party_settings
+from tiebreak.node.parties import deliver
+from tiebreak.protocol.errors import ConfigurationError
+
+PARTY: Final = click.Path(file_okay=False, path_type=Path)
+_ABOUT: Final = {
+    "client": """Offer jobs, pay for what is right, and receive the weights.
+
+    A job that `tiebreak client offer` put into the folder is offered to its trainer through the hub, created on the
+    board, and followed to its end: a trainer that falls silent is given up, and what the board owes is withdrawn.
+    """,
+    "trainer": """Take offers, train, commit, and defend what was committed.
+
+    It judges each offer by `party.toml` and by its terms before it signs, fetches program, state and data and checks
+    them by their roots, qualifies this machine, trains, posts a signed head at every checkpoint, publishes what
+    auditors need, defends games, settles, and withdraws.
+    """,
+    "auditor": """Replay what trainers commit, and challenge what is false.
+
+    It replays every job that it follows while the trainer still trains. A head that disagrees is replayed again on
+    other settings before a stake is risked; then it is challenged, and the game is played to its end.
+    """,
+    "watch": """Replay what trainers commit, and raise an alarm for what is false.
+
+    It does what an auditor does, without a key: it sends nothing and stakes nothing. Its log and its metrics are its
+    alarm.
+    """,
+}
+
+
+def group(role: str) -> click.Group:
+    """The commands of one kind of party."""
+
+    @click.group(name=role, help=_ABOUT[role])
+    def party() -> None:
+        pass
+
+    party.add_command(_init(role))
+    party.add_command(_run(role))
+    party.add_command(_status(role))
+    if role == "client":
+        party.add_command(_offer())
+    return party
+
+
+def _offer() -> click.Command:
+    @click.command("offer")
+    @click.argument("folder", type=PARTY)
+    @click.argument("offered", type=FOLDER)
+    def offer(folder: Path, offered: Path) -> None:
+        """Let the client of FOLDER offer the job in the folder OFFERED (`tiebreak offer`) to its trainer.
+
+        The files are copied. A client that runs takes the job at once, any other when it is started.
+        """
+        place = deliver(offered, folder)
+        click.echo(f"job {place.name} will be offered by the client of {folder}")
+
+    return offer
+
+
+def _init(role: str) -> click.Command:
+    @click.command("init", help=f"Make FOLDER for a {role}: a commented party.toml" +
+                   ("." if role == "watch" else ", and a key if it has none."))  # fmt: skip
+    @click.argument("folder", type=PARTY)
+    @click.option("--hub", help="The URL of the hub.")
+    @click.option("--chain", help="JSON-RPC of an Ethereum node; without it, the hub's receipts are the clock.")
+    @click.option("--board", help="The address of the job board on that chain.")
+    def init(folder: Path, **given: str | None) -> None:
+        found = party_settings.write(role, folder, **{name: value for name, value in given.items() if value})
+        click.echo(f"wrote {found.path}")
+        key = folder / found.key
+        if role != "watch":
+            made = load_key(key) if key.exists() else new_key(key)
+            click.echo(f"the {role} is 0x{made.address.hex()}, with its key in {key}: keep a copy of that file")
+
+    return init
+
+
+def _run(role: str) -> click.Command:
+    @click.command("run", help=f"Run the {role} whose party.toml is in FOLDER until Ctrl-C. It may be killed at any "
+                   "time, and goes on where it was.")  # fmt: skip
+    @click.argument("folder", type=PARTY)
+    @click.option("--json", "as_json", is_flag=True, help="Log JSON, one object a line.")
+    @click.option("--verbose", is_flag=True, help="Log more.")
+    def run(folder: Path, *, as_json: bool, verbose: bool) -> None:
+        found = party_settings.read(role, folder)
+        key = None if role == "watch" else load_key(folder / found.key)
+        running = import_module("tiebreak.node.running")
+        running.run(found, key, as_json=as_json or found.json_log, verbose=verbose)
+
+    return run
+
+
+def _status(role: str) -> click.Command:
+    @click.command("status", help=f"Show what the {role} of FOLDER last said of itself: money, what is at stake, and "
+                   "how much time is left.")  # fmt: skip
+    @click.argument("folder", type=PARTY)
+    @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+    def status(folder: Path, *, as_json: bool) -> None:
+        path = folder / "status.json"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(
+                f"expected {path}, got none; start it with `tiebreak {role} run {folder}`"
+            ) from error
+        if as_json:
+            click.echo(text, nl=False)
+            return
+        for name, value in _rows(json.loads(text)):
+            click.echo(f"{name:<16}{value}")
+
+    return status
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = [(name, str(found[name])) for name in ("role", "address") if name in found]
+    amounts = ("balance", "floor", "credit", "at_risk")
+    rows += [(f"{name} (wei)", f"{found[name]:,}") for name in amounts if name in found]
+    left = found.get("seconds_left")
+    rows.append(("time left", "nothing waits for it" if left is None else f"{left} s"))
+    for job_id, job in found["jobs"].items():
+        rows.append((f"job {job_id[:8]}", f"{job['status']}, {job['heads']} of {job['checkpoints']} heads"))
+    for game in found.get("games", []):
+        turn = "its turn" if game["our_turn"] else "the other's turn"
+        rows.append((f"game {game['game'][:8]}", f"{turn}, {game['seconds_left']} s, stake {game['stake']:,} wei"))
+    return rows
+
+
+client, trainer, auditor, watch = (group(role) for role in ("client", "trainer", "auditor", "watch"))

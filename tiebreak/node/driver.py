@@ -1,0 +1,670 @@
+"""Drives one machine over real time: what happens becomes events, and its actions are carried out in their order.
+
+One thread owns the machine, its journal and the board. It asks the ground (a chain, or the hub's ledger) every second,
+and is told by others what came: posts of the hub, work that is done. Whatever takes time or fails elsewhere, such as
+sending a post or training a segment, is done by threads and a process of their own, and repeated until it succeeds.
+
+The rules of crashes: a `Record` is synced before the next action; what is said through the hub is in the journal with
+its exact bytes before it leaves; transactions are the ground's, by their names; everything else is asked for again by
+the machine when it starts. The hub's posts are read again from the first, since a machine takes what it knows already
+for nothing new.
+"""
+
+import heapq
+import json
+import sqlite3
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event as Flag
+from threading import Thread
+from typing import Any, Final, Protocol
+
+from tiebreak.node import log
+from tiebreak.node.journal import Journal
+from tiebreak.node.parties import JOBS, OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake
+from tiebreak.node.work import Answer, Compute, Crew, Fetch, Publish, Steps, Task, Turn
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
+from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.snapshot import Snapshot
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import posts
+from tiebreak.protocol.parties.auditor import Finding
+from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame
+from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.player import Player
+from tiebreak.protocol.tags import Digest
+
+POLL_SECONDS: Final = 1.0
+"""How often the ground is asked for what is new."""
+PAUSE_SECONDS: Final = 5.0
+"""How long to wait after an error of the hub's."""
+RETRY_SECONDS: Final = 30
+"""After which a fetch that found nothing is tried again even without a new listing."""
+STATUS: Final = "status.json"
+MAX_EARLY: Final = 4096
+"""How many posts to keep about jobs and games that the board does not show yet; anybody can make them up."""
+
+
+class Ground(Protocol):
+    """Where transactions count: a chain, or a ledger that the hub keeps (`tiebreak.node.ground`)."""
+
+    @property
+    def board(self) -> Board:
+        """Kept current by `poll`."""
+
+    @property
+    def domain(self) -> Domain:
+        """In which jobs, heads and posts are signed."""
+
+    def now(self) -> int:
+        """Its time, in seconds."""
+
+    def poll(self) -> list[e.Event]:
+        """Follow what is new. Raises `TiebreakError` if it cannot be reached; then it is asked again later."""
+
+    def send(self, wanted: e.Transact) -> None:
+        """Get a transaction to count, once, however often it is asked for under this name."""
+
+    def learn(self, job: Job) -> None:
+        """Take the fields of a job from elsewhere, if the board lacks them. Its id says whether they are right."""
+
+    def balance(self, account: Address) -> int:
+        """What an account can pay with, in wei."""
+
+
+class Letter(Protocol):
+    """A post as the hub delivered it, with all its signatures checked."""
+
+    @property
+    def post(self) -> posts.Post:
+        """What it says, and who says it."""
+
+    @property
+    def body(self) -> posts.Body:
+        """What the post carries."""
+
+
+class Mail(Protocol):
+    """A hub as a mailbox (`tiebreak.node.mail`)."""
+
+    @property
+    def hub(self) -> Address:
+        """Whose key signs the hub's receipts."""
+
+    def post(self, wire: bytes) -> posts.Received:
+        """Deliver a post, however long it takes. Raises `TiebreakError` if the hub refuses it."""
+
+    def follow(self, after: int) -> Iterator[Letter]:
+        """All posts behind a place, without end; each once and in order."""
+
+
+class Driver:
+    """Lets one machine live."""
+
+    def __init__(
+        self, machine: Machine, *, ground: Ground, mail: Mail, journal: Journal, shelf: Shelf, crew: Crew | None,
+        notes: "log.Log", floor: int = 0, stop: Flag | None = None,
+    ) -> None:  # fmt: skip
+        """`machine` has the journal's records and the ground's board. `floor`: see `Settings.balance_floor`."""
+        self.machine, self.ground, self.mail, self.journal = machine, ground, mail, journal
+        self.shelf, self.crew, self.notes = shelf, crew, notes
+        if crew is not None:
+            crew.listen(self.told_steps, self.told_trouble)
+        self.stop = Flag() if stop is None else stop
+        self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        """What is to be done in the machine's thread."""
+        self._floor = floor
+        self._events: deque[e.Event] = deque()
+        self._is_busy = False
+        self._ticks: list[int] = []
+        self._due = 0.0
+        """When to follow the ground again, by the machine's steady clock."""
+        self._is_away = False
+        self._is_poor = False
+        self.balance = 0
+        """What the account could pay with when it was last asked for, in wei."""
+        self._letters = Flag()
+        self._trouble = ""
+        self._early: deque[e.Event] = deque(maxlen=MAX_EARLY)
+        self.jobs: dict[Digest, Job] = {}
+        """By id, from the board or from offers."""
+        self._listings: dict[Digest, dict[tuple[Address, int], posts.LibraryBody]] = {}
+        self._signatures: dict[Digest, bytes] = {}
+        self._offers: dict[Digest, e.JobOffered] = {}
+        """Offers that wait for their files."""
+        self._wanted: dict[tuple[Digest, int], float] = {}
+        """What is to be fetched, and not before when by the machine's steady clock."""
+        self._fetching: set[tuple[Digest, int]] = set()
+        self._held: list[e.Work] = []
+        """Work that waits for a signature."""
+        self.shown: dict[str, Any] = {}
+        self._drafted: set[Digest] = set()
+        self._noted: dict[Digest, str] = {}
+        self._published: set[tuple[Digest, int]] = set()
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        """Live until `stop` is set."""
+        self.start()
+        while not self.stop.is_set():
+            self.step(POLL_SECONDS)
+
+    def start(self) -> None:
+        """Catch up with the board, wake the machine, and begin to listen."""
+        if self.has_key:
+            self._ask_balance(self.machine.address)
+        self._poll()
+        self.tell(e.Started(at=self.ground.now()))
+        for target in (self._read_mail, self._send_mail):
+            Thread(target=target, daemon=True).start()
+        self._due = time.monotonic() + POLL_SECONDS
+
+    def step(self, seconds: float) -> None:
+        """Process what came, or what comes within these seconds, and follow the ground if it is time to."""
+        with suppress(Empty):
+            wait = max(0.0, min(seconds, self._due - time.monotonic()))
+            self.inbox.get(timeout=wait)() if wait else self.inbox.get_nowait()()
+        if time.monotonic() >= self._due:
+            self._poll()
+            self._tick()
+            self._look_after()
+            self._due = time.monotonic() + POLL_SECONDS
+
+    def close(self) -> None:
+        """End what the driver started. The machine can be started again from its journal."""
+        self.stop.set()
+        self._letters.set()
+        if self.crew is not None:
+            self.crew.stop()
+        self.journal.close()
+
+    def tell(self, event: e.Event) -> None:
+        """Tell the machine, and carry out what it wants. Events that this causes wait for their turn."""
+        self._events.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._events:
+                for action in self.machine.observe(self._events.popleft()):
+                    self._carry_out(action)
+        finally:
+            self._is_busy = False
+
+    def _poll(self) -> None:
+        try:
+            events = self.ground.poll()
+        except TiebreakError as error:
+            if not self._is_away:
+                self.notes.warn("ground", f"cannot be followed, and is asked again: {error}")
+            self._is_away = True
+            return
+        if self._is_away:
+            self.notes.info("ground", "answers again")
+        self._is_away = False
+        for event in events:
+            self._note_event(event)
+            self.tell(event)
+
+    def _tick(self) -> None:
+        now, is_due = self.ground.now(), False
+        while self._ticks and self._ticks[0] <= now:
+            heapq.heappop(self._ticks)
+            is_due = True
+        if is_due:
+            self.tell(e.Tick(at=now))
+
+    def _look_after(self) -> None:
+        """What is due at every poll, beside the machine."""
+        for job in self.machine.jobs():
+            self.jobs.setdefault(job.id, job.job)
+        early, self._early = self._early, deque(maxlen=MAX_EARLY)
+        for event in early:
+            self._deliver(event)
+        held, self._held = self._held, []
+        for work in held:
+            self._start(work)
+        self._note_board()
+        self._look_for_offers()
+        self._fetch_inputs()
+        self._fetch_wanted()
+        self._show_status()
+
+    # ------------------------------------------------------------------ actions
+
+    def _carry_out(self, action: e.Action) -> None:
+        match action:
+            case e.Record():
+                self.journal.append(action)
+            case e.Wake(at=at):
+                if at not in self._ticks:
+                    heapq.heappush(self._ticks, at)
+            case e.Transact():
+                self._transact(action)
+            case e.Start(work=work):
+                self._start(work)
+            case e.FetchRun(job_id=job_id, count=count):
+                self._wanted.setdefault((job_id, count), 0.0)
+                self._fetch_wanted()
+            case e.PublishRun():
+                self._publish(action.job_id, action.count, logs=action.logs)
+            case e.Alarm(is_error=is_error, text=text):
+                (self.notes.error if is_error else self.notes.warn)("alarm", text)
+            case _:
+                self._say(action)
+
+    def _transact(self, action: e.Transact) -> None:
+        if isinstance(action.transaction, e.Challenge):
+            head, nonce = action.transaction.head, action.transaction.nonce
+            found = game_id(head.head, self.ground.domain, self.machine.address, nonce)
+            self._post(head.head.job_id, posts.GameBody(head=head, nonce=nonce), found)
+        if action.place[0] != "withdraw":
+            self.notes.info("send", log.transaction(action), **log.subject(action.transaction))
+        self.ground.send(action)
+
+    def _say(self, statement: e.Statement) -> None:
+        game: Digest | None = None
+        match statement:
+            case e.OfferJob(job=job) | e.SignJob(job=job):
+                job_id = job.id
+                self.jobs.setdefault(job.id, job)
+            case e.ShowHead(head=head):
+                job_id = head.head.job_id
+            case e.ShowLogReceipt(receipt=receipt):
+                job_id = receipt.head.job_id
+            case _:
+                game = statement.game_id
+                job_id = self.machine.board.games[game].job.id
+        if isinstance(statement, e.OfferJob):
+            self._publish(job_id, 0, logs=False)
+        if isinstance(statement, e.SignJob) and statement.signature:
+            self._signatures[job_id] = statement.signature
+        if self._post(job_id, posts.body_of(statement), game):
+            self.notes.info("say", log.statement(statement), job=job_id.hex()[:8])
+
+    def _post(self, job_id: Digest, body: posts.Body, game: Digest | None = None) -> bool:
+        """Say something through the hub, once. Returns whether it is new."""
+        key, domain = self.machine.key, self.ground.domain
+
+        def seal(number: int) -> bytes:
+            post = posts.Post.of(body, job_id=job_id, number=number, sender=key.address, game_id=game)
+            return posts.SignedPost.sign(post, domain, key).encode()
+
+        is_new = self.journal.post(job_id, bytes([body.KIND]) + (game or job_id) + body.encode(), seal)
+        if is_new:
+            self._letters.set()
+        return is_new
+
+    # ------------------------------------------------------------------ mail
+
+    def _send_mail(self) -> None:
+        """Runs in a thread of its own: gets everything that was said to the hub."""
+        while not self.stop.is_set():
+            self._letters.wait(PAUSE_SECONDS)
+            self._letters.clear()
+            try:
+                self._send_all()
+            except sqlite3.ProgrammingError:
+                if not self.stop.is_set():
+                    raise  # else the journal was closed meanwhile
+
+    def _send_all(self) -> None:
+        if self.journal.fact("hub") != self.mail.hub:
+            self.journal.say_all_again()  # another hub knows nothing of what the last one was told
+            self.journal.keep_fact("hub", self.mail.hub)
+        for waiting in self.journal.unheard():
+            if self.stop.is_set():
+                return
+            try:
+                place = self.mail.post(waiting.wire).place
+            except TiebreakError as error:
+                # It may be too early, as for a move in a game that its challenger has not opened there yet.
+                self._note(f"does not take a post yet: {error}")
+                continue
+            self.journal.heard(waiting, place)
+
+    def _read_mail(self) -> None:
+        """Runs in a thread of its own: reads everything that the hub has."""
+        while not self.stop.is_set():
+            try:
+                for letter in self.mail.follow(0):
+                    self.inbox.put(partial(self._read, letter))
+                    if self.stop.is_set():
+                        return
+            except TiebreakError as error:
+                self._note(str(error))
+                self.stop.wait(PAUSE_SECONDS)
+
+    def _note(self, text: str) -> None:
+        """Note a trouble with the hub, once."""
+        if text != self._trouble:
+            self.notes.warn("hub", text)
+        self._trouble = text
+
+    def _read(self, letter: Letter) -> None:
+        """Process a post. What it claims is checked by the machine, or by the library."""
+        post, body, job_id = letter.post, letter.body, letter.post.job_id
+        match body:
+            case posts.LibraryBody():
+                self._listings.setdefault(job_id, {})[post.sender, body.count] = body
+                for wanted in list(self._wanted):
+                    if wanted[0] == job_id:
+                        self._wanted[wanted] = 0.0
+                self._look_after()
+            case posts.OfferBody(job=job):
+                self.ground.learn(self.jobs.setdefault(job.id, job))
+                self._offered(e.JobOffered(at=self.ground.now(), job=job))
+                return
+            case posts.AnswerBody(job=job, signature=signature) if signature and post.sender == job.trainer:
+                self.ground.learn(self.jobs.setdefault(job.id, job))
+                self._signatures[job.id] = signature
+        is_own = self.has_key and post.sender == self.machine.address
+        if not is_own and (event := posts.event_of(post, body, self.ground.now())) is not None:
+            self._deliver(event)
+
+    def _deliver(self, event: e.Event) -> None:
+        """Tell the machine, or keep for later what is about a job or a game that the board does not show yet."""
+        board = self.machine.board
+        match event:
+            case e.MoveShown(game_id=game) | e.ReceiptShown(game_id=game):
+                is_early = game not in board.games
+            case e.HeadShown(head=head):
+                is_early = head.head.job_id not in board.jobs
+            case e.LogReceiptShown(receipt=receipt):
+                is_early = receipt.head.job_id not in board.jobs
+            case _:
+                is_early = False
+        if is_early:
+            self._early.append(event)
+        else:
+            self.tell(event)
+
+    # ------------------------------------------------------------------ offers
+
+    def _offered(self, offer: e.JobOffered) -> None:
+        """Let a trainer answer an offer, once it has the files to judge it by."""
+        machine, job = self.machine, offer.job
+        if not isinstance(machine, Trainer) or job.trainer != machine.address or job.id in self._offers:
+            return
+        is_answered = ("signature", job.id) in machine.records
+        if is_answered or self.shelf.has(job) or not machine.wants(job):
+            self.tell(offer)
+            return
+        self.notes.info("offer", f"{job.steps} steps; fetching its files", job=job.id.hex()[:8])
+        self._offers[job.id] = offer
+        self._want(job.id, 0)
+
+    def _look_for_offers(self) -> None:
+        """Tell a client of the offers in its folder, which `tiebreak client offer` puts there."""
+        machine = self.machine
+        if not isinstance(machine, Client):
+            return
+        for path in sorted((self.journal.folder / JOBS).glob(f"*/{OFFER}")):
+            name = path.parent.name
+            if len(name) != 64 or Digest(bytes.fromhex(name)) in self._drafted:
+                continue
+            try:
+                offer = SignedJob.decode(path.read_bytes())
+                offer.verify_offer()
+            except VerificationError as error:
+                self.notes.warn("offer", f"{path}: {error}")
+                continue
+            self._drafted.add(Digest(bytes.fromhex(name)))
+            if offer.job.client == machine.address and offer.domain == self.ground.domain:
+                secret_file = path.with_name("secret.bin")
+                secret = secret_file.read_bytes() if secret_file.exists() else b""
+                self.jobs.setdefault(offer.job.id, offer.job)
+                self.tell(e.JobDrafted(at=self.ground.now(), job=offer.job, secret=secret))
+
+    # ------------------------------------------------------------------ files
+
+    def _want(self, job_id: Digest, count: int) -> None:
+        self._wanted.setdefault((job_id, count), 0.0)
+        self._fetch_wanted()
+
+    def _fetch_inputs(self) -> None:
+        """Fetch what is needed to begin, of every job that the party looks at."""
+        machine = self.machine
+        if not isinstance(machine, Watcher | Auditor):
+            return
+        for job in machine.jobs():
+            if not job.is_over and machine.follows(job.job) and not self.shelf.has(job.job):
+                self._wanted.setdefault((job.id, 0), 0.0)
+
+    def _fetch_wanted(self) -> None:
+        now = time.monotonic()
+        for key, at in list(self._wanted.items()):
+            job_id, count = key
+            listed = self._listings.get(job_id)
+            if key in self._fetching or at > now or not listed or job_id not in self.jobs or self.crew is None:
+                continue
+            job = self.jobs[job_id]
+            # The trainer has what it has computed; the client has what it offers.
+            order = sorted(listed, key=lambda key: (key[0] not in (job.trainer, job.client), key[1] != count, -key[1]))
+            self._fetching.add(key)
+            task = Fetch(
+                job=job, count=count, listings=tuple(listed[place] for place in order),
+                signature=self._signatures.get(job_id, b""),
+            )  # fmt: skip
+            self._ask(task, partial(self._fetched, *key))
+
+    def _fetched(self, job_id: Digest, count: int, answer: Answer) -> None:
+        self._fetching.discard((job_id, count))
+        if answer.problem:
+            self._wanted[job_id, count] = time.monotonic() + RETRY_SECONDS
+            self.notes.warn("fetch", answer.problem, job=job_id.hex()[:8])
+            return
+        del self._wanted[job_id, count]
+        self.shelf.look_again(job_id)
+        self.notes.info("fetch", f"has the files up to checkpoint {count}", job=job_id.hex()[:8])
+        now = self.ground.now()
+        if (offer := self._offers.pop(job_id, None)) is not None:
+            self.tell(offer)
+        self.tell(e.Arrived(at=now, job_id=job_id, count=count) if count else e.Tick(at=now))
+
+    def _publish(self, job_id: Digest, count: int, *, logs: bool) -> None:
+        """List the files, and upload them once the hub has the list."""
+        head = self.machine.records.get(("head", job_id, count), b"") if count else b""
+        if (job_id, count) in self._published:
+            return
+        self._published.add((job_id, count))
+        task = Publish(job=self._job(job_id), count=count, logs=logs, head=head, is_listing=True)
+
+        def listed(answer: Answer) -> None:
+            if answer.body is None:
+                self.notes.error("publish", answer.problem, job=job_id.hex()[:8])
+                return
+            self._post(job_id, answer.body)
+            upload = Publish(job=task.job, count=count, logs=logs, head=head)
+            self._ask(upload, lambda _: self.notes.info("publish", f"checkpoint {count}", job=job_id.hex()[:8]))
+
+        self._ask(task, listed)
+
+    # ------------------------------------------------------------------ work
+
+    def _ask(self, task: Task, done: Callable[[Answer], None]) -> None:
+        """Let the crew do a task; `done` is called in the machine's thread."""
+        if self.crew is None:
+            raise StateError(f"expected a party that computes, got one that was asked for {task}")
+        self.crew.ask(task, lambda answer: self.inbox.put(lambda: done(answer)))
+
+    def _start(self, work: e.Work) -> None:
+        job_id = self.machine.board.games[work.game_id].job.id if isinstance(work, e.Gather) else work.job_id
+        job = self._job(job_id)
+        signature = self._signatures.get(job_id) or self.machine.records.get(("signature", job_id), b"")
+        needs_run = isinstance(work, e.Train | e.Replay | e.Audit)
+        if needs_run and not signature and not (self.shelf.folder(job_id) / "job.bin").exists():
+            self._held.append(work)
+            return
+        turn, agreed = None, 0
+        if isinstance(work, e.Gather):
+            turn = self._turn(work)
+            if turn is None:
+                return  # the game has moved on
+        elif isinstance(work, e.Replay) and work.attempt:
+            agreed = max(
+                (h.head.count for h in self._true_heads(job_id) if h.head.count < work.head.head.count), default=0
+            )
+        task = Compute(work=work, job=job, agreed=agreed, turn=turn, signature=signature)
+        self._ask(task, lambda answer: self._done(work, answer))
+
+    def _job(self, job_id: Digest) -> Job:
+        found = self.machine.board.jobs.get(job_id)
+        return self.jobs[job_id] if found is None else found.job
+
+    def _true_heads(self, job_id: Digest) -> list[SignedHead]:
+        machine = self.machine
+        assert isinstance(machine, Watcher | Auditor)
+        return [head for head in machine.heads_of(job_id) if machine.finding(head) is Finding.TRUE]
+
+    def _turn(self, work: e.Gather) -> Turn | None:
+        """The game at the turn for which a move is wanted; None if it is not there any more."""
+        machine = self.machine
+        assert isinstance(machine, Player)
+        game = machine.board.games[work.game_id]
+        state, line = game.state, tuple(game.moves)
+        if work.said is not None:
+            found = machine.transcript(game).stood(work.sequence, work.snapshot)
+            if found is None:
+                return None
+            state, line = found, work.said
+        elif Snapshot.of(state).id != work.snapshot:
+            return None
+        side = machine.side_in(game)
+        return Turn(
+            head=game.head.head, game_id=game.id, started=game.started, state=state, line=line,
+            defends=side is Side.DEFENDER, attempt=self._trusted(game) if side is Side.CHALLENGER else 0,
+        )  # fmt: skip
+
+    def _trusted(self, game: PublicGame) -> int:
+        """The attempt whose replay a challenger plays with: the first that another one confirmed."""
+        machine, head = self.machine, game.head.head
+        places = [("replayed", head.job_id, head.count, head.run_root, attempt) for attempt in range(3)]
+        results = [machine.records.get(place, b"") for place in places]
+        return next((n for n, root in enumerate(results) if root and results.count(root) > 1), 0)
+
+    def _done(self, work: e.Work, answer: Answer) -> None:
+        if answer.problem:
+            self.notes.warn("work", answer.problem)
+        else:
+            self.notes.info("work", log.work(work), **log.subject(work))
+        if isinstance(work, e.Replay) and not answer.problem and isinstance(self.machine, Auditor):
+            head = work.head.head
+            agrees = int(answer.root == head.run_root)
+            self._post(work.job_id, posts.ReplayedBody(count=head.count, run_root=Digest(answer.root), agrees=agrees))
+        self.tell(e.Done(at=self.ground.now(), work=work, root=answer.root, move=answer.move, problem=answer.problem))
+
+    def told_steps(self, steps: Steps) -> None:
+        """Show others how training goes. Called by the crew, in a thread of its own."""
+
+        def show() -> None:
+            if isinstance(self.machine, Trainer):
+                rate = round(1000 * len(steps.losses) / max(steps.seconds, 1e-6))
+                body = posts.StepsBody(
+                    first_step=steps.first_step, losses=steps.losses, millisteps=rate,
+                    processor=min(1000, round(1000 * steps.processor)), memory=steps.memory,
+                )  # fmt: skip
+                self._post(steps.job_id, body)
+            (loss,) = struct.unpack("<f", struct.pack("<I", steps.losses[-1]))
+            last = steps.first_step + len(steps.losses) - 1
+            self.notes.debug("steps", f"step {last}, loss {loss:.4f}", job=steps.job_id.hex()[:8])
+
+        self.inbox.put(show)
+
+    def told_trouble(self, text: str, tries: int) -> None:
+        """Note what the crew has to try again. Called by the crew, in a thread of its own."""
+        note = self.notes.error if tries > 3 else self.notes.warn
+        self.inbox.put(lambda: note("work", text))
+
+    # ------------------------------------------------------------------ what the owner sees
+
+    def _note_event(self, event: e.Event) -> None:
+        match event:
+            case e.Mined(place=place):
+                self.notes.info("mined", log.place(place))
+            case e.Refused(place=place, error=error):
+                self.notes.info("refused", f"{log.place(place)}: {error or 'the balance does not cover it'}")
+
+    def _note_board(self) -> None:
+        """Note what has become of jobs and games."""
+        for job in self.machine.jobs():
+            words = JobStatus(job.status).name.lower()
+            if self._noted.get(job.id) != words:
+                self._noted[job.id] = words
+                self.notes.info("job", words, job=job.id.hex()[:8])
+        for game in self.machine.board.games.values():
+            words = log.game(game)
+            if self._noted.get(game.id) != words:
+                self._noted[game.id] = words
+                self.notes.info("game", words, job=game.job.id.hex()[:8], game=game.id.hex()[:8])
+
+    def status(self) -> dict[str, Any]:
+        """What the owner should know: money, what is at stake, how much time is left, and what waits."""
+        machine, now, board = self.machine, self.ground.now(), self.machine.board
+        jobs = {
+            job.id.hex(): {
+                "status": JobStatus(job.status).name.lower(), "heads": job.head_count,
+                "checkpoints": job.job.checkpoints, "window_end": job.window_end,
+                "open_games": len(board.open_games(job.id)),
+            }
+            for job in board.jobs.values()
+        }  # fmt: skip
+        found: dict[str, Any] = {"role": machine.ROLE, "jobs": jobs, "is_away": self._is_away}
+        if self.has_key:
+            own = machine.address
+            items = at_stake(board, own, now)
+            turns = [item.left for item in items if item.is_ours]
+            found |= {
+                "address": f"0x{own.hex()}",
+                "balance": self._ask_balance(own),
+                "floor": self._floor,
+                "credit": board.credit(own),
+                "at_risk": at_risk(board, own, items),
+                "seconds_left": min(turns) if turns else None,
+                "unsent": len(self.journal.unheard()),
+                "games": [
+                    {
+                        "game": item.game_id.hex(), "job": item.job_id.hex(), "stake": item.stake,
+                        "our_turn": item.is_ours, "seconds_left": item.left,
+                    }
+                    for item in items
+                    if item.game_id is not None
+                ],
+            }  # fmt: skip
+        return found
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the party can sign and pay; a watcher cannot."""
+        return not isinstance(self.machine, Watcher)
+
+    def _ask_balance(self, own: Address) -> int:
+        """What the account has. A node that does not answer is noted elsewhere; then the last answer counts."""
+        with suppress(TiebreakError):
+            balance = self.ground.balance(own)
+            if balance < self._floor and not self._is_poor:
+                self.notes.error(
+                    "balance", f"expected {self._floor} wei or more for the transactions of games, got {balance}"
+                )
+            self._is_poor = balance < self._floor
+            self.balance = balance
+        return self.balance
+
+    def _show_status(self) -> None:
+        """Write `status.json` for those who look from outside, whole or not at all."""
+        found = self.status()
+        if found == self.shown:
+            return
+        self.shown = found
+        path = self.journal.folder / STATUS
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(found | {"now": self.ground.now()}, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)

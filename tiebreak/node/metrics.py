@@ -1,0 +1,57 @@
+"""A party's metrics for Prometheus: its money, its risks, the time that is left, and what it logs."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from tiebreak.node.driver import Driver
+
+HOST: Final = "127.0.0.1"
+_WEI: Final = {
+    "balance": "What the account can pay with.",
+    "floor": "The balance below which it cannot play games.",
+    "credit": "What the board owes it.",
+    "at_risk": "What it could lose in jobs and games that go on.",
+}
+
+
+class PartyMetrics(Collector):
+    """Reads the driver's last status; it asks nobody."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self._driver = driver
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics now. None of an account for a party without a key."""
+        found = self._driver.shown
+        for name, words in _WEI.items():
+            if name in found:
+                yield GaugeMetricFamily(f"tiebreak_{name}_wei", words, value=float(found[name]))
+        left = found.get("seconds_left")
+        if left is not None:
+            words = "Until the first deadline of something that waits for this party; negative if it is past."
+            yield GaugeMetricFamily("tiebreak_seconds_left", words, value=float(left))
+        yield GaugeMetricFamily("tiebreak_games", "Games of this party that go on.", value=len(found.get("games", ())))
+        yield GaugeMetricFamily("tiebreak_unsent", "Posts that the hub has not taken.", value=found.get("unsent", 0))
+        away = "Whether the chain does not answer."
+        yield GaugeMetricFamily("tiebreak_chain_away", away, value=float(found.get("is_away", False)))
+        jobs = GaugeMetricFamily("tiebreak_jobs", "Jobs on the board by status.", labels=["status"])
+        statuses = [job["status"] for job in found.get("jobs", {}).values()]
+        for status in sorted(set(statuses)):
+            jobs.add_metric([status], statuses.count(status))
+        yield jobs
+        lines = CounterMetricFamily("tiebreak_log_lines", "Lines of the log.", labels=["level", "event"])
+        for (level, event), count in sorted(self._driver.notes.counts.items()):
+            lines.add_metric([level, event], count)
+        yield lines
+
+
+def serve_metrics(port: int, driver: "Driver") -> None:
+    """Serve the metrics on this machine, in a thread, until the process ends."""
+    registry = CollectorRegistry()
+    registry.register(PartyMetrics(driver))
+    start_http_server(port, HOST, registry)

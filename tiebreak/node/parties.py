@@ -1,0 +1,223 @@
+"""The machines of `protocol.parties` as they run on a network: what they compute, what they take on, what they risk.
+
+A program is known once its files lie in the party's folder, checked by the job's roots (`tiebreak.node.library`). Until
+then the party stays out of the job.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job, SignedJob
+from tiebreak.protocol.commitments.terms import ether
+from tiebreak.protocol.errors import ConfigurationError, VerificationError
+from tiebreak.protocol.parties import auditor, client, trainer
+from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
+
+JOBS: Final = "jobs"
+_INPUTS: Final = ("program.tbp", "data.safetensors", "checkpoints/000000000000.safetensors")
+OFFER: Final = "offer.bin"
+_AGREED: Final = ("job.bin", OFFER)
+
+
+class Shelf:
+    """The programs of the jobs whose files are in a party's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / JOBS
+        self._programs: dict[Digest, Program] = {}
+        """By job: none is read twice, and none that is not the job's is kept."""
+        self._missing: set[Digest] = set()
+
+    def folder(self, job_id: Digest) -> Path:
+        return self._folder / job_id.hex()
+
+    def has(self, job: Job) -> bool:
+        """Whether program, data and first state are there. Files take their names only once they are checked."""
+        folder = self.folder(job.id)
+        return all((folder / name).is_file() for name in _INPUTS) and any((folder / n).is_file() for n in _AGREED)
+
+    def look_again(self, job_id: Digest) -> None:
+        """Files of a job may have come."""
+        self._missing.discard(job_id)
+
+    def program(self, job: Job) -> Program | None:
+        """The program of a job, if all that a party needs to begin is there."""
+        if job.id in self._programs or job.id in self._missing:
+            return self._programs.get(job.id)
+        if self.has(job):
+            try:
+                program = Program.decode((self.folder(job.id) / _INPUTS[0]).read_bytes())
+                job.check_program(program)
+            except VerificationError:
+                program = None
+            if program is not None:
+                self._programs[job.id] = program
+                return program
+        self._missing.add(job.id)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Which jobs a trainer takes, beside what `protocol.parties.terms` demands. 0 and () set no limit."""
+
+    clients: tuple[Address, ...] = ()
+    most_steps: int = 0
+    most_bytes: int = 0
+    """Of state and data together, before anything of them is fetched."""
+    least_reward: int = 0
+    most_stake: int = 0
+
+    def objection(self, job: Job) -> str:
+        """Why it does not take a job; empty if it does."""
+        if self.clients and job.client not in self.clients:
+            return f"expected a client of the list, got 0x{job.client.hex()}"
+        if self.most_steps and job.steps > self.most_steps:
+            return f"expected at most {self.most_steps} steps, got {job.steps}"
+        if job.reward < self.least_reward:
+            return f"expected a reward of at least {ether(self.least_reward)}, got {ether(job.reward)}"
+        if self.most_stake and job.trainer_stake > self.most_stake:
+            return f"expected a stake of at most {ether(self.most_stake)}, got {ether(job.trainer_stake)}"
+        return ""
+
+
+class OnShelf(Machine):
+    """A machine that knows the programs whose files it has."""
+
+    def __init__(self, *, shelf: Shelf, **known: Any) -> None:
+        super().__init__(**known)
+        self.shelf = shelf
+
+    def program_of(self, job: Job) -> Program | None:
+        return self.shelf.program(job)
+
+
+class Trainer(OnShelf, trainer.Trainer):
+    """Takes the offers that its owner's policy allows, as far as its money goes."""
+
+    def __init__(self, *, policy: Policy, balance: Callable[[], int], floor: int = 0, **known: Any) -> None:
+        super().__init__(**known)
+        self.policy, self._balance, self._floor = policy, balance, floor
+
+    def wants(self, job: Job) -> bool:
+        """Whether its owner's policy allows a job. It is asked before anything is fetched."""
+        if reason := self.policy.objection(job):
+            self.alarm(f"job {job.id.hex()[:8]}: not signed: {reason}")
+        return not reason
+
+    def agrees(self, job: Job) -> bool:
+        return self.wants(job) and super().agrees(job)
+
+    def accepts(self, job: PublicJob) -> bool:
+        """Only what leaves enough money for the transactions of games."""
+        needed, balance = job.job.trainer_stake + self._floor, self._balance()
+        if balance < needed:
+            self.alarm(
+                f"job {job.id.hex()[:8]}: expected a balance of {ether(needed)} to accept it, got {ether(balance)}; "
+                "send money to the account",
+                is_error=True,
+            )
+        return balance >= needed
+
+
+class _Chosen(OnShelf):
+    """Looks only at some jobs, if its owner names any."""
+
+    def __init__(self, *, jobs: tuple[Digest, ...] = (), **known: Any) -> None:
+        super().__init__(**known)
+        self._chosen = jobs
+
+    def follows(self, job: Job) -> bool:
+        """Whether its owner wants it to look at a job, once it has its files."""
+        return not self._chosen or job.id in self._chosen
+
+    def concerns(self, job: PublicJob) -> bool:
+        return self.follows(job.job) and self.program_of(job.job) is not None
+
+
+class Auditor(_Chosen, auditor.Auditor):
+    """Replays the jobs that it follows, and stakes money on what it finds."""
+
+
+class Watcher(_Chosen, auditor.Watcher):
+    """Replays the jobs that it follows, and raises alarms. It has no key."""
+
+
+class Client(OnShelf, client.Client):
+    """Offers the jobs whose offers lie in its folder."""
+
+
+def deliver(offer: Path, client: Path) -> Path:
+    """Put an offer (`tiebreak offer`) into a client's folder, where the running client finds it. Returns its place."""
+    signed = SignedJob.decode((offer / OFFER).read_bytes())
+    signed.verify_offer()
+    place = client / JOBS / signed.job.id.hex()
+    if place.exists():
+        raise ConfigurationError(f"expected a new offer, got that of job {signed.job.id.hex()}, which {client} has")
+    part = place.with_name(f".{place.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(offer, part)
+    part.rename(place)
+    return place
+
+
+# ---------------------------------------------------------------- what a party risks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtStake:
+    """What goes on in a job or a game of a party. Times are in seconds, amounts in wei."""
+
+    job_id: Digest
+    game_id: Digest | None
+    stake: int
+    """What the party loses if it loses."""
+    is_ours: bool
+    """Whether it is the party's turn."""
+    left: int
+    """Until the next deadline, its own or the other side's; negative if it is past."""
+
+
+def at_stake(board: Board, own: Address, now: int) -> list[AtStake]:
+    """What a party could lose, the most urgent first."""
+    found = [_job_at_stake(job, own, now) for job in board.jobs.values() if is_active(job)]
+    found += [_game_at_stake(game, own, now) for game in board.games.values() if not game.is_stopped]
+    return sorted((item for item in found if item is not None), key=lambda item: (not item.is_ours, item.left))
+
+
+def _job_at_stake(job: PublicJob, own: Address, now: int) -> AtStake | None:
+    if own not in (job.job.trainer, job.job.client):
+        return None
+    stake = job.job.trainer_stake if own == job.job.trainer else job.job.reward
+    works = own == job.job.trainer and not job.has_final_head
+    left = (job.due if not job.has_final_head else job.window_end) - now
+    return AtStake(job_id=job.id, game_id=None, stake=stake, is_ours=works, left=left)
+
+
+def _game_at_stake(game: PublicGame, own: Address, now: int) -> AtStake | None:
+    trainer = game.job.job.trainer
+    if own not in (trainer, game.challenger):
+        return None
+    stake = game.job.job.trainer_stake if own == trainer else game.stake
+    left = (game.state.last if game.state.talks(now) else game.state.deadline) - now
+    return AtStake(job_id=game.job.id, game_id=game.id, stake=stake, is_ours=game.mover() == own, left=left)
+
+
+def at_risk(board: Board, own: Address, items: list[AtStake]) -> int:
+    """The money that a party could lose in all: a trainer's stake counts once for a job, however many games it has."""
+    jobs = {item.job_id: item.stake for item in items if board.jobs[item.job_id].job.trainer == own}
+    games = sum(item.stake for item in items if item.game_id is not None and item.job_id not in jobs)
+    clients = sum(item.stake for item in items if item.game_id is None and board.jobs[item.job_id].job.client == own)
+    return sum(jobs.values()) + games + clients
+
+
+def ended(board: Board) -> dict[Digest, JobStatus]:
+    """How each job ended that has."""
+    return {job.id: job.status for job in board.jobs.values() if job.is_over}

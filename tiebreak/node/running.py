@@ -1,0 +1,124 @@
+"""Makes a party from its settings, and lets it live until it is told to stop."""
+
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event as Flag
+from types import FrameType
+from typing import Any, Final
+
+from tiebreak.node.driver import Driver
+from tiebreak.node.ground import ChainGround
+from tiebreak.node.journal import Journal
+from tiebreak.node.log import Log
+from tiebreak.node.mail import Mail
+from tiebreak.node.metrics import serve_metrics
+from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer, Watcher
+from tiebreak.node.settings import Settings
+from tiebreak.node.work import Bench, Crew
+from tiebreak.protocol.chain import Chain
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.seats import SALT_BYTES
+from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.terms import Pace
+
+SECRET: Final = "secret of seals"  # noqa: S105  # the name of one
+
+
+def run(settings: Settings, key: PrivateKey | None, *, as_json: bool = False, verbose: bool = False) -> None:
+    """Let the party live until SIGTERM or Ctrl-C."""
+    stop = Flag()
+    with _told_to_stop(stop):
+        driver = open_party(settings, key, stop, as_json=as_json, verbose=verbose)
+        try:
+            if settings.metrics_port:
+                serve_metrics(settings.metrics_port, driver)
+            driver.run()
+        finally:
+            driver.close()
+
+
+def open_party(
+    settings: Settings, key: PrivateKey | None, stop: Flag, *, as_json: bool = False, verbose: bool = False
+) -> Driver:
+    """The party of a folder, as its journal has it.
+
+    Raises `ConfigurationError` if the folder belongs to another board or key, `StateError` if it is in use.
+    """
+    role, notes = settings.role, Log(settings.role, as_json=as_json, verbose=verbose)
+    own = "" if key is None else f"0x{key.address.hex()}"
+    notes.info("start", f"with the hub {settings.hub} and the chain {settings.chain or '(none)'}", address=own)
+    belongs = {"role": role, "address": own, "board": settings.board.lower()}
+    journal = Journal(settings.folder, belongs)
+    try:
+        return _made(settings, key, stop, notes, journal)
+    except BaseException:
+        journal.close()
+        raise
+
+
+def _made(settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, journal: Journal) -> Driver:
+    shelf = Shelf(settings.folder)
+    pace = Pace(
+        block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
+        confirmations=settings.confirmations, step_wei=settings.step_wei,
+    )  # fmt: skip
+    chain = Chain.connect(settings.chain)
+    chain.attach(settings.address("board"))
+    ground = ChainGround(chain, key, journal, pace=pace, first_block=settings.first_block)
+    journal.require("chain", str(ground.domain.chain_id))
+    mail = Mail(settings.hub, ground.domain, hub=settings.address("hub_key") if settings.hub_key else None, stop=stop)
+    floor = settings.wei("balance_floor")
+    more: dict[str, Any] = {
+        "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
+        "shelf": shelf,
+    }  # fmt: skip
+    machine: Machine
+    match settings.role:
+        case "trainer":
+            machine = Trainer(policy=policy(settings), balance=lambda: driver.balance, floor=floor, **more)
+        case "client":
+            machine = Client(**more)
+        case "auditor":
+            machine = Auditor(jobs=settings.digests("jobs"), **more)
+        case _:
+            machine = Watcher(jobs=settings.digests("jobs"), **more)
+    bench = Bench(
+        folder=settings.folder, domain=ground.domain, hub=settings.hub, threads=settings.threads,
+        device=settings.device, secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
+        cheat=settings.cheat, most_bytes=settings.most_bytes,
+    )  # fmt: skip
+    crew = Crew(bench)
+    driver = Driver(
+        machine, ground=ground, mail=mail, journal=journal, shelf=shelf, crew=crew, notes=notes, floor=floor, stop=stop
+    )
+    ground.know(machine)
+    if settings.role != "client":
+        crew.warm_up()
+    return driver
+
+
+def policy(settings: Settings) -> Policy:
+    """A trainer's policy, from its settings."""
+    return Policy(
+        clients=settings.addresses("clients"),
+        most_steps=settings.most_steps,
+        least_reward=settings.wei("least_reward"),
+        most_stake=settings.wei("most_stake"),
+    )
+
+
+@contextmanager
+def _told_to_stop(stop: Flag) -> Iterator[None]:
+    """Lets SIGTERM and Ctrl-C set the flag."""
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,198 @@
+"""The settings of a party: one TOML file in its folder, `party.toml`. Secrets come from the environment.
+
+`TIEBREAK_PASSPHRASE` opens the key file. Every other setting may be overridden by `TIEBREAK_` and its name in capitals,
+as in `TIEBREAK_HUB`, so that a container needs no file of its own.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, get_type_hints
+
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.tags import Digest
+
+FILE: Final = "party.toml"
+ROLES: Final = ("client", "trainer", "auditor", "watch")
+PREFIX: Final = "TIEBREAK_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one party. Amounts are texts such as "0.25", in ether."""
+
+    role: str
+    folder: Path
+    hub: str = "http://127.0.0.1:8787"
+    hub_key: str = ""
+    chain: str = ""
+    board: str = ""
+    first_block: int = 0
+    confirmations: int = 2
+    block_seconds: int = 12
+    step_seconds: int = 1
+    slowdown: int = 1
+    key: str = "key.pem"
+    balance_floor: str = "0.05"
+    threads: int = 0
+    device: str = "cpu"
+    metrics_port: int = 0
+    json_log: bool = False
+    clients: tuple[str, ...] = ()
+    most_steps: int = 0
+    most_bytes: int = 0
+    least_reward: str = "0"
+    most_stake: str = "0"
+    jobs: tuple[str, ...] = ()
+    step_wei: int = 0
+    cheat: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The file that they were read from, or are written to."""
+        return self.folder / FILE
+
+    def wei(self, name: str) -> int:
+        """An amount in wei. Raises `ConfigurationError`."""
+        text = getattr(self, name)
+        found = re.fullmatch(r"([0-9]{1,12})(?:\.([0-9]{1,18}))?", text)
+        if found is None:
+            raise ConfigurationError(f"{self.path}: {name}: expected ether such as 0.25, got {text!r}")
+        return int(found[1]) * 10**18 + int((found[2] or "0").ljust(18, "0"))
+
+    def address(self, name: str) -> Address:
+        """An address. Raises `ConfigurationError`."""
+        return Address(_hex(self.path, name, getattr(self, name), 20))
+
+    def addresses(self, name: str) -> tuple[Address, ...]:
+        return tuple(Address(_hex(self.path, name, text, 20)) for text in getattr(self, name))
+
+    def digests(self, name: str) -> tuple[Digest, ...]:
+        return tuple(Digest(_hex(self.path, name, text, 32)) for text in getattr(self, name))
+
+
+def _hex(path: Path, name: str, text: str, size: int) -> bytes:
+    found = re.fullmatch(rf"(?:0x)?([0-9a-fA-F]{{{2 * size}}})", text)
+    if found is None:
+        raise ConfigurationError(f"{path}: {name}: expected {2 * size} hexadecimal digits, got {text!r}")
+    return bytes.fromhex(found[1])
+
+
+_ALL: Final = frozenset(ROLES)
+_KEYED: Final = _ALL - {"watch"}
+_WORKING: Final = _ALL - {"client"}
+_WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
+    "hub": (_ALL, "The mailbox and library. It is trusted with nothing: what it says is checked."),
+    "hub_key": (_ALL, "The address of the hub's key, if another hub at this URL is to be refused; empty: any."),
+    "chain": (
+        _ALL,
+        "JSON-RPC of an Ethereum node: an http(s) URL or the path of an IPC socket. Empty: no chain; then the\n"
+        "hub's signed receipts are the clock, and money is only counted on paper.",
+    ),
+    "board": (_ALL, "The address of the job board on that chain (`tiebreak deploy`)."),
+    "first_block": (_ALL, "The block in which the board was created; following starts there."),
+    "confirmations": (_ALL, "Blocks that must stand on a block before what it shows counts as certain."),
+    "block_seconds": (_ALL, "Seconds between blocks."),
+    "step_seconds": (_ALL, "Seconds that this machine takes for a step of a job; terms are judged by it."),
+    "slowdown": (_ALL, "How many times longer a step may take on the worst data (`tiebreak doctor --worst`)."),
+    "key": (
+        _KEYED,
+        "The key file in this folder (`tiebreak key`). Its passphrase comes from TIEBREAK_PASSPHRASE, or is asked for.",
+    ),
+    "balance_floor": (_KEYED, "Ether below which the account is too poor to play games: an error in the log."),
+    "threads": (_WORKING, "Threads that torch may use; 0: its own choice. No result depends on it."),
+    "device": (_WORKING, "The torch device; it is qualified first."),
+    "metrics_port": (_ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not."),
+    "json_log": (_ALL, "Log JSON, one object a line."),
+    "clients": (frozenset({"trainer"}), "Addresses of clients whose offers are taken; empty: anybody's."),
+    "most_steps": (frozenset({"trainer"}), "The longest job that is taken; 0: any."),
+    "most_bytes": (_WORKING, "The most bytes that are fetched for one job; 0: no limit but the disk."),
+    "least_reward": (frozenset({"trainer"}), "The least reward of a job that is taken, in ether."),
+    "most_stake": (frozenset({"trainer"}), "The largest stake that is put up for a job, in ether; 0: any."),
+    "jobs": (frozenset({"auditor", "watch"}), "Ids of the jobs to follow; empty: every job."),
+    "step_wei": (frozenset({"auditor"}), "What a step of an audit costs you, in wei; seats that pay less are refused."),
+}
+"""For each setting that the file explains: the roles that have it, and what it means."""
+
+
+def template(role: str, **given: Any) -> str:
+    """The text of a new settings file, with every setting of the role and what it means."""
+    defaults = {field.name: field.default for field in fields(Settings)}
+    lines = [f"# Settings of a tiebreak {role}. Start it with: tiebreak {role} run FOLDER", ""]
+    for name, (roles, words) in _WORDS.items():
+        if role in roles:
+            value = given.get(name, defaults[name])
+            lines += [*(f"# {line}" for line in words.split("\n")), f"{name} = {_toml(value)}", ""]
+    return "\n".join(lines)
+
+
+def _toml(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int():
+            return str(value)
+        case tuple():
+            return f"[{', '.join(_toml(item) for item in value)}]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def write(role: str, folder: Path, **given: Any) -> Settings:
+    """Make the folder of a new party, with its settings file. Raises `ConfigurationError` if it has one."""
+    path = folder / FILE
+    if path.exists():
+        raise ConfigurationError(f"expected a new folder for a {role}, got {folder}, which has a {FILE}")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.write_text(template(role, **given))
+    return read(role, folder, {})
+
+
+def read(role: str, folder: Path, environment: Mapping[str, str] = MappingProxyType(os.environ)) -> Settings:
+    """The settings of a party. Raises `ConfigurationError` for a setting that the role does not have."""
+    path = folder / FILE
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"expected {path}, got none; make one with `tiebreak {role} init {folder}`") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{path}: expected TOML, got a file that cannot be read: {error}") from error
+    kinds = get_type_hints(Settings)
+    known = [name for name, (roles, _) in _WORDS.items() if role in roles]
+    if role == "trainer":
+        known.append("cheat")  # for demonstrations: not in the file that `init` writes
+    for name in known:
+        if (given := environment.get(PREFIX + name.upper())) is not None:
+            found[name] = _from_text(given, kinds[name])
+    values: dict[str, Any] = {}
+    for name, value in found.items():
+        if name not in known:
+            raise ConfigurationError(f"{path}: expected settings of a {role} ({', '.join(known)}), got {name}")
+        values[name] = _checked(path, name, value, kinds[name])
+    return Settings(role=role, folder=folder, **values)
+
+
+def _from_text(text: str, kind: Any) -> Any:
+    if kind is int:
+        return int(text) if text.isdecimal() else text
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    return text if kind is str else [item for item in text.split(",") if item]
+
+
+def _checked(path: Path, name: str, value: Any, kind: Any) -> Any:
+    if kind in (int, bool, str):
+        if type(value) is not kind or (kind is int and value < 0):
+            raise ConfigurationError(f"{path}: {name}: expected {_KINDS[kind]}, got {value!r}")
+        return value
+    if not isinstance(value, list) or not all(type(item) is str for item in value):
+        raise ConfigurationError(f"{path}: {name}: expected a list of texts, got {value!r}")
+    return tuple(value)
+
+
+_KINDS: Final = {int: "a whole number", bool: "true or false", str: "a text"}

@@ -1,0 +1,339 @@
+"""Everything on one machine: a chain, a hub with its pages, and a client, a trainer and an auditor that play one job.
+
+Each is a process of its own, started with the same commands, keys and settings files that people on several machines
+would use; this module only starts them, reads their logs, and tells the story of the job in a line an event.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Final
+
+from tiebreak.api import keys
+from tiebreak.node import settings
+from tiebreak.node.parties import deliver
+from tiebreak.protocol.errors import ConfigurationError, StateError
+
+MARKER: Final = ".tiebreak-up"
+"""Marks a folder that this command made, so that the next one may empty it."""
+BLOCK_SECONDS: Final = 1
+TERMS: Final = {
+    "challenge-window": 20, "clock": 90, "replay-time": 5, "talk-time": 20, "audit-time": 5, "deadline": 600,
+    "descent-levels": 2,
+}  # fmt: skip
+"""Short enough to be watched. A job in earnest has hours and days here (`tiebreak economics`)."""
+START_SECONDS: Final = 60
+STOP_SECONDS: Final = 5
+PARTIES: Final = ("client", "trainer", "auditor")
+BOARD: Final = "Board"
+AFTER_SECONDS: Final = 3.0
+"""How long to go on telling after the job has ended: some money may still move."""
+OVER: Final = frozenset({"settled", "slashed", "abandoned", "cancelled", "parted"})
+_HIDDEN: Final = frozenset({"publish", "fetch", "mined", "hub", "steps"})
+"""Events of the parties' logs that are no part of the story."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to play."""
+
+    task: str
+    steps: int | None
+    cheat: str
+    chain: bool
+    embedded: bool
+    port: int
+    folder: Path
+    until_over: bool
+    """End when the job has ended, instead of at Ctrl-C."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """What became of the job, and when, in seconds after the command."""
+
+    status: str = ""
+    seconds: float = 0.0
+    moments: dict[str, float] = field(default_factory=dict)
+
+
+class Child:
+    """One of the processes. Its output goes into a file, and line by line to who listens."""
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str],
+        on_line: Callable[[str, str], None] = lambda _name, _line: None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        command = [sys.executable, "-m", "tiebreak", *arguments]
+        self.log = folder / f"{name}.log"
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=dict(environment), text=True, encoding="utf-8", errors="replace", start_new_session=True,
+        )  # fmt: skip
+        self._on_line = on_line
+        self._thread = Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self.log.open("a", encoding="utf-8") as file:
+            for line in self._process.stdout:
+                file.write(line)
+                file.flush()
+                self._on_line(self.name, line.rstrip("\n"))
+
+    def check(self) -> None:
+        """Raise `StateError` if the process has ended."""
+        if (code := self._process.poll()) is not None:
+            self._thread.join(1)
+            raise StateError(f"the {self.name} ended with code {code}: {' '.join(self._last())}; see {self.log}")
+
+    def is_done(self) -> bool:
+        """Whether the process has ended well. Raises `StateError` if it has failed."""
+        code = self._process.poll()
+        if code:
+            self.check()
+        if code == 0:
+            self._thread.join(1)
+        return code == 0
+
+    def _last(self) -> list[str]:
+        return self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+
+    def stop(self) -> None:
+        """Ask the process to end."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End the process at once, and wait until it has."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """Wait for the process to end, or kill it."""
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Town:
+    """The processes, and what they tell."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self.plan, self._say = plan, say
+        self._started = time.monotonic()
+        self._lines: SimpleQueue[tuple[str, str]] = SimpleQueue()
+        self._children: dict[str, Child] = {}
+        self._environment = os.environ | {
+            "TIEBREAK_PASSPHRASE": secrets.token_hex(16), "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE",
+        }  # fmt: skip
+        self.ending = Ending()
+        self._chain_id = 0
+
+    # ------------------------------------------------------------------ processes
+
+    def run(self) -> Ending:
+        """Start all of them, and tell what happens until Ctrl-C, or until the job is over. Ends all of them."""
+        plan = self.plan
+        _prepare(plan.folder)
+        try:
+            self._say(f"page     http://127.0.0.1:{plan.port}   (logs and files: {plan.folder})")
+            capture = self._capture()
+            board, rpc = self._chain() if plan.chain else ("", "")
+            hub = self._hub(board, rpc)
+            addresses = {role: self._party(role, board, rpc) for role in PARTIES}
+            self._wait(hub, lambda: _answers(self.plan.port))
+            self._tell("hub", f"the page is at http://127.0.0.1:{self.plan.port}")
+            self._wait(capture, capture.is_done, 10 * START_SECONDS)
+            self._offer(addresses, board)
+            self._story()
+        except KeyboardInterrupt:
+            self._say("")
+        finally:
+            for child in reversed(self._children.values()):
+                child.stop()
+            for child in reversed(self._children.values()):
+                child.end()
+        return self.ending
+
+    def _start(self, name: str, *arguments: str, **environment: str) -> Child:
+        listen = self._heard if name in PARTIES else lambda _name, _line: None
+        child = Child(name, arguments, self.plan.folder, self._environment | environment, listen)
+        self._children[name] = child
+        return child
+
+    def _heard(self, name: str, line: str) -> None:
+        self._lines.put((name, line))
+
+    def _capture(self) -> Child:
+        steps = [] if self.plan.steps is None else ["--steps", str(self.plan.steps)]
+        return self._start("capture", "capture", self.plan.task, "--output", str(self.plan.folder / "task"), *steps)
+
+    def _chain(self) -> tuple[str, str]:
+        """Start the chain. Returns the address of its board, and its URL."""
+        keys, found = self.plan.folder / "accounts", self.plan.folder / "chain.log"
+        options = ["--port", str(_free_port()), "--block-time", str(BLOCK_SECONDS), "--keys", str(keys), "--json"]
+        child = self._start("chain", "devnet", *options, *(["--embedded"] if self.plan.embedded else []))
+        document = self._wait(child, lambda: _json_in(found))
+        self._chain_id = int(document["chainId"])
+        board = str(document["contracts"][BOARD])
+        self._tell("chain", f"{document['node']} at {document['rpc']}, with the job board {board}")
+        return board, str(document["rpc"])
+
+    def _hub(self, board: str, rpc: str) -> Child:
+        folder = self.plan.folder / "hub"
+        folder.mkdir()
+        self._new_key(folder / "hub.pem")
+        chain: list[str] = []  # TEMPORARY
+        domain = self._domain(board)
+        return self._start("hub", "hub", "--folder", str(folder), "--port", str(self.plan.port), *domain, *chain)
+
+    def _domain(self, board: str) -> list[str]:
+        return ["--chain-id", str(self._chain_id), "--contract", board] if board else []
+
+    def _party(self, role: str, board: str, rpc: str) -> str:
+        """Start a party. Returns its address."""
+        folder = self.plan.folder / role
+        folder.mkdir()
+        given: dict[str, Any] = {"hub": f"http://127.0.0.1:{self.plan.port}", "chain": rpc, "board": board}
+        given |= {"block_seconds": BLOCK_SECONDS, "step_seconds": 0, "confirmations": 0, "threads": 1}
+        settings.write(role, folder, **given)
+        account = self.plan.folder / "accounts" / f"account-{1 + PARTIES.index(role)}.pem"
+        if account.exists():
+            shutil.copy(account, folder / "key.pem")
+        else:
+            self._new_key(folder / "key.pem")
+        self.start(role)
+        key = keys.load_key(folder / "key.pem", self._environment["TIEBREAK_PASSPHRASE"])
+        return f"0x{key.address.hex()}"
+
+    def start(self, role: str) -> None:
+        """Start a party, or start it again after it was killed."""
+        cheat = {"TIEBREAK_CHEAT": self.plan.cheat} if self.plan.cheat and role == "trainer" else {}
+        self._start(role, role, "run", str(self.plan.folder / role), "--json", **cheat)
+
+    def kill(self, name: str) -> None:
+        """End a process as SIGKILL does."""
+        self._children.pop(name).kill()
+
+    def _offer(self, addresses: dict[str, str], board: str) -> None:
+        folder, own = self.plan.folder / "offer", self.plan.folder / "client"
+        terms = [part for name, value in TERMS.items() for part in (f"--{name}", str(value))]
+        offer = self._start(
+            "offer", "offer", str(self.plan.folder / "task"), "--key", str(own / "key.pem"), "--trainer",
+            addresses["trainer"], "--output", str(folder), *self._domain(board), *terms,
+        )  # fmt: skip
+        self._wait(offer, offer.is_done)
+        deliver(folder, own)
+
+    def _new_key(self, path: Path) -> None:
+        keys.save_key(keys.new_key(), path, self._environment["TIEBREAK_PASSPHRASE"])
+
+    def _wait(self, child: Child, found: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
+        """What a child comes to, with the story going on. Raises `StateError` if it fails, or takes too long."""
+        end = time.monotonic() + seconds
+        while not (result := found()):
+            child.check()
+            if time.monotonic() > end:
+                raise StateError(f"expected the {child.name} within {seconds:.0f} s, got none; see {child.log}")
+            self._listen(0.05)
+        return result
+
+    # ------------------------------------------------------------------ the story
+
+    def _tell(self, who: str, text: str) -> None:
+        self._say(f"{time.monotonic() - self._started:6.1f} s  {who:<9}{text}")
+
+    def _story(self) -> None:
+        """Tell what the parties log, until the job has ended and the plan says to end then."""
+        while self.plan.until_over is False or not self.ending.status:
+            for name in ("chain", "hub", *PARTIES):
+                if name in self._children:
+                    self._children[name].check()
+            self.disturb()
+            self._listen(0.5)
+        end = time.monotonic() + AFTER_SECONDS
+        while time.monotonic() < end:
+            self._listen(0.5)
+
+    def disturb(self) -> None:
+        """Called again and again while the job goes on; tests kill processes here."""
+
+    def _listen(self, seconds: float) -> None:
+        """Tell what the parties have logged, or log within these seconds."""
+        with suppress(Empty):
+            self.told(*self._lines.get(timeout=seconds))
+            while True:
+                self.told(*self._lines.get_nowait())
+
+    def told(self, name: str, line: str) -> None:
+        """Tell one line of a party's log, if it belongs to the story."""
+        try:
+            found = json.loads(line)
+            event, text, level = found["event"], found["text"], found["level"]
+        except (ValueError, KeyError, TypeError):
+            self._tell(name, line)
+            return
+        moment = f"{name} {event} {text}"
+        self.ending.moments.setdefault(moment, round(time.monotonic() - self._started, 1))
+        if event in ("job", "game"):
+            if name == "client":
+                self._tell("board", f"the {event} is {text}" if event == "job" else f"game: {text}")
+            if name == "client" and event == "job" and text in OVER and not self.ending.status:
+                self.ending.status, self.ending.seconds = text, self.ending.moments[moment]
+                if not self.plan.until_over:
+                    self._say("the job has ended; Ctrl-C ends all processes")
+            return
+        is_talk = "move" in text.lower() or "Receipt" in text
+        if event not in _HIDDEN and (level != "INFO" or not is_talk):
+            self._tell(name, text if level == "INFO" else f"{level}: {text}")
+
+
+def up(plan: Plan, say: Callable[[str], None]) -> Ending:
+    """Play the plan."""
+    return Town(plan, say).run()
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder, or empty one that an earlier command made."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARKER).exists():
+            raise ConfigurationError(f"expected a new folder, or one that `tiebreak up` made, got {folder}")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    """Whether something listens at a port."""
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _json_in(path: Path) -> Any:
+    """The document that a file holds, once it is whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,301 @@
+"""The work of a party, in one process of its own, so that neither torch nor a crash of it touches the rest.
+
+A `Crew` hands tasks to that process (`tiebreak.node.workbench`), one at a time and the most urgent first: moves of
+games before transfers, these before training and replays. The process ends when its party does, even if that is killed:
+it sees the end of its pipe. What it left on the disk is resumed. A task that fails through no fault of its data (a full
+disk, a process that was killed, a hub that is away) is tried again, after longer and longer pauses.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from threading import Condition, Thread
+from typing import TYPE_CHECKING, Any, Final
+
+from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.job import Head, Job
+from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.tags import Digest
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from tiebreak.protocol.parties.posts import LibraryBody
+
+CHEATS: Final = {
+    "label": "one label of one batch is changed",
+    "rate": "one step uses another learning rate",
+    "weight": "one bit of one weight in a checkpoint is flipped",
+    "tf32": "one sum of products is truncated to TF32",
+}
+"""What a trainer can be told to do instead of the job, for demonstrations."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+STOP_SECONDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """The settings of the process that works."""
+
+    folder: Path
+    """The party's: jobs lie in `jobs`, an auditor's replays in `replays`."""
+    domain: Domain
+    hub: str
+    """The URL of the hub."""
+    most_bytes: int = 0
+    """The most to fetch for one job; 0: no limit but the disk."""
+    threads: int = 0
+    """0 leaves torch its own choice."""
+    device: str = "cpu"
+    secret: bytes = b""
+    """From which an auditor derives its seals."""
+    cheat: str = ""
+
+
+# ---------------------------------------------------------------- tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Fetch what is published of a job up to a checkpoint; 0: what is needed to begin."""
+
+    job: Job
+    count: int
+    listings: tuple["LibraryBody", ...]
+    """Best first."""
+    signature: bytes = b""
+    """The trainer's under the job, if it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """Upload what others need of a run up to a checkpoint. The answer is the list of it, for a post."""
+
+    job: Job
+    count: int
+    logs: bool
+    head: bytes = b""
+    """The signed head of this checkpoint; empty for none."""
+    is_listing: bool = False
+    """Only list the files: the hub takes none that no list names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A game as the turn for which a move is gathered finds it."""
+
+    head: Head
+    game_id: Digest
+    started: int
+    state: GameState
+    line: tuple[Move, ...]
+    """The moves that led to the state."""
+    defends: bool
+    attempt: int = 0
+    """Of a challenger: the replay that it trusts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """Work that a machine asked for."""
+
+    work: e.Work
+    job: Job
+    agreed: int = 0
+    """Of a replay's later attempt: up to which checkpoint an earlier one agreed with the trainer."""
+    turn: Turn | None = None
+    signature: bytes = b""
+    """The trainer's under the job."""
+
+
+Task = Fetch | Publish | Compute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a task. `problem`: why its data do not allow a result."""
+
+    root: bytes = b""
+    move: Move | None = None
+    body: "LibraryBody | None" = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A task failed through no fault of its data, and is to be tried again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Telemetry of a training or a replay in progress."""
+
+    job_id: Digest
+    first_step: int
+    losses: tuple[int, ...]
+    """FP32 bits."""
+    seconds: float
+    processor: float
+    """The share of the machine's cores that was used."""
+    memory: int
+    """The most bytes that the process has held."""
+
+
+def urgency(task: Task) -> int:
+    """Tasks of a lower number come first: clocks run in games, and others wait for what is fetched or published."""
+    match task:
+        case Compute(work=e.Gather()):
+            return 0
+        case Fetch() | Publish() | Compute(work=e.CheckLogs()):
+            return 1
+    return 2
+
+
+# ---------------------------------------------------------------- the crew
+
+
+@dataclass(slots=True)
+class _Waiting:
+    task: Task
+    done: Callable[[Answer], None]
+    number: int
+    at: float = 0.0
+    """By the machine's steady clock: not to be tried before."""
+    tries: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return urgency(self.task), self.number
+
+
+class Crew:
+    """Does tasks in a process of its own. What it calls is called in a thread of its own."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._on_steps: Callable[[Steps], None] = lambda _: None
+        self._on_trouble: Callable[[str, int], None] = lambda _text, _tries: None
+        self._tasks: list[_Waiting] = []
+        self._numbers = count()
+        self._changed = Condition()
+        self._stopped = False
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._thread = Thread(target=self._work, name="crew", daemon=True)
+        self._thread.start()
+
+    def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
+        """Be told of progress, and why a task has to be tried again and how often it was tried."""
+        self._on_steps, self._on_trouble = on_steps, on_trouble
+
+    def ask(self, task: Task, done: Callable[[Answer], None]) -> None:
+        """Do a task, sooner or later, and tell what came of it."""
+        with self._changed:
+            self._tasks.append(_Waiting(task, done, next(self._numbers)))
+            self._changed.notify_all()
+
+    def warm_up(self) -> None:
+        """Start the process now, so that the first task does not wait for torch."""
+        with self._changed:
+            if self._process is None and not self._stopped:
+                self._start()
+
+    def stop(self) -> None:
+        """End the process at once. What was under way is resumed by the next crew of this folder."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.join(STOP_SECONDS)
+            if process.is_alive():
+                process.kill()
+        self._thread.join(STOP_SECONDS)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that works, while there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._bench), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._pipe = ours
+
+    def _work(self) -> None:
+        while (waiting := self._next()) is not None:
+            found = self._try(waiting.task)
+            if isinstance(found, Answer):
+                waiting.done(found)
+                continue
+            waiting.tries += 1
+            pause = min(FIRST_PAUSE * 2 ** (waiting.tries - 1), LONGEST_PAUSE)
+            waiting.at = time.monotonic() + pause
+            with self._changed:
+                if self._stopped:
+                    return
+                self._tasks.append(waiting)
+            self._on_trouble(f"{_name(waiting.task)} is tried again in {pause:.0f} s: {found.reason}", waiting.tries)
+
+    def _next(self) -> _Waiting | None:
+        """The most urgent task that may be tried now, as soon as there is one; None once the crew is stopped."""
+        with self._changed:
+            while not self._stopped:
+                now = time.monotonic()
+                ready = [waiting for waiting in self._tasks if waiting.at <= now]
+                if ready:
+                    chosen = min(ready, key=lambda waiting: waiting.order)
+                    self._tasks.remove(chosen)
+                    return chosen
+                self._changed.wait(min((waiting.at - now for waiting in self._tasks), default=None))
+        return None
+
+    def _try(self, task: Task) -> Answer | Failed:
+        try:
+            with self._changed:
+                if self._stopped:
+                    return Failed(reason="it was stopped")
+                if self._process is None:
+                    self._start()
+            assert self._pipe is not None
+            self._pipe.send(task)
+            while isinstance(said := self._pipe.recv(), Steps):
+                self._on_steps(said)
+        except (EOFError, OSError) as error:
+            return Failed(reason=self._bury(error))
+        found: Answer | Failed = said
+        return found
+
+    def _bury(self, error: Exception) -> str:
+        """Forget a process that is gone. Returns what became of it."""
+        process, self._process = self._process, None
+        if process is None:
+            return "it was stopped"
+        with suppress(ValueError):
+            process.kill()
+            process.join(STOP_SECONDS)
+        return f"the process that works ended with code {process.exitcode} ({error!r})"
+
+
+def _serve(pipe: "Connection", bench: Bench) -> None:
+    """Runs in the new process. The module is imported by name, since it brings torch."""
+    import_module("tiebreak.node.workbench").serve(pipe, bench)
+
+
+def _name(task: Task) -> str:
+    work = type(task.work if isinstance(task, Compute) else task).__name__.lower()
+    return f"job {task.job.id.hex()[:8]}: {work}"

@@ -1,0 +1,316 @@
+"""What the process of a crew does: it fetches, publishes, trains, replays, and finds the moves of games.
+
+It is the only process of a party that imports torch. It holds no key that signs a statement of a job or a game; all it
+finds goes back to the party's machine, which decides. Everything on its disk is a run directory, so it may be killed at
+any instant.
+"""
+
+import os
+import resource
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from tiebreak.api.audits import open_replay
+from tiebreak.api.environment import usable_cores
+from tiebreak.api.offers import complete, open_offer
+from tiebreak.api.running import Machine, use_threads
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.run.directory import JOB, LOGS, RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.logs import NO_LOGS, Logs
+from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.node.library import fetch, parts, publish
+from tiebreak.node.mail import Mail, MailRefused
+from tiebreak.node.work import CHEATS, Answer, Bench, Compute, Failed, Fetch, Publish, Steps, Task, Turn
+from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES, PIECE_BYTES, blob_root, piece_digest
+from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.records import run_tree
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.game.sides import Challenger, Defender, resume
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.adversaries import tampering
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+JOBS, REPLAYS = "jobs", "replays"
+PERMUTATION: Final = 0x7EB8
+"""The seed of the order in which a second replay takes the terms of sums; a third takes the next one."""
+TELL_SECONDS: Final = 0.5
+"""How often losses are told."""
+
+
+def serve(pipe: "Connection", bench: Bench) -> None:
+    """Answers tasks until the pipe ends, and then ends the process, whatever is under way."""
+    tasks: SimpleQueue[Task] = SimpleQueue()
+
+    def listen() -> None:
+        try:
+            while True:
+                tasks.put(pipe.recv())
+        except (EOFError, OSError):
+            os._exit(0)
+
+    Thread(target=listen, daemon=True).start()
+    table = Workbench(bench, pipe.send)
+    while True:
+        pipe.send(table.do(tasks.get()))
+
+
+class Workbench:
+    """Does one task after another, and keeps what was expensive to make."""
+
+    def __init__(self, bench: Bench, tell: Callable[[Steps], None]) -> None:
+        self._bench, self._tell = bench, tell
+        self._interpreters: dict[tuple[Digest, int], Interpreter] = {}
+        self._evidence: dict[tuple[Digest, int], Evidence] = {}
+
+    def do(self, task: Task) -> Answer | Failed:
+        """The answer to a task, or why it is to be tried again: everything that is not the fault of a job's data."""
+        try:
+            match task:
+                case Fetch():
+                    return self._fetch(task)
+                case Publish():
+                    return self._publish(task)
+                case Compute():
+                    return self._compute(task)
+        except (CannotCheck, VerificationError) as error:
+            if isinstance(task, Compute) and isinstance(task.work, e.Train):
+                return Failed(reason=str(error))  # the data were good when they came, so this disk is to blame
+            return Answer(problem=str(error))
+        except TiebreakError as error:
+            return Failed(reason=str(error))
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            return Failed(reason=f"{error!r} at {where.filename}:{where.lineno}")
+
+    def _folder(self, job: Job) -> Path:
+        return self._bench.folder / JOBS / job.id.hex()
+
+    # ------------------------------------------------------------------ files
+
+    def _blobs(self) -> "OverHub":
+        return OverHub(Mail(self._bench.hub, self._bench.domain))
+
+    def _fetch(self, task: Fetch) -> Answer:
+        folder = self._folder(task.job)
+        most = self._bench.most_bytes or MAX_BLOB_BYTES
+        fetch(folder, self._blobs(), task.job, self._bench.domain, task.listings, task.count, most=most)
+        if task.signature and not (folder / JOB).exists():
+            complete(folder, task.signature)
+        open_offer(folder)
+        return Answer()
+
+    def _publish(self, task: Publish) -> Answer:
+        run = open_offer(self._folder(task.job))
+        if task.head:
+            run.write_head(SignedHead.decode(task.head))
+        listed = [part for part in parts(run, task.count) if task.logs or not part.name.startswith(f"{LOGS}/")]
+        blobs = Roots() if task.is_listing else self._blobs()
+        return Answer(body=publish(run, listed, blobs, task.count))
+
+    # ------------------------------------------------------------------ work
+
+    def _compute(self, task: Compute) -> Answer:
+        job = task.job
+        match task.work:
+            case e.Train(count=count):
+                return Answer(root=self._train(job, count, task.signature))
+            case e.Replay(head=head, attempt=attempt):
+                return Answer(root=self._replay(task, head.head.count, attempt))
+            case e.Audit():
+                return Answer(root=self._replay(task, job.checkpoints, 0))
+            case e.CheckLogs(head=head):
+                self._check_logs(job, head.head.count)
+                return Answer()
+            case e.Gather():
+                assert task.turn is not None
+                return Answer(move=self._gather(job, task.turn))
+
+    def _run(self, job: Job, signature: bytes) -> RunDirectory:
+        folder = self._folder(job)
+        return RunDirectory.open(folder) if (folder / JOB).exists() else complete(folder, signature)
+
+    def _train(self, job: Job, count: int, signature: bytes) -> Digest:
+        run = self._run(job, signature)
+        # Without a key: it is the party's machine that signs heads.
+        worker = Worker(run, self._interpreter(run), on_progress=self._told(job), logs=Journal.of(run))
+        worker.work(job.last_step(count - 1))
+        return _root(run, count)
+
+    def _replay(self, task: Compute, count: int, attempt: int) -> Digest:
+        """Replays on, up to a checkpoint; on other settings if it is a later attempt, from where an earlier agreed."""
+        job = task.job
+        trainer = self._run(job, task.signature)
+        replay = open_replay(trainer, self._replay_folder(job, attempt))
+        if attempt and task.agreed and not job.is_logged and not replay.recorded():
+            self._continue(replay, RunDirectory.open(self._replay_folder(job, 0)), task.agreed)
+        logs: Logs = NO_LOGS
+        if job.is_logged:
+            logs = Journal(replay, CommittedLogs(LogFiles(trainer), trainer.record_at).step_log)
+        Worker(replay, self._interpreter(replay, attempt), logs=logs).work(job.last_step(count - 1))
+        return _root(replay, count)
+
+    def _replay_folder(self, job: Job, attempt: int) -> Path:
+        return self._bench.folder / REPLAYS / f"{job.id.hex()}-{attempt}"
+
+    @staticmethod
+    def _continue(replay: RunDirectory, earlier: RunDirectory, count: int) -> None:
+        """Begins a replay at a checkpoint at which an earlier one agreed with the trainer. Its bytes are checked."""
+        step = earlier.job.last_step(count - 1)
+        replay.write_state(step, earlier.state(step))
+        for record in earlier.records()[:count]:
+            replay.append_record(record)
+
+    def _check_logs(self, job: Job, count: int) -> None:
+        run = open_offer(self._folder(job))
+        if run.recorded() < count:
+            raise CannotCheck("expected the records and logs of the run, got none")
+        logs = CommittedLogs(LogFiles(run), run.record_at)
+        for checkpoint in range(count):
+            logs.log_root(checkpoint)
+
+    def _gather(self, job: Job, turn: Turn) -> Move:
+        folder = self._folder(job) if turn.defends else self._replay_folder(job, turn.attempt)
+        attempt = 0 if turn.defends else turn.attempt
+        if (job.id, attempt) not in self._evidence:
+            run = RunDirectory.open(folder)
+            self._evidence[job.id, attempt] = Evidence(run, self._interpreter(run, attempt), CommittedLogs.of(run))
+        evidence = self._evidence[job.id, attempt]
+        party = Defender(evidence) if turn.defends else Challenger(evidence, self._bench.secret)
+        resume(party, rules.start(job, turn.head, turn.game_id, turn.started), turn.line)
+        return party.move(turn.state, turn.line[-1] if turn.line else None)
+
+    def _interpreter(self, run: RunDirectory, attempt: int = 0) -> Interpreter:
+        """What computes a run: on this machine's settings, and in later attempts with sums in random orders."""
+        job, bench = run.job, self._bench
+        if (job.id, attempt) not in self._interpreters:
+            permute = PERMUTATION + attempt if attempt else None
+            machine = Machine(threads=bench.threads or None, device=bench.device, permute=permute)
+            made = machine.interpreter(run)
+            if bench.cheat:
+                made = tampering.Tampered(made, cheat(bench.cheat, run.program, job).tamper)
+            self._interpreters[job.id, attempt] = made
+        use_threads(1 if attempt else bench.threads or None)
+        return self._interpreters[job.id, attempt]
+
+    def _told(self, job: Job) -> Callable[[Progress], None]:
+        """Tells losses every now and then."""
+        losses: list[int] = []
+        started, worked = time.monotonic(), time.process_time()
+
+        def told(progress: Progress) -> None:
+            nonlocal started, worked
+            losses.append(progress.loss_bits)
+            seconds = time.monotonic() - started
+            is_end = progress.step == job.last_step(job.checkpoint_of(progress.step))
+            if seconds >= TELL_SECONDS or is_end:
+                first = progress.step - len(losses) + 1
+                share = (time.process_time() - worked) / max(seconds, 1e-6) / usable_cores()
+                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+                self._tell(
+                    Steps(
+                        job_id=job.id,
+                        first_step=first,
+                        losses=tuple(losses),
+                        seconds=seconds,
+                        processor=share,
+                        memory=memory,
+                    )  # fmt: skip
+                )
+                losses.clear()
+                started, worked = time.monotonic(), time.process_time()
+
+        return told
+
+
+class OverHub:
+    """The blobs of a hub, for open files. TEMPORARY"""
+
+    def __init__(self, mail: Mail) -> None:
+        self._mail = mail
+
+    def put(self, file: FileIO, size: int) -> Digest:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "blob"
+            path.write_bytes(file.read(size))
+            return self._mail.upload(path)
+
+    def get(self, root: Digest, size: int, file: FileIO) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "blob"
+            try:
+                self._mail.download(root, size, path)
+            except MailRefused as error:
+                raise CannotCheck(str(error)) from error
+            file.seek(0)
+            file.truncate()
+            file.write(path.read_bytes())
+
+
+class Roots:
+    """Only finds the roots of files, for a list of them. It holds none."""
+
+    def put(self, file: FileIO, size: int) -> Digest:
+        pieces = [piece_digest(file.read(min(PIECE_BYTES, size - at))) for at in range(0, max(size, 1), PIECE_BYTES)]
+        return blob_root(size, pieces)
+
+    def get(self, root: Digest, size: int, file: FileIO) -> None:  # noqa: ARG002
+        raise CannotCheck(f"expected a hub to fetch {root.hex()} from, got none")
+
+
+def _root(run: RunDirectory, count: int) -> Digest:
+    job = run.job
+    return run_tree([record.digest for record in run.records()[:count]], job.steps, job.checkpoint_interval).root
+
+
+def cheat(name: str, program: Program, job: Job) -> tampering.Cheat:
+    """The lie of this name in the second half of a job. Raises `ConfigurationError` if there is no place for it."""
+    step = job.first_step(job.checkpoints // 2) + (job.segment_steps(job.checkpoints // 2) - 1) // 2
+    match name:
+        case "label":
+            labels = [entry for entry in program.data_spec() if "label" in entry]
+            if not labels:
+                raise ConfigurationError(f"expected data named label for this cheat, got {sorted(program.data_spec())}")
+            leaf = tampering.gathers_of(program, labels[0])[0]
+            return tampering.Cheat(
+                name="changed label",
+                step=step,
+                leaf=leaf,
+                element=0,
+                change=lambda old: torch.where(old > 0, old - 1, 1),
+            )
+        case "rate":
+            return tampering.changed_learning_rate(program, step=step, factor=1.5)
+        case "weight":
+            entry = next(name for name, (dtype, _) in program.state_spec().items() if dtype is DType.F32)
+            return tampering.flipped_weight_bit(program, state=entry, step=step, element=0)
+        case "tf32":
+            leaf = next(n for n in tampering.long_sums(program, 16) if program.body[n].numel > 16)
+            return tampering.Cheat(name="sum in TF32", step=step, leaf=leaf, element=7, change=_truncated)
+    raise ConfigurationError(f"expected a cheat of {', '.join(CHEATS)}, got {name!r}")
+
+
+def _truncated(value: Tensor) -> Tensor:
+    """In TF32's precision; if it has no more than that, with one bit of it changed."""
+    found = tampering.as_tf32(value)
+    return found if not torch.equal(found, value) else tampering.flip_bit(value, 13)
