@@ -1,37 +1,99 @@
 """Real machines, driven over real time: a run is offered, trained, audited, and settled or disputed."""
 
+import json
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.tiebreak.node.town import Town
-from tiebreak.api.bundle import capture_bundle
-from tiebreak.api.offers import offer_on
-from tiebreak.protocol.commitments.terms import Terms
+from tests.tiebreak.node.town import Town, town
+from tiebreak.node.hub.app import Hub
+from tiebreak.node.metrics import serve_metrics
+from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.board import JobStatus
-from tiebreak.sim.world.small_task import small_task
 
-TERMS = Terms(challenge_window=15, clock=150, replay_time=10, talk_time=30, audit_time=10, deadline=600)
-
-
-def _play(tmp_path: Path, cheat: str) -> Town:
-    town = Town(tmp_path)
-    client, trainer, auditor = (town.funded() for _ in range(3))
-    town.join("client", client)
-    town.join("trainer", trainer, cheat=cheat)
-    town.join("auditor", auditor)
-    bundle = capture_bundle(small_task())
-    made = offer_on(bundle, tmp_path / "offer", client=client, trainer=trainer.address, terms=TERMS, domain=town.domain)
-    (tmp_path / "client" / "jobs").mkdir(exist_ok=True)
-    (tmp_path / "offer").rename(tmp_path / "client" / "jobs" / made.job.id.hex())
-    town.run_until(lambda: made.job.id in town.board.jobs and town.board.jobs[made.job.id].is_over, 200)
-    for driver in town.drivers:
-        driver.close()
-    return town
+pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize(("cheat", "ending"), [("", JobStatus.SETTLED), ("rate", JobStatus.SLASHED)])
-def test_a_run_ends_as_it_should(tmp_path: Path, cheat: str, ending: JobStatus) -> None:
-    town = _play(tmp_path, cheat)
-    (job,) = town.board.jobs.values()
-    assert job.status is ending
+def bodies(there: Town, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]]:
+    """Sender and body of each post of a kind that the hub has."""
+    letters, _ = there.drivers["client"].mail.page(0)  # type: ignore[attr-defined]
+    return [(letter.post.sender, letter.body) for letter in letters if isinstance(letter.body, kind)]
+
+
+def test_an_honest_run_is_settled(tmp_path: Path) -> None:
+    """And everyone who may open the folder, or lives in it, is told apart."""
+    with town(tmp_path) as there:
+        for role in ("client", "trainer", "auditor"):
+            there.join(role)
+        job = there.offer()
+        found = there.end(job)
+        assert found.status is JobStatus.SETTLED
+        assert not there.drivers["auditor"].machine.board.games
+        losses = [body.losses for _, body in bodies(there, posts.StepsBody)]
+        assert sum(map(len, losses)) == job.steps
+        agreed = {body.count: body.agrees for _, body in bodies(there, posts.ReplayedBody)}
+        assert agreed == {1: 1, 2: 1, 3: 1, 4: 1}
+        status = json.loads((tmp_path / "trainer" / "status.json").read_text())
+        assert status["jobs"][job.id.hex()]["status"] == "settled"
+        assert status["at_risk"] == 0
+
+        there.drivers.pop("trainer").close()
+        with pytest.raises(StateError, match="in use"):
+            there.join("auditor")
+        file = tmp_path / "trainer" / "party.toml"
+        before = file.read_text()
+        file.write_text(before.replace("0xcf7e", "0xcf7f"))
+        with pytest.raises(ConfigurationError, match="expected the folder of board"):
+            there.join("trainer")
+        file.write_text(before)
+        there.join("trainer")
+
+
+def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
+    """Two replays on different settings come before the stake; the watcher sends nothing, for it could not sign."""
+    with town(tmp_path) as there:
+        there.join("client")
+        there.join("trainer", cheat="rate")
+        auditor, watcher = there.join("auditor"), there.join("watch")
+        port = free_port()
+        serve_metrics(port, auditor)
+        job = there.offer()
+        there.live(lambda: bool(auditor.machine.board.games))
+        replays = [place for place in auditor.machine.records if place[0] == "replayed" and place[2] == 3]
+        assert {place[-1] for place in replays} == {0, 1}
+        there.live(lambda: auditor.shown.get("at_risk", 0) > 0 or there.job(job).is_over)  # type: ignore[union-attr]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            metrics = answer.read().decode()
+        assert "tiebreak_balance_wei" in metrics
+        assert "tiebreak_at_risk_wei" in metrics
+        found = there.end(job)
+        assert found.status is JobStatus.SLASHED
+        (game,) = auditor.machine.board.games.values()
+        assert game.state.verdict is not None
+        assert game.state.verdict.winner is Side.CHALLENGER
+        there.live(lambda: ("ERROR", "alarm") in watcher.notes.counts)
+        assert not watcher.has_key
+        assert not watcher.journal.unheard()
+        assert not watcher.journal.notes()
+        senders = {sender for sender, _ in bodies(there, posts.Body)}
+        assert senders == {there.keys[role].address for role in ("client", "trainer", "auditor")}
+        assert ("ERROR", "alarm") not in auditor.notes.counts  # what it handles itself is no error
+
+
+def test_a_party_that_comes_back_goes_on(tmp_path: Path) -> None:
+    """All parties are closed in the middle, and the hub is replaced by an empty one."""
+    with town(tmp_path) as there:
+        for role in ("client", "trainer", "auditor"):
+            there.join(role)
+        job = there.offer()
+        there.live(lambda: (found := there.job(job)) is not None and found.head_count >= 1)
+        for role in list(there.drivers):
+            there.drivers.pop(role).close()
+            there.join(role)
+        assert there.end(job).status is JobStatus.SETTLED
+        heads = [body.head for _, body in bodies(there, posts.HeadBody)]
+        assert len({head.head.count for head in heads}) == len(heads) == 4

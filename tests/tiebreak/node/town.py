@@ -1,176 +1,97 @@
-"""Parties on one machine and in one thread: real machines, journals, files and computations; a chain and a mailbox of
-this process.
+"""Parties on one machine and in one thread, with their own folders and processes that compute; a chain and a hub in
+this process that they reach over HTTP.
 """
 
-import secrets
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
+from typing import Any
 
+from tests.tiebreak.node import hubs
+from tiebreak.api.bundle import Bundle, capture_bundle
+from tiebreak.api.chains import Devnet, devnet
+from tiebreak.api.offers import offer_on
+from tiebreak.node import settings
 from tiebreak.node.driver import Driver
-from tiebreak.node.journal import Journal
-from tiebreak.node.log import Log
-from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer
-from tiebreak.node.work import Bench, Crew
-from tiebreak.protocol.chain import ChainError, EmbeddedChain, Reverted
-from tiebreak.protocol.chain.calls import read_game
-from tiebreak.protocol.chain.transacting import call_of
-from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
-from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties.player import Player
-from tiebreak.protocol.parties.terms import Pace
-from tiebreak.protocol.tags import Digest
-from tiebreak.sim.world.board import Board
+from tiebreak.node.hub.app import HubSettings
+from tiebreak.node.hub.limits import Limits
+from tiebreak.node.parties import deliver
+from tiebreak.node.running import open_party
+from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.parties.board import PublicJob
+from tiebreak.sim.world.small_task import small_task
 
-PACE = Pace(block_seconds=1, step_seconds=1)
-
-
-def new_key() -> PrivateKey:
-    return PrivateKey.generate(secrets.token_bytes(RANDOM_BYTES))
-
-
-@dataclass(frozen=True)
-class LocalLetter:
-    place: int
-    at: int
-    post: posts.Post
-    body: posts.Body
+TERMS = Terms(
+    challenge_window=20, clock=150, replay_time=10, talk_time=30, audit_time=5, deadline=600, descent_levels=2
+)
+ROLES = ("client", "trainer", "auditor", "watch")
 
 
 class Town:
-    """The chain and the mailbox."""
+    """A chain, a hub, and the parties that have moved in."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.chain = EmbeddedChain()
-        self.owner = new_key()
-        self.chain.fund(self.owner.address)
-        self.chain.deploy(self.owner)
-        self.domain = self.chain.domain
-        self.board = Board(self.domain, self.talk_of)
-        self.letters: list[LocalLetter] = []
-        self.lock = Lock()
-        self.drivers: list[Driver] = []
-        self.events: list[e.HeadShown] = []
-        (folder / "blobs").mkdir(parents=True)
+    def __init__(self, folder: Path, chain: Devnet, hub: hubs.Running) -> None:
+        self.folder, self.chain, self.hub = folder, chain, hub
+        self.keys = {role: key for role, (key, _) in zip(ROLES, chain.accounts[1:], strict=False)}
+        self.drivers: dict[str, Driver] = {}
 
-    def talk_of(self, game, sequence, snapshot):
-        for driver in self.drivers:
-            machine = driver.machine
-            if isinstance(machine, Player) and machine.is_side(game):
-                state = machine.transcript(game).stood(sequence, snapshot)
-                if state is not None:
-                    return state, list(machine.transcript(game).line[:sequence])
-        raise VerificationError("expected a state of the talk, got another")
-
-    def funded(self) -> PrivateKey:
-        key = new_key()
-        self.chain.fund(key.address)
-        return key
-
-    def run_until(self, holds, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < end, "it took too long"
-            for driver in self.drivers:
-                driver.step(0.01)
-
-    def join(self, role: str, key: PrivateKey, **more) -> Driver:
+    def join(self, role: str, **given: Any) -> Driver:
+        """A party moves in, or comes back after it was closed."""
         folder = self.folder / role
-        ground, mail = LocalGround(self, key), LocalMail(self)
-        journal = Journal(folder, {"role": role, "address": key.address.hex()})
-        shelf, notes = Shelf(folder), Log(role)
-        known = {"board": self.board, "domain": self.domain, "pace": PACE, "key": key, "journal": journal.records()}
-        if role == "trainer":
-            machine = Trainer(shelf=shelf, policy=Policy(), balance=lambda: ground.balance(key.address), **known)
-        else:
-            machine = {"auditor": Auditor, "client": Client}[role](shelf=shelf, **known)
-        bench = Bench(
-            folder=folder,
-            domain=self.domain,
-            hub=f"file://{self.folder / 'blobs'}",
-            hub_key=mail.hub,
-            secret=journal.fact_once("secret", lambda: secrets.token_bytes(32)),
-            threads=1,
-            cheat=more.get("cheat", ""),
-        )
-        crew = Crew(
-            bench, on_steps=lambda steps: driver.told_steps(steps), on_trouble=lambda *said: driver.told_trouble(*said)
-        )
-        driver = Driver(machine, ground=ground, mail=mail, journal=journal, shelf=shelf, crew=crew, notes=notes)
-        self.drivers.append(driver)
+        if not (folder / settings.FILE).exists():
+            board = f"0x{self.chain.deployment.board.hex()}"
+            more = {"block_seconds": 1, "step_seconds": 0, "confirmations": 0, "threads": 1}
+            settings.write(role, folder, hub=self.hub.url, chain=self.chain.node.url, board=board, **more)
+        found = settings.read(role, folder, {f"TIEBREAK_{name.upper()}": value for name, value in given.items()})
+        driver = self.drivers[role] = open_party(found, None if role == "watch" else self.keys[role], Event())
         driver.start()
         return driver
 
+    def offer(self, bundle: Bundle | None = None) -> Job:
+        """The client's owner wants the small task done."""
+        made = offer_on(
+            bundle or capture_bundle(small_task()), self.folder / "offer", client=self.keys["client"],
+            trainer=self.keys["trainer"].address, terms=TERMS, domain=self.chain.chain.domain,
+        )  # fmt: skip
+        deliver(self.folder / "offer", self.folder / "client")
+        return made.job
 
-class LocalMail:
-    hub = Address(bytes(20))
+    def job(self, job: Job, role: str = "client") -> PublicJob | None:
+        """A job as a party sees it on the board."""
+        return self.drivers[role].machine.board.jobs.get(job.id)
 
-    def __init__(self, town: Town) -> None:
-        self._town = town
+    def live(self, holds: Callable[[], bool], seconds: float = 240) -> None:
+        """Let the parties live until something holds."""
+        end = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < end, "it took too long"
+            for driver in list(self.drivers.values()):
+                driver.step(0.01)
 
-    def post(self, wire: bytes) -> posts.Received:
-        signed = posts.SignedPost.decode(wire)
-        body = signed.verify(self._town.domain)
-        with self._town.lock:
-            for letter in self._town.letters:
-                if letter.post == signed.post:
-                    break
-            else:
-                letter = LocalLetter(len(self._town.letters) + 1, int(time.time()), signed.post, body)
-                self._town.letters.append(letter)
-        return posts.Received(content=signed.post.content, place=letter.place, at=letter.at)
-
-    def follow(self, after: int) -> Iterator[LocalLetter]:
-        while True:
-            with self._town.lock:
-                fresh = self._town.letters[after:]
-            yield from fresh
-            after += len(fresh)
-            time.sleep(0.05)
+    def end(self, job: Job) -> PublicJob:
+        """Let the parties live until all see that a job has ended."""
+        self.live(lambda: all((found := self.job(job, role)) is not None and found.is_over for role in self.drivers))
+        found = self.job(job)
+        assert found is not None
+        return found
 
 
-class LocalGround:
-    pace = PACE
-
-    def __init__(self, town: Town, key: PrivateKey) -> None:
-        self._town, self._key, self.board, self.domain = town, key, town.board, town.domain
-        self._events: list[e.Event] = []
-        self._seen = 0
-
-    def now(self) -> int:
-        return max(int(time.time()), self._town.chain.now())
-
-    def balance(self, account: Address) -> int:
-        return self._town.chain.balance(account)
-
-    def poll(self) -> list[e.Event]:
-        heads, self._seen = self._town.events[self._seen :], len(self._town.events)
-        found, self._events = self._events, []
-        return [*heads, e.BoardChanged(at=self.now(), block=self._town.chain.now()), *found]
-
-    def send(self, wanted: e.Transact) -> None:
-        chain, board = self._town.chain, self._town.board
-        board.height += 1
+@contextmanager
+def town(folder: Path) -> Iterator[Town]:
+    """A chain with blocks of one second, and a hub."""
+    with ExitStack() as stack:
+        chain = stack.enter_context(devnet(port=free_port(), accounts=6, block_seconds=1, embedded=True))
+        wanted = HubSettings(
+            folder=folder / "hub", domain=chain.chain.domain, key=hubs.HUB, limits=Limits(free_bytes=0),
+            in_process=False,
+        )  # fmt: skip
+        made = Town(folder, chain, stack.enter_context(hubs.running(wanted)))
         try:
-            call = call_of(wanted.transaction, board)
-            if int(time.time()) > chain.now() + 1:
-                chain.travel_to(int(time.time()))
-            receipt = chain.send(self._key, call)
-        except ChainError as error:
-            name = error.name if isinstance(error, Reverted) else ""
-            self._events.append(e.Refused(at=self.now(), place=wanted.place, error=name))
-            return
-        game = next(
-            (Digest(event.values["gameId"]) for event in receipt.events if event.name == "GameStarted"), call.game_id
-        )
-        record = None if game is None else chain._read(read_game(game))
-        board.record(call, receipt, receipt.timestamp, record)
-        assert not board.disagreements, board.disagreements
-        self._town.events += [e.HeadShown(at=self.now(), head=head) for head in call.heads]
-        self._events.append(e.Mined(at=self.now(), place=wanted.place))
+            yield made
+        finally:
+            for driver in made.drivers.values():
+                driver.close()
