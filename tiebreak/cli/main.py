@@ -22,11 +22,11 @@ _DISK: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM,
 """Disk errors that are the user's to solve, not bugs."""
 COMMANDS: Final = {
     "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
-    "up": "Run a chain, a hub with its pages, a client, a trainer and an auditor on this machine, to watch.",
+    "up": "Run a chain, a hub with its pages, a client, a trainer and an auditor on this machine, until Ctrl-C.",
     "client": "Offer jobs, pay for what is right, and receive the weights.",
     "trainer": "Take offers, train, commit, and defend what was committed.",
     "auditor": "Replay what trainers commit, and challenge what is false.",
-    "watch": "Replay what trainers commit, and raise an alarm for what is false; without a key.",
+    "watch": "Replay what trainers commit, and raise an alarm for what is false.",
     "doctor": "Run the conformance vectors on this machine and show its environment.",
     "key": "Make a signing key in FILE and print its address.",
     "data": "Import datasets, and show the ids of arrays.",

@@ -24,6 +24,7 @@ from tiebreak.api.audits import open_replay
 from tiebreak.api.environment import usable_cores
 from tiebreak.api.offers import complete, open_offer
 from tiebreak.api.running import Machine, use_threads
+from tiebreak.engine.data.disk import write_whole
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import Journal
@@ -108,8 +109,8 @@ class Workbench:
 
     # ------------------------------------------------------------------ files
 
-    def _blobs(self) -> "OverHub":
-        return OverHub(Mail(self._bench.hub, self._bench.domain))
+    def _blobs(self) -> "HubBlobs":
+        return HubBlobs(Mail(self._bench.hub, self._bench.domain))
 
     def _fetch(self, task: Fetch) -> Answer:
         folder = self._folder(task.job)
@@ -235,7 +236,7 @@ class Workbench:
                         seconds=seconds,
                         processor=share,
                         memory=memory,
-                    )  # fmt: skip
+                    )
                 )
                 losses.clear()
                 started, worked = time.monotonic(), time.process_time()
@@ -243,28 +244,35 @@ class Workbench:
         return told
 
 
-class OverHub:
-    """The blobs of a hub, for open files. TEMPORARY"""
+class HubBlobs:
+    """The blobs of a hub, for files that are open already."""
 
     def __init__(self, mail: Mail) -> None:
         self._mail = mail
 
     def put(self, file: FileIO, size: int) -> Digest:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "blob"
-            path.write_bytes(file.read(size))
-            return self._mail.upload(path)
+        """Upload the first `size` bytes, by way of a copy that nobody changes meanwhile."""
+        with tempfile.NamedTemporaryFile() as copy:
+            left = size
+            while left and (data := file.read(min(left, PIECE_BYTES))):
+                copy.write(data)
+                left -= len(data)
+            copy.flush()
+            return self._mail.upload(Path(copy.name))
 
     def get(self, root: Digest, size: int, file: FileIO) -> None:
+        """Download a blob. Raises `CannotCheck` if the hub does not have it."""
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "blob"
+            path = Path(folder) / root.hex()
             try:
                 self._mail.download(root, size, path)
             except MailRefused as error:
                 raise CannotCheck(str(error)) from error
             file.seek(0)
             file.truncate()
-            file.write(path.read_bytes())
+            with path.open("rb") as source:
+                while data := source.read(PIECE_BYTES):
+                    write_whole(file, memoryview(data))
 
 
 class Roots:

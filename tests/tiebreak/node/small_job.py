@@ -4,5 +4,5 @@ from tiebreak.engine.capture.task import Task
 from tiebreak.sim.world.small_task import small_task
 
 
-def task(steps: int | None = None) -> Task:  # noqa: ARG001  # it has its own number
+def task(steps: int | None = None) -> Task:  # it has its own number
     return small_task()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.tiebreak.node.town import Town, town
-from tiebreak.node.hub.app import Hub
 from tiebreak.node.metrics import serve_metrics
 from tiebreak.protocol.chain.devnet import free_port
 from tiebreak.protocol.errors import ConfigurationError, StateError

@@ -1,6 +1,4 @@
-"""Parties on one machine and in one thread, with their own folders and processes that compute; a chain and a hub in
-this process that they reach over HTTP.
-"""
+"""Parties in one thread, with real folders and processes that compute; a chain and a hub that they reach over HTTP."""
 
 import time
 from collections.abc import Callable, Iterator
