@@ -14,7 +14,7 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.board import JobStatus
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def bodies(there: Town, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]]:
