@@ -52,6 +52,6 @@ class PartyMetrics(Collector):
 
 def serve_metrics(port: int, driver: "Driver") -> None:
     """Serve the metrics on this machine, in a thread, until the process ends."""
-    registry = CollectorRegistry()
-    registry.register(PartyMetrics(driver))
-    start_http_server(port, HOST, registry)
+    shown = CollectorRegistry()
+    shown.register(PartyMetrics(driver))
+    start_http_server(port, HOST, shown)

@@ -29,7 +29,7 @@ MARKER: Final = ".tiebreak-up"
 """Marks a folder that this command made, so that the next one may empty it."""
 BLOCK_SECONDS: Final = 1
 TERMS: Final = {
-    "challenge-window": 20, "clock": 90, "replay-time": 5, "talk-time": 20, "audit-time": 5, "deadline": 600,
+    "challenge-window": 30, "clock": 90, "replay-time": 5, "talk-time": 20, "audit-time": 5, "deadline": 600,
     "descent-levels": 2,
 }  # fmt: skip
 """Short enough to be watched. A job in earnest has hours and days here (`tiebreak economics`)."""

@@ -24,7 +24,7 @@ from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.world.small_task import small_task
 
 TERMS = Terms(
-    challenge_window=20, clock=150, replay_time=10, talk_time=30, audit_time=5, deadline=600, descent_levels=2
+    challenge_window=60, clock=150, replay_time=10, talk_time=30, audit_time=5, deadline=600, descent_levels=2
 )
 ROLES = ("client", "trainer", "auditor", "watch")
 
