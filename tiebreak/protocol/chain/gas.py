@@ -20,11 +20,11 @@ MOST: Final = 1 << 24
 """The most gas that one transaction may have (EIP-7825)."""
 UNMEASURED: Final = 400_000
 EXECUTED: Final = {
-    "createJob": 271_327,
+    "createJob": 275_733,
     "cancelJob": 46_000,
-    "acceptJob": 66_766,
-    "postHead": 68_000,
-    "settle": 67_835,
+    "acceptJob": 66_935,
+    "postHead": 68_188,
+    "settle": 68_117,
     "abandon": 67_835,
     "acknowledge": 64_000,
     "part": 73_000,
