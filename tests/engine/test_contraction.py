@@ -157,6 +157,7 @@ def settings_of(left: list[int], right: list[int] | None = None) -> list[tuple[I
     columns = torch.ones(width, side)
     if len(given) > 1:
         columns[:k] = given[1][:, None]
+        columns[:, -1] *= 2.0**-40  # what the columns share is not all of the others
     whole = matmul(side, width, side, 1)
     alone = sum_of(*(factors for factors in (left, right) if factors is not None))
     return [(alone, given), (many, among), (whole, [block.view(-1), columns.view(-1)])]
@@ -184,10 +185,13 @@ FAULTS_OF_PIECES = [
 ]
 """Where the processor has no products of 52 bits."""
 FAULTS_OF_LIMBS = [
-    ("sum[l][v] = -sum[l][v];", "continue;"),  # negative factors of a row count as positive ones
-    ("offset = -offset;", ""),  # their offset as well
+    ("= ~limb;", "= limb;"),  # negative factors of a row count as positive ones
+    ("sums[p][0] - sums[p][1];", "sums[p][0] + sums[p][1];"),  # their offset as well
+    ("to->negative[p] = sums[p][1];", "to->negative[p] = 0;"),  # what complements add stays in the sums
     ("(l == limbs - 1 ? 1 << 26 : 0)", "0"),  # negative factors of a column without the offset
     ("_mm512_mask_srav_epi64(up, down, m, _mm512_sub_epi64(none, shift))", "up"),  # the upper part of a factor is lost
+    ("all = bit + (int32_t)common[i]", "all = bit"),  # rows without what columns share
+    ("memset(to->factors + end, 0, 8 * (GROUP - 1));", ""),  # groups end with factors of before
 ]
 """Where it has."""
 HAS_LIMBS = "avx512ifma" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else "")

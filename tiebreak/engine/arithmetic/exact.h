@@ -94,20 +94,22 @@ static inline int32_t decode(float x, int32_t *bit) {
 /* 2^exponent, of a normal FP64 number. */
 static inline double power_of_two(int exponent) { return from_pattern((uint64_t)(1023 + exponent) << 52); }
 
-/* Leaves digits in the bins lo ... hi + above; terms were added to lo ... hi. */
-static inline __attribute__((always_inline)) void carry(int64_t *sums, int lo, int hi, const int bits) {
+/* Leaves digits in the bins lo ... hi + above; terms were added to lo ... hi. Subtracts `offsets` of bins, unless they are
+ * null, from all sums, and clears them. */
+static inline __attribute__((always_inline)) void carry(int64_t *sums, int64_t *offsets, int lo, int hi, const int bits) {
     integers over[WIDE / LANES];
     memset(over, 0, sizeof over);
     for (int p = lo; p <= hi + ABOVE * 8 / bits; p++)
         for (int v = 0; v < WIDE / LANES; v++) {
             integers *bin = (integers *)(sums + p * WIDE) + v;
-            const integers value = *bin + over[v];
+            const integers value = *bin + over[v] - (offsets ? offsets[p] : 0);
             over[v] = (value + (1 << (bits - 1))) >> bits;
             *bin = value - (over[v] << bits);
         }
+    if (offsets) memset(offsets + lo, 0, 8 * (size_t)(hi + 1 - lo));
 }
 
-static OUTSIDE void carry_sums(int64_t *sums, int lo, int hi) { carry(sums, lo, hi, 8); }
+static OUTSIDE void carry_sums(int64_t *sums, int lo, int hi) { carry(sums, 0, lo, hi, 8); }
 
 /* s + x rounded to FP64, to the neighbour with odd significand unless it is exact. */
 static inline vec add_odd(vec s, vec x) {
@@ -126,9 +128,9 @@ typedef struct {
     vec unit;
 } rounding;
 
-/* RN of the sums in the bins lo ... hi + above, which are cleared; zero is +0. */
+/* RN of the sums, less `offsets`, in the bins lo ... hi + above, which are cleared; zero is +0. */
 static inline __attribute__((always_inline)) void round_bins(
-    int64_t *sums, int lo, int hi, int precision, float *to, const int bits) {
+    int64_t *sums, int64_t *offsets, int lo, int hi, int precision, float *to, const int bits) {
     const int each = bits == 26 ? 2 : DIGIT / bits, size = each * bits;
     rounding found[WIDE / LANES];
     double odd[WIDE];
@@ -139,8 +141,9 @@ static inline __attribute__((always_inline)) void round_bins(
             integers over = x->over, digit = over, *bin = (integers *)(sums + p * WIDE) + v;
 #pragma GCC unroll 12
             for (int q = 0; q < each; q++, bin += WIDE / LANES) {
-                digit += *bin << bits * q; /* its lowest bits are the number's, whatever leaves the 64 */
-                over = (*bin + over + (q == each - 1 ? 1 << (bits - 1) : 0)) >> bits; /* rounded: digits are signed */
+                const integers value = *bin - (offsets ? offsets[p + q] : 0);
+                digit += value << bits * q; /* its lowest bits are the number's, whatever leaves the 64 */
+                over = (value + over + (q == each - 1 ? 1 << (bits - 1) : 0)) >> bits; /* rounded: digits are signed */
                 *bin = (integers){0};
             }
             x->over = over;
@@ -152,6 +155,7 @@ static inline __attribute__((always_inline)) void round_bins(
             x->rest = WHERE(x->last, x->last, x->rest);
             x->last = digit;
         }
+    if (offsets) memset(offsets + lo, 0, 8 * (size_t)(hi + 1 - lo));
     for (int v = 0; v < WIDE / LANES; v++) {
         const rounding *x = found + v;
         const vec half = as_fp64((x->below < 0) - (x->below > 0)) * 0.5;
@@ -162,7 +166,7 @@ static inline __attribute__((always_inline)) void round_bins(
 }
 
 static OUTSIDE void round_sums(int64_t *sums, int lo, int hi, int precision, float *to) {
-    round_bins(sums, lo, hi, precision, to, 8);
+    round_bins(sums, 0, lo, hi, precision, to, 8);
 }
 
 typedef struct {
@@ -319,24 +323,13 @@ static void settle(const terms *t, element *open, int64_t count, progress *share
 /* ---- Ziv's test ---- */
 
 /* Ziv's test of one row of results +- left * right[j]: results in `high`; how many are undecided (`is_open`). */
-static int test_f32(const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high) {
+static inline __attribute__((always_inline)) int test_with(
+    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high, const int precision) {
     int open = 0;
     for (int64_t j = 0; j < n; j++) {
         const double e = left * right[j];
-        const float upper = (float)(c[j] + e), lower = (float)(c[j] - e);
+        const float upper = round_to(c[j] + e, precision), lower = round_to(c[j] - e, precision);
         high[j] = upper + 0.0f; /* -0 + 0 = +0 */
-        open += !(upper == lower);
-    }
-    return open;
-}
-
-static int test_bits(
-    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high, int precision) {
-    int open = 0;
-    for (int64_t j = 0; j < n; j++) {
-        const double e = left * right[j];
-        const float upper = round_bits(c[j] + e, precision), lower = round_bits(c[j] - e, precision);
-        high[j] = upper + 0.0f;
         open += !(upper == lower);
     }
     return open;
@@ -344,5 +337,5 @@ static int test_bits(
 
 static int test_row(
     const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high, int precision) {
-    return precision == 32 ? test_f32(c, left, right, n, high) : test_bits(c, left, right, n, high, precision);
+    return precision == 32 ? test_with(c, left, right, n, high, 32) : test_with(c, left, right, n, high, precision);
 }

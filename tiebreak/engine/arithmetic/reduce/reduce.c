@@ -163,75 +163,120 @@ static void put_row(
 
 #ifdef ADD_LOW
 
-/* With products of 52 bits: the factors of a column become numbers of up to LIMBS limbs of 52 bits, whatever their
- * exponents. Those of a row become integers below 2^50 in windows of 26 bits and are sorted by window and sign, so that the
- * sums of one window are limbs in registers. They are added to bins 26 bits apart, which is half a limb. An offset of
- * 2^(52 limbs - 26) makes the factors of columns positive; what it adds is subtracted from the same window.
- *
- * Room: a term adds less than 2^52 of the low half of one product and 2^50 of the high half of another to a limb, so the
- * TOGETHER terms of a chunk stay below 2^61. With less than 2^50 a term for the offset and with what was carried, CARRIED
- * chunks stay below 2^63. */
+/* With products of 52 bits: the power of two that a term's factors share in all columns goes to the rows. What is left of a
+ * column's factors, and its complement, become up to LIMBS limbs of 52 bits. The magnitudes of a row's factors become
+ * integers below 2^50 in windows of 26 bits, half a limb, as bins are, and are sorted by window. If there are few limbs, they
+ * are added in groups, so that no branch depends on the data; else a window at a time, so that its sums stay in registers. An
+ * offset of 2^(52 limbs - 26) makes columns' factors positive, and the complement of x is 2^(52 limbs) - 1 - x; what both add
+ * is counted in `offsets`. Room: a term adds less than 2^52 of a low half, 2^50 of a high one and 2^51 for the offsets, so
+ * TOGETHER * CARRIED terms and what was carried stay below 2^63. */
 
 #define LIMBS 6        /* of 52 bits: 254 + 24 + 25 bits and the offset */
-#define TOGETHER 256   /* terms sorted together */
-#define CARRIED 4      /* chunks of them, until sums are carried */
-#define KEYS 20        /* windows and signs; zeros have another key */
-#define BINS_26 28     /* of 508 + 24 + 25 bits and a limb, and above them, in whole digits */
+#define TOGETHER 256   /* terms of a chunk, which are sorted together */
+#define CARRIED 4      /* chunks, until sums are carried */
+#define SHIFTED 20     /* windows of 508 bits */
+#define GROUP 4        /* terms of a group */
+#define GROUPS (TOGETHER / GROUP + SHIFTED)
+#define IN_GROUPS 2    /* limbs, at most, that are added in groups */
+#define BINS_26 36     /* of the highest window, LIMBS above it and ABOVE, in whole digits */
 #define ROWS 128       /* at most, that share decoded columns */
-#define SORTED 524288  /* terms of rows that are kept sorted, unless one row has more */
+#define SORTED 6291456 /* bytes of rows that are kept sorted, unless one row has more */
+
+typedef struct {
+    uint64_t factors[GROUPS * GROUP + TOGETHER]; /* from bit 52 on, which limbs they multiply; groups are filled up with zeros */
+    int64_t sum[SHIFTED], negative[SHIFTED];     /* of a window's factors; of the magnitudes of negative ones */
+    int32_t groups;                              /* how many there are */
+    uint8_t window[GROUPS + 4];                  /* of each group */
+    uint16_t count[SHIFTED];                     /* how many factors of each window */
+} sorted_terms;
 
 typedef struct {
     _Alignas(64) int64_t sums[ROWS][BINS_26 * WIDE]; /* all zero while nothing is being summed */
-    integers limbs[TOGETHER * LIMBS][WIDE / LANES];
+    int64_t offsets[ROWS][BINS_26];                  /* as well */
+    integers limbs[2 * TOGETHER * LIMBS][WIDE / LANES]; /* of each term, and their complements */
     int32_t m[TOGETHER][WIDE], bit[TOGETHER][WIDE];
-    uint64_t *sorted;         /* factors of rows; from bit 52 on, their places in the chunk */
-    uint16_t (*counts)[KEYS]; /* of each row and chunk: how many factors have a key */
+    sorted_terms *sorted; /* of each row, its chunks */
+    uint32_t *common;     /* lowest bit of each term's factors in all columns */
     size_t bytes;
     void *memory;
 } wide;
 static _Thread_local wide wide_sums;
 
+typedef uint32_t pattern __attribute__((may_alias)); /* of an f32 */
+/* The lowest bit of each term's factors in n columns that are not zero. */
+static OUTSIDE void find_common(
+    const float *b, const int64_t *row_n, int64_t n, const int64_t *b_k, int64_t count, uint32_t *restrict common) {
+    const int unit = consecutive(row_n, n);
+    for (int64_t k = 0; k < count; k++) {
+        const pattern *from = (const void *)(b + b_k[k]);
+        uint32_t least = -1; /* magnitude as a pattern, less one: that of zero is the greatest */
+        for (int64_t j = 0; j < n; j++) {
+            const uint32_t size = (from[unit ? row_n[0] + j : row_n[j]] & 0x7fffffff) - 1;
+            least = size < least ? size : least;
+        }
+        const uint32_t exponent = (least + 1) >> 23;
+        common[k] = exponent - (exponent != 0);
+    }
+}
+
 /* Sorts n factors of a row; widens the range of windows of those that are not zero. */
 static OUTSIDE void sort_row(
-    const float *restrict a, const int64_t *restrict a_k, int64_t n, uint64_t *restrict to, uint16_t *restrict counts, int *lo,
-    int *hi) {
+    const float *restrict a, const int64_t *restrict a_k, const uint32_t *restrict common, int64_t n, sorted_terms *restrict to,
+    int *lo, int *hi) {
     uint64_t packed[TOGETHER];
-    int32_t key[TOGETHER], next[KEYS + 1] = {0};
+    int64_t sums[SHIFTED + 1][2] = {{0}};
+    int32_t key[TOGETHER], next[SHIFTED + 1] = {0}, first = 0, low = SHIFTED, high = -1;
     for (int64_t i = 0; i < n; i++) {
         int32_t bit;
-        const int32_t m = decode(a[a_k[i]], &bit), window = bit / 26;
-        key[i] = m ? 2 * window + (m > 0) : KEYS;
-        packed[i] = (uint64_t)(m < 0 ? -m : m) << (bit - 26 * window) | (uint64_t)i << 52;
+        const int32_t m = decode(a[a_k[i]], &bit), all = bit + (int32_t)common[i], window = all / 26;
+        key[i] = m ? window : SHIFTED;
+        packed[i] = (uint64_t)(m < 0 ? -m : m) << (all - 26 * window) | (uint64_t)(2 * i + (m < 0)) << 52;
     }
-    for (int64_t i = 0; i < n; i++) next[key[i]]++;
-    for (int p = 0, first = 0; p <= KEYS; p++) {
-        const int32_t here = next[p];
+    for (int64_t i = 0; i < n; i++) {
+        next[key[i]]++;
+        sums[key[i]][packed[i] >> 52 & 1] += (int64_t)(packed[i] & ((1ull << 52) - 1));
+    }
+    for (int p = 0; p < SHIFTED; p++) {
+        const int32_t count = next[p], end = first + count;
+        to->sum[p] = sums[p][0] - sums[p][1];
+        to->negative[p] = sums[p][1];
+        to->count[p] = (uint16_t)count;
         next[p] = first;
-        first += here;
-        if (p == KEYS) break;
-        counts[p] = (uint16_t)here;
-        *lo = here && p / 2 < *lo ? p / 2 : *lo;
-        *hi = here && p / 2 > *hi ? p / 2 : *hi;
+        if (!count) continue;
+        low = p < low ? p : low;
+        high = p;
+        memset(to->window + first / GROUP, p, 4);
+        for (int32_t i = first + 4 * GROUP; i < end; i += GROUP) to->window[i / GROUP] = (uint8_t)p;
+        memset(to->factors + end, 0, 8 * (GROUP - 1));
+        first = (end + GROUP - 1) / GROUP * GROUP;
     }
-    for (int64_t i = 0; i < n; i++) to[next[key[i]]++] = packed[i];
+    to->groups = first / GROUP;
+    next[SHIFTED] = GROUPS * GROUP; /* zeros: behind all others */
+    for (int64_t i = 0; i < n; i++) to->factors[next[key[i]]++] = packed[i];
+    *lo = low < *lo ? low : *lo;
+    *hi = high > *hi ? high : *hi;
 }
 
 /* Cuts n factors of up to WIDE columns: how many limbs they have, from window *low on; 0 if all are zero. */
 static OUTSIDE int cut_columns(
-    wide *x, const float *b, const int64_t *row_n, int64_t width, const int64_t *b_k, int64_t n, int *low) {
+    wide *x, const float *b, const int64_t *row_n, int64_t width, const int64_t *b_k, const uint32_t *common, int64_t n, int *low) {
     const int unit = width == WIDE && consecutive(row_n, WIDE);
-    int lo = BINS_26 * 26, hi = -1;
-    for (int64_t k = 0; k < n; k++) {
+    __m512i lows = _mm512_set1_epi32(BINS_26 * 26), highs = _mm512_set1_epi32(-1);
+    for (int64_t k = 0; k < n; k++) { /* as `decode` */
         float factors[WIDE] = {0};
-        if (unit) memcpy(factors, b + row_n[0] + b_k[k], sizeof factors);
-        else
-            for (int64_t s = 0; s < width; s++) factors[s] = b[row_n[s] + b_k[k]];
-        for (int s = 0; s < WIDE; s++) {
-            const int32_t m = x->m[k][s] = decode(factors[s], &x->bit[k][s]), bit = x->bit[k][s];
-            lo = m && bit < lo ? bit : lo;
-            hi = m && bit > hi ? bit : hi;
-        }
+        for (int64_t s = 0; !unit && s < width; s++) factors[s] = b[row_n[s] + b_k[k]];
+        const __m512i one = _mm512_set1_epi32(1), x_32 = _mm512_loadu_si512(unit ? b + row_n[0] + b_k[k] : factors);
+        const __m512i exponent = _mm512_and_si512(_mm512_srli_epi32(x_32, 23), _mm512_set1_epi32(0xff));
+        const __mmask16 normal = _mm512_test_epi32_mask(exponent, exponent);
+        const __m512i size = _mm512_and_si512(x_32, _mm512_set1_epi32(0x7fffff));
+        const __m512i m = _mm512_mask_or_epi32(size, normal, size, _mm512_set1_epi32(0x800000));
+        const __m512i bit = _mm512_sub_epi32(_mm512_mask_sub_epi32(exponent, normal, exponent, one), _mm512_set1_epi32((int)common[k]));
+        lows = _mm512_mask_min_epi32(lows, _mm512_test_epi32_mask(m, m), lows, bit);
+        highs = _mm512_mask_max_epi32(highs, _mm512_test_epi32_mask(m, m), highs, bit);
+        _mm512_storeu_si512(x->m[k], _mm512_mask_sub_epi32(m, _mm512_movepi32_mask(x_32), _mm512_setzero_si512(), m));
+        _mm512_storeu_si512(x->bit[k], bit);
     }
+    const int lo = _mm512_reduce_min_epi32(lows), hi = _mm512_reduce_max_epi32(highs);
     if (hi < 0) return 0;
     *low = lo / 26;
     const int limbs = (hi - 26 * *low + 49) / 52 + 1;
@@ -244,75 +289,81 @@ static OUTSIDE int cut_columns(
                 const __m512i none = _mm512_setzero_si512(), up = _mm512_sllv_epi64(m, shift); /* by 0 ... 63, else 0 */
                 const __mmask8 down = _mm512_cmplt_epi64_mask(shift, none);
                 const __m512i cut = _mm512_mask_srav_epi64(up, down, m, _mm512_sub_epi64(none, shift));
-                x->limbs[k * limbs + l][v] = (integers)cut + (l == limbs - 1 ? 1 << 26 : 0); /* 52 bits of it are read */
+                const integers limb = (integers)cut + (l == limbs - 1 ? 1 << 26 : 0); /* 52 bits of it are read */
+                x->limbs[2 * k * limbs + l][v] = limb;
+                x->limbs[(2 * k + 1) * limbs + l][v] = ~limb;
                 shift = _mm512_sub_epi64(shift, _mm512_set1_epi64(52));
             }
         }
     return limbs;
 }
 
+typedef integers limb_row[WIDE / LANES], limb_sums[LIMBS + 1][WIDE / LANES];
+
+/* Adds the products of a row's factor and the limbs of the columns. */
+static inline __attribute__((always_inline)) void add_factor(
+    limb_sums sum, uint64_t factor, const limb_row *restrict limbs, const int count) {
+    const limb_row *b = limbs + (factor >> 52) * count;
+    const integers a = (integers)_mm512_set1_epi64((int64_t)factor);
+#pragma GCC unroll 8
+    for (int l = 0; l < count; l++)
+        for (int v = 0; v < WIDE / LANES; v++) {
+            sum[l][v] = ADD_LOW(sum[l][v], a, b[l][v]);
+            sum[l + 1][v] = ADD_HIGH(sum[l + 1][v], a, b[l][v]);
+        }
+}
+
 /* Adds the products of a row's sorted factors and the columns to the bins, which begin with the lowest window. */
 static inline __attribute__((always_inline)) void add_limbs(
-    int64_t *sums, const uint64_t *restrict sorted, const uint16_t *restrict counts,
-    const integers (*restrict limbs)[WIDE / LANES], const int count) {
-    for (int key = 0; key < KEYS; key += 2) {
-        integers sum[LIMBS + 1][WIDE / LANES], *to = (integers *)(sums + key / 2 * WIDE);
-        int64_t offset = 0;
-        if (!(counts[key] + counts[key + 1])) continue;
-        memset(sum, 0, sizeof sum);
-        for (int positive = 0; positive < 2; positive++) {
-            for (const uint64_t *end = sorted + counts[key + positive]; sorted < end; sorted++) {
-                const integers a = (integers)_mm512_set1_epi64((int64_t)*sorted), (*b)[WIDE / LANES] = limbs + (*sorted >> 52) * count;
-                offset += (int64_t)(*sorted & ((1ull << 52) - 1));
+    int64_t *sums, const sorted_terms *restrict from, const limb_row *restrict limbs, const int count) {
+    const int grouped = count <= IN_GROUPS;
+    const uint64_t *factors = from->factors;
+    for (int64_t g = 0; g < from->groups;) {
+        const int window = from->window[g], terms = grouped ? GROUP : from->count[window];
+        integers *to = (integers *)(sums + window * WIDE);
+        limb_sums even, odd; /* apart, so that additions wait less for each other */
+        memset(odd, 0, sizeof odd);
 #pragma GCC unroll 8
-                for (int l = 0; l < count; l++)
-#pragma GCC unroll 2
-                    for (int v = 0; v < WIDE / LANES; v++) {
-                        sum[l][v] = ADD_LOW(sum[l][v], a, b[l][v]);
-                        sum[l + 1][v] = ADD_HIGH(sum[l + 1][v], a, b[l][v]);
-                    }
-            }
-            if (positive) continue;
-            offset = -offset;
-#pragma GCC unroll 8
-            for (int l = 0; l <= count; l++)
-#pragma GCC unroll 2
-                for (int v = 0; v < WIDE / LANES; v++) sum[l][v] = -sum[l][v];
+        for (int l = 0; l <= count; l++)
+            for (int v = 0; v < WIDE / LANES; v++) even[l][v] = to[2 * l * (WIDE / LANES) + v];
+        for (int i = 0; i < terms; i += 2) { /* by two: half as many branches that depend on the data */
+            add_factor(even, factors[i], limbs, count);
+            add_factor(grouped ? odd : even, factors[i + 1], limbs, count);
         }
-#pragma GCC unroll 2
-        for (int v = 0; v < WIDE / LANES; v++) {
 #pragma GCC unroll 8
-            for (int l = 0; l <= count; l++) to[2 * l * (WIDE / LANES) + v] += sum[l][v];
-            to[(2 * count - 1) * (WIDE / LANES) + v] -= offset;
-        }
+        for (int l = 0; l <= count; l++)
+            for (int v = 0; v < WIDE / LANES; v++) to[2 * l * (WIDE / LANES) + v] = grouped ? even[l][v] + odd[l][v] : even[l][v];
+        g += (terms + GROUP - 1) / GROUP;
+        factors = from->factors + g * GROUP;
     }
 }
 
-#define ADDER(n) \
-    static OUTSIDE void add_##n( \
-        int64_t *sums, const uint64_t *sorted, const uint16_t *counts, const integers (*limbs)[WIDE / LANES]) { \
-        add_limbs(sums, sorted, counts, limbs, n); \
-    }
+#define ADDER(n) static OUTSIDE void add_##n(int64_t *to, const sorted_terms *t, const limb_row *b) { add_limbs(to, t, b, n); }
 ADDER(1) ADDER(2) ADDER(3) ADDER(4) ADDER(5) ADDER(6)
-static void (*const adders[])(int64_t *, const uint64_t *, const uint16_t *, const integers (*)[WIDE / LANES]) = {
-    0, add_1, add_2, add_3, add_4, add_5, add_6};
+static void (*const adders[])(int64_t *, const sorted_terms *, const limb_row *) = {0, add_1, add_2, add_3, add_4, add_5, add_6};
 
-static OUTSIDE void carry_26(int64_t *sums, int lo, int hi) { carry(sums, lo, hi, 26); }
+/* Counts what a chunk's offsets and complements have added; `offsets` begin with the lowest window. */
+static OUTSIDE void count_offsets(int64_t *offsets, const sorted_terms *from, int lo, int hi, int limbs) {
+    for (int p = lo; p <= hi; p++) offsets[p] -= from->negative[p];
+    for (int p = lo; p <= hi; p++) offsets[p + 2 * limbs - 1] += from->sum[p];
+    for (int p = lo; p <= hi; p++) offsets[p + 2 * limbs] += from->negative[p];
+}
 
-static OUTSIDE void round_26(int64_t *sums, int lo, int hi, int precision, float *to) {
-    round_bins(sums, lo, hi, precision, to, 26);
+static OUTSIDE void carry_26(int64_t *sums, int64_t *offsets, int lo, int hi) { carry(sums, offsets, lo, hi, 26); }
+static OUTSIDE void round_26(int64_t *sums, int64_t *offsets, int lo, int hi, int precision, float *to) {
+    round_bins(sums, offsets, lo, hi, precision, to, 26);
 }
 
 /* Memory for sorted rows; 0 if there is none. */
 static int make_sorted(wide *x, size_t rows, size_t terms) {
-    const size_t bytes = 8 * rows * terms + rows * (terms / TOGETHER + 1) * sizeof *x->counts;
+    const size_t count = rows * (size_t)blocks_of((int64_t)terms, TOGETHER), bytes = count * sizeof *x->sorted + 4 * terms;
     if (bytes > x->bytes) {
         free(x->memory);
         x->memory = malloc(bytes);
         x->bytes = x->memory ? bytes : 0;
     }
     x->sorted = x->memory;
-    x->counts = (void *)(x->sorted + rows * terms);
+    x->common = (void *)(x->sorted + count);
     return x->memory != 0;
 }
 
@@ -324,36 +375,39 @@ static void settle_rows(const contraction *t, const block *at, int64_t row, cons
     int lo = BINS_26, hi = -1;
     for (int64_t r = 0; r < count; r++)
         for (int64_t c = 0, k = 0; c < chunks; c++, k += TOGETHER)
-            sort_row(a + t->a_m[at->m0 + rows[r]], t->a_k + k, t->k - k < TOGETHER ? t->k - k : TOGETHER,
-                     x->sorted + r * t->k + k, x->counts[r * chunks + c], &lo, &hi);
+            sort_row(a + t->a_m[at->m0 + rows[r]], t->a_k + k, x->common + k, t->k - k < TOGETHER ? t->k - k : TOGETHER,
+                     x->sorted + r * chunks + c, &lo, &hi);
     for (int64_t j = 0; j < at->n; j += WIDE) {
         const int64_t width = at->n - j < WIDE ? at->n - j : WIDE;
         int first = BINS_26, last = -1, added = 0;
         for (int64_t c = 0, k = 0; c < chunks && hi >= 0; c++, k += TOGETHER) {
             const int64_t n = t->k - k < TOGETHER ? t->k - k : TOGETHER;
             int low = 0;
-            const int limbs = cut_columns(x, b, t->b_n + at->n0 + j, width, t->b_k + k, n, &low);
+            const int limbs = cut_columns(x, b, t->b_n + at->n0 + j, width, t->b_k + k, x->common + k, n, &low);
             if (!limbs) continue;
             added++;
             first = lo + low < first ? lo + low : first;
             last = hi + low + 2 * limbs > last ? hi + low + 2 * limbs : last;
             for (int64_t r = 0; r < count; r++) {
-                adders[limbs](x->sums[r] + low * WIDE, x->sorted + r * t->k + k, x->counts[r * chunks + c], (const void *)x->limbs);
-                if (added % CARRIED == 0) carry_26(x->sums[r], first, last);
+                adders[limbs](x->sums[r] + low * WIDE, x->sorted + r * chunks + c, (const void *)x->limbs);
+                count_offsets(x->offsets[r] + low, x->sorted + r * chunks + c, lo, hi, limbs);
+                if (added % CARRIED == 0) carry_26(x->sums[r], x->offsets[r], first, last);
             }
         }
         for (int64_t r = 0; r < count; r++) {
             float value[WIDE] = {0};
-            if (last >= 0) round_26(x->sums[r], first, last, found->precision, value);
+            if (last >= 0) round_26(x->sums[r], x->offsets[r], first, last, found->precision, value);
             put_row(t, at, row, rows[r], j, width, value, found);
         }
     }
 }
 
 static int settle_open(const contraction *t, const block *at, int64_t row, tally *found) {
-    const int64_t most = SORTED / t->k, each = most < 1 ? 1 : most < ROWS ? most : ROWS;
+    const int64_t chunks = blocks_of(t->k, TOGETHER), most = SORTED / (int64_t)sizeof(sorted_terms) / chunks;
+    const int64_t each = most < 1 ? 1 : most < ROWS ? most : ROWS;
     int64_t rows[ROWS], waiting = 0;
     if (!make_sorted(&wide_sums, (size_t)each, (size_t)t->k)) return 0;
+    find_common(t->b + t->b_batch[at->batch], t->b_n + at->n0, at->n, t->b_k, t->k, wide_sums.common);
     for (int64_t i = 0; i < at->m; i++) {
         if (held.opens[i]) rows[waiting++] = i;
         if (waiting < each && i + 1 < at->m) continue;
@@ -519,10 +573,10 @@ static OUTSIDE void decode_row(
     *hi = most;
 }
 
-static OUTSIDE void carry_4(int64_t *sums, int lo, int hi) { carry(sums, lo, hi, 4); }
+static OUTSIDE void carry_4(int64_t *sums, int lo, int hi) { carry(sums, 0, lo, hi, 4); }
 
 static OUTSIDE void round_4(int64_t *sums, int lo, int hi, int precision, float *to) {
-    round_bins(sums, lo, hi, precision, to, 4);
+    round_bins(sums, 0, lo, hi, precision, to, 4);
 }
 
 /* Exact sums of `count` rows, ROWS at most, and the columns that are cut. */
