@@ -13,6 +13,7 @@ from tiebreak.protocol.chain import GameRecord, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, LogReceipt
+from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import Concede
 from tiebreak.protocol.game.snapshot import Fork
 from tiebreak.protocol.parties import events as e
@@ -132,7 +133,10 @@ class Beside(Board):
 
     def refuse(self, call: Call, sender: Address, error: Reverted, now: int) -> None:
         super().refuse(call, sender, error, now)
-        wanted = wanted_of(call, self)
+        try:
+            wanted = wanted_of(call, self)
+        except EncodingError:
+            return  # no transaction can carry it
         if wanted is None or error.name in ("WrongPayment", "WrongOpened", "WrongOpenedCount"):
             return
         self._hear()

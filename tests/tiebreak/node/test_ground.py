@@ -88,7 +88,9 @@ def unreliable(villager: Villager, rng: Random) -> Callable[[str, tuple[Any, ...
 
 
 @pytest.mark.parametrize("seed", slow_except(range(1, 5), 1))
-@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
+@pytest.mark.parametrize(
+    "run", [pytest.param(FALSE, marks=pytest.mark.slow), TALKED_FALSE], ids=["on the chain", "in talk"]
+)
 def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: Run, seed: int) -> None:
     village, rng = Village(chain, run), Random(seed)
     for villager in village.villagers.values():
@@ -117,7 +119,9 @@ def test_processes_that_die_go_on_where_they_were(chain: EmbeddedChain, seed: in
 
 
 @pytest.mark.parametrize("seed", slow_except(range(1, 5), 1))
-@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
+@pytest.mark.parametrize(
+    "run", [pytest.param(FALSE, marks=pytest.mark.slow), TALKED_FALSE], ids=["on the chain", "in talk"]
+)
 def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed: int) -> None:
     """Three rounds of blocks, again and again; what was in them is sent anew."""
     village, rng, vanished = Village(chain, run, confirmations=3), Random(seed), 0
@@ -140,6 +144,7 @@ def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed:
         convicted(villager)
 
 
+@pytest.mark.slow
 def test_what_comes_by_way_of_other_contracts_is_followed_from_the_logs(chain: EmbeddedChain) -> None:
     """Every transaction looks as if another contract forwarded it, and the node keeps no traces."""
     village = Village(chain, FALSE)
