@@ -103,7 +103,7 @@ def test_what_was_published_is_a_run_that_can_be_audited(
     parties: Parties, trained: RunDirectory, shelf: Shelf, tmp_path: Path
 ) -> None:
     found = take(trained, tmp_path / "there", shelf, published(trained, shelf, 3), count=3)
-    assert found.missing.keys() == {"offer.bin", "seal.bin", "state_dict.tsv", "unchecked.txt"}
+    assert found.missing.keys() == {"offer.bin", "origins.json", "seal.bin", "state_dict.tsv", "unchecked.txt"}
     assert not any(found.missing.values())
     assert parties.audit(tmp_path / "there", tmp_path / "replay") == 0
     there = RunDirectory.open(tmp_path / "there")

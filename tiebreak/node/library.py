@@ -25,7 +25,7 @@ from math import prod
 from pathlib import Path
 from typing import Final, Protocol
 
-from tiebreak.api.bundle import ORIGINS
+from tiebreak.api.bundle import MAX_ORIGINS_BYTES, ORIGINS
 from tiebreak.api.offers import OFFER
 from tiebreak.api.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
 from tiebreak.api.sealing import (
@@ -275,6 +275,7 @@ class Fetcher:
         self._want(f"{STATES}/{state_name(0)}", self._state_bytes(), first, large=True)
         self._want(NAMES, MAX_NAMES_BYTES, _unchecked)  # it is checked whenever it is read
         self._want(UNCHECKED, MAX_NOTICE_BYTES, _unchecked)
+        self._want(ORIGINS, MAX_ORIGINS_BYTES, _unchecked)  # shown, never used
 
     def _progress(self, count: int) -> None:
         """The files that the trainer adds at a checkpoint. Records are believed only if the signed head is theirs."""
