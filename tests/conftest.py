@@ -31,7 +31,13 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = Path(__file__).with_name("floors.json")
 EXPECTED_SKIPS = tuple(
     re.compile(reason)
-    for reason in (r"needs a CUDA device", r"needs a CPU with avx(2|512)", r"needs a C compiler", r"needs anvil")
+    for reason in (
+        r"needs a CUDA device",
+        r"needs a CPU with avx(2|512)",
+        r"needs a C compiler",
+        r"needs anvil",
+        r"needs PostgreSQL",
+    )
 )
 """Reasons, whole, with which a test may be skipped. Add one only for what a machine may honestly lack."""
 

@@ -43,6 +43,8 @@ def test_a_hub_is_made_runs_and_ends(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert Mail(f"http://127.0.0.1:{port}", OFF_CHAIN).hub.hex() == address[2:]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
             assert json.load(answer) == {"status": "ok", "place": 0}
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            assert b"<html" in answer.read()
         second = [*arguments[:-1], str(free_port())]
         found = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         assert found.returncode == 1

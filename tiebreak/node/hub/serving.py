@@ -24,13 +24,26 @@ port = 8787
 # (a password comes from PGPASSWORD or ~/.pgpass, never from this file).
 database = ""
 
-# The chain and the board that signatures are valid for; zeros where there is no chain.
+# The chain and the board that signatures are valid for; zeros where there is no chain. With the URL of a node, the
+# pages show what stands on that board, from its first block on.
 chain_id = 0
+chain = ""
+first_block = 0
 contract = "0x0000000000000000000000000000000000000000"
 
 # What strangers may use up. These are the defaults.
 [limits]
 """
+
+DEFAULTS: Final[dict[str, str | int]] = {
+    "host": "127.0.0.1",
+    "port": 8787,
+    "database": "",
+    "chain_id": 0,
+    "chain": "",
+    "first_block": 0,
+    "contract": "0x" + "00" * 20,
+}
 
 
 def template() -> str:
@@ -45,7 +58,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
-    kinds = {"host": str, "port": int, "database": str, "chain_id": int, "contract": str, "limits": dict}
+    kinds = {name: type(value) for name, value in DEFAULTS.items()} | {"limits": dict}
     for name, value in found.items():
         if type(value) is not kinds.get(name):
             raise ConfigurationError(f"{path}: expected {', '.join(kinds)}, got {name} = {value!r}")
