@@ -193,19 +193,29 @@ def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
         assert "at most 10 posts a minute" in refused(hub, 429, OFFER)
         game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
         assert "at most 0 games" in refused(hub, 429, game)
+    with running(settings(tmp_path, post_bytes_per_second=20)) as hub:
+        hub.mail().post(OFFER)
+        large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 100), TRAINER, 5)
+        assert "at most 20 bytes a second" in refused(hub, 429, large)
+    with running(settings(tmp_path, refusals_per_minute=2)) as hub:
+        for status in (400, 400, 429):
+            refused(hub, status, b"")
+        assert "posts a minute that are none" in refused(hub, 429, OFFER)
     with running(settings(tmp_path, waiting_posts=0)) as hub:
         assert "at most 0 posts at once" in refused(hub, 429, OFFER)
 
 
 def test_a_bucket_fills_again_and_a_map_forgets() -> None:
     now = [0.0]
-    bucket = Buckets(0.5, 2, clock=lambda: now[0])
+    bucket: Buckets[bytes] = Buckets(0.5, 2, clock=lambda: now[0])
     assert [bucket.take(b"a") for _ in range(3)] == [True, True, False]
     assert bucket.take(b"b")
     now[0] = 1.9
     assert not bucket.take(b"a")
     now[0] = 4.0
-    assert bucket.take(b"a")
+    assert not bucket.take(b"a", 2.1)
+    assert bucket.take(b"a", 2)
+    assert bucket.tokens(b"a") == 0
     recent: Recent[int, int] = Recent(2)
     for key in (1, 2):
         recent.put(key, key)

@@ -29,7 +29,7 @@ from starlette.routing import BaseRoute, Route
 
 from tiebreak.node.hub.blobs import Blobs, DiskFull
 from tiebreak.node.hub.clerk import Answer, Desk, in_process, in_thread
-from tiebreak.node.hub.limits import Limits
+from tiebreak.node.hub.limits import Buckets, Limits
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Listener, Streams, follow
 from tiebreak.protocol.commitments import keys
@@ -114,6 +114,8 @@ class Hub:
         self.blobs = Blobs(settings.folder / "blobs", free_bytes=settings.limits.free_bytes)
         self.streams = Streams()
         self.by_address: Tally[str] = Tally()
+        strikes = settings.limits.refusals_per_minute
+        self.strikes: Buckets[str] = Buckets(strikes / 60, strikes)
         self.place = self.store.last_place()
         self.waiting = 0
         self.metrics = Metrics(self)
@@ -212,12 +214,17 @@ class _Api:
     # ------------------------------------------------------------------ posts
 
     async def add_post(self, request: Request) -> Response:
-        wire = await _body(request, MAX_POST_BYTES)
+        wire, client = await _body(request, MAX_POST_BYTES), request.client.host if request.client else ""
+        if self.hub.strikes.tokens(client) < 1:
+            most = self.hub.limits.refusals_per_minute
+            raise HTTPException(429, f"expected at most {most} posts a minute that are none by one address, got more")
         start = time.perf_counter()
         answer = await self.hub.post(wire)
         self.hub.metrics.seconds.observe(time.perf_counter() - start)
         self.hub.metrics.posts.labels(answer.status).inc()
         if answer.row is None:
+            if answer.status == 400:
+                self.hub.strikes.take(client)
             raise HTTPException(answer.status, answer.error)
         row = answer.row
         return JSONResponse({"place": row.place, "at": row.at, "signature": "0x" + row.signature.hex()})

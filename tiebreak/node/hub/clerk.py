@@ -89,10 +89,9 @@ class Signers:
         """Raise `SignatureError` unless the key of this address signed."""
         key = self._known.get(address)
         if key is None:
-            candidates = [
-                keys.recover_key(digest, signature[:64] + bytes([v])) for v in (signature[64], 55 - signature[64])
-            ]
-            key = next((key for key in candidates if keys.address_of(key) == address), None)
+            ends = (signature[64:], bytes([55 - signature[64]]) if signature[64] in (27, 28) else b"")
+            made = (keys.recover_key(digest, signature[:64] + end) for end in ends)
+            key = next((key for key in made if keys.address_of(key) == address), None)
             if key is None:
                 raise SignatureError(f"expected a signature by 0x{address.hex()}, got another's")
             self._known.put(address, key)
@@ -121,7 +120,9 @@ class Clerk:
         )
         self._signers = Signers()
         rate = desk.limits.posts_per_minute
-        self._buckets = Buckets(rate / 60, max(1, rate // 5))
+        self._buckets: Buckets[bytes] = Buckets(rate / 60, max(1, rate // 5))
+        most = desk.limits.post_bytes_per_second
+        self._bytes: Buckets[bytes] = Buckets(most, 128 * most)
         self._jobs: Recent[bytes, Job] = Recent(_KNOWN)
         self._challengers: Recent[bytes, Address] = Recent(_KNOWN)
         with store.writing() as writer:
@@ -153,6 +154,9 @@ class Clerk:
         if not self._buckets.take(signed.post.sender):  # (2)
             rate = self._limits.posts_per_minute
             return Answer(status=429, error=f"expected at most {rate} posts a minute by one key, got more")
+        if not self._bytes.take(signed.post.sender, len(wire)):
+            most = self._limits.post_bytes_per_second
+            return Answer(status=429, error=f"expected at most {most} bytes a second of posts by one key, got more")
         return signed, body
 
     def _placed(

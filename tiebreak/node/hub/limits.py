@@ -16,6 +16,10 @@ class Limits:
 
     posts_per_minute: int = 1200
     """By one key, after a burst of a fifth of it."""
+    post_bytes_per_second: int = 1 << 18
+    """By one key, after a burst of 128 times as much."""
+    refusals_per_minute: int = 600
+    """Posts from one address that are no posts, or that their senders did not sign; each costs the hub some time."""
     jobs_per_key: int = 1000
     games_per_key: int = 1000
     bytes_per_key: int = 100 << 30
@@ -53,18 +57,22 @@ class Recent(Generic[K, V]):
         self._kept.clear()
 
 
-class Buckets:
+class Buckets(Generic[K]):
     """A token bucket for each key: `rate` a second, and at most `burst` at once."""
 
     def __init__(self, rate: float, burst: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
-        self._filled: Recent[bytes, tuple[float, float]] = Recent(100_000)
+        self._filled: Recent[K, tuple[float, float]] = Recent(100_000)
 
-    def take(self, key: bytes) -> bool:
-        """Take one token. False if there is none."""
+    def take(self, key: K, amount: float = 1.0) -> bool:
+        """Take so many tokens. False if there are not as many."""
+        tokens, now = self.tokens(key), self._clock()
+        has_them = tokens >= amount
+        self._filled.put(key, (tokens - amount * has_them, now))
+        return has_them
+
+    def tokens(self, key: K) -> float:
+        """How many there are now."""
         now = self._clock()
         tokens, since = self._filled.get(key) or (float(self._burst), now)
-        tokens = min(float(self._burst), tokens + (now - since) * self._rate)
-        has_one = tokens >= 1
-        self._filled.put(key, (tokens - has_one, now))
-        return has_one
+        return min(float(self._burst), tokens + (now - since) * self._rate)
