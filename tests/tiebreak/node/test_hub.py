@@ -262,6 +262,17 @@ def test_two_clerks_do_not_share_a_database(database: str) -> None:
     second.close()
 
 
+def test_numbers_may_come_in_any_order(database: str) -> None:
+    numbers = [2**64 - 1, 0, 7, 3, 7, 2**64 - 1, 2**63, 4]
+    for _ in range(2):  # by a clerk that has seen them, and by one that starts again
+        store = Store(database)
+        clerk = Clerk(_desk(database), store)
+        answers = clerk.take([OFFER]) + [clerk.take([steps(number)])[0] for number in numbers]
+        places = [answer.row.place for answer in answers if answer.row]
+        assert places == [1, 2, 3, 4, 5, 4, 2, 6, 7]
+        store.close()
+
+
 def test_the_clock_never_goes_back(database: str) -> None:
     store, now = Store(database), [100.0]
     clerk = Clerk(_desk(database), store, clock=lambda: now[0])

@@ -125,6 +125,8 @@ class Clerk:
         self._bytes: Buckets[bytes] = Buckets(most, 128 * most)
         self._jobs: Recent[bytes, Job] = Recent(_KNOWN)
         self._challengers: Recent[bytes, Address] = Recent(_KNOWN)
+        self._highest: Recent[tuple[bytes, bytes], int] = Recent(_KNOWN)
+        """The highest number of a sender within a job; -1 if it has posted nothing there."""
         with store.writing() as writer:
             self._place, self._at = writer.last()
 
@@ -140,6 +142,7 @@ class Clerk:
             self._place, self._at = place, at
             self._jobs.clear()
             self._challengers.clear()
+            self._highest.clear()
             text = f"expected room and a database to store posts, got {type(error).__name__}; try again later"
             return [found if isinstance(found, Answer) else Answer(status=507, error=text) for found in checked]
         return answers
@@ -171,7 +174,7 @@ class Clerk:
             post = signed.post
             name = (post.job_id, post.sender, post.number)
             try:
-                before = new.get(name) or writer.found(*name)
+                before = new.get(name) or self._found(writer, name)
                 if before is not None:
                     answers.append(Answer(row=_same(before, post)))  # (3)
                     continue
@@ -182,17 +185,27 @@ class Clerk:
                 answers.append(Answer(status=error.status, error=str(error)))
             else:
                 new[name] = self._row(signed, wire)
+                self._highest.put(name[:2], max(post.number, self._highest.get(name[:2]) or 0))
                 self._keep(writer, post, body)
                 answers.append(Answer(row=new[name], is_new=True))
         writer.add(list(new.values()))
         return answers
+
+    def _found(self, writer: Writer, name: tuple[bytes, bytes, int]) -> Row | None:
+        """The post of this job, sender and number. Numbers mostly count up, so few are looked for."""
+        highest = self._highest.get(name[:2])
+        if highest is None:
+            highest = self._highest.put(name[:2], writer.highest(*name[:2]))
+        return writer.found(*name) if name[2] <= highest else None
 
     def _authorize(self, writer: Writer, post: Post, body: Body) -> None:
         limits = self._limits
         job = body.job if isinstance(body, OfferBody) else self._jobs.get(post.job_id) or writer.job(post.job_id)
         if job is None:  # (4)
             raise _Refused(403, f"expected a job that its client offered here, got {post.job_id.hex()}")
-        challenger = self._challengers.get(post.game_id) or writer.challenger(post.game_id)
+        challenger = None
+        if post.game_id != post.job_id:
+            challenger = self._challengers.get(post.game_id) or writer.challenger(post.game_id)
         check_author(post, body, job, challenger, self._domain)  # (5)
         if isinstance(body, OfferBody) and writer.job(post.job_id) is None:  # (6)
             if writer.jobs_of(post.sender) >= limits.jobs_per_key:

@@ -234,6 +234,13 @@ class Writer:
         row = self._connection.execute(query).mappings().first()
         return None if row is None else Row(**{**row, "number": number})
 
+    def highest(self, job_id: bytes, sender: bytes) -> int:
+        """The highest number of a sender's posts within a job; -1 if there are none."""
+        c = _posts.c
+        query = sql.select(c.number).where(c.job_id == job_id, c.sender == sender).order_by(c.number.desc()).limit(1)
+        found = self._connection.scalar(query)
+        return -1 if found is None else int.from_bytes(found, "big")
+
     def job(self, job_id: bytes) -> Job | None:
         data = self._connection.scalar(sql.select(_jobs.c.job).where(_jobs.c.job_id == job_id))
         return None if data is None else _job(data)
