@@ -49,8 +49,8 @@ def json_option(function: AnyFunction) -> AnyFunction:
 
 def rpc_option(*, required: bool) -> Callable[[AnyFunction], AnyFunction]:
     """--rpc: the node of a chain. Its URL may hold a secret, so it may also come from the environment."""
-    text = "The chain: an http(s) URL or a node's IPC path; also from TIEBREAK_RPC."
-    return click.option("--rpc", required=required, envvar="TIEBREAK_RPC", help=text)
+    text = "The chain: an http(s) URL or a node's IPC path; also from TIEBREAK_CHAIN."
+    return click.option("--rpc", required=required, envvar="TIEBREAK_CHAIN", help=text)
 
 
 def tell(document: Any, *, as_json: bool) -> None:
