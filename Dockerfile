@@ -6,16 +6,16 @@ WORKDIR /src
 COPY constraints.txt pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY contracts/artifacts contracts/artifacts
 COPY tiebreak tiebreak
-# The processor's build of torch; for a GPU leave out the index and start the container with the device.
-RUN python -m venv /opt/tiebreak \
-    && PIP_CONSTRAINT=constraints.txt /opt/tiebreak/bin/pip install --no-cache-dir \
-       --extra-index-url https://download.pytorch.org/whl/cpu '.[node,postgres]'
+# Where another build of torch is, such as the smaller one for processors alone.
+ARG PIP_EXTRA_INDEX_URL=
+RUN python -m venv /usr/local/tiebreak \
+    && PIP_CONSTRAINT=constraints.txt /usr/local/tiebreak/bin/pip install --no-cache-dir '.[node,postgres]'
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 tiebreak && install -d -o tiebreak -m 700 /party
-COPY --from=build /opt/tiebreak /opt/tiebreak
-ENV PATH=/opt/tiebreak/bin:$PATH PYTHONUNBUFFERED=1
+    && useradd --uid 1000 tiebreak && install -d -o tiebreak -m 700 /party /cache
+COPY --from=build /usr/local/tiebreak /usr/local/tiebreak
+ENV PATH=/usr/local/tiebreak/bin:$PATH PYTHONUNBUFFERED=1 XDG_CACHE_HOME=/cache
 USER tiebreak
 WORKDIR /party
 VOLUME /party

@@ -42,7 +42,7 @@ def test_units_run_what_they_are_named_after(cases: Callable[[], None]) -> None:
     assert len(UNITS) == 3
     for unit in UNITS:
         text = unit.read_text()
-        (command,) = re.findall(r"^ExecStart=/opt/tiebreak/bin/tiebreak (\w+) ", text, flags=re.MULTILINE)
+        (command,) = re.findall(r"^ExecStart=/usr/local/tiebreak/bin/tiebreak (\w+) ", text, flags=re.MULTILINE)
         assert unit.stem == f"tiebreak-{command}"
         assert "Restart=always" in text
         assert "TIEBREAK_PASSPHRASE=" not in re.sub("#.*", "", text), "a unit is readable by all"
