@@ -22,7 +22,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
 from threading import Thread
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from tiebreak.node import log
 from tiebreak.node.journal import Journal
@@ -72,15 +72,36 @@ class Ground(Protocol):
     def send(self, wanted: e.Transact) -> None:
         """Get a transaction to count, once, however often it is asked for under this name."""
 
-    def learn(self, job: Job) -> None:
-        """Take the fields of a job from elsewhere, if the board lacks them. Its id says whether they are right."""
-
     def balance(self, account: Address) -> int:
         """What an account can pay with, in wei."""
 
 
+@runtime_checkable
+class Learning(Protocol):
+    """A ground that may lack the fields of a job."""
+
+    def learn(self, job: Job) -> None:
+        """Take the fields of a job from elsewhere. Its id says whether they are right."""
+
+
+@runtime_checkable
+class Listening(Protocol):
+    """A ground that is made of posts."""
+
+    def hear(self, place: int, at: int, post: posts.Post, body: posts.Body) -> None:
+        """Take a post; later places come later."""
+
+
 class Letter(Protocol):
     """A post as the hub delivered it, with all its signatures checked."""
+
+    @property
+    def place(self) -> int:
+        """Of all that the hub has taken; posts come in this order."""
+
+    @property
+    def at(self) -> int:
+        """When the hub took it, in seconds of its clock."""
 
     @property
     def post(self) -> posts.Post:
@@ -265,7 +286,7 @@ class Driver:
         if isinstance(action.transaction, e.Challenge):
             head, nonce = action.transaction.head, action.transaction.nonce
             found = game_id(head.head, self.ground.domain, self.machine.address, nonce)
-            self._post(head.head.job_id, posts.GameBody(head=head, nonce=nonce), found)
+            self.post(head.head.job_id, posts.GameBody(head=head, nonce=nonce), found)
         if action.place[0] != "withdraw":
             self.notes.info("send", log.transaction(action), **log.subject(action.transaction))
         self.ground.send(action)
@@ -287,18 +308,18 @@ class Driver:
             self._publish(job_id, 0, logs=False)
         if isinstance(statement, e.SignJob) and statement.signature:
             self._signatures[job_id] = statement.signature
-        if self._post(job_id, posts.body_of(statement), game):
+        if self.post(job_id, posts.body_of(statement), game):
             self.notes.info("say", log.statement(statement), job=job_id.hex()[:8])
 
-    def _post(self, job_id: Digest, body: posts.Body, game: Digest | None = None) -> bool:
-        """Say something through the hub, once. Returns whether it is new."""
+    def post(self, job_id: Digest, body: posts.Body, game: Digest | None = None, *, tag: bytes = b"") -> bool:
+        """Say something through the hub, once, or once for each tag. Returns whether it is new."""
         key, domain = self.machine.key, self.ground.domain
 
         def seal(number: int) -> bytes:
             post = posts.Post.of(body, job_id=job_id, number=number, sender=key.address, game_id=game)
             return posts.SignedPost.sign(post, domain, key).encode()
 
-        is_new = self.journal.post(job_id, bytes([body.KIND]) + (game or job_id) + body.encode(), seal)
+        is_new = self.journal.post(job_id, tag or bytes([body.KIND]) + (game or job_id) + body.encode(), seal)
         if is_new:
             self._letters.set()
         return is_new
@@ -343,6 +364,10 @@ class Driver:
                 self._note(str(error))
                 self.stop.wait(PAUSE_SECONDS)
 
+    def _learn(self, job: Job) -> None:
+        if isinstance(self.ground, Learning):
+            self.ground.learn(job)
+
     def _note(self, text: str) -> None:
         """Note a trouble with the hub, once."""
         if text != self._trouble:
@@ -352,6 +377,8 @@ class Driver:
     def _read(self, letter: Letter) -> None:
         """Process a post. What it claims is checked by the machine, or by the library."""
         post, body, job_id = letter.post, letter.body, letter.post.job_id
+        if isinstance(self.ground, Listening):
+            self.ground.hear(letter.place, letter.at, post, body)
         match body:
             case posts.LibraryBody():
                 self._listings.setdefault(job_id, {})[post.sender, body.count] = body
@@ -360,11 +387,13 @@ class Driver:
                         self._wanted[wanted] = 0.0
                 self._look_after()
             case posts.OfferBody(job=job):
-                self.ground.learn(self.jobs.setdefault(job.id, job))
+                self.jobs.setdefault(job.id, job)
+                self._learn(job)
                 self._offered(e.JobOffered(at=self.ground.now(), job=job))
                 return
             case posts.AnswerBody(job=job, signature=signature) if signature and post.sender == job.trainer:
-                self.ground.learn(self.jobs.setdefault(job.id, job))
+                self.jobs.setdefault(job.id, job)
+                self._learn(job)
                 self._signatures[job.id] = signature
         is_own = self.has_key and post.sender == self.machine.address
         if not is_own and (event := posts.event_of(post, body, self.ground.now())) is not None:
@@ -482,7 +511,7 @@ class Driver:
             if answer.body is None:
                 self.notes.error("publish", answer.problem, job=job_id.hex()[:8])
                 return
-            self._post(job_id, answer.body)
+            self.post(job_id, answer.body)
             upload = Publish(job=task.job, count=count, logs=logs, head=head)
             self._ask(upload, lambda _: self.notes.info("publish", f"checkpoint {count}", job=job_id.hex()[:8]))
 
@@ -559,7 +588,7 @@ class Driver:
         if isinstance(work, e.Replay) and not answer.problem and isinstance(self.machine, Auditor):
             head = work.head.head
             agrees = int(answer.root == head.run_root)
-            self._post(work.job_id, posts.ReplayedBody(count=head.count, run_root=Digest(answer.root), agrees=agrees))
+            self.post(work.job_id, posts.ReplayedBody(count=head.count, run_root=Digest(answer.root), agrees=agrees))
         self.tell(e.Done(at=self.ground.now(), work=work, root=answer.root, move=answer.move, problem=answer.problem))
 
     def told_steps(self, steps: Steps) -> None:
@@ -572,7 +601,7 @@ class Driver:
                     first_step=steps.first_step, losses=steps.losses, millisteps=rate,
                     processor=min(1000, round(1000 * steps.processor)), memory=steps.memory,
                 )  # fmt: skip
-                self._post(steps.job_id, body)
+                self.post(steps.job_id, body)
             (loss,) = struct.unpack("<f", struct.pack("<I", steps.losses[-1]))
             last = steps.first_step + len(steps.losses) - 1
             self.notes.debug("steps", f"step {last}, loss {loss:.4f}", job=steps.job_id.hex()[:8])

@@ -2,14 +2,14 @@
 
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event as Flag
 from types import FrameType
 from typing import Any, Final
 
-from tiebreak.node.driver import Driver
-from tiebreak.node.ground import ChainGround
+from tiebreak.node.driver import Driver, Ground
+from tiebreak.node.ground import ChainGround, HubGround
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
 from tiebreak.node.mail import Mail
@@ -18,10 +18,13 @@ from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer, Watch
 from tiebreak.node.settings import Settings
 from tiebreak.node.work import Bench, Crew
 from tiebreak.protocol.chain import Chain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES
 from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.posts import Body
 from tiebreak.protocol.parties.terms import Pace
+from tiebreak.protocol.tags import Digest
 
 SECRET: Final = "secret of seals"  # noqa: S105  # the name of one
 
@@ -64,9 +67,7 @@ def _made(settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, jo
         block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
         confirmations=settings.confirmations, step_wei=settings.step_wei,
     )  # fmt: skip
-    chain = Chain.connect(settings.chain)
-    chain.attach(settings.address("board"))
-    ground = ChainGround(chain, key, journal, pace=pace, first_block=settings.first_block)
+    ground = _ground(settings, key, journal, pace, lambda: driver)
     journal.require("chain", str(ground.domain.chain_id))
     mail = Mail(settings.hub, ground.domain, hub=settings.address("hub_key") if settings.hub_key else None, stop=stop)
     floor = settings.wei("balance_floor")
@@ -93,10 +94,26 @@ def _made(settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, jo
     driver = Driver(
         machine, ground=ground, mail=mail, journal=journal, shelf=shelf, crew=crew, notes=notes, floor=floor, stop=stop
     )
-    ground.know(machine)
+    if isinstance(ground, ChainGround):
+        ground.know(machine)
     if settings.role != "client":
         crew.warm_up()
     return driver
+
+
+def _ground(
+    settings: Settings, key: PrivateKey | None, journal: Journal, pace: Pace, driver: Callable[[], Driver]
+) -> Ground:
+    """A chain, or without one the ledger of what the hub has signed for."""
+    if settings.chain:
+        chain = Chain.connect(settings.chain)
+        chain.attach(settings.address("board"))
+        return ChainGround(chain, key, journal, pace=pace, first_block=settings.first_block)
+
+    def post(job_id: Digest, body: Body, tag: bytes) -> None:
+        driver().post(job_id, body, tag=tag)
+
+    return HubGround(OFF_CHAIN, None if key is None else key.address, post, pace=pace)
 
 
 def policy(settings: Settings) -> Policy:
