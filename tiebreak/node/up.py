@@ -23,6 +23,7 @@ from typing import Any, Final
 from tiebreak.api import keys
 from tiebreak.node import settings
 from tiebreak.node.parties import deliver
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import ConfigurationError, StateError
 
 MARKER: Final = ".tiebreak-up"
@@ -202,7 +203,7 @@ class Town:
         return self._start("hub", "hub", "--folder", str(folder), "--port", str(self.plan.port), *domain)
 
     def _domain(self, board: str) -> list[str]:
-        return ["--chain-id", str(self._chain_id), "--contract", board] if board else []
+        return ["--chain-id", str(self._chain_id), "--contract", board or f"0x{OFF_CHAIN.contract.hex()}"]
 
     def _party(self, role: str, board: str, rpc: str) -> str:
         """Start a party. Returns its address."""
