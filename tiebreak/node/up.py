@@ -155,7 +155,7 @@ class Town:
             self._say(f"page     http://127.0.0.1:{plan.port}   (logs and files: {plan.folder})")
             capture = self._capture()
             board, rpc = self._chain() if plan.chain else ("", "")
-            hub = self._hub(board)
+            hub = self._hub(board, rpc)
             addresses = {role: self._party(role, board, rpc) for role in PARTIES}
             self._wait(hub, lambda: _answers(self.plan.port))
             self._tell("hub", f"the page is at http://127.0.0.1:{self.plan.port}")
@@ -195,12 +195,12 @@ class Town:
         self._tell("chain", f"{document['node']} at {document['rpc']}, with the job board {board}")
         return board, str(document["rpc"])
 
-    def _hub(self, board: str) -> Child:
+    def _hub(self, board: str, rpc: str) -> Child:
         folder = self.plan.folder / "hub"
         folder.mkdir()
         self._new_key(folder / "hub.pem")
-        domain = self._domain(board)
-        return self._start("hub", "hub", "--folder", str(folder), "--port", str(self.plan.port), *domain)
+        place = [*self._domain(board), *(["--chain", rpc] if rpc else [])]
+        return self._start("hub", "hub", "--folder", str(folder), "--port", str(self.plan.port), *place)
 
     def _domain(self, board: str) -> list[str]:
         return ["--chain-id", str(self._chain_id), "--contract", board or f"0x{OFF_CHAIN.contract.hex()}"]
