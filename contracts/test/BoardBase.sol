@@ -117,7 +117,7 @@ abstract contract BoardBase {
             seatFee: seats == 0 ? 0 : FEE,
             seatBond: seats == 0 ? 0 : BOND,
             descentLevels: 1,
-            nonce: seats == 0 ? nonce : uint256(sha256(abi.encodePacked("tb.secrt", nonce)))
+            nonce: seats == 0 ? nonce : _nonceOf(bytes32(nonce))
         });
     }
 
@@ -172,7 +172,15 @@ abstract contract BoardBase {
     }
 
     function _headSeal(JobId jobId, uint64 count, bytes32 runRoot) internal pure returns (bytes32) {
-        return sha256(abi.encodePacked("tb.hseal", jobId, count, runRoot, HEAD_SALT));
+        return _headSeal(jobId, count, runRoot, HEAD_SALT);
+    }
+
+    function _headSeal(JobId jobId, uint64 count, bytes32 runRoot, bytes32 salt) internal pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.hseal", jobId, count, runRoot, salt));
+    }
+
+    function _nonceOf(bytes32 secret) internal pure returns (uint256) {
+        return uint256(sha256(abi.encodePacked("tb.secrt", secret)));
     }
 
     function _sealHead(JobId jobId, uint64 count, bytes32 runRoot) internal {
@@ -188,7 +196,11 @@ abstract contract BoardBase {
     }
 
     function _rootSeal(JobId jobId, address auditor, bytes32 runRoot) internal pure returns (bytes32) {
-        return sha256(abi.encodePacked("tb.rseal", jobId, auditor, runRoot, ROOT_SALT));
+        return _rootSeal(jobId, auditor, runRoot, ROOT_SALT);
+    }
+
+    function _rootSeal(JobId jobId, address auditor, bytes32 runRoot, bytes32 salt) internal pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.rseal", jobId, auditor, runRoot, salt));
     }
 
     function _sealRoot(JobId jobId, uint8 seat, bytes32 runRoot) internal returns (address auditor) {

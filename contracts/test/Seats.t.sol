@@ -5,9 +5,10 @@ import {GameId} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {ISeats} from "../src/interfaces/ISeats.sol";
 import {BoardBase} from "./BoardBase.sol";
+import {TestBase} from "./support/TestBase.sol";
 
 /// @notice A job with three seats, drawn from a pool of two auditors with two slots each, and what each ending pays.
-contract SeatsTest is BoardBase {
+contract SeatsTest is BoardBase, TestBase {
     bytes32 private constant ROOT = keccak256("run");
     bytes32 private constant OTHER = keccak256("other run");
     uint256 private constant HALF = TRAINER_STAKE / 2;
@@ -43,11 +44,56 @@ contract SeatsTest is BoardBase {
         _openHead(jobId, 3, ROOT);
     }
 
+    function _seedOf(JobId job, bytes32 entropy, bytes32 secret) private pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.seed.", job, entropy, secret));
+    }
+
+    function _slotOf(bytes32 seed, uint8 seat, uint8 attempt, uint256 length) private pure returns (uint256) {
+        return uint256(sha256(abi.encodePacked("tb.seat.", seed, seat, attempt))) % length;
+    }
+
     function _slashed() private {
         bytes memory first = _headSignature(_head(jobId, 1, ROOT));
         bytes memory second = _headSignature(_head(jobId, 1, OTHER));
         VM.prank(client);
         board.reportEquivocation(jobId, 1, ROOT, first, OTHER, second);
+    }
+
+    // ---------------------------------------------------------------- what Python computes
+
+    /// The functions that this file holds the contract to are those of the vectors.
+    function test_seals_and_draws_are_those_of_the_vectors() external view {
+        string memory json = vectors("seats.json");
+        uint256 count = vm.parseJsonUint(json, ".count");
+        require(count > 2, "cases");
+        for (uint256 i = 0; i < count; ++i) {
+            string memory one = string.concat(".cases[", vm.toString(i), "].");
+            JobId job = JobId.wrap(_word(json, one, "jobId"));
+            (bytes32 root, bytes32 salt) = (_word(json, one, "runRoot"), _word(json, one, "salt"));
+            uint64 heads = uint64(vm.parseJsonUint(json, string.concat(one, "headCount")));
+            _equal(_word(json, one, "headSeal"), _headSeal(job, heads, root, salt), "head's seal");
+            address auditor = address(bytes20(vm.parseJsonBytes(json, string.concat(one, "auditor"))));
+            _equal(_word(json, one, "rootSeal"), _rootSeal(job, auditor, root, salt), "root's seal");
+            bytes32 secret = _word(json, one, "secret");
+            _equal(uint256(_word(json, one, "nonce")), _nonceOf(secret), "nonce");
+            bytes32 seed = _seedOf(job, _word(json, one, "entropy"), secret);
+            _equal(_word(json, one, "seed"), seed, "seed");
+            _checkSlots(json, one, seed);
+        }
+    }
+
+    function _checkSlots(string memory json, string memory one, bytes32 seed) private pure {
+        uint256 length = vm.parseJsonUint(json, string.concat(one, "poolLength"));
+        uint256[] memory slots = vm.parseJsonUintArray(json, string.concat(one, "slots"));
+        require(slots.length == 16 * 32, "every seat and attempt");
+        for (uint256 k = 0; k < slots.length; ++k) {
+            // forge-lint: disable-next-line(unsafe-typecast)
+            _equal(slots[k], _slotOf(seed, uint8(k / 32), uint8(k % 32), length), "slot");
+        }
+    }
+
+    function _word(string memory json, string memory one, string memory name) private pure returns (bytes32) {
+        return vm.parseJsonBytes32(json, string.concat(one, name));
     }
 
     // ---------------------------------------------------------------- pools
@@ -156,7 +202,7 @@ contract SeatsTest is BoardBase {
         board.drawSeats(job, bytes32(uint256(2)));
         _draw(1);
         bytes32 seed = board.seating(jobId).seed;
-        _equal(sha256(abi.encodePacked("tb.seed.", jobId, entropy, uint256(1))), seed, "seed");
+        _equal(_seedOf(jobId, entropy, bytes32(uint256(1))), seed, "seed");
         _expect(_error(ISeats.AlreadyDrawn.selector));
         board.drawSeats(job, bytes32(uint256(1)));
     }
@@ -188,7 +234,7 @@ contract SeatsTest is BoardBase {
     function _owner(uint8 seat, uint256 length, uint256 sealedAt) private view returns (address) {
         bytes32 seed = board.seating(jobId).seed;
         for (uint8 attempt = 0; attempt < 32; ++attempt) {
-            uint256 index = uint256(sha256(abi.encodePacked("tb.seat.", seed, seat, attempt))) % length;
+            uint256 index = _slotOf(seed, seat, attempt, length);
             ISeats.Slot memory slot = board.poolSlot(BOND, uint32(index));
             if (slot.owner != address(0) && _unwrap(slot) < sealedAt) return slot.owner;
         }

@@ -27,6 +27,7 @@ from tests.vectors.instructions import all_cases, evaluate, hex_of
 from tests.vectors.posts import posted
 from tests.vectors.receipts import receipts
 from tests.vectors.rounding import logs, roundings
+from tests.vectors.seats import seats
 from tests.vectors.snapshots import snapshots
 from tests.vectors.transcendentals import bulk
 from tiebreak.protocol.commitments import records as commitments
@@ -331,6 +332,7 @@ FILES: Final[dict[str, Callable[[], Json]]] = {
     "logs.json": logs,
     "snapshots.json": snapshots,
     "receipts.json": receipts,
+    "seats.json": seats,
     "posts.json": posted,
 }
 """File name -> its generator."""
