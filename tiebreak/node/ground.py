@@ -4,8 +4,9 @@ A chain is known by what a node says of it, which may be late, incomplete or cha
 
 1. Time is the chain's. Between two blocks it goes on by this machine's steady clock; what day it is here never matters.
 2. Whatever is read belongs to one chain: the hash of the newest block is the same before and after.
-3. The newest blocks are read again each time. Where they differ from what was followed, be it by a reorganisation or
-   because a node had not seen all of them, the board is taken back to before the difference and follows anew.
+3. The newest blocks are read again, at least four times. Where they differ from what was followed, be it by a
+   reorganisation or because a node had not seen all of them, the board is taken back to before the difference and
+   follows anew.
 4. A node that has less than was followed is behind, not right: nothing is taken back until it says something else of a
    block.
 5. The board is rebuilt from the chain at each start. The only rows kept are the outbox's.
@@ -14,6 +15,7 @@ A chain is known by what a node says of it, which may be late, incomplete or cha
 """
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,6 +48,8 @@ from tiebreak.protocol.tags import Digest
 
 OVERLAP: Final = 16
 """How many blocks that were followed are read again with the next ones."""
+READS: Final = 4
+"""How often, at least, each block is read again, since nodes leave out what they have not indexed yet."""
 RANGE: Final = 2_000
 """How many blocks are asked for at once; nodes of strangers answer no more."""
 REFOLD_SECONDS: Final = 60
@@ -104,6 +108,8 @@ class ChainGround:
         self._tip_seen = 0.0
         self._marks: deque[Tip] = deque(maxlen=256)
         """Blocks up to which the board was followed, oldest first."""
+        self._reads: deque[int] = deque(maxlen=READS)
+        """Where the last reads began: what a node left out of one of them comes with the next."""
         self._followed: list[_Block] = []
         self._unsent: dict[e.Place, e.Transact] = {}
         self._ended: list[Sent] = []
@@ -162,8 +168,10 @@ class ChainGround:
             is_new = self._start_again() or is_new
         if not is_new:
             return
+        began = self._next
         while self._next <= newest.number:
-            first = max(self._first_block, self._next - OVERLAP)
+            again = min(self._next - OVERLAP, *self._reads, self._next)
+            first = max(self._first_block, again, self._next - RANGE)
             last = min(newest.number, self._next + RANGE - 1)
             end = newest if last == newest.number else self._node.block(last)
             read = self._read(first, last)
@@ -173,6 +181,7 @@ class ChainGround:
                 continue
             self._next = last + 1
             self._marks.append(end)
+        self._reads.append(began)
         self._tip, self._tip_seen = newest, self._steady()
         self.board.height = newest.number
         self._told.append(e.BoardChanged(at=self.now(), block=newest.timestamp))
@@ -208,6 +217,7 @@ class ChainGround:
         self.board.start_again()
         self._followed.clear()
         self._marks.clear()
+        self._reads.clear()
         self._next = self._first_block
 
     def _start_again(self) -> bool:
@@ -223,7 +233,7 @@ class ChainGround:
 
         Returns False if what was followed of them is not what they are now; then it was taken back.
         """
-        before = [block for block in self._recent() if block.tip.number >= first]
+        before = self._recent(first)
         found = list(read)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, found, strict=False)))
         if same < len(before):
@@ -250,9 +260,9 @@ class ChainGround:
 
     # ------------------------------------------------------------------ reading
 
-    def _recent(self) -> list[_Block]:
-        """The blocks followed last, among which are all that are read again."""
-        return self._followed[-OVERLAP:]
+    def _recent(self, first: int) -> list[_Block]:
+        """The blocks that were followed from this one on."""
+        return self._followed[bisect_left(self._followed, first, key=lambda block: block.tip.number) :]
 
     def _read(self, first: int, last: int) -> dict[_Block, list[_Shown]]:
         """The blocks with logs of the contracts, in their order; without their transactions if followed already.
@@ -264,16 +274,17 @@ class ChainGround:
         for log in logs:
             numbered.setdefault(int(log["blockNumber"]), []).append(log)
         read: dict[_Block, list[_Shown]] = {}
+        known = self._recent(first)
         for number, found in numbered.items():
-            block = self._block(number, found)
-            read[block] = [] if block in self._recent() else self._transactions(block, found)
+            block = self._block(number, found, known)
+            read[block] = [] if block in known else self._transactions(block, found)
         return read
 
-    def _block(self, number: int, logs: list[Mapping[str, Any]]) -> _Block:
+    def _block(self, number: int, logs: list[Mapping[str, Any]], followed: list[_Block]) -> _Block:
         """The block of some logs. One that was followed with the same logs is not asked for again."""
         places = tuple((bytes(log["transactionHash"]), int(log["logIndex"])) for log in logs)
         hashes = {bytes(log["blockHash"]) for log in logs}
-        for known in self._recent():
+        for known in followed:
             if {known.tip.hash} == hashes and known.logs == places:
                 return known
         tip = self._node.block(number)
