@@ -12,6 +12,7 @@ import click
 
 from tiebreak.cli.key import load_key, new_key
 from tiebreak.cli.options import FOLDER
+from tiebreak.cli.weights import weights
 from tiebreak.node import settings as party_settings
 from tiebreak.node.parties import deliver
 from tiebreak.protocol.errors import ConfigurationError
@@ -54,6 +55,7 @@ def group(role: str) -> click.Group:
     party.add_command(_status(role))
     if role == "client":
         party.add_command(_offer())
+        party.add_command(weights, "fetch")
     return party
 
 
