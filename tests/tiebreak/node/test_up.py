@@ -27,16 +27,16 @@ class Stormy(Town):
         super().__init__(plan, self.story.append)
         self.rng, self.kills = random.Random(seed), kills
         self.killed: list[str] = []
-        self._lines = 0
-        self._at = self.rng.randrange(3, 12)
+        self._count = 0
+        self._due_at = self.rng.randrange(3, 12)
 
     def told(self, name: str, line: str) -> None:
-        self._lines += name in PARTIES
+        self._count += name in PARTIES
         super().told(name, line)
 
     def disturb(self) -> None:
         """Kill a party a moment after a line of any party's log, and start it again at once or a little later."""
-        if len(self.killed) >= self.kills or self._lines < self._at:
+        if len(self.killed) >= self.kills or self._count < self._due_at:
             return
         role = self.rng.choice(PARTIES)
         time.sleep(self.rng.uniform(0, 0.4))
@@ -45,7 +45,7 @@ class Stormy(Town):
         self.story.append(f"        killed   {role}")
         time.sleep(self.rng.choice((0.0, 0.0, 1.0)))
         self.start(role)
-        self._at = self._lines + self.rng.randrange(1, 9)
+        self._due_at = self._count + self.rng.randrange(1, 9)
 
 
 def said(folder: Path) -> Iterator[posts.Post]:
