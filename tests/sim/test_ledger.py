@@ -34,7 +34,7 @@ FAST = (
     "swapped logs",
 )
 """Between them: convictions, reports, states that enter, forks, proofs that enter, receipts."""
-SEATED = {name for name in [*CATALOGUE, *WEAKNESSES] if "seat" in name}
+SEATED = {name for name in [*CATALOGUE, *WEAKNESSES] if "seat" in name} | {"sealed head never opened"}
 VANISHING = {"reorganised blocks", "reorganised seal", "delayed blocks"}
 UNSIGNED = {"window too short for a segment", "games of a year"}
 
