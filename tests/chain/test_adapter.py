@@ -139,10 +139,10 @@ def test_without_block_overrides_what_waits_holds_nobody_back(
 
         def get_block(self, block: str) -> dict[str, Any]:
             if block == "latest":
-                return {"number": 1, "timestamp": 100}
+                return {"number": 1, "timestamp": 100, "hash": bytes(32)}
             if waiting is None:
                 raise BlockNotFound("pending")
-            return {"transactions": waiting, "timestamp": 112}
+            return {"transactions": waiting, "timestamp": 112, "number": 2}
 
         def simulate_v1(self, payload: object, block: str) -> None:
             raise MethodUnavailable("eth_simulateV1 is not known here")
