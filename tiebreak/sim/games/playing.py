@@ -86,8 +86,9 @@ class Gathering:
 
         A single adversary must end where it declares. Of several, the first that is caught ends the job for the others
         too. A trainer then ends where one of them must, or unpaid if there is no job. Any other party may end anywhere:
-        its own catch may never come, or it may have hit a trainer that deserves it. In all cases no honest party loses
-        and no false head is paid. Nothing is expected of open weaknesses.
+        its own catch may never come, or it may have hit a trainer that deserves it. A job of policy `logged` may part,
+        whatever its trainer did. In all cases no honest party loses and no false head is paid. Nothing is expected of
+        open weaknesses.
         """
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
         posting = [name for name in self.names if not kinds[name].seated]
@@ -98,7 +99,8 @@ class Gathering:
             if len(names) > 1:
                 self._rename(party, joint(names))
             if set(names) & set(self.names) and not any(kinds[name].open for name in self.names):
-                allowed = ends if len(self.names) == 1 else ends | {Catch.UNPAID} if party == TRAINER else set(Catch)
+                beside = {Catch.UNPAID, Catch.PARTED} if self.cast.workshop.name == "logged" else {Catch.UNPAID}
+                allowed = ends if len(self.names) == 1 else ends | beside if party == TRAINER else set(Catch)
                 self.cast.expected[joint(names)] = frozenset(end.value for end in allowed)
 
     def _rename(self, party: str, name: str) -> None:
