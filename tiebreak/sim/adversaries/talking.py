@@ -258,7 +258,7 @@ ADVERSARIES: Final = (
     trainer("concession that is only said", Conceding, "a challenger that believes the game is over",
         before=with_a_talk, run=_STEPWISE, after=between(0, LAST)),
     trainer("two states acknowledged", ForkingTrainer, "a second state to go on from when the first is lost",
-        {Catch.FORKED}, before=with_a_talk, run=_STEPWISE, after=between(1, 3)),
+        {Catch.FORKED, Catch.RECOMPUTED}, before=with_a_talk, run=_STEPWISE, after=between(1, 3)),
     trainer("stale state entered", Stale, "a walk that begins anew as often as it comes to the lie",
         before=with_a_talk, run=_STEPWISE, after=between(4, LAST), late=one_of(False, True)),
     trainer("moves on the chain beside the talk", Hasty, "a challenger that loses its place between two games",
