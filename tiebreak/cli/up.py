@@ -33,9 +33,9 @@ def up(
     job over TASK (digits, text, or a Python file of your own that defines task()); the trainer trains it; the auditor
     replays it while it is trained; then the board settles it. Open the page that is printed first to watch.
 
-    --cheat makes the trainer compute something else than the agreed program, and lose its stake. NAME: `label`, one label
-    of one batch is changed; `rate`, one step uses another learning rate; `weight`, one bit of one weight in a checkpoint
-    is flipped; `tf32`, one sum of products is truncated to TF32.
+    --cheat makes the trainer compute something else than the agreed program, and lose its stake. NAME: `label`, one
+    label of one batch is changed; `rate`, one step uses another learning rate; `weight`, one bit of one weight in a
+    checkpoint is flipped; `tf32`, one sum of products is truncated to TF32.
     """
     plan = town.Plan(
         task=task, steps=steps, cheat=cheat or "", chain=not no_chain, embedded=embedded, port=port, folder=output,
