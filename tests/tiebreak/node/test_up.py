@@ -14,6 +14,7 @@ from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TASK = Path(__file__).with_name("small_job.py")
 TRUE_ROOT = "d1b15adb"
 """How the root of the small task's true run begins."""
@@ -103,8 +104,6 @@ def play(folder: Path, *, cheat: str = "", seed: int = 0, kills: int = 0, embedd
     return town
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("cheat", "ending"), [("", "settled"), ("rate", "slashed")])
 def test_a_job_ends_as_it_should(tmp_path: Path, cheat: str, ending: str) -> None:
     town = play(tmp_path / "town", cheat=cheat, embedded=not cheat)
@@ -114,8 +113,6 @@ def test_a_job_ends_as_it_should(tmp_path: Path, cheat: str, ending: str) -> Non
     assert (roots(tmp_path / "town")[4].startswith(TRUE_ROOT)) is not bool(cheat)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2))
 def test_kills_at_any_instant_change_nothing(tmp_path: Path, seed: int) -> None:
     """Endings, roots and verdicts are those of an undisturbed job, and nobody signs two things in one place."""
