@@ -58,6 +58,7 @@ class Plan:
     folder: Path
     until_over: bool
     """End when the job has ended, instead of at Ctrl-C."""
+    terms: Mapping[str, int] = field(default_factory=lambda: TERMS)
 
 
 @dataclass(slots=True)
@@ -232,7 +233,7 @@ class Town:
 
     def _offer(self, addresses: dict[str, str], board: str) -> None:
         folder, own = self.plan.folder / "offer", self.plan.folder / "client"
-        terms = [part for name, value in TERMS.items() for part in (f"--{name}", str(value))]
+        terms = [part for name, value in self.plan.terms.items() for part in (f"--{name}", str(value))]
         offer = self._start(
             "offer", "offer", str(self.plan.folder / "task"), "--key", str(own / "key.pem"), "--trainer",
             addresses["trainer"], "--output", str(folder), *self._domain(board), *terms,

@@ -7,6 +7,7 @@ any instant.
 
 import os
 import resource
+import shutil
 import tempfile
 import time
 import traceback
@@ -95,8 +96,8 @@ class Workbench:
                 case Compute():
                     return self._compute(task)
         except (CannotCheck, VerificationError) as error:
-            if isinstance(task, Compute) and isinstance(task.work, e.Train):
-                return Failed(reason=str(error))  # the data were good when they came, so this disk is to blame
+            if _is_own_fault(task):
+                return Failed(reason=str(error))
             return Answer(problem=str(error))
         except TiebreakError as error:
             return Failed(reason=str(error))
@@ -162,7 +163,11 @@ class Workbench:
         """Replays on, up to a checkpoint; on other settings if it is a later attempt, from where an earlier agreed."""
         job = task.job
         trainer = self._run(job, task.signature)
-        replay = open_replay(trainer, self._replay_folder(job, attempt))
+        folder = self._replay_folder(job, attempt)
+        if not (folder / JOB).exists():
+            # A folder that was being made when this process was killed lacks the job, which comes last.
+            shutil.rmtree(folder, ignore_errors=True)
+        replay = open_replay(trainer, folder)
         if attempt and task.agreed and not job.is_logged and not replay.recorded():
             self._continue(replay, RunDirectory.open(self._replay_folder(job, 0)), task.agreed)
         logs: Logs = NO_LOGS
@@ -284,6 +289,16 @@ class Roots:
 
     def get(self, root: Digest, size: int, file: FileIO) -> None:  # noqa: ARG002
         raise CannotCheck(f"expected a hub to fetch {root.hex()} from, got none")
+
+
+def _is_own_fault(task: Task) -> bool:
+    """Whether files that do not verify were damaged on this disk: they were good when they came.
+
+    Only the logs of policy `logged` are checked no earlier than where they are followed.
+    """
+    if not isinstance(task, Compute):
+        return False
+    return isinstance(task.work, e.Train | e.Gather) or not task.job.is_logged
 
 
 def _root(run: RunDirectory, count: int) -> Digest:

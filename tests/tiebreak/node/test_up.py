@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tiebreak.node.up import PARTIES, Plan, Town
+from tiebreak.node.up import PARTIES, TERMS, Plan, Town
 from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
@@ -94,7 +94,7 @@ def free_port() -> int:
 def play(folder: Path, *, cheat: str = "", seed: int = 0, kills: int = 0, embedded: bool = False) -> Stormy:
     plan = Plan(
         task=str(TASK), steps=None, cheat=cheat, chain=True, embedded=embedded, port=free_port(), folder=folder,
-        until_over=True,
+        until_over=True, terms=TERMS | ({"challenge-window": 120} if kills else {}),
     )  # fmt: skip
     town = Stormy(plan, seed, kills)
     try:

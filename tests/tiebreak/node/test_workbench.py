@@ -1,0 +1,101 @@
+"""What the process of a crew computes: the same root on other settings, and on what a kill has left."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tiebreak.api.bundle import capture_bundle
+from tiebreak.api.runs import agree_on
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.node.work import Answer, Bench, Compute, Failed, Steps, Task
+from tiebreak.node.workbench import REPLAYS, Workbench
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.world.small_task import INTERVAL, STEPS, small_task
+
+CLIENT, TRAINER = PrivateKey.from_int(1), PrivateKey.from_int(2)
+COUNT = -(-STEPS // INTERVAL)
+
+
+@pytest.fixture(scope="module")
+def agreed(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The small task, agreed and not trained."""
+    folder = tmp_path_factory.mktemp("agreed") / "run"
+    return agree_on(capture_bundle(small_task()), folder, client=CLIENT, trainer=TRAINER, terms=Terms(),
+                    domain=OFF_CHAIN)  # fmt: skip
+
+
+@pytest.fixture
+def folder(agreed: RunDirectory, tmp_path: Path) -> Path:
+    """A party's folder with the files of the job."""
+    shutil.copytree(agreed.path, tmp_path / "jobs" / agreed.job.id.hex())
+    return tmp_path
+
+
+def answer(bench: Workbench, task: Task) -> Answer:
+    found = bench.do(task)
+    assert isinstance(found, Answer), found
+    assert not found.problem
+    return found
+
+
+def bench(folder: Path, told: list[Steps] | None = None, cheat: str = "") -> Workbench:
+    made = Bench(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", threads=1, cheat=cheat)
+    return Workbench(made, (lambda _: None) if told is None else told.append)
+
+
+def replay(agreed: RunDirectory, root: bytes, attempt: int, agreed_count: int = 0) -> Compute:
+    head = SignedHead.sign(Head(job_id=agreed.job.id, count=COUNT, run_root=Digest(root)), OFF_CHAIN, TRAINER)
+    work = e.Replay(job_id=agreed.job.id, head=head, attempt=attempt)
+    return Compute(work=work, job=agreed.job, agreed=agreed_count)
+
+
+def test_replays_on_all_settings_give_the_root_that_was_trained(agreed: RunDirectory, folder: Path) -> None:
+    """The trainer's segment by segment, the auditor's whole, and its second from where the first one agreed."""
+    told: list[Steps] = []
+    own = bench(folder, told)
+    roots = [
+        answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=count), job=agreed.job)).root
+        for count in range(1, COUNT + 1)
+    ]
+    assert sum(len(steps.losses) for steps in told) == STEPS
+    for attempt, before in ((0, 0), (1, 2), (2, 0)):
+        assert answer(own, replay(agreed, roots[-1], attempt, before)).root == roots[-1]
+    permuted = [own._interpreters[agreed.job.id, attempt].arithmetic.options.permuted for attempt in range(3)]
+    assert permuted == [False, True, True]
+
+
+def test_a_damaged_disk_accuses_nobody(agreed: RunDirectory, folder: Path) -> None:
+    """A replay of bad data comes to no result, and is tried again."""
+    own = bench(folder)
+    trained = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
+    data = folder / "jobs" / agreed.job.id.hex() / "data.safetensors"
+    raw = bytearray(data.read_bytes())
+    raw[-1] ^= 1
+    data.write_bytes(raw)
+    found = own.do(replay(agreed, trained, 0))
+    assert isinstance(found, Failed)
+    assert "root" in found.reason
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_replay_that_a_kill_left_half_made_is_made_anew(agreed: RunDirectory, folder: Path, attempt: int) -> None:
+    own = bench(folder)
+    trained = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
+    half = folder / REPLAYS / f"{agreed.job.id.hex()}-{attempt}"
+    shutil.copytree(agreed.path, half)
+    (half / "job.bin").unlink()
+    (half / "data.safetensors").unlink()
+    assert answer(own, replay(agreed, trained, attempt)).root == trained
+
+
+@pytest.mark.parametrize("cheat", ["rate", "label", "weight", "tf32"])
+def test_a_cheat_computes_something_else(agreed: RunDirectory, folder: Path, cheat: str) -> None:
+    task = Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)
+    lie = answer(bench(folder, cheat=cheat), task).root
+    assert answer(bench(folder), replay(agreed, lie, 0)).root != lie
