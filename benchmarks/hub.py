@@ -267,7 +267,6 @@ def _timed(function: Callable[[], object]) -> float:
 @click.option("--skip", type=click.Choice(["posts", "blobs"]), help="Leave one part away.")
 @placed
 def main(seconds: int, megabytes: int, rounds: int, cores: str, skip: str | None, folder: Path) -> None:
-    """Measure a hub."""
     scratch = Path(tempfile.mkdtemp(prefix="tiebreak-hub-"))
     rows: list[Row] = []
     try:

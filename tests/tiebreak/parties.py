@@ -66,7 +66,6 @@ class Parties:
         return output
 
     def trained(self, output: Path) -> Path:
-        """The honest, finished run."""
         if not self.path("run").exists():
             self.signed(self.path("run"))
             assert self.train(self.path("run")) == 0

@@ -127,8 +127,6 @@ class Mail(Protocol):
 
 
 class Driver:
-    """Lets one machine live."""
-
     def __init__(
         self, machine: Machine, *, ground: Ground, mail: Mail, journal: Journal, shelf: Shelf, crew: Crew | None,
         notes: "log.Log", floor: int = 0, stop: Flag | None = None,

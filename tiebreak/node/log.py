@@ -31,7 +31,6 @@ class Log:
         self._write("INFO", event, text, more)
 
     def warn(self, event: str, text: str, **more: Any) -> None:
-        """What went wrong and is handled."""
         self._write("WARNING", event, text, more)
 
     def error(self, event: str, text: str, **more: Any) -> None:
@@ -73,7 +72,6 @@ def place(named: e.Place) -> str:
 
 
 def transaction(action: e.Transact) -> str:
-    """What a transaction is for."""
     kind = type(action.transaction).__name__
     count = getattr(getattr(getattr(action.transaction, "head", None), "head", None), "count", None)
     move = getattr(action.transaction, "move", None)
@@ -82,7 +80,6 @@ def transaction(action: e.Transact) -> str:
 
 
 def statement(said: e.Statement) -> str:
-    """What is said, in a few words."""
     match said:
         case e.SignJob(signature=b""):
             return "declines the job"
@@ -92,7 +89,6 @@ def statement(said: e.Statement) -> str:
 
 
 def work(done: e.Work) -> str:
-    """What was computed."""
     match done:
         case e.Train(count=count):
             return f"trained to checkpoint {count}"
@@ -104,7 +100,6 @@ def work(done: e.Work) -> str:
 
 
 def game(found: PublicGame) -> str:
-    """What has become of a game."""
     if found.void:
         return "void: the job was slashed for another reason"
     verdict = found.state.verdict

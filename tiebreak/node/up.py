@@ -47,8 +47,6 @@ _HIDDEN: Final = frozenset({"publish", "fetch", "mined", "hub", "steps"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to play."""
-
     task: str
     steps: int | None
     cheat: str
@@ -305,7 +303,6 @@ class Town:
 
 
 def up(plan: Plan, say: Callable[[str], None]) -> Ending:
-    """Play the plan."""
     return Town(plan, say).run()
 
 

@@ -104,8 +104,6 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """Work that a machine asked for."""
-
     work: e.Work
     job: Job
     agreed: int = 0

@@ -130,7 +130,6 @@ OFFER = post(posts.OfferBody(job=JOB), CLIENT, 0)
 
 
 def steps(number: int, author: PrivateKey = TRAINER) -> bytes:
-    """A small post of the trainer."""
     body = posts.StepsBody(first_step=number, losses=(), millisteps=0, processor=0, memory=0)
     return post(body, author, number)
 

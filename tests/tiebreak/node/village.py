@@ -113,7 +113,6 @@ class Villager:
                 self.village.carry(self, action)
 
     def step(self) -> None:
-        """One turn of a driver."""
         try:
             found = self.ground.poll()
         except NodeError:
@@ -223,7 +222,6 @@ def new_village_chain() -> EmbeddedChain:
 
 
 def game_of(villager: Villager) -> PublicGame:
-    """The only game on its board."""
     (found,) = villager.ground.board.games.values()
     return found
 

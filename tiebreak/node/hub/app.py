@@ -58,8 +58,6 @@ Pages = Callable[[Store], Sequence[BaseRoute]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSettings:
-    """What a hub is made from."""
-
     folder: Path
     domain: Domain
     key: keys.PrivateKey
@@ -75,8 +73,6 @@ class HubSettings:
 
 
 class Metrics:
-    """What /metrics shows."""
-
     def __init__(self, hub: "Hub") -> None:
         self.shown = prometheus.CollectorRegistry()
         here: dict[str, Any] = {"registry": self.shown}
@@ -191,8 +187,6 @@ async def _bug(_request: Request, _error: Exception) -> Response:
 
 
 class _Api:
-    """The endpoints."""
-
     hub: Hub
     serving: "asyncio.Task[None]"
 

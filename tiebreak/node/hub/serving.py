@@ -89,7 +89,6 @@ def serve(app: Starlette, folder: Path, *, host: str, port: int, limits: Limits)
 
 
 def configure(app: Starlette, *, host: str, port: int, limits: Limits) -> uvicorn.Config:
-    """How uvicorn serves a hub."""
     return uvicorn.Config(
         app,
         host=host,

@@ -77,8 +77,6 @@ _named = sql.Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A post as it is stored."""
-
     place: int
     at: int
     job_id: Digest

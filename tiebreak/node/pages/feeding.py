@@ -51,9 +51,7 @@ class Followed(Protocol):
     @property
     def board(self) -> Board: ...
 
-    def now(self) -> int:
-        """Seconds by its clock."""
-        ...
+    def now(self) -> int: ...
 
     def poll(self) -> Sequence[object]:
         """Follow what is new; what is returned is not empty if something was."""
@@ -181,7 +179,6 @@ class Feed:
     # ------------------------------------------------------------------ reading
 
     def _read_on(self) -> None:
-        """Read the posts that are new."""
         with self._lock:
             while page := self._posts.posts(self._place, limit=_PAGE):
                 for received in page:

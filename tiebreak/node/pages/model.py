@@ -176,8 +176,6 @@ class GameView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCard:
-    """A job in a list."""
-
     id: str
     status: str
     tone: str

@@ -102,8 +102,6 @@ class Computation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ply:
-    """A move that was made."""
-
     number: int
     kind: str
     side: Side

@@ -161,7 +161,6 @@ class FollowedBoard(board.Board):
     # ------------------------------------------------------------------ transactions
 
     def follow(self, seen: Seen) -> None:
-        """Fold a transaction in."""
         about = [self._follow(part, seen) for part in _parts(seen.events)]
         for found in {found.id: found for found in about if found is not None}.values():
             found.gas += seen.gas

@@ -89,7 +89,6 @@ class TypedData:
 
     @property
     def digest(self) -> Digest:
-        """The digest to sign."""
         return typed_digest(self.domain, hash_struct(self.name, self.kinds, self.values))
 
     def to_json(self) -> dict[str, Any]:

@@ -171,7 +171,6 @@ class Standing(Record):
         return self.typed(domain).digest
 
     def typed(self, domain: Domain) -> TypedData:
-        """What is signed."""
         return TypedData(domain=domain, name="State", kinds=self.kinds(), values=self.values)
 
 

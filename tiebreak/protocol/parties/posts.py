@@ -59,8 +59,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_][A-Za-
 
 
 class PostKind(IntEnum):
-    """What the body of a post is."""
-
     OFFER = 1
     ANSWER = 2
     HEAD = 3
@@ -120,8 +118,6 @@ class Whole(Kind):
 
 @dataclass(frozen=True, slots=True)
 class AnyProof(AnyMove):
-    """The move that proves."""
-
     def check(self, name: str, value: Any) -> None:
         if type(value) is not Prove:
             raise EncodingError(f"{name}: expected a proof, got {type(value).__name__}")
@@ -436,7 +432,6 @@ class SignedPost:
         )
 
     def encode(self) -> bytes:
-        """The bytes that travel."""
         return pack([self.post.encode(), self.signature])
 
     @classmethod
