@@ -78,7 +78,8 @@ class Journal:
         self.keep_fact(f"belongs {name}", value.encode())
 
     def close(self) -> None:
-        self._db.close()
+        with self._mutex:  # SQLite crashes if a connection is closed under a thread that reads
+            self._db.close()
         self._lock.close()
 
     def _require(self, path: Path, belongs: Mapping[str, str]) -> None:
