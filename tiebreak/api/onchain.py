@@ -229,7 +229,6 @@ def game_document(chain: Chain, game_id: Digest, first_block: int = 0) -> dict[s
 
 
 def event_document(event: Event) -> dict[str, Any]:
-    """A log entry as JSON data."""
     values = {name: _plain(value) for name, value in event.values.items()}
     return {"event": event.name, "block": event.block, "transaction": event.transaction.hex(), **values}
 

@@ -57,14 +57,14 @@ class Ground(Protocol):
 
     @property
     def board(self) -> Board:
-        """Kept current by `poll`."""
+        """What the chain or the ledger says, as of the last `poll`."""
 
     @property
     def domain(self) -> Domain:
         """In which jobs, heads and posts are signed."""
 
     def now(self) -> int:
-        """Its time, in seconds."""
+        """Seconds by the clock of the chain or of the hub, never by this machine's."""
 
     def poll(self) -> list[e.Event]:
         """Follow what is new. Raises `TiebreakError` if it cannot be reached; then it is asked again later."""
@@ -109,7 +109,7 @@ class Letter(Protocol):
 
     @property
     def body(self) -> posts.Body:
-        """What the post carries."""
+        """The decoded body, whose signature and place `mail` has checked."""
 
 
 class Mail(Protocol):
@@ -171,7 +171,7 @@ class Driver:
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
-        """Live until `stop` is set."""
+        """Start, and handle events one after the other until `stop` is set."""
         self.start()
         while not self.stop.is_set():
             self.step(POLL_SECONDS)

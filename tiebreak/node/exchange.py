@@ -136,7 +136,7 @@ class Publisher:
         self._next = 1 + max((letter.post.number for letter in own), default=-1)
 
     def say(self, body: Body) -> bool:
-        """Whether it had to be said."""
+        """Post a body unless the hub has it from this party already. Returns whether it was posted."""
         if (int(body.KIND), body.encode()) in self._said:
             return False
         post = Post.of(body, job_id=self._job.id, number=self._next, sender=self._key.address)

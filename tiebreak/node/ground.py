@@ -62,10 +62,10 @@ class Notes(Protocol):
     """Where an outbox keeps its rows (`tiebreak.node.journal.Journal`)."""
 
     def notes(self) -> list[bytes]:
-        """All rows, oldest first."""
+        """What was noted before this process started, oldest first."""
 
     def note(self, note: bytes) -> None:
-        """Append a row, and sync it."""
+        """Append a row, which is safe on the disk when this returns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class Part:
 
     @property
     def file(self) -> str:
-        """Its name there."""
+        """Its name within the folder that `inside` leads to."""
         return self.name.rsplit("/", 1)[-1]
 
 

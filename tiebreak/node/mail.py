@@ -419,7 +419,7 @@ class _Pause:
         self._seconds = FIRST_PAUSE
 
     def wait(self) -> None:
-        """Wait. Raises `MailStopped`."""
+        """Wait longer than the last time, by a random share. Raises `MailStopped` if told to stop meanwhile."""
         if self._stop.wait(self._seconds * random.uniform(0.5, 1.0)):  # noqa: S311  # no secret
             raise MailStopped("stopped while the hub did not answer")
         self._seconds = min(2 * self._seconds, LONGEST_PAUSE)

@@ -219,5 +219,4 @@ def at_risk(board: Board, own: Address, items: list[AtStake]) -> int:
 
 
 def ended(board: Board) -> dict[Digest, JobStatus]:
-    """How each job ended that has."""
     return {job.id: job.status for job in board.jobs.values() if job.is_over}

@@ -113,7 +113,7 @@ class Child:
         return self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
 
     def stop(self) -> None:
-        """Ask the process to end."""
+        """Send SIGTERM, so that the process can close its journal."""
         if self._process.poll() is None:
             self._process.terminate()
 

@@ -48,7 +48,6 @@ class Bench:
     """The party's: jobs lie in `jobs`, an auditor's replays in `replays`."""
     domain: Domain
     hub: str
-    """The URL of the hub."""
     most_bytes: int = 0
     """The most to fetch for one job; 0: no limit but the disk."""
     threads: int = 0
@@ -69,7 +68,7 @@ class Fetch:
     job: Job
     count: int
     listings: tuple["LibraryBody", ...]
-    """Best first."""
+    """What publishers say that they have; the one to ask first comes first."""
     signature: bytes = b""
     """The trainer's under the job, if it is known."""
 
@@ -110,7 +109,7 @@ class Compute:
     """Of a replay's later attempt: up to which checkpoint an earlier one agreed with the trainer."""
     turn: Turn | None = None
     signature: bytes = b""
-    """The trainer's under the job."""
+    """The trainer's signature under the job; empty while it has not signed."""
 
 
 Task = Fetch | Publish | Compute
@@ -140,7 +139,7 @@ class Steps:
     job_id: Digest
     first_step: int
     losses: tuple[int, ...]
-    """FP32 bits."""
+    """Of each step, as the 32 bits of an FP32 number."""
     seconds: float
     processor: float
     """The share of the machine's cores that was used."""

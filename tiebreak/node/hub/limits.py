@@ -25,7 +25,7 @@ class Limits:
     bytes_per_key: int = 100 << 30
     """Of blobs that a key's libraries name."""
     blob_bytes: int = 32 << 30
-    """Of one blob."""
+    """The most that a single blob may have."""
     free_bytes: int = 1 << 30
     """What is left free on the disk: posts still fit when no more blobs do."""
     connections: int = 4096
@@ -72,7 +72,7 @@ class Buckets(Generic[K]):
         return has_them
 
     def tokens(self, key: K) -> float:
-        """How many there are now."""
+        """What a key may still spend at this instant; its bucket fills as time passes."""
         now = self._clock()
         tokens, since = self._filled.get(key) or (float(self._burst), now)
         return min(float(self._burst), tokens + (now - since) * self._rate)

@@ -71,11 +71,10 @@ class Training:
     step: int = 0
     loss: float | None = None
     speed: float | None = None
-    """Steps a second."""
+    """Steps a second, as the trainer says."""
     processor: float | None = None
-    """A share of the machine."""
+    """From 0 to 1, of all processors of the trainer's machine, as the trainer says."""
     memory: int | None = None
-    """Bytes."""
     at: int = 0
 
 

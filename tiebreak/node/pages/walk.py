@@ -318,7 +318,6 @@ def _terms_stage(states: Sequence[GameState], final: GameState, operation: Instr
 
 
 def _narrowed(cuts: Sequence[Range], total: int, noun: str) -> str:
-    """How many are left."""
     low, high = cuts[-1] if cuts else (0, total)
     return f"{words.tally(max(0, high - low), noun)} left"
 

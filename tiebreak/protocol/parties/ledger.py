@@ -51,7 +51,7 @@ class Refusal(VerificationError):
 
 
 class PaperBoard(Board):
-    """A board that holds no money."""
+    """A board whose credits are claims: nothing was paid in, so nothing can be withdrawn."""
 
     def credit(self, account: Address) -> int:  # noqa: ARG002
         return 0

@@ -318,13 +318,13 @@ class StepsBody(Body):
     KIND = PostKind.STEPS
     first_step: U64
     losses: Annotated[tuple[int, ...], ListOf(Uint(32), MAX_LOSSES)]
-    """Patterns of FP32 numbers."""
+    """Of each step from `first_step` on, as the 32 bits of an FP32 number."""
     millisteps: U64
-    """Steps in 1,000 seconds."""
+    """Speed, in steps in 1,000 seconds, so that a whole number tells slow steps apart."""
     processor: Annotated[int, Uint(16, 0, 1000)]
     """Of all that the machine has, in thousandths."""
     memory: U64
-    """Bytes."""
+    """The most bytes of memory that the training process has held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
