@@ -8,7 +8,7 @@
  *
  * A tick is a block: what happens between two ticks is in one block, in any order that whoever builds it likes. A
  * transaction of an honest party comes into a block before its maker's clock, or the window, is over; its proof, from the
- * block in which it is first seen, within DELAY blocks.
+ * block in which it is first seen, within DELAY blocks. A proof waits for WAIT blocks after its seal.
  */
 
 #ifndef GAMES
@@ -17,11 +17,13 @@
 #ifndef CLOCK
 #define CLOCK 2
 #endif
-#ifndef RESERVE
-#define RESERVE 1           /* what an honest challenger keeps of its clock for `prove` (game.pml) */
+#ifdef MUTANT_NO_WAIT
+#define WAIT 1              /* a proof in the block after its seal's */
+#else
+#define WAIT CLOCK
 #endif
 #ifndef DELAY
-#define DELAY 0             /* blocks for which the builders may leave out a proof that they have seen */
+#define DELAY (CLOCK - 1)   /* blocks for which the builders may leave out a proof that they have seen */
 #endif
 #define WINDOW 2
 #define REPLAY 2            /* blocks in which the honest challenger replays a segment, from when its head is posted */
@@ -126,7 +128,7 @@ inline slash(prover) {
 
 #define owner(g)        ((g) == 0 -> HONEST : ANYONE)
 #define live(g, ph)     (status == ACTIVE && games[g].phase == ph && games[g].elapsed <= rest(g))
-#define rest(g)         (games[g].phase == OPEN -> games[g].defenderRest : games[g].challengerRest)
+#define rest(g)         (games[g].phase == OPEN -> games[g].defenderRest : games[g].challengerRest + (games[g].phase == PROVE -> WAIT : 0))
 #define isTimedOut(g)   (games[g].elapsed > rest(g))
 #define isRunning(g)    (games[g].phase == OPEN || games[g].phase == SELECT || games[g].phase == PROVE)
 
@@ -208,7 +210,7 @@ inline challenge(g, count) {
 #ifdef MUTANT_SAME_INSTANT
 #define isLater(g)      true
 #else
-#define isLater(g)      (games[g].elapsed > 0)
+#define isLater(g)      (games[g].elapsed >= WAIT)
 #endif
 #if defined(MUTANT_NO_SEAL)
 #define knowsAnswer     (computes || published)
@@ -229,9 +231,8 @@ inline challenge(g, count) {
 #define mustSign        (clientHonest && logged && status == ACTIVE && receipts < headCount && hasLogs(headCount))
 #define mustProve       (published && games[0].phase == PROVE && pendingFor >= DELAY)
 #define mustOpen(g)     (trainerHonest && games[g].phase == OPEN && games[g].elapsed >= games[g].defenderRest)
-#define keeps           (games[0].phase == PROVE -> 0 : RESERVE)
-#define isHonestReady   (games[0].phase == SELECT || (games[0].phase == PROVE && games[0].elapsed > 0))
-#define mustAnswer      (isHonestReady && games[0].elapsed + 1 + keeps > games[0].challengerRest)
+#define isHonestReady   (games[0].phase == SELECT || (games[0].phase == PROVE && isLater(0)))
+#define mustAnswer      (isHonestReady && games[0].elapsed + 1 > rest(0))
 #define isLastCall      (isOpenAt(age, audit) && !isOpenAt(age + 1, audit - 1))
 #define isLastPost      (age == WINDOW || since == DEADLINE)
 #ifdef MUTANT_NO_DEADLINE

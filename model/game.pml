@@ -18,9 +18,7 @@
 #ifndef REPLAY
 #define REPLAY 1    /* replayTime: what re-execution may take beside the clock, and here also takes */
 #endif
-#ifndef RESERVE
-#define RESERVE 1   /* what an honest challenger keeps of its clock for `prove`, which must wait for the next block */
-#endif
+#define WAIT CLOCK  /* for which a proof waits, beside its maker's clock; what that is good for is in board.pml */
 #define MAX_DEPTH 3
 
 mtype:phase = { DESCEND, SELECT, OPEN_STEPS, OPEN_VALUES, OPEN_TENSOR, OPEN_CHUNK, SELECT_ELEMENT, OPEN_TERMS, PROVE, OVER };
@@ -141,7 +139,7 @@ inline leaf() {
 #ifdef MUTANT_NO_ALLOWANCE
 #define allowance       0
 #else
-#define allowance       (replays -> REPLAY : 0)
+#define allowance       (replays -> REPLAY : (phase == PROVE -> WAIT : 0))
 #endif
 #define usedAt(t)       ((t) > allowance -> (t) - allowance : 0)
 #define used            usedAt(elapsed)
@@ -158,10 +156,9 @@ inline leaf() {
 #define isTimedOut      (used > rest)
 #endif
 /* An honest party's replay takes its time; nobody waits for a dishonest one's. */
-#define isReady         (honest != mover || ((!replays || elapsed >= REPLAY) && (phase != PROVE || elapsed > 0)))
-#define keeps           (mover == CHALLENGER && phase != PROVE -> RESERVE : 0)
+#define isReady         (honest != mover || ((!replays || elapsed >= REPLAY) && (phase != PROVE || elapsed >= WAIT)))
 /* The one assumption about the network: it does not hold an honest move back until the clock is over. */
-#define mayWait         (honest != mover || !isReady || usedAt(elapsed + 1) + keeps <= rest)
+#define mayWait         (honest != mover || !isReady || usedAt(elapsed + 1) <= rest)
 
 /* 7: every move lowers this number, so a game has at most as many moves as its first rank. */
 #define levelRank       (level == RUN -> 4 : (level == STEPS -> 3 : (level == VALUES -> 2 : (level == CHUNKS -> 1 : 0))))
@@ -181,8 +178,8 @@ inline spend() {
     before = rank;
     spent = spent + used;
     granted = granted + elapsed - used;
-    /* 12: three moves a side have an allowance. */
-    assert(granted <= 6 * REPLAY);
+    /* 12: three moves a side have an allowance, and the proof. */
+    assert(granted <= 6 * REPLAY + WAIT);
     if
     :: defenderMoves -> defenderRest = defenderRest - used
     :: else -> challengerRest = challengerRest - used
@@ -371,8 +368,8 @@ inline play_openTerms() {
 }
 
 /* 9. The referee recomputes the leaf from what lies left of it. If that is all true, so is the answer; else nobody knows.
- * Legal with the answer that was sealed, and not at the instant of the move before. */
-#define mayProve        (elapsed > 0 && (seal == TRUTH || (seal == OTHER && !clean)))
+ * Legal with the answer that was sealed, and when it has waited. */
+#define mayProve        (elapsed >= WAIT && (seal == TRUTH || (seal == OTHER && !clean)))
 
 inline play_prove() {
     spend();

@@ -17,9 +17,7 @@
 #ifndef TALK
 #define TALK 2      /* the talking phase, in ticks */
 #endif
-#ifndef RESERVE
-#define RESERVE 1   /* what an honest challenger keeps of its clock for `prove` (game.pml) */
-#endif
+#define WAIT CLOCK  /* for which a proof waits after the move before it on the chain, beside its maker's clock */
 #define LAST 4      /* the proof */
 #define NONE 255
 
@@ -44,7 +42,7 @@ mtype:reason reason = NO_REASON;
 
 byte chain;                     /* where the game stands on the chain */
 byte talkLeft = TALK, elapsed;  /* ticks of talk that are left; ticks since it ended, or since a later move */
-bool movedNow;                  /* a move was made on the chain in this tick, or the challenge itself */
+byte age;                       /* ticks since a move was made on the chain, or since the challenge, up to WAIT */
 byte defenderRest = CLOCK, challengerRest = CLOCK, ticks;
 
 byte line[LAST + 1] = NONE;     /* the honest side's line of moves, by number */
@@ -108,7 +106,7 @@ inline step(p) {
 }
 
 /* The referee recomputes the leaf from what lies left of it; only then is a seal of anything but the truth of use. */
-#define mayProve(p)     (!movedNow && (shown(p) == 1 || (shown(p) == 2 && !clean(p))))
+#define isSealed(p)     (shown(p) == 1 || (shown(p) == 2 && !clean(p)))
 
 inline prove(p) {
     assert(honest != CHALLENGER || (clean(p) && lies(p) && shown(p) == 1));
@@ -122,19 +120,19 @@ inline prove(p) {
 
 #define rest            (mover(chain) == DEFENDER -> defenderRest : challengerRest)
 #define talks           (talkLeft > 0)
-#define isTimedOut      (elapsed > rest)
-#define keeps           (mover(chain) == CHALLENGER && moves(chain) < LAST -> RESERVE : 0)
+#define usedAt(t)       (moves(chain) < LAST -> (t) : ((t) > WAIT -> (t) - WAIT : 0))
+#define isTimedOut      (usedAt(elapsed) > rest)
 #define isOn(side)      (winner == NOBODY && !isTimedOut && mover(chain) == side)
 /* The honest side is in time on the chain, once nobody talks any more. */
 #define canGoOn         (winner == NOBODY && !isTimedOut && mayWait)
-#define mayWait         (talks || mover(chain) != honest || elapsed + 1 + keeps <= rest)
+#define mayWait         (talks || mover(chain) != honest || usedAt(elapsed + 1) <= rest)
 
 inline charge() {
     /* 5, 6: the clock of who moves, and for the time after the talk only. */
     assert(!isTimedOut);
     if
     :: mover(chain) == DEFENDER -> defenderRest = defenderRest - elapsed
-    :: else -> challengerRest = challengerRest - elapsed
+    :: else -> challengerRest = challengerRest - usedAt(elapsed)
     fi;
     elapsed = 0
 }
@@ -142,7 +140,7 @@ inline charge() {
 inline moveOnChain() {
     step(chain);
     charge();
-    movedNow = true;
+    age = 0;
     if
     :: next == NONE -> finish(CHALLENGER, BROKEN_TIE)
     :: else -> chain = next
@@ -169,7 +167,7 @@ inline enter(p) {
     chain = p;
 #ifdef MUTANT_ENTER_STARTS_CLOCKS
     talkLeft = 0;
-    elapsed = CLOCK
+    elapsed = CLOCK + 1
 #endif
 }
 
@@ -235,8 +233,7 @@ active proctype Game() {
         :: honest = NOBODY; chain = place(0, 0, 1, 1, 0)
         :: honest = NOBODY; chain = place(0, 0, 0, 1, 0)
         fi;
-        line[0] = chain;
-        movedNow = true
+        line[0] = chain
     }
     do
     /* What the honest side says, and what it hears. */
@@ -252,7 +249,7 @@ active proctype Game() {
     :: atomic { honest == DEFENDER && winner == NOBODY && talks && spoken == LAST && own[LAST] == NONE && isOnLine -> sign(line[LAST]) }
     :: atomic { honest == CHALLENGER && winner == NOBODY && talks && spoken == LAST && theirs[LAST] == NONE -> theirs[LAST] = line[LAST] }
 
-    /* Either side enters what the other signed; then the challenger may prove at the same instant. */
+    /* Either side enters what the other signed. */
     :: atomic { honest != NOBODY && mayEnter(own[1]) -> enter(own[1]); follow() }
     :: atomic { honest != NOBODY && mayEnter(own[2]) -> enter(own[2]); follow() }
     :: atomic { honest != NOBODY && mayEnter(own[3]) -> enter(own[3]); follow() }
@@ -261,8 +258,9 @@ active proctype Game() {
     :: atomic { honest != NOBODY && mayEnter(theirs[2]) -> enter(theirs[2]) }
     :: atomic { honest != NOBODY && mayEnter(theirs[3]) -> enter(theirs[3]) }
     :: atomic { honest != NOBODY && mayEnter(theirs[4]) -> enter(theirs[4]) }
-    :: atomic { honest == CHALLENGER && mayEnter(theirs[4]) && mayProve(theirs[4]) -> enter(theirs[4]); prove(chain) }
-    :: atomic { honest == DEFENDER && mayEnter(own[4]) && mayProve(own[4]) -> enter(own[4]); prove(chain) }
+    /* 14: the challenger proves from what the defender signed, at any time and wherever the game stands. */
+    :: atomic { honest == CHALLENGER && winner == NOBODY && theirs[4] != NONE && isSealed(theirs[4]) -> entered = true; prove(theirs[4]) }
+    :: atomic { honest == DEFENDER && winner == NOBODY && own[4] != NONE && isSealed(own[4]) -> entered = true; prove(own[4]) }
 #ifdef MUTANT_ENTER_UNSIGNED
     :: atomic { honest != NOBODY && winner == NOBODY && talks && moves(chain) < LAST ->
 #else
@@ -283,14 +281,14 @@ active proctype Game() {
     /* Moves on the chain, of either side. An honest one makes them when there is nobody to talk with. */
     :: atomic { isOn(DEFENDER) -> moveOnChain(); follow() }
     :: atomic { isOn(CHALLENGER) && moves(chain) < LAST -> moveOnChain(); follow() }
-    :: atomic { isOn(CHALLENGER) && moves(chain) == LAST && mayProve(chain) -> proveOnChain() }
+    :: atomic { isOn(CHALLENGER) && moves(chain) == LAST && age == WAIT && isSealed(chain) -> proveOnChain() }
     /* Nobody has to concede: an honest side that is stuck is not helped by it. */
     :: atomic { canGoOn && honest != DEFENDER -> finish(CHALLENGER, CONCEDED) }
     :: atomic { canGoOn && honest != CHALLENGER -> finish(DEFENDER, CONCEDED) }
     :: atomic { winner == NOBODY && forked -> finish(honest, FORKED) }
     :: atomic { winner == NOBODY && !talks && isTimedOut -> finish(other(mover(chain)), TIMEOUT) }
     :: atomic { canGoOn ->
-        movedNow = false;
+        age = (age < WAIT -> age + 1 : age);
         ticks++;
         if
         :: talks -> talkLeft--
@@ -300,7 +298,7 @@ active proctype Game() {
         :: else -> elapsed++
         fi;
         /* 12: whatever the sides do and enter, a game is over soon after the talk and the clocks. */
-        assert(ticks <= TALK + 2 * CLOCK + 1) }
+        assert(ticks <= TALK + 3 * CLOCK + 1) }
     :: winner != NOBODY -> break
     od
 }

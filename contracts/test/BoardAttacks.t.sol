@@ -322,10 +322,13 @@ contract BoardAttacksTest is GameBase {
 
     // ---------------------------------------------------------------- the ends of the ranges
 
+    /// A third of 2^25 seconds: a game takes both clocks, and a proof waits for one.
+    uint64 private constant LONGEST_CLOCK = 11_184_810;
+
     function _extreme() private view returns (IJobBoard.Job memory job) {
         job = _job(1);
         (job.reward, job.trainerStake, job.challengerStake) = (MAX, MAX, MAX);
-        (job.challengeWindow, job.clock, job.replayTime) = (1 << 28, 1 << 24, 0);
+        (job.challengeWindow, job.clock, job.replayTime) = (1 << 28, LONGEST_CLOCK, 0);
         job.deadline = 1 << 28;
         (job.steps, job.checkpointInterval) = (type(uint64).max, 1);
         (job.bodyCount, job.stateCount, job.dataCount) = (1 << 20, 1 << 20, 1 << 20);
@@ -359,7 +362,7 @@ contract BoardAttacksTest is GameBase {
         _fund();
         jobId = _offer(_extreme());
         _accept(jobId);
-        uint256 longest = 1 << 24;
+        uint256 longest = LONGEST_CLOCK;
         _warp(START + (1 << 28)); // the last second of the window
         gameId = _challenge(jobId, type(uint64).max, WRONG, 0);
         _warp(current + longest);

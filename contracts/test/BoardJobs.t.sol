@@ -77,6 +77,7 @@ contract BoardJobsTest is BoardBase {
         _equal(0, state.tolerances, "tolerances");
         _equal(WINDOW, Duration.unwrap(state.challengeWindow), "window");
         _equal(CLOCK, Duration.unwrap(state.clock), "clock");
+        _equal(CLOCK, Duration.unwrap(board.clock(jobId)), "clock alone");
         _equal(REPLAY, Duration.unwrap(state.replayTime), "replay time");
         _equal(TALK, Duration.unwrap(state.talkTime), "talk time");
         _equal(AUDIT, Duration.unwrap(state.auditTime), "audit time");
@@ -227,18 +228,18 @@ contract BoardJobsTest is BoardBase {
 
     function test_create_refuses_a_game_of_more_than_a_year() external {
         IJobBoard.Job memory job = _job(1);
-        (job.talkTime, job.clock, job.replayTime) = (5, 1 << 23, 1 << 17);
-        uint256 length = 5 + 2 * uint256(job.clock) + 96 * uint256(job.replayTime);
+        (job.talkTime, job.clock, job.replayTime) = (5, 1 << 22, 1 << 17);
+        uint256 length = 5 + 3 * uint256(job.clock) + 96 * uint256(job.replayTime);
         job.talkTime += uint64((1 << 25) - length);
         _offer(job);
         job.talkTime += 1;
         _refused(job, "gameTime", (1 << 25) + 1);
         job = _job(2);
         job.talkTime = type(uint64).max;
-        _refused(job, "gameTime", uint256(type(uint64).max) + 2 * CLOCK + 96 * REPLAY);
+        _refused(job, "gameTime", uint256(type(uint64).max) + 3 * CLOCK + 96 * REPLAY);
         job.talkTime = 0;
         job.replayTime = type(uint64).max;
-        _refused(job, "gameTime", 96 * uint256(type(uint64).max) + 2 * CLOCK);
+        _refused(job, "gameTime", 96 * uint256(type(uint64).max) + 3 * CLOCK);
     }
 
     function test_create_refuses_another_descent() external {

@@ -369,7 +369,7 @@ abstract contract GameBase is BoardBase {
 
     /// @dev A second after the move before.
     function _prove() internal {
-        _warp(current + 1);
+        _warp(current + CLOCK);
         referee.answerWith(right);
         _play(challenger, _proof(SALT, opened));
     }

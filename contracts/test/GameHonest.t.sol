@@ -200,19 +200,19 @@ contract HonestHandler is GameBase {
     /// @notice Time passes, but not so much that an honest side would be late.
     function elapse(uint256 seed) external {
         ++calls;
-        _elapse(seed);
+        _elapse(seed % (WINDOW / 4));
     }
 
-    function _elapse(uint256 seed) private {
-        uint256 most = WINDOW / 4;
+    function _elapse(uint256 seconds_) private {
+        uint256 most = CLOCK;
         for (uint256 i = 0; i < plays.length; ++i) {
             (bool open, bool isHonest, uint256 left) = _slack(plays[i]);
             if (!open || !isHonest || left >= most) continue;
-            if (left == 0) return _moveOf(i, seed);
+            if (left == 0) return _moveOf(i, seconds_);
             most = left;
         }
         ++done;
-        _warp(current + 1 + seed % most);
+        _warp(current + (seconds_ < most ? seconds_ + 1 : most));
     }
 
     /// @return open whether someone is to move @return isHonest whether it is honest @return left seconds it still has
@@ -224,13 +224,12 @@ contract HonestHandler is GameBase {
         isHonest = defender ? p.lie == 0 : p.honest;
         uint256 rest = Duration.unwrap(defender ? state.defenderRest : state.challengerRest);
         uint256 end = Instant.unwrap(state.last) + rest + _allowance(state);
-        // A proof is later than the choice before it: an honest challenger keeps a second for that.
-        if (isHonest && !defender && state.phase != IGame.Phase.PROVE) end -= 1;
         return (true, isHonest, end > current ? end - current : 0);
     }
 
     /// @dev Written apart from the contract, from SPEC section 10.
     function _allowance(IGame.GameState memory state) private view returns (uint256) {
+        if (state.phase == IGame.Phase.PROVE) return CLOCK;
         uint256 replays = REPLAY * board.crowd(state.jobId);
         if (state.phase == IGame.Phase.OPEN_STEPS || state.phase == IGame.Phase.OPEN_VALUES) return replays;
         if (state.phase == IGame.Phase.OPEN_TERMS) return replays;
@@ -384,8 +383,8 @@ contract HonestHandler is GameBase {
             bytes memory data = _opened(_which(p, state), state);
             _play(p.challenger, abi.encodeCall(IGame.selectElement, (gameId, index, data, seal)));
             if (!isLong) p.opened.push(seal);
-        } else if (current == Instant.unwrap(state.last)) {
-            _elapse(0); // a proof in the same block would be too early
+        } else if (current < Instant.unwrap(state.last) + CLOCK) {
+            _elapse(Instant.unwrap(state.last) + CLOCK - current - 1); // it would be too early
         } else if (p.answer == WRONG) {
             _play(p.challenger, abi.encodeCall(IGame.concede, (gameId))); // it sealed no answer
         } else {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
-import {Instant} from "../src/game/Time.sol";
+import {Duration} from "../src/game/Time.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard} from "../src/interfaces/IJobBoard.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
@@ -73,7 +73,7 @@ contract GameProofTest is GameBase {
 
     function test_a_proof_that_the_referee_refuses_is_illegal() external {
         _walkToValue(2, 5);
-        _warp(current + 1);
+        _warp(current + CLOCK);
         IReferee.Proof memory proof;
         proof.instruction = hex"00";
         _expect(abi.encodeWithSelector(IReferee.MissingElement.selector, 0, 7));
@@ -83,19 +83,33 @@ contract GameProofTest is GameBase {
 
     // ---------------------------------------------------------------- time and seal
 
-    function test_a_proof_in_the_block_of_the_move_before_is_too_early() external {
+    function test_a_proof_waits_for_a_clock_which_costs_it_nothing() external {
         _walkToTerms(2, 1, 1);
         referee.answerWith(right);
-        Instant last = Instant.wrap(uint40(current));
-        _expect(abi.encodeWithSelector(IGame.TooEarly.selector, last, last));
+        uint256 sealedAt = current;
+        for (uint256 early = CLOCK; early > 0; early = early > 1 ? 1 : 0) {
+            _warp(sealedAt + CLOCK - early); // in the block of the seal, and one second too early
+            _expect(abi.encodeWithSelector(IGame.TooEarly.selector, sealedAt + CLOCK, current));
+            _play(challenger, _proof(SALT, opened));
+        }
+        for (uint256 late = 0; late < 2; ++late) {
+            uint256 id = VM.snapshotState();
+            _warp(sealedAt + CLOCK + late * CLOCK); // the first second, and the last
+            _play(challenger, _proof(SALT, opened));
+            _defenderLost(IGame.Reason.RECOMPUTED);
+            _equal(CLOCK - late * CLOCK, Duration.unwrap(games.game(gameId).challengerRest), "rest");
+            require(VM.revertToState(id), "back");
+        }
+        _warp(sealedAt + 2 * CLOCK + 1);
+        _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, CLOCK, CLOCK + 1));
         _play(challenger, _proof(SALT, opened));
-        _prove(); // a second later
-        _defenderLost(IGame.Reason.RECOMPUTED);
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _challengerLost(IGame.Reason.TIMEOUT);
     }
 
     function test_another_salt_or_answer_is_not_what_was_sealed() external {
         _walkToTerms(2, 1, 1);
-        _warp(current + 1);
+        _warp(current + CLOCK);
         referee.answerWith(right);
         bytes32 found = sha256(abi.encodePacked("tb.seal.", gameId, right, WRONG));
         _expect(abi.encodeWithSelector(IGame.WrongSeal.selector, opened[6], found));
@@ -118,7 +132,7 @@ contract GameProofTest is GameBase {
     }
 
     function _refusedSalt(uint256 place) private {
-        _warp(current + 1);
+        _warp(current + CLOCK);
         referee.answerWith(right);
         bytes32 found = sha256(abi.encodePacked("tb.seal.", gameId, right, WRONG));
         _expect(abi.encodeWithSelector(IGame.WrongSeal.selector, opened[place], found));
@@ -131,7 +145,7 @@ contract GameProofTest is GameBase {
 
     function test_each_thing_opened_must_be_repeated() external {
         _walkToTerms(2, 1, 1);
-        _warp(current + 1);
+        _warp(current + CLOCK);
         bytes32 digest = games.game(gameId).opened;
         _equal(7, opened.length, "run, steps, body, seal, instruction, terms, seal");
         for (uint256 i = 0; i < 7; ++i) {
@@ -170,7 +184,7 @@ contract GameProofTest is GameBase {
     }
 
     function _refusedCount(uint256 right_) private {
-        _warp(current + 1);
+        _warp(current + CLOCK);
         _equal(right_, opened.length, "the right length");
         for (uint256 count = 0; count < 9; ++count) {
             if (count == right_) continue;
@@ -311,8 +325,8 @@ contract GameProofTest is GameBase {
 
     /// A mirror plays the same game beside the challenger, move for move, and copies its proof from the queue.
     function test_a_mirror_gets_nothing_in_the_same_block() external {
-        (GameId own, GameId mirror) = _playBoth();
-        _warp(current + 1);
+        (GameId own, GameId mirror) = _playBoth(0);
+        _warp(current + CLOCK);
         // The mirror's transaction comes first, with all of the challenger's proof in it.
         _mirrorFails(mirror);
         // Had it sealed the copied seal, it would be for another game.
@@ -324,8 +338,8 @@ contract GameProofTest is GameBase {
     }
 
     function test_a_mirror_gets_nothing_one_block_later() external {
-        (GameId own, GameId mirror) = _playBoth();
-        _warp(current + 1);
+        (GameId own, GameId mirror) = _playBoth(0);
+        _warp(current + CLOCK);
         gameId = own;
         _play(challenger, _proof(SALT, opened));
         _warp(current + 1);
@@ -337,8 +351,8 @@ contract GameProofTest is GameBase {
 
     /// Even a mirror that learns the answer cannot seal it any more, in the block in which it learns it or later.
     function test_a_mirror_that_waits_for_the_answer_cannot_seal_it_in_time() external {
-        (, GameId mirror) = _playBoth();
-        _warp(current + 1);
+        (, GameId mirror) = _playBoth(0);
+        _warp(current + CLOCK);
         _mirrorFails(mirror);
         gameId = mirror;
         // It stands at the same leaf, and selecting again is not its turn.
@@ -346,11 +360,37 @@ contract GameProofTest is GameBase {
         _play(stranger, _selection(termLeaves, 0, 1, _seal(right)));
     }
 
-    bytes32[] private mirrorOpened;
+    /// A builder keeps a proof out of the blocks, seals its answer in a game of its own, and proves first: a clock later.
+    function test_who_seals_the_answer_of_a_proof_that_it_holds_back_comes_a_clock_later() external {
+        mirrorSeals = true;
+        (GameId own, GameId mirror) = _playBoth(CLOCK); // all but its seal, which it posts when it sees the proof
+        (uint256 seen, bytes32[] memory list) = (current, opened);
+        (list[3], list[6]) = (_mirrorSeal(mirror), _mirrorSeal(mirror));
+        gameId = mirror;
+        _warp(seen + CLOCK - 1);
+        _expect(abi.encodeWithSelector(IGame.TooEarly.selector, seen + CLOCK, current));
+        _play(stranger, _proof(SALT, list));
+        uint256 id = VM.snapshotState();
+        gameId = own; // in the last second of what it has to bear
+        _play(challenger, _proof(SALT, opened));
+        _equal(CHALLENGER_STAKE + TRAINER_STAKE / 2, board.credit(challenger), "who computed");
+        require(VM.revertToState(id), "back");
+        _warp(seen + CLOCK); // longer than anybody is kept out
+        gameId = mirror;
+        _play(stranger, _proof(SALT, list));
+        require(board.credit(stranger) > TRAINER_STAKE / 2, "the promise ends here");
+    }
+
+    function _mirrorSeal(GameId mirror) private view returns (bytes32) {
+        return sha256(abi.encodePacked("tb.seal.", mirror, right, SALT));
+    }
+
+    bool private mirrorSeals;
     bool private mirroring;
 
-    /// @dev Both games to the proof of the same leaf. The mirror copies the seals that it saw.
-    function _playBoth() private returns (GameId own, GameId mirror) {
+    /// @dev Both games to the proof of the same leaf, the mirror's by as much later. It copies the seals that it saw, or
+    /// seals the answer.
+    function _playBoth(uint256 later) private returns (GameId own, GameId mirror) {
         levels = 5;
         _walkToTerms(2, 1, 1);
         own = gameId;
@@ -358,7 +398,8 @@ contract GameProofTest is GameBase {
         gameId = mirror;
         mirroring = true;
         bytes32[] memory kept = opened;
-        bytes32 copied = kept[6];
+        bytes32 copied = mirrorSeals ? _mirrorSeal(mirror) : kept[6];
+        _warp(current + later);
         _walk(runLeaves, 0);
         _openSteps(0);
         _walk(_stepLeaves(0), 1);

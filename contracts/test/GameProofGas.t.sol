@@ -44,7 +44,7 @@ contract GameProofGasTest is GameBase {
 
     function _small() private returns (bytes memory data) {
         _walkToTerms(2, 1, 1);
-        _warp(current + 1);
+        _warp(current + CLOCK);
         referee.answerWith(right);
         return _proof(SALT, opened);
     }
@@ -82,7 +82,7 @@ contract GameProofGasTest is GameBase {
     function test_theBoardsPartOfAValuesProof() external {
         _walkToValue(6, SOURCE);
         _openTensor(SOURCE);
-        _warp(current + 1);
+        _warp(current + CLOCK);
         uint256 used = _execution(_proof(SALT, opened));
         uint256 most = MAKER.ofTheBoardForAValue();
         if (used <= most - 2_000 || used > most) revert OtherPart(used, most);

@@ -72,7 +72,7 @@ contract GameTalkTest is GameBase {
                 if (side == 0) _play(trainer, _entry(CHALLENGER_KEY, r.sequence, r.snapshot));
                 else _play(challenger, _entry(TRAINER_KEY, r.sequence, r.snapshot));
                 _requireAt(r);
-                _warp(current + 1);
+                _warp(current + CLOCK); // from the game's start on: no move was made here
                 if (walk == 0) {
                     _openValues(2);
                 } else if (walk == 3) {
@@ -138,8 +138,25 @@ contract GameTalkTest is GameBase {
             _warp(START + TALKED + later);
             _expect(abi.encodeWithSelector(IGame.TalkIsOver.selector, START + TALKED, START + TALKED + later));
             _play(challenger, _entry(TRAINER_KEY, r.sequence, r.snapshot));
-            _expect(abi.encodeWithSelector(IGame.TalkIsOver.selector, START + TALKED, START + TALKED + later));
+        }
+    }
+
+    /// Whoever keeps a proof out of the blocks until the talk is over has not kept it out.
+    function test_a_signed_leaf_is_judged_at_any_time_and_wherever_the_game_stands() external {
+        Reached memory r = _reach(4);
+        referee.answerWith(right);
+        for (uint256 later = 0; later < 3; ++later) {
+            uint256 id = VM.snapshotState();
+            _warp(START + TALKED - 1 + later * later * CLOCK);
+            if (later == 1) {
+                _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
+            }
+            if (later == 0) _play(trainer, _entry(CHALLENGER_KEY, r.sequence, r.snapshot)); // it stands here already
             _play(challenger, _entryAndProof(TRAINER_KEY, r, SALT));
+            _defenderLost(IGame.Reason.RECOMPUTED);
+            _expect(abi.encodeWithSelector(IGame.GameIsOver.selector, gameId));
+            _play(challenger, _entryAndProof(TRAINER_KEY, r, SALT));
+            require(VM.revertToState(id), "back");
         }
     }
 
@@ -189,7 +206,7 @@ contract GameTalkTest is GameBase {
         require(uint8(state.phase) == uint8(snapshot[0]) && state.height == uint8(snapshot[2]), "as signed");
         _equal(words[0] & bytes32(uint256(type(uint64).max)), bytes32(uint256(state.leaves)), "leaves");
         address side = games.mover(gameId);
-        _warp(START + TALKED + CLOCK + REPLAY + 1);
+        _warp(START + TALKED + 2 * CLOCK + REPLAY + 1); // more than any allowance
         _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
         if (side == trainer) _defenderLost(IGame.Reason.TIMEOUT);
         else _challengerLost(IGame.Reason.TIMEOUT);

@@ -209,7 +209,7 @@ contract GameTurnsTest is GameBase {
         _openTerms();
         _edge(REPLAY); // first SELECT of the terms
         _walk(termLeaves, 1, _seal(right));
-        _edge(0); // PROVE
+        _edge(CLOCK); // PROVE: what it has to wait
     }
 
     function _walkRest(bytes32[] memory leaves, uint256 position) private {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
+import {Duration} from "../game/Time.sol";
 import {GameId, IGame} from "../interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../interfaces/IJobBoard.sol";
 import {Tags} from "../libraries/Tags.sol";
@@ -63,6 +64,11 @@ contract Board is Receipts, Seats {
     /// @inheritdoc IJobBoard
     function crowd(JobId jobId) external view returns (uint256) {
         return _jobs[jobId].crowd;
+    }
+
+    /// @inheritdoc IJobBoard
+    function clock(JobId jobId) external view returns (Duration) {
+        return _jobs[jobId].clock;
     }
 
     /// @inheritdoc IJobBoard

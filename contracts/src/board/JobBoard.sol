@@ -356,10 +356,10 @@ abstract contract JobBoard is IJobBoard {
         _require("challengerStake", job_.challengerStake, 1, MAX_AMOUNT);
         _require("challengeWindow", job_.challengeWindow, 1, MAX_SECONDS);
         _require("clock", job_.clock, 1, MAX_GAME_SECONDS);
-        // SAFETY: two clocks and six allowances after the talk, every game is over (invariant 12 of the game), also when
-        // as many are open at once as may be.
+        // SAFETY: two clocks, the wait for a proof, which is one more, and six allowances after the talk, every game is over
+        // (invariant 12 of the game), also when as many are open at once as may be.
         uint256 replays = 6 * MAX_GAMES * uint256(job_.replayTime);
-        _require("gameTime", uint256(job_.talkTime) + 2 * uint256(job_.clock) + replays, 0, MAX_GAME_SECONDS);
+        _require("gameTime", uint256(job_.talkTime) + 3 * uint256(job_.clock) + replays, 0, MAX_GAME_SECONDS);
         // SAFETY: all segments together, so that a final head at once holds no money for longer.
         uint256 audits = uint256(Segments.checkpoints(job_.steps, job_.checkpointInterval)) * job_.auditTime;
         _require("auditTime", audits, 0, MAX_SECONDS);

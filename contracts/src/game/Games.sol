@@ -162,7 +162,10 @@ contract Games is IGame {
         Turns.Game storage state = _load(gameId, turn);
         (address trainer, address challenger) = (state.trainer, state.challenger);
         if (msg.sender != trainer && msg.sender != challenger) revert NotASide(msg.sender);
-        _enterable(gameId, turn, sequence, snapshot, signature, msg.sender == trainer ? challenger : trainer);
+        Turns.requireTalk(turn, currentInstant());
+        if (sequence <= turn.sequence) revert StaleState(turn.sequence, sequence);
+        if (sequence > MAX_SEQUENCE) revert IndexOutOfRange(MAX_SEQUENCE, sequence);
+        _requireSigned(gameId, sequence, snapshot, signature, msg.sender == trainer ? challenger : trainer);
         emit Entered(gameId, sequence, snapshot);
         Snapshots.enter(state, turn, Snapshots.decode(snapshot));
         turn.sequence = sequence;
@@ -182,7 +185,7 @@ contract Games is IGame {
         Turns.Turn memory turn;
         Turns.Game storage state = _load(gameId, turn);
         _requireSide(state.challenger);
-        _enterable(gameId, turn, sequence, snapshot, signature, state.trainer);
+        _requireSigned(gameId, sequence, snapshot, signature, state.trainer);
         GameState memory signed = Snapshots.decode(snapshot);
         if (signed.phase != Phase.PROVE) revert WrongPhase(Phase.PROVE, signed.phase);
         Snapshots.complete(signed, state);
@@ -272,7 +275,7 @@ contract Games is IGame {
     }
 
     /// @dev Numbered plan of a turn: (1) the game exists and has no verdict, (2) the move fits the phase, (3) the
-    /// caller is the mover, (4) the mover has time left; then its clock is charged.
+    /// caller is the mover, (4) a proof has waited, (5) the mover has time left; then its clock is charged.
     /// SAFETY: a move that does not end the game moves no money, so it need not ask whether the job is still active.
     function _turn(GameId gameId, Turns.Turn memory turn, Phase expected)
         private
@@ -282,25 +285,19 @@ contract Games is IGame {
         state = _load(gameId, turn); // (1)
         if (turn.phase != expected) revert WrongPhase(expected, turn.phase); // (2)
         _requireSide(Turns.defenderMoves(expected) ? state.trainer : state.challenger); // (3)
-        (Instant last, Instant current) = (turn.last, currentInstant());
-        Turns.spend(state, BOARD, turn, current); // (4)
-        // SAFETY: whoever saw a proof pending had to fix the same answer in an earlier block, without it.
-        if (expected == Phase.PROVE && !current.isAfter(last)) revert TooEarly(last, current);
+        Instant current = currentInstant();
+        if (expected == Phase.PROVE) Turns.requireRipe(state, BOARD, turn.last, current); // (4)
+        Turns.spend(state, BOARD, turn, current); // (5)
     }
 
-    /// @dev Reverts unless the state may enter now: the sides still talk, it is later than what stands here, and `signer`
-    /// signed it.
-    function _enterable(
+    /// @dev Reverts unless `signer` signed that the game stands there after so many moves.
+    function _requireSigned(
         GameId gameId,
-        Turns.Turn memory turn,
         uint32 sequence,
         bytes calldata snapshot,
         bytes calldata signature,
         address signer
     ) private view {
-        Turns.requireTalk(turn, currentInstant());
-        if (sequence <= turn.sequence) revert StaleState(turn.sequence, sequence);
-        if (sequence > MAX_SEQUENCE) revert IndexOutOfRange(MAX_SEQUENCE, sequence);
         bytes32 hash = Signatures.stateDigest(address(BOARD), gameId, sequence, Snapshots.id(snapshot));
         Signatures.check(hash, signature, signer);
     }

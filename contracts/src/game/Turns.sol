@@ -64,25 +64,26 @@ library Turns {
 
     /// @dev One read of storage, into memory that the caller has: a function that returned a turn would clear it first.
     function load(Game storage game, Turn memory turn) internal view {
-        uint256 word = game.turn;
-        // The casts take the field; the masks drop what is above it.
-        // forge-lint: disable-start(unsafe-typecast)
-        turn.phase = IGame.Phase(word & 15);
-        turn.level = IGame.Level(word >> 4 & 7);
-        turn.height = uint8(word >> 7 & 127);
-        turn.descentLevels = uint8(word >> 14 & 7);
-        turn.verdict = IGame.Verdict(word >> 17 & 3);
-        turn.reason = IGame.Reason(word >> 19 & 15);
-        turn.fresh = word >> 23 & 1 != 0;
-        turn.dtype = uint8(word >> 24);
-        turn.summation = uint8(word >> 32);
-        turn.last = Instant.wrap(uint40(word >> 40));
-        turn.talk = Duration.wrap(uint32(word >> 80));
-        turn.defenderRest = Duration.wrap(uint32(word >> 112));
-        turn.challengerRest = Duration.wrap(uint32(word >> 144));
-        turn.sequence = uint16(word >> 176);
-        turn.position = uint64(word >> 192);
-        // forge-lint: disable-end(unsafe-typecast)
+        // SAFETY: `save` packed the word, so each field is in its range. The members stand in the order of the struct; the
+        // compiler would check the four that are enums again for each move.
+        assembly ("memory-safe") {
+            let word := sload(game.slot)
+            mstore(turn, and(word, 0x0f)) // phase
+            mstore(add(turn, 0x20), and(shr(4, word), 0x07)) // level
+            mstore(add(turn, 0x40), and(shr(7, word), 0x7f)) // height
+            mstore(add(turn, 0x60), and(shr(14, word), 0x07)) // descentLevels
+            mstore(add(turn, 0x80), and(shr(17, word), 0x03)) // verdict
+            mstore(add(turn, 0xa0), and(shr(19, word), 0x0f)) // reason
+            mstore(add(turn, 0xc0), and(shr(23, word), 0x01)) // fresh
+            mstore(add(turn, 0xe0), and(shr(24, word), 0xff)) // dtype
+            mstore(add(turn, 0x100), and(shr(32, word), 0xff)) // summation
+            mstore(add(turn, 0x120), and(shr(40, word), 0xffffffffff)) // last
+            mstore(add(turn, 0x140), and(shr(80, word), 0xffffffff)) // talk
+            mstore(add(turn, 0x160), and(shr(112, word), 0xffffffff)) // defenderRest
+            mstore(add(turn, 0x180), and(shr(144, word), 0xffffffff)) // challengerRest
+            mstore(add(turn, 0x1a0), and(shr(176, word), 0xffff)) // sequence
+            mstore(add(turn, 0x1c0), shr(192, word)) // position
+        }
     }
 
     /// @dev One write. SAFETY: the durations are below 2^32, for the board bounds those of a job (section 8) and they only
@@ -138,15 +139,18 @@ library Turns {
 
     /// @notice What the mover's clock is charged for a move now. An allowance is once the replay time for each game of the
     /// crowd: with one machine, a side that replays first come, first served has at most one replay of each before its own.
+    /// That of a proof is the time for which it has to wait.
     function used(Game storage game, IJobBoard board, Turn memory turn, Instant current)
         internal
         view
         returns (Duration charge)
     {
         charge = current.since(turn.last).reducedBy(turn.talk);
+        if (Duration.unwrap(charge) == 0) return charge;
+        if (turn.phase == IGame.Phase.PROVE) return charge.reducedBy(board.clock(game.jobId));
         // The allowance is read only where there is one: it stands in another slot; the crowd, with the board, only if
         // that of a game alone is not enough.
-        if (Duration.unwrap(charge) == 0 || !_needsReplay(turn)) return charge;
+        if (!_needsReplay(turn)) return charge;
         Duration alone = Duration.wrap(game.replayTime);
         if (!charge.exceeds(alone)) return Duration.wrap(0);
         // At most 16 times 2^24.
@@ -164,7 +168,7 @@ library Turns {
         if (defender) turn.defenderRest = rest.minus(charge);
         else turn.challengerRest = rest.minus(charge);
         // The talk ends at the same instant, however many moves are made here meanwhile.
-        turn.talk = turn.talk.reducedBy(current.since(turn.last));
+        if (Duration.unwrap(turn.talk) != 0) turn.talk = turn.talk.reducedBy(current.since(turn.last));
         turn.last = current;
         unchecked {
             ++turn.sequence;
@@ -175,6 +179,14 @@ library Turns {
     function requireTalk(Turn memory turn, Instant current) internal pure {
         Instant until = turn.last.plus(turn.talk);
         if (!until.isAfter(current)) revert IGame.TalkIsOver(until, current);
+    }
+
+    /// @notice Reverts unless a clock has passed since the move before a proof, in which the answer was sealed or earlier.
+    /// INVARIANT 10: nobody keeps a transaction out of the blocks for as long. So whoever seals what another's proof shows
+    /// comes too late, though it may choose what is in a block.
+    function requireRipe(Game storage game, IJobBoard board, Instant last, Instant current) internal view {
+        Instant ripe = last.plus(board.clock(game.jobId));
+        if (ripe.isAfter(current)) revert IGame.TooEarly(ripe, current);
     }
 
     /// @notice The side to move is out of time.

@@ -18,16 +18,16 @@ type GameId is bytes32;
 ///     by choosing the first node that differs.
 ///  3. `height` + the levels already walked = the depth of the current tree; position < 2^(levels walked).
 ///  4. Exactly one side is to move, and only its clock runs: the mover is a function of the phase.
-///  5. Clocks only run down, `last` only grows. With `a` the time talked and the allowances used, defenderRest +
+///  5. Clocks only run down, `last` only grows. With `a` the time talked, the allowances used and the wait for a proof, defenderRest +
 ///     challengerRest + time used - a = 2 · clock; neither is ever negative. At each instant exactly one of "a move is in time" and
 ///     "`timeout` is legal" holds.
 ///  6. Each phase leads to a later one of the same level, to DESCEND or SELECT at less height, or to a lower level. So a game ends.
 ///  7. The game holds exactly one challenger's stake, that of its rank, until its verdict.
 ///  8. There is a verdict, and a reason, exactly when the phase is OVER; it never changes, and no move is legal any more.
 ///  9. `opened` is the digest of one list: run root, steps root, body root, ... (SPEC section 11); `prove` is given that list.
-/// 10. A proof is legal only with the answer that was sealed when the leaf was chosen, for this game, in an earlier block
-///     or in a state that the defender signed.
-///     (So a challenger keeps a second of its clock for the proof.)
+/// 10. A proof is legal only with the answer that was sealed when the leaf was chosen, for this game: in a state that the
+///     defender signed, or at least a clock before. So nobody who sees a proof can prove the same before that proof has
+///     had as long to come into a block.
 /// 11. `log` is the defender's too: its records commit to it, each part is tied to the one before. A game of policy
 ///     `exact` has none.
 ///
@@ -240,8 +240,8 @@ interface IGame {
     error InvalidSnapshot(uint256 offset, uint256 value);
     /// The two states do not conflict: one snapshot.
     error NoFork(bytes32 snapshot);
-    /// A proof at the instant of the move before.
-    error TooEarly(Instant last, Instant current);
+    /// A proof before the instant `ripe`, a clock after the move before.
+    error TooEarly(Instant ripe, Instant current);
 
     /// @notice Starts a game. Caller: the board, which has checked the head and holds the stake.
     function begin(Start calldata start) external;
@@ -297,7 +297,7 @@ interface IGame {
     function openTerms(GameId gameId, bytes32[] calldata nodes, bytes calldata accumulator, bytes32[] calldata siblings)
         external;
 
-    /// @notice 9, challenger, later than the move before: the operands. The referee recomputes the leaf. Parts that
+    /// @notice 9, challenger, a clock after the move before or later, which costs it nothing of its own: the operands. The referee recomputes the leaf. Parts that
     /// this leaf has no use for are empty.
     /// @param salt of the seal
     /// @param opened what earlier moves fixed: run root, steps root, body root, seal of the leaf of the values; then,
@@ -312,8 +312,10 @@ interface IGame {
     /// @param signature the other side's, over EIP-712 `State(bytes32 gameId,uint32 sequence,bytes32 snapshot)`
     function enter(GameId gameId, uint32 sequence, bytes calldata snapshot, bytes calldata signature) external;
 
-    /// @notice `enter` and `prove` in one, judged in memory. Caller: the challenger. The seal stands in what the defender
-    /// signed, so the proof may come in any block.
+    /// @notice Proves from a state that the defender signed, judged in memory. Caller: the challenger. Legal at any time
+    /// before the verdict, whatever stands here: who could keep it out of the talk's blocks would else have seen the proof.
+    /// SAFETY: the seal stands in what the defender signed. It can help a friend to half of its own stake at any time: by
+    /// a concession.
     function enterAndProve(
         GameId gameId,
         uint32 sequence,

@@ -101,7 +101,7 @@ interface IJobBoard {
         uint256 challengerStake;
         /// Seconds. Invariant: 1 ... 2^28.
         uint64 challengeWindow;
-        /// Seconds, each side's own in one game. Invariant: at least 1; talkTime + 2 clock + 96 replayTime <= 2^25.
+        /// Seconds, each side's own in one game. Invariant: at least 1; talkTime + 3 clock + 96 replayTime <= 2^25.
         uint64 clock;
         /// Seconds that a move which needs re-execution may take beside the clock, for each game of a crowd.
         uint64 replayTime;
@@ -398,6 +398,8 @@ interface IJobBoard {
     function origin(JobId jobId) external view returns (Origin memory);
     /// @notice The most games of this job that were open at once since none was.
     function crowd(JobId jobId) external view returns (uint256);
+    /// @notice What a side's clock starts with in each game of the job, and what a proof waits.
+    function clock(JobId jobId) external view returns (Duration);
     function credit(address account) external view returns (uint256);
     /// @notice ceil(steps / k): the count of the final head.
     function checkpoints(JobId jobId) external view returns (uint64);

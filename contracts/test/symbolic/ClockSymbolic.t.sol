@@ -13,10 +13,15 @@ contract ClockSymbolic is SymbolicBase {
 
     Turns.Game private _game;
     uint8 private _crowd;
+    uint32 private _clock;
 
     /// @dev What the board says of the job.
     function crowd(JobId) external view returns (uint256) {
         return _crowd;
+    }
+
+    function clock(JobId) external view returns (Duration) {
+        return Duration.wrap(_clock);
     }
 
     /// One instant of a game in play. Durations are free in their 32 bits and instants in their 40, as the contract keeps them.
@@ -29,6 +34,7 @@ contract ClockSymbolic is SymbolicBase {
         uint32 defenderRest;
         uint32 challengerRest;
         uint24 replayTime;
+        uint32 clock;
         /// Chooses one of two crowds: a product of two free numbers is beyond the solver.
         uint8 choice;
         uint40 current;
@@ -59,7 +65,7 @@ contract ClockSymbolic is SymbolicBase {
         turn.defenderRest = Duration.wrap(c.defenderRest);
         turn.challengerRest = Duration.wrap(c.challengerRest);
         turn.talk = Duration.wrap(c.talk);
-        (_game.replayTime, _crowd) = (c.replayTime, crowdOf(c));
+        (_game.replayTime, _crowd, _clock) = (c.replayTime, crowdOf(c), c.clock);
     }
 
     /// @dev SPEC section 10, "Clocks", in plain words.
@@ -70,6 +76,7 @@ contract ClockSymbolic is SymbolicBase {
         if (phase == IGame.Phase.OPEN_STEPS) return replays;
         if (phase == IGame.Phase.OPEN_VALUES) return replays;
         if (phase == IGame.Phase.OPEN_TERMS) return replays;
+        if (phase == IGame.Phase.PROVE) return c.clock;
         if (phase == IGame.Phase.SELECT && c.fresh) {
             if (level == IGame.Level.STEPS) return replays;
             if (level == IGame.Level.VALUES) return replays;
@@ -131,6 +138,22 @@ contract ClockSymbolic is SymbolicBase {
         assert(then.phase == IGame.Phase.OVER && then.reason == IGame.Reason.TIMEOUT);
         IGame.Verdict expected = isChallengers(c) ? IGame.Verdict.CHALLENGER_LOST : IGame.Verdict.DEFENDER_LOST;
         assert(then.verdict == expected);
+    }
+
+    function ripe(Instant last, Instant current) external view {
+        Turns.requireRipe(_game, IJobBoard(address(this)), last, current);
+    }
+
+    /// @dev Invariant 10: a proof is legal from a clock after the move before it on, and never timed out sooner.
+    function check_aProofWaits(Case calldata c) external {
+        vm.assume(c.current >= c.last && c.phase == uint8(IGame.Phase.PROVE));
+        vm.assume(uint256(c.last) + c.clock < 1 << 40);
+        Turns.Turn memory turn = turnOf(c);
+        (bool isRipe,) =
+            address(this).staticcall(abi.encodeCall(this.ripe, (Instant.wrap(c.last), Instant.wrap(c.current))));
+        assert(isRipe == (uint256(c.current) >= uint256(c.last) + c.clock));
+        (bool ends,) = address(this).staticcall(abi.encodeCall(this.timeout, (turn, Instant.wrap(c.current))));
+        assert(isRipe || !ends);
     }
 
     /// @dev False: with exactly the rest used, a move is still legal.
