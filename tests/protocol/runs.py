@@ -316,7 +316,9 @@ def duel(
     """A game against the head of `run`, without messages, a move a second. Illegal moves raise."""
     parties = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}
     start = game.start(run.job, run.head(count).head, GAME, 0)
-    for played in moves(start, parties, lambda state, move: game.apply(state, move, state.last + 1)):
+    for played in moves(
+        start, parties, lambda state, move: game.apply(state, move, max(state.last + 1, state.earliest))
+    ):
         assert played.after.moves <= max_moves(run.job)
         if on_move is not None:
             on_move(played.before, played.move, played.after)

@@ -81,7 +81,7 @@ def test_3_a_move_of_another_kind_is_illegal(name: str, cases: Callable[[], None
         for move in all_moves():
             if move.KIND is not made.KIND:
                 with pytest.raises(IllegalMove, match=f"expected a move of kind {made.KIND.name}"):
-                    game.apply(state, move, state.last + 1)
+                    game.apply(state, move, state.earliest + 1)
                 cases()
 
 
@@ -258,9 +258,9 @@ def test_4_an_illegal_move_is_refused_and_changes_nothing(message: str) -> None:
     state, move = at(name, phase)
     copy = replace(state)
     with pytest.raises(IllegalMove, match=message):
-        game.apply(state, change(move), state.last + 1)
+        game.apply(state, change(move), state.earliest + 1)
     assert state == copy
-    assert game.apply(state, move, state.last + 1) != state
+    assert game.apply(state, move, state.earliest + 1) != state
 
 
 # ---------------------------------------------------------------- 9: an honest defender never loses

@@ -23,13 +23,15 @@ from tiebreak.protocol.game.sides import Challenger, Defender, Party
 def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[], None]) -> None:
     allowed = Counter[int]()
     for state, move, _ in WALKS[name]:
-        state = replace(state, last=1000, defender_rest=70, challenger_rest=30)
+        state = replace(state, last=1000, moved=1000, defender_rest=70, challenger_rest=30)
         rest = 70 if state.mover is Side.DEFENDER else 30
         last = 1000 + state.allowance + rest
         assert (state.rest, state.deadline) == (rest, last)
         allowed[state.allowance] += 1
-        first = 1001 if state.phase is Phase.PROVE else 1000
-        for now in {first, 1000 + state.allowance - 1, 1000 + state.allowance, last - 1, last} - {999, 1000} | {first}:
+        first = 1000 + (CLOCK if state.phase is Phase.PROVE else 0)
+        assert state.earliest == first
+        edges = {first, 1000 + state.allowance - 1, 1000 + state.allowance, last - 1, last}
+        for now in {now for now in edges if now >= first}:
             after = game.apply(state, move, now)
             assert after.last == now
             assert after.defender_rest + after.challenger_rest == 100 - max(0, now - 1000 - state.allowance)
@@ -41,8 +43,8 @@ def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[
         verdict = game.timeout(state, last + 1).verdict
         assert verdict is not None
         assert (verdict.winner, verdict.reason) == (state.mover.other, Reason.TIMEOUT)
-        assert ("of replay" in verdict.detail) == (state.allowance > 0)
-    assert set(allowed) == {0, REPLAY}
+        assert ("not charged" in verdict.detail) == (state.allowance > 0)
+    assert set(allowed) == {0, REPLAY, CLOCK}
 
 
 def test_5_time_does_not_run_backward() -> None:
@@ -64,7 +66,8 @@ def test_12_who_replays_has_an_allowance(name: str) -> None:
     seen = Counter[tuple[Phase, Level]]()
     for state, _, _ in WALKS[name]:
         place = (state.phase, state.level)
-        assert state.allowance == (REPLAY if place in told and not seen[place] else 0), place
+        waits = CLOCK if state.phase is Phase.PROVE else 0
+        assert state.allowance == (REPLAY if place in told and not seen[place] else waits), place
         seen[place] += 1
     assert max(seen[place] for place in told if place[0] is not Phase.SELECT) == 1
     if name == "terms":
@@ -83,7 +86,7 @@ def test_12_the_bound_is_reached_and_not_passed() -> None:
         state = game.apply(state, move, state.last + state.allowance + late)
     assert state.phase is Phase.PROVE
     assert (state.defender_rest, state.challenger_rest) == (0, CLOCK)
-    bound = start + 2 * CLOCK + 6 * REPLAY + 1
+    bound = start + 3 * CLOCK + 6 * REPLAY + 1
     assert state.deadline == bound - 1
     with pytest.raises(IllegalMove):
         game.timeout(state, bound - 1)
@@ -121,7 +124,7 @@ class Slow:
 
     def instant(self, state: GameState) -> int | None:
         """None: not any more."""
-        soonest = state.last + (state.phase is Phase.PROVE)
+        soonest = state.last + (state.phase is Phase.PROVE) * CLOCK
         if state.mover is self._honest:
             # At most two seconds of its clock a move: there is enough for every game.
             return self._random.randint(soonest, state.last + state.allowance + 2)
@@ -144,7 +147,7 @@ def slow_duel(run: Run, parties: dict[Side, Party], slow: Slow) -> tuple[GameSta
             with pytest.raises(IllegalMove):
                 game.timeout(state, state.deadline)
             return game.timeout(state, state.deadline + 1), state.deadline + 1
-        allowed[state.mover] += state.allowance > 0
+        allowed[state.mover] += state.allowance > 0 and state.phase is not Phase.PROVE
         assert allowed[state.mover] <= 3  # invariant 12
         answered = Concede() if slow.concedes(state) else parties[state.mover].move(state, answered)
         before, state = state, game.apply(state, answered, now)
@@ -155,7 +158,7 @@ def slow_duel(run: Run, parties: dict[Side, Party], slow: Slow) -> tuple[GameSta
 def check_end(state: GameState, end: int, winner: Side) -> None:
     assert state.verdict is not None
     assert state.verdict.winner is winner, state.verdict
-    assert 1000 <= end <= 1000 + 2 * CLOCK + 6 * REPLAY + 1  # invariant 12
+    assert 1000 <= end <= 1000 + 3 * CLOCK + 6 * REPLAY + 1  # invariant 12
     assert state.moves <= max_moves(state.job)
 
 

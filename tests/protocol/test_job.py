@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "long replay": ({"replay_time": (1 << 25) + 1}, "replay_time: expected a number between 0 and 33554432"),
     "long talk": ({"talk_time": (1 << 25) + 1}, "talk_time: expected a number between 0 and 33554432"),
     "a game of a year and more": (
-        {"talk_time": 65, "clock": 1 << 23, "replay_time": (1 << 24) // 96},
+        {"talk_time": (1 << 22) + 65, "clock": 1 << 22, "replay_time": (1 << 24) // 96},
         "a game of at most 33554432 seconds, got 33554433",
     ),
     "long audit": ({"audit_time": (1 << 28) + 1}, "audit_time: expected a number between 0 and 268435456"),

@@ -1,4 +1,6 @@
-"""Keys and signatures: against `eth_account`, and against damage."""
+"""Keys and signatures: against `eth_account`, and against damage; in Python, and in C where it is installed."""
+
+from collections.abc import Iterator
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -10,12 +12,23 @@ from eth_utils.exceptions import ValidationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.keys import ORDER, RANDOM_BYTES, PrivateKey, recover, verify
 from tiebreak.protocol.errors import ConfigurationError, SignatureError
 
 KEY = PrivateKey.from_int(0xC0FFEE)
 DIGEST = bytes(range(32))
 PASSPHRASE = "correct horse"
+WAYS = ["Python", "C"] if keys.LIBSECP256K1 is not None else ["Python"]
+
+
+@pytest.fixture(autouse=True, scope="module", params=WAYS)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test of this file runs on both ways, so either is held to the same oracles."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "Python":
+            patch.setattr(keys, "LIBSECP256K1", None)
+        yield
 
 
 @settings(max_examples=40, deadline=None)
@@ -160,3 +173,27 @@ def test_a_signature_whose_key_would_be_infinity_is_refused() -> None:
     assert _by_eth_keys(digest, signature) is None
     with pytest.raises(SignatureError):
         recover(digest, signature)
+
+
+_EDGES = [0, 1, 2, ORDER // 2, ORDER // 2 + 1, ORDER - 1, ORDER, 2**256 - 1]
+_SCALARS = st.one_of(st.sampled_from(_EDGES), st.integers(0, 2**256 - 1))
+
+
+@pytest.mark.skipif("C" not in WAYS, reason="needs coincurve")
+@settings(max_examples=200, deadline=None)
+@given(_SCALARS, _SCALARS, _SCALARS, st.integers(26, 29), st.booleans())
+def test_both_ways_take_and_refuse_the_same(z: int, r: int, s: int, v: int, is_signed: bool) -> None:
+    """Of what anybody may send: any numbers, and real signatures with s, or the digest, from elsewhere."""
+    digest, rest = z.to_bytes(32, "big"), s.to_bytes(32, "big") + bytes([v])
+    made = KEY.sign(digest)
+    signature = (made[:32] if is_signed else r.to_bytes(32, "big")) + rest
+    found = []
+    for library in (pytest.importorskip("coincurve"), None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keys, "LIBSECP256K1", library)
+            assert KEY.sign(digest) == made
+            try:
+                found.append(recover(digest, signature).hex())
+            except SignatureError as error:
+                found.append(str(error))
+    assert found[0] == found[1]

@@ -185,9 +185,9 @@ def test_4_an_illegal_move_is_refused_and_changes_nothing(what: str) -> None:
     state, move = at(name, phase)
     copy = replace(state)
     with pytest.raises(IllegalMove, match=message):
-        game.apply(state, change(move), state.last + 1)
+        game.apply(state, change(move), state.earliest + 1)
     assert state == copy
-    assert game.apply(state, move, state.last + 1).verdict is None
+    assert game.apply(state, move, state.earliest + 1).verdict is None
 
 
 def test_what_the_walk_remembers_of_the_logs() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.protocol.runs import (
     CHALLENGER,
     CLIENT,
+    CLOCK,
     DOMAIN,
     REPLAY,
     SECRET,
@@ -71,11 +72,11 @@ def test_a_game_by_messages_ends_like_one_without() -> None:
 def test_a_transcript_replays_to_the_same_verdict() -> None:
     liar = Liar(JOB, 3, 3)
     done, transcript = played(liar, HONEST)
-    instants = range(5, 5 + transcript.messages + 1)
+    instants = [*range(5, 5 + transcript.messages), done.final.moved]
     assert match.replay(JOB, liar.head(), transcript, instants) == done.final
     with pytest.raises(IllegalMove, match="expected a move not after"):
         match.replay(JOB, liar.head(), transcript, [5 + (101 + REPLAY) * k for k in range(len(instants))])
-    with pytest.raises(IllegalMove, match="expected a proof after the instant 5"):
+    with pytest.raises(IllegalMove, match=f"expected a proof not before {5 + CLOCK}"):
         match.replay(JOB, liar.head(), transcript, [5] * len(instants))
     with pytest.raises(VerificationError, match=r"game: expected [0-9a-f]{64}, got"):
         match.replay(JOB, liar.head(), transcript, instants, nonce=1)

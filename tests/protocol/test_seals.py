@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.protocol.runs import GAME, SECRET, Liar, duel, program
+from tests.protocol.runs import CLOCK, GAME, SECRET, Liar, duel, program
 from tests.protocol.walks import ARGMAX, COMMIT, HONEST, JOB, WALKS
 from tiebreak.protocol.errors import EncodingError, IllegalMove
 from tiebreak.protocol.game import rules as game
@@ -100,26 +100,31 @@ def test_a_challenger_seals_once_and_where_it_will_prove(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_11_a_proof_does_not_come_at_the_instant_of_the_move_before(name: str) -> None:
-    """t-1, t and t+1 of the last move, by whichever side it was."""
+def test_11_a_proof_waits_for_a_clock_after_the_move_before(name: str) -> None:
+    """t-1, t and t+1 of the last move, by whichever side it was, and of the first and last instant for the proof."""
     state, proof, _ = WALKS[name][-1]
     assert state.phase is Phase.PROVE
     state = replace(state, last=1000, moved=1000, challenger_rest=1)
     with pytest.raises(IllegalMove, match="not before 1000, got 999"):
         game.apply(state, proof, 999)
-    with pytest.raises(IllegalMove, match="expected a proof after the instant 1000 of the move before"):
-        game.apply(state, proof, 1000)
-    assert game.apply(state, proof, 1001).is_over
-    with pytest.raises(IllegalMove, match="not after 1001"):
-        game.apply(state, proof, 1002)
-    # A challenger that has used up its clock before can only concede, or wait for its `timeout`.
-    state = replace(state, challenger_rest=0)
-    for now in (1000, 1001):
-        with pytest.raises(IllegalMove):
+    ripe = 1000 + CLOCK
+    for now in (1000, 1001, ripe - 1):
+        with pytest.raises(
+            IllegalMove, match=f"expected a proof not before {ripe}, a clock after .*, got one at {now}"
+        ):
             game.apply(state, proof, now)
+        with pytest.raises(IllegalMove):
+            game.timeout(state, now)
+    assert game.apply(state, proof, ripe).challenger_rest == 1, "to wait costs nothing"
+    assert game.apply(state, proof, ripe + 1).is_over
+    with pytest.raises(IllegalMove, match=f"not after {ripe + 1}"):
+        game.apply(state, proof, ripe + 2)
+    # A challenger that has used up its clock before has one instant left.
+    state = replace(state, challenger_rest=0)
+    assert game.apply(state, proof, ripe).is_over
     with pytest.raises(IllegalMove):
-        game.timeout(state, 1000)
-    assert game.timeout(state, 1001).is_over
+        game.timeout(state, ripe)
+    assert game.timeout(state, ripe + 1).is_over
 
 
 class Seals(Challenger):
@@ -150,7 +155,7 @@ def test_11_a_true_proof_of_what_was_not_sealed_is_illegal(leaf: int) -> None:
         assert end.verdict is not None
         assert end.verdict.winner is Side.DEFENDER, "it gives up rather than send what would be refused"
         state = told[-1][0]
-        for now in range(state.last + 1, state.deadline + 1, 20):
+        for now in range(state.earliest, state.deadline + 1, 20):
             with pytest.raises(IllegalMove, match="expected the seal of the right answer"):
                 game.apply(state, right, now)
         assert game.timeout(state, state.deadline + 1).is_over
@@ -166,9 +171,9 @@ def test_11_a_seal_of_another_game_opens_nothing(leaf: int) -> None:
     for move in made[:-1]:
         state = game.apply(state, move, state.last)
     with pytest.raises(IllegalMove, match="expected the seal of the right answer"):
-        game.apply(state, made[-1], state.last + 1)
+        game.apply(state, made[-1], state.earliest)
     assert program().instruction_at(state.leaf).opcode is not None
-    assert game.apply(replace(state, game_id=GAME), made[-1], state.last + 1).is_over, "but for the game id"
+    assert game.apply(replace(state, game_id=GAME), made[-1], state.earliest).is_over, "but for the game id"
 
 
 @pytest.mark.parametrize("leaf", [24, ARGMAX])

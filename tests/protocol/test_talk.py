@@ -279,12 +279,15 @@ def test_6_no_timeout_while_the_sides_talk() -> None:
     assert rules.timeout(start, 1000 + TALK + CLOCK + 1).is_over
 
 
-def test_11_a_proof_waits_for_its_seals_instant_while_the_sides_talk_too() -> None:
+def test_11_a_proof_waits_while_the_sides_talk_too() -> None:
     state, proof, _ = WALKS["element"][-1]
     state = replace(state, moved=1000, last=1000 + TALK)
-    with pytest.raises(IllegalMove, match="expected a proof after the instant 1000"):
-        rules.apply(state, proof, 1000)
-    assert rules.apply(state, proof, 1001).is_over
+    for now in (1000, 1000 + CLOCK - 1):
+        with pytest.raises(IllegalMove, match=f"expected a proof not before {1000 + CLOCK}"):
+            rules.apply(state, proof, now)
+    for now in (1000 + CLOCK, 1000 + TALK + CLOCK):
+        assert rules.apply(state, proof, now).challenger_rest == state.challenger_rest
+    assert state.deadline == 1000 + TALK + CLOCK + state.challenger_rest
 
 
 @pytest.mark.parametrize("side", Side)
@@ -309,7 +312,7 @@ def test_13_a_later_state_enters_while_the_sides_talk(cases: Callable[[], None])
             assert Snapshot.of(entered) == Snapshot.of(later)
             clocks = (entered.defender_rest, entered.challenger_rest, entered.last, entered.moved, entered.moves)
             assert clocks == (7, 9, 1000 + TALK, 1000, number)
-            assert rules.apply(entered, move, 1001).moves == number + 1
+            assert rules.apply(entered, move, entered.earliest + 1).moves == number + 1
             cases()
         for now in (999, 1000 + TALK):
             with pytest.raises(IllegalMove, match=f"expected an instant from 1000 to {1000 + TALK - 1}"):
@@ -323,18 +326,27 @@ def test_13_a_later_state_enters_while_the_sides_talk(cases: Callable[[], None])
         rules.enter(replace(start, last=1000), steps[3][0], 1000)
 
 
-def test_13_a_state_that_the_defender_agreed_to_is_proved_at_once() -> None:
-    """`enterAndProve`: the defender has signed the seal, so nobody can have copied the answer from the proof."""
+def test_14_a_state_that_the_defender_signed_is_proved_at_any_time_and_wherever_the_game_stands() -> None:
+    """`enterAndProve`: the defender has signed the seal, so only its partner could have copied the answer."""
     state, proof, _ = WALKS["terms"][-1]
     start = replace(WALKS["terms"][0][0], moved=1000, last=1000 + TALK)
-    end = rules.apply(rules.enter(start, state, 1001), proof, 1001)
+    end = rules.apply(rules.enter(start, state, 1001), proof, 1000 + CLOCK)
     assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (C, Reason.RECOMPUTED)
-    # Another line of moves may have gone on in the same block.
-    entered = rules.enter(start, state, 1000)
-    assert rules.apply(entered, proof, 1000, has_entered=True).verdict == end.verdict
-    with pytest.raises(IllegalMove, match="a proof after the instant 1000"):
-        rules.apply(entered, proof, 1000)
+    for before, _, _ in WALKS["terms"]:
+        assert rules.prove_signed(before, state, proof).verdict == end.verdict
+    with pytest.raises(IllegalMove, match="over"):
+        rules.prove_signed(end, state, proof)
+    with pytest.raises(IllegalMove, match="expected the seal"):
+        rules.prove_signed(start, state, replace(proof, salt=bytes(32)))  # type: ignore[type-var]
+    for early, move, _ in WALKS["terms"][:-1]:
+        with pytest.raises(IllegalMove, match="expected a proof from phase PROVE"):
+            rules.prove_signed(start, early, proof)
+        with pytest.raises(IllegalMove, match="expected a proof from phase PROVE"):
+            rules.prove_signed(start, state, move)
+    # The state alone, entered, makes its proof wait.
+    with pytest.raises(IllegalMove, match=f"expected a proof not before {1000 + CLOCK}"):
+        rules.apply(rules.enter(start, state, 1000), proof, 1001)
 
 
 # ---------------------------------------------------------------- 9, 10 and 13: any interleaving
@@ -396,8 +408,7 @@ class Table:
     def play(self) -> None:
         """One move on the chain. The honest side is in time."""
         state = self.chain
-        if state.phase is Phase.PROVE and self.now <= state.moved:
-            self.now = state.moved + 1
+        self.now = max(self.now, state.earliest)
         if state.mover is not self.honest and self.random.random() < 0.05:
             self.now = state.deadline + 1
             self.chain = rules.timeout(state, self.now)

@@ -261,6 +261,7 @@ class Town:
             or self.pool
             or self.now < START + 600
             or any(self.board.credits.values())
+            or any(slot.owner for pool in self.board.pools.values() for slot in pool)
         ):
             self.at(self.now + BLOCK, self.mine)
 
@@ -365,9 +366,9 @@ class Town:
     def enter(self, played: PublicGame, sender: bytes, wanted: e.Enter | e.EnterAndProve) -> str:
         entered = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
         number, signer = entered.sequence, played.challenger if sender == played.job.job.trainer else TRAINER.address
-        if number <= played.state.moves:
+        if isinstance(wanted, e.Enter) and number <= played.state.moves:
             return "StaleState"
-        if not played.state.talks(self.now):
+        if isinstance(wanted, e.Enter) and not played.state.talks(self.now):
             return "TalkIsOver"
         snapshot = Snapshot.decode(entered.snapshot)
         standing = Standing(game_id=played.id, sequence=number, snapshot=snapshot.id)
@@ -378,12 +379,13 @@ class Town:
         line = next(line for line in lines if Snapshot.of(resume(Defender(self.run), start, line)) == snapshot)
         later = resume(Defender(self.run), start, line)
         assert later.moves == number
-        played.state = game.enter(played.state, later, self.now)
         played.moves, played.entries = list(line), played.entries + 1
         if isinstance(wanted, e.EnterAndProve):
             assert wanted.opened == opened(later)
-            played.state = game.apply(played.state, wanted.move, self.now)
+            played.state = game.prove_signed(played.state, later, wanted.move)
             played.moves.append(wanted.move)
+        else:
+            played.state = game.enter(played.state, later, self.now)
         return ""
 
     def end(self, job: PublicJob, status: JobStatus, owed: dict[Any, int]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.protocol.runs import CLIENT, DOMAIN, GAME
+from tests.protocol.runs import CLIENT, CLOCK, DOMAIN, GAME
 from tests.protocol.walks import JOB, WALKS, Walk
 from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.errors import IllegalMove
@@ -96,11 +96,11 @@ def test_a_copy_with_seals_of_its_own_has_sealed_a_guess(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_who_waits_for_the_proof_comes_an_instant_too_late(name: str, cases: object) -> None:
+def test_who_waits_for_the_proof_comes_a_clock_too_late(name: str, cases: object) -> None:
     """It stops before a move of its own, its seal at the latest. Once the proof is visible it seals that answer.
 
-    The trainer answers it at once. Still its proof is illegal at the instant at which the honest one counts, and the
-    next is too late, for then the trainer is slashed.
+    The trainer answers it at once, and its clock has time for that. Still its proof is illegal for a clock after the
+    honest one can be seen, and then the trainer is slashed.
     """
     walk = WALKS[name]
     moment, answer = shown_at(walk), right_answer(walk)
@@ -108,18 +108,19 @@ def test_who_waits_for_the_proof_comes_an_instant_too_late(name: str, cases: obj
     for stop in range(seal_at + 1):
         if walk[stop][0].mover is not Side.CHALLENGER:
             continue
-        state = start_of(walk)
+        state = replace(start_of(walk), challenger_rest=10 * CLOCK)
         for _, move, after in walk[:stop]:
             state = game.apply(state, move, after.last)
         for _, move, _ in walk[stop:-1]:
             state = game.apply(state, sealed_anew(move, state.game_id, answer), moment)
         for proof in proofs(walk):
-            with pytest.raises(IllegalMove, match=f"expected a proof after the instant {moment}"):
-                game.apply(state, proof, moment)
+            for now in (moment, moment + CLOCK - 1):
+                with pytest.raises(IllegalMove, match=f"expected a proof not before {moment + CLOCK}"):
+                    game.apply(state, proof, now)
         good = replace(walk[-1][1], salt=SALT)  # type: ignore[arg-type]
-        late = game.apply(state, good, moment + 1)
+        late = game.apply(state, good, moment + CLOCK)
         assert late.verdict is not None
-        assert late.verdict.winner is Side.CHALLENGER, "only the instant is in the way"
+        assert late.verdict.winner is Side.CHALLENGER, "only the wait is in the way"
         cases()  # type: ignore[operator]
 
 

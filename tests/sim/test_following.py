@@ -104,6 +104,7 @@ def facts(found: PublicGame, *, judged: bool) -> dict[str, Any]:
         del shown["moves"]  # the last of them is not in the log
     if judged:
         del shown["entries"]
+        shown["costs"] = [gas for _, gas in found.costs]
         shown["state"] = (verdict.winner, verdict.reason)
     return shown
 

@@ -153,7 +153,10 @@ class Yard:
             checkpoint_interval=interval,
             client=keys.client.address,
             trainer=keys.trainer.address,
-            terms=Terms(descent_levels=levels, reward=7, trainer_stake=1001, challenger_stake=55),
+            # Games are played one after the other against one head, and the proof of each waits for six hours.
+            terms=Terms(
+                descent_levels=levels, reward=7, trainer_stake=1001, challenger_stake=55, challenge_window=30 * 86400
+            ),
         )
         return another(job)
 

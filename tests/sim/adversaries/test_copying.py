@@ -1,11 +1,15 @@
 """Whole games of those who copy an honest challenger's moves from the mempool."""
 
+from random import Random
+
 import pytest
 
-from tests.sim.adversaries.playing import HALF, duel, party, played
-from tiebreak.sim.adversaries.base import Catch, builder
-from tiebreak.sim.adversaries.mempool import Copier
+from tests.sim.adversaries.playing import HALF, duel, party, played, result_of, stage
+from tiebreak.sim.adversaries.base import Adversary, Catch, builder
+from tiebreak.sim.adversaries.mempool import Copier, Withholder, bearable, with_a_false_run
 from tiebreak.sim.world.cast import TERMS
+
+BLOCK = 12
 
 
 @pytest.mark.slow
@@ -20,9 +24,9 @@ def test_a_mirror_gets_its_stake_back_and_the_auditor_the_reward() -> None:
 def test_a_copied_challenge_earns_nothing() -> None:
     result = played("front-run challenge", 1)
     copied, original = result.duels
-    assert (copied.challenger, copied.verdict) == ("builder", "void")
+    assert (copied.challenger, copied.verdict, copied.reason) == ("builder", "trainer", "timeout")
     assert (original.challenger, original.verdict) == ("auditor", "challenger")
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
+    assert (party(result, "builder").wei, party(result, "auditor").wei) == (-TERMS.challenger_stake, HALF)
 
 
 @pytest.mark.slow
@@ -38,15 +42,41 @@ def test_a_copied_proof_in_front_of_the_original_is_refused(seals_late: bool) ->
     assert copied.moves >= original.moves - 2, "it had kept up to the last"
 
 
+def withholding(seconds: int | None = None) -> Adversary:
+    """A builder that withholds a proof for as many seconds; by default for all that its maker can bear."""
+    return builder(
+        "withheld proof", Withholder, "-", {Catch.HARMLESS}, before=with_a_false_run,
+        seconds=lambda cast, _rng: bearable(cast) if seconds is None else seconds,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
-def test_a_proof_withheld_for_a_block_costs_the_challenger_its_reward_and_nothing_else() -> None:
-    """An open weakness: see docs/security.md, residual risks."""
-    result = played("withheld proof", 3)
+def test_a_withheld_proof_earns_its_maker_the_reward() -> None:
+    result = played(withholding(), 3)
     assert result.job_status == "slashed"
-    assert party(result, "builder").wei == HALF
-    assert party(result, "auditor").wei == 0, "its stake came back"
+    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
     assert party(result, "trainer").wei == -TERMS.trainer_stake
     assert party(result, "client").wei == 0
+    copied, own = duel(result, "builder"), duel(result, "auditor")
+    assert copied.moves == own.moves - 1, "it had sealed the answer"
+    assert own.seconds > TERMS.clock + bearable(stage(withholding(), Random(3)))
+
+
+@pytest.mark.slow
+def test_a_builder_that_withholds_a_proof_for_longer_than_a_clock_is_paid() -> None:
+    """Nobody is promised anything against one: without a copy, too, the auditor's clock would run out."""
+    result = result_of(withholding(TERMS.clock + 2 * BLOCK), 3)
+    assert party(result, "builder").wei == HALF
+    assert party(result, "auditor").wei < 0
+
+
+@pytest.mark.slow
+def test_a_proof_that_is_withheld_until_the_talk_is_over_still_counts() -> None:
+    result = played(withholding(TERMS.clock - 2 * BLOCK), 3, talk_time=100 * BLOCK)
+    fought = duel(result, "auditor")
+    assert (fought.verdict, fought.reason) == ("challenger", "recomputed")
+    assert fought.seconds >= TERMS.clock - 2 * BLOCK
+    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
 
 
 def test_a_copied_report_costs_the_reporter_its_reward_and_nothing_else() -> None:

@@ -89,7 +89,7 @@ class Job(Record):
         if self.game_seconds > MAX_GAME_SECONDS:
             raise VerificationError(
                 f"job: expected a game of at most {MAX_GAME_SECONDS} seconds, got {self.game_seconds}: talk, "
-                f"two clocks, and six allowances, each for {MAX_GAMES} games"
+                f"three clocks, and six allowances, each for {MAX_GAMES} games"
             )
         if self.checkpoint_interval > self.steps:
             raise VerificationError(
@@ -125,8 +125,11 @@ class Job(Record):
 
     @property
     def lone_game_seconds(self) -> int:
-        """By when a game can be ended while no others are open; each other one adds six allowances."""
-        return self.talk_time + 2 * self.clock + 6 * self.replay_time
+        """By when a game can be ended while no others are open: two clocks, and one for which its proof waits.
+
+        Each other one adds six allowances.
+        """
+        return self.talk_time + 3 * self.clock + 6 * self.replay_time
 
     @property
     def checkpoints(self) -> int:

@@ -8,7 +8,7 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
-from tiebreak.protocol.game.moves import Move, Select, Side
+from tiebreak.protocol.game.moves import Move, Phase, Select, Side
 from tiebreak.protocol.game.sides import Party
 from tiebreak.protocol.game.state import GameState
 
@@ -57,8 +57,15 @@ class Match:
 
 
 def by_rules(clock: Callable[[], int]) -> Judge:
-    """A judge that applies the rules of the game. `clock` returns the instant of each move, in seconds."""
-    return lambda state, move: rules.apply(state, move, clock())
+    """A judge that applies the rules of the game. `clock` returns the instant of each move, in seconds.
+
+    A proof waits for as long as the rules say.
+    """
+
+    def judge(state: GameState, move: Move) -> GameState:
+        return rules.apply(state, move, max(clock(), state.earliest if move.KIND is Phase.PROVE else 0))
+
+    return judge
 
 
 def by_hand(_side: Side, move: Move) -> tuple[Move, int]:

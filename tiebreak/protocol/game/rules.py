@@ -24,19 +24,19 @@ Invariants, each with a test named by its number:
  9. An honest defender (its head is true, its moves are in time) never loses to any legal moves of the challenger.
 10. An honest challenger (the head is false, its moves are in time) never loses to any legal moves of the defender.
 11. Nobody can prove what it had not sealed: a PROVE that is legal at t opens a seal that this game's challenger posted
-    before t, or that stands in a state which the defender has signed or entered. So another party, whom the defender
-    does not help, cannot prove at t what only becomes visible at t.
+    a clock before t or earlier, or that stands in a state which the defender has signed or entered. So another party,
+    whom the defender does not help, can prove what becomes visible at t at t + clock and no sooner, even if it chooses
+    what stands in a block: nobody is kept out of the blocks for as long.
 12. Only moves that need re-execution have an allowance, at most three per side: the job's `replay_time` for each game
     of the crowd, the most games of the job that were open at once since none was. So a side that replays within
-    `replay_time`, first come, first served, is in time in all of them with one machine. A game that started at s can be
-    ended, by `timeout` if need be, at s + talk_time + 2 * clock + 6 * MAX_GAMES * replay_time + 1, whatever anybody
-    does.
+    `replay_time`, first come, first served, is in time in all of them with one machine. A PROVE has the clock that it
+    has to wait. A game that started at s can be ended, by `timeout` if need be, at s + talk_time + 3 * clock +
+    6 * MAX_GAMES * replay_time + 1, whatever anybody does.
 13. Entering changes where the game stands, never a clock, and only to a higher number of moves. An honest side signs
     only what its own legal play led to, so by 9 and 10 it also wins from each state that its opponent can enter,
     however old: that costs time, never money.
-
-For an honest challenger, "in time" includes keeping one second of its clock for PROVE, which may not come at the same
-instant as the move before it.
+14. From a state in PROVE that the defender has signed, the challenger may prove at any time before the verdict,
+    wherever the game stands. Whoever signed that for another than an honest challenger could as well concede to it.
 """
 
 from collections.abc import Callable
@@ -90,11 +90,8 @@ def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
     return _enter(state, Level.RUN, head.run_root, job.run_depth)
 
 
-def apply(state: GameState, move: Move, now: int, *, has_entered: bool = False) -> GameState:
-    """The state after a move at instant `now`. Raises `IllegalMove`; a broken tie is not an error but ends the game.
-
-    has_entered: whether the state entered with the same transaction, so that the defender has signed its seal.
-    """
+def apply(state: GameState, move: Move, now: int) -> GameState:
+    """The state after a move at instant `now`. Raises `IllegalMove`; a broken tie is not an error but ends the game."""
     if state.is_over:
         raise IllegalMove("the game is over")
     if move.KIND not in (state.phase, Phase.OVER):
@@ -102,13 +99,19 @@ def apply(state: GameState, move: Move, now: int, *, has_entered: bool = False) 
     if isinstance(move, Concede):
         return concede(replace(state, moves=state.moves + 1), state.mover, now)
     timed = _spend(state, now)
-    if state.phase is Phase.PROVE and now == state.moved and not has_entered:
-        # INVARIANT 11: otherwise, on seeing a proof in transit, a party could seal and prove its answer at once.
-        raise IllegalMove(f"expected a proof after the instant {now} of the move before, got one at it")
+    if now < state.earliest:
+        # INVARIANT 11: otherwise, a party that keeps a proof out of a block could seal and prove its answer meanwhile.
+        raise IllegalMove(
+            f"expected a proof not before {state.earliest}, a clock after the move before, got one at {now}"
+        )
+    return _made(timed, move)
+
+
+def _made(state: GameState, move: Move) -> GameState:
     try:
-        return _RULES[move.KIND](timed, move)
+        return _RULES[move.KIND](state, move)
     except _BrokenTieError as broken:
-        return _end(timed, Side.CHALLENGER, Reason.BROKEN_TIE, str(broken))
+        return _end(state, Side.CHALLENGER, Reason.BROKEN_TIE, str(broken))
     except IllegalMove:
         raise
     except VerificationError as error:
@@ -147,8 +150,7 @@ def enter(state: GameState, later: GameState, now: int) -> GameState:
     """The game after a state that was reached off the chain entered it. Raises `IllegalMove`.
 
     The caller has checked that one side sent `later` and that the other signed it. The clocks, and the instants that
-    they and seals count from, stay those of the game: the defender has agreed to the seal that stands in `later`, so
-    the challenger may prove at the same instant.
+    they and seals count from, stay those of the game.
     """
     if state.is_over:
         raise IllegalMove("the game is over")
@@ -158,6 +160,10 @@ def enter(state: GameState, later: GameState, now: int) -> GameState:
         )
     if later.moves <= state.moves:
         raise IllegalMove(f"expected a state after more than {state.moves} moves, got one after {later.moves}")
+    return _at(state, later)
+
+
+def _at(state: GameState, later: GameState) -> GameState:
     return replace(
         later,
         defender_rest=state.defender_rest,
@@ -166,6 +172,18 @@ def enter(state: GameState, later: GameState, now: int) -> GameState:
         moved=state.moved,
         crowd=state.crowd,
     )
+
+
+def prove_signed(state: GameState, later: GameState, move: Move) -> GameState:
+    """The game after a proof from a state in PROVE that the defender has signed. Raises `IllegalMove`.
+
+    No clock is charged, and nothing of the state but its verdict counts: the contract stores no more.
+    """
+    if state.is_over:
+        raise IllegalMove("the game is over")
+    if later.phase is not Phase.PROVE or move.KIND is not Phase.PROVE:
+        raise IllegalMove(f"expected a proof from phase PROVE, got {move.KIND.name} from {later.phase.name}")
+    return _made(replace(_at(state, later), moves=later.moves + 1), move)
 
 
 def concede(state: GameState, side: Side, now: int) -> GameState:
@@ -191,7 +209,7 @@ def timeout(state: GameState, now: int) -> GameState:
         raise IllegalMove("the game is over")
     if _used(state, now) <= state.rest:
         raise IllegalMove(f"expected an instant after {state.deadline}, got {now}")
-    within = f"{state.rest} seconds" + (f" and {state.allowance} of replay" if state.allowance else "")
+    within = f"{state.rest} seconds" + (f" and {state.allowance} that are not charged" if state.allowance else "")
     return _end(state, state.mover.other, Reason.TIMEOUT, f"{state.phase.name} did not come within {within}")
 
 

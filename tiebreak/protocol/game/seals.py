@@ -6,13 +6,13 @@
 
 The last move reveals the answer and its whole proof in public before it takes effect. Another party playing the same
 game in parallel could copy the proof and send it first. The seal prevents that: the copier would have had to seal the
-right answer at an earlier instant.
+right answer a clock before.
 
 Each part of the seal defends against copying:
 - the salt, because an element has only 32 bits: without it, a seal is opened by trying all answers;
 - the game id, which names the challenger, because a seal could otherwise be copied like any move and opened with the
   salt once that is revealed;
-- the earlier instant, because a party that sees a proof in transit could otherwise seal and prove at the same instant.
+- the clock, because a party that keeps a proof in transit out of a block could otherwise seal and prove meanwhile.
 
 So a challenger sends its proof only once its seal is in place: before that, the proof would reveal what to seal.
 

@@ -179,11 +179,19 @@ class GameState:
         """Seconds that the next move may take before its maker's clock is charged: a replay for each game of the crowd.
 
         With one machine, a side that replays first come, first served has at most one replay of each before its own.
+        That of a proof is what it has to wait.
         """
+        if self.phase is Phase.PROVE:
+            return self.job.clock
         replayed = self.level in (Level.STEPS, Level.VALUES, Level.TERMS)
         is_first = self.phase is Phase.SELECT and replayed and self.height == self.depth
         needs_replay = is_first or self.phase in (Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TERMS)
         return self.job.replay_time * self.crowd if needs_replay else 0
+
+    @property
+    def earliest(self) -> int:
+        """The first instant at which the next move is legal: a proof waits for a clock after the move before it."""
+        return self.moved + (self.job.clock if self.phase is Phase.PROVE else 0)
 
     @property
     def deadline(self) -> int:

@@ -127,7 +127,7 @@ class Watcher(Machine):
                 if job.job.is_logged and (job.id, head.head.count) not in self._fetched:
                     self.once(e.FetchRun(job_id=job.id, count=head.head.count))
                 else:
-                    self.begin(e.Replay(job_id=job.id, head=head, attempt=len(self._results(head))))
+                    self.begin(e.Replay(job_id=job.id, head=head, attempt=len(self.results(head))))
                 return
 
     # ------------------------------------------------------------------ what it knows
@@ -160,7 +160,7 @@ class Watcher(Machine):
 
     def finding(self, head: SignedHead) -> Finding | None:
         """What the replays so far say; None if another one is needed."""
-        results = self._results(head)
+        results = self.results(head)
         if b"" in results:
             return Finding.UNCHECKABLE
         if head.head.run_root in results[:1]:
@@ -172,8 +172,8 @@ class Watcher(Machine):
             return Finding.TRUE if twice[0] == head.head.run_root else Finding.FALSE
         return Finding.UNCHECKABLE if len(results) == ATTEMPTS else None
 
-    def _results(self, head: SignedHead) -> list[bytes]:
-        """The roots computed by the replays of a head. Empty bytes stand for a replay that was not possible."""
+    def results(self, head: SignedHead) -> list[bytes]:
+        """The roots computed by the replays of a head, by attempt. Empty bytes: that replay was not possible."""
         place = _replayed(head)
         # What it computed for a seat of the job, before there was a head, counts as the first.
         places: list[Place] = [("audited", *place[1:3]), *((*place, attempt) for attempt in range(ATTEMPTS))]

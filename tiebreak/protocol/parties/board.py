@@ -190,8 +190,14 @@ class PublicGame:
     void: bool = False
     is_lost: bool = False
     """Whether the state is one of the past, because who follows lacks what it needs to know the present one."""
-    gas: int = 0
+    costs: list[tuple[int, int]] = field(default_factory=list)
+    """What each transaction about the game took in gas, and how many moves had been made after it."""
     ended: int = 0
+
+    @property
+    def gas(self) -> int:
+        """What all transactions about the game took, as their receipts say; 0 where nobody saw receipts."""
+        return sum(gas for _, gas in self.costs)
 
     @property
     def stake(self) -> int:

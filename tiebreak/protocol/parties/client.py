@@ -13,7 +13,7 @@ from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.machine import Machine, is_active
-from tiebreak.protocol.parties.terms import objections_to_paying
+from tiebreak.protocol.parties.terms import objections_to_paying, objections_to_seats
 from tiebreak.protocol.tags import Digest
 
 GRACE_BLOCKS: Final = 3
@@ -78,6 +78,8 @@ class Client(Machine):
     def learn(self, event: e.Event) -> None:
         """Record the jobs that its owner wants, and trainers' signatures under them."""
         match event:
+            case e.JobDrafted(job=job) if found := objections_to_seats(job, self.domain):
+                self.alarm(f"job {job.id.hex()[:8]}: not offered: {found[0]}", is_error=True)
             case e.JobDrafted(job=job):
                 if event.secret:
                     self.record(("secret", job.id), event.secret)

@@ -21,7 +21,7 @@ from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
-from tiebreak.protocol.game.moves import Concede, Phase, Prove, Side
+from tiebreak.protocol.game.moves import Concede, Phase, Side
 from tiebreak.protocol.game.snapshot import Standing, opened
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import events as e
@@ -65,7 +65,7 @@ class Ledger:
         self.domain = domain
         self.claims: dict[Address, int] = {}
         """Wei that each account has gained (positive) or lost, as if every stake and reward had been deposited."""
-        self._roots: dict[Digest, Digest] = {}
+        self.roots: dict[Digest, Digest] = {}
         """Of each job's last posted head."""
         self._early: dict[Digest, list[tuple[bool, bytes]]] = {}
         self._talks: dict[Digest, Transcript] = {}
@@ -177,7 +177,7 @@ class Ledger:
         _require(found.job.is_logged, "NotLogged")
         _require(count > found.receipts, "ReceiptNotAscending")
         _require(count <= found.head_count, "HeadNotPosted")
-        _require(count < found.head_count or self._roots[found.id] == root, "WrongReceipt")
+        _require(count < found.head_count or self.roots[found.id] == root, "WrongReceipt")
         _signed(lambda: receipt.verify(found.job, self.domain))
         return lambda: setattr(found, "receipts", count)
 
@@ -193,7 +193,7 @@ class Ledger:
 
     def _post(self, found: PublicJob, head: SignedHead, now: int) -> None:
         found.post(head.head.count, now)
-        self._roots[found.id] = head.head.run_root
+        self.roots[found.id] = head.head.run_root
 
     def _slashing(
         self, found: PublicJob, prover: Address, now: int, heads: tuple[SignedHead, ...], kind: str
@@ -285,22 +285,23 @@ class Ledger:
                 _require(move.KIND is game.state.phase and wanted.sequence == game.state.moves, "WrongPhase")
                 _require(sender == game.mover(), "NotYourTurn")
                 _require(now <= game.state.deadline, "ClockExhausted")
-                _require(not (isinstance(move, Prove) and now <= game.state.moved), "TooEarly")
+                _require(now >= game.state.earliest, "TooEarly")
                 return _ruled("IllegalMove", lambda: rules.apply(game.state, move, now)), [*game.moves, move]
             case e.Enter():
                 _require(side is not None, "NotASide")
-                return self._entered(game, sender, wanted, now)
+                _require(game.state.talks(now), "TalkIsOver")
+                _require(wanted.sequence > game.state.moves, "StaleState")
+                _require(wanted.sequence <= MAX_SEQUENCE, "IndexOutOfRange")
+                later, line = self._signed(game, sender, wanted)
+                return rules.enter(game.state, later, now), line
         _require(sender == game.challenger, "NotYourTurn")
-        state, line = self._entered(game, sender, wanted.entered, now)
-        _require(state.phase is Phase.PROVE, "WrongPhase")
-        _require(wanted.opened == opened(state), "WrongOpened")
-        return _ruled("IllegalMove", lambda: rules.apply(state, wanted.move, now)), [*line, wanted.move]
+        later, line = self._signed(game, sender, wanted.entered)
+        _require(later.phase is Phase.PROVE, "WrongPhase")
+        _require(wanted.opened == opened(later), "WrongOpened")
+        return _ruled("IllegalMove", lambda: rules.prove_signed(game.state, later, wanted.move)), [*line, wanted.move]
 
-    def _entered(self, game: PublicGame, sender: Address, wanted: e.Enter, now: int) -> tuple[GameState, list[Any]]:
+    def _signed(self, game: PublicGame, sender: Address, wanted: e.Enter) -> tuple[GameState, list[Any]]:
         other = game.challenger if sender == game.job.job.trainer else game.job.job.trainer
-        _require(game.state.talks(now), "TalkIsOver")
-        _require(wanted.sequence > game.state.moves, "StaleState")
-        _require(wanted.sequence <= MAX_SEQUENCE, "IndexOutOfRange")
         snapshot = tagged_hash(Tag.SNAPSHOT, wanted.snapshot)
         standing = Standing(game_id=game.id, sequence=wanted.sequence, snapshot=snapshot)
         _signed(lambda: keys.verify(standing.digest(self.domain), wanted.signature, other))
@@ -308,7 +309,7 @@ class Ledger:
         later = talk.stood(wanted.sequence, snapshot)
         if later is None:
             raise Refusal("UnknownState", "expected a state that posted moves led to, got another")
-        return rules.enter(game.state, later, now), list(talk.line[: wanted.sequence])
+        return later, list(talk.line[: wanted.sequence])
 
     def _forked(self, game: PublicGame, fork: Any) -> Side:
         for side, account in ((Side.DEFENDER, game.job.job.trainer), (Side.CHALLENGER, game.challenger)):

@@ -204,12 +204,11 @@ class Player(Machine):
         )
 
     def _may_prove(self, view: GameView) -> bool:
-        """Whether a proof may be shown: the block of its seal will not vanish any more, and is of an earlier second."""
+        """Whether a proof may be shown: the block of its seal will not vanish any more, and the next one takes it."""
         if self.board.height - view.game.height < self.pace.confirmations:
             self.wake(self.next_slot())
             return False
-        # Blocks can share a second.
-        return self.next_slot() > view.state.moved or self.has_come(view.state.moved + 1)
+        return self.next_slot() >= view.state.earliest or self.has_come(view.state.earliest - 1)
 
     def _reply_once(self, turn: Turn, view: GameView) -> tuple[Reply, int] | None:
         """The reply for this turn and when to send it; None while the move is still being gathered."""
@@ -235,11 +234,10 @@ class Player(Machine):
         """Go on with the talk, or take it to the chain. Returns False if it is time to play on the chain."""
         if (evidence := self.records.get(("fork", game.id))) and self.reports_fork(game):
             self.want(("forked", game.id), e.ReportFork(fork=Fork.decode(evidence)))
-        chain = game.state
-        if not chain.talks(self.now) or not self.transcript(game).passed(chain):
-            return False
-        talk = self.transcript(game)
+        chain, talk = game.state, self.transcript(game)
         view = GameView(game=game, side=side, talk=talk)
+        if not chain.talks(self.now) or not talk.passed(chain):
+            return self._may_still_prove(view)
         if side is Side.DEFENDER and talk.state.phase is Phase.PROVE and self.acknowledges(view):
             self._acknowledge(view)
         if not talk.is_closed and self._speaks(view):
@@ -257,8 +255,7 @@ class Player(Machine):
         assert view.talk is not None
         state, chain = view.state, view.game.state
         is_over = self.has_come(chain.last - self.pace.sending(ENTERING if state.mover is view.side else 1))
-        found = self._reply_once(_turn_in(view), view) if state.mover is view.side else None
-        move = found[0].move if found is not None and self.has_come(found[1]) else None
+        move = self._due_in_talk(view)
         if isinstance(move, Concede):
             self.want(("concede", view.game.id), e.MakeMove(game_id=view.game.id, sequence=chain.moves, move=move))
             return True
@@ -276,19 +273,28 @@ class Player(Machine):
         return not is_over
 
     def _proves(self, view: GameView, move: Prove) -> bool | None:
-        """Enter and prove at once. None if the defender has not acknowledged the state; False if it is entered."""
+        """Prove from the state that the defender has acknowledged. None if it has not; False if that is refused."""
         assert view.talk is not None
-        if view.game.state.moves == view.state.moves:
-            return False
         signed = view.talk.latest(Side.DEFENDER)
         if signed is None or signed[0].moves < view.state.moves:
-            return None
+            return False if view.game.state.moves == view.state.moves else None
         place: Place = ("prove", view.game.id, view.state.moves)
-        entered = _entering(*signed)
-        proof = e.EnterAndProve(entered=entered, move=move, opened=opened(view.state))
-        self.want(place, proof, deadline=view.game.state.last - 1)
-        self.has_come(view.game.state.last)
+        proof = e.EnterAndProve(entered=_entering(*signed), move=move, opened=opened(view.state))
+        # Whoever sees it and seals its answer can prove that a clock later.
+        self.want(place, proof, deadline=self.now + view.game.job.job.clock)
         return not self.is_given_up(place)
+
+    def _due_in_talk(self, view: GameView) -> Move | None:
+        found = self._reply_once(_turn_in(view), view) if view.state.mover is view.side else None
+        return found[0].move if found is not None and self.has_come(found[1]) else None
+
+    def _may_still_prove(self, view: GameView) -> bool:
+        """Go on proving from an acknowledged state when the talk is over: that is legal until the verdict."""
+        assert view.talk is not None
+        if view.side is Side.DEFENDER or view.talk.is_closed or view.state.phase is not Phase.PROVE:
+            return False
+        move = self._due_in_talk(view)
+        return isinstance(move, Prove) and bool(self._proves(view, move))
 
     def _acknowledge(self, view: GameView) -> None:
         assert view.talk is not None

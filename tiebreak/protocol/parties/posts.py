@@ -455,8 +455,8 @@ class SignedPost:
 def _verify(digest: bytes, signature: bytes, sender: Address) -> None:
     """Raise `SignatureError` unless the sender made r and s. Their last byte may be either of its two values.
 
-    It only helps to recover the key, which the sender's address names anyway. A hub that knows the key can then leave
-    the recovery away, an eighth of the time, and still takes exactly what every reader takes.
+    It only helps to recover the key, which the sender's address names anyway. A reader that knows the key may leave the
+    recovery away and still takes exactly what every other reader takes.
     """
     try:
         keys.verify(digest, signature, sender)

@@ -53,9 +53,9 @@ class Sitter(Machine):
         super().plan()
 
     def has_business(self) -> bool:
-        """Whether it also has a deposit in a pool, or a seat to claim."""
+        """Whether it also has a seat to claim. A deposit in a pool, which stays for weeks, is none."""
         claims = any(not self.is_given_up(place) for job in self.jobs() for place in self._claims(job))
-        return claims or bool(self.board.slots_of(self.address)) or super().has_business()
+        return claims or super().has_business()
 
     def _join(self, job: PublicJob) -> None:
         """Join before the final seal: later, a slot is not drawn."""

@@ -8,6 +8,7 @@ honest party stays out of a job that it could lose by the terms alone.
 from dataclasses import dataclass
 from typing import Final
 
+from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.game.rules import walk_moves
@@ -86,6 +87,13 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
         )
     if (longest := job.lone_game_seconds) > PATIENCE:
         return (f"expected a game of at most {PATIENCE} seconds, got {longest}: it holds stakes for so long",)
+    return ()
+
+
+def objections_to_seats(job: Job, domain: Domain) -> tuple[str, ...]:
+    """Reasons why nobody should offer or sign this job there: seats need a draw and bonds that only a chain has."""
+    if job.seats and not domain.chain_id:
+        return (f"expected a job without seats, because there is no chain to draw them, got one with {job.seats}",)
     return ()
 
 

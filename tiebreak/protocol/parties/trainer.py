@@ -15,7 +15,7 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.parties.player import Player
-from tiebreak.protocol.parties.terms import objections_to_training
+from tiebreak.protocol.parties.terms import objections_to_seats, objections_to_training
 from tiebreak.protocol.tags import Digest
 
 AHEAD: Final = 1
@@ -43,7 +43,7 @@ class Trainer(Player):
 
     def objects(self, job: Job) -> bool:
         """Whether it could lose its stake by the job's terms alone. Alerts the owner to each reason."""
-        reasons = objections_to_training(job, self.program_of(job), self.pace)
+        reasons = objections_to_training(job, self.program_of(job), self.pace) + objections_to_seats(job, self.domain)
         for reason in reasons:
             self.alarm(f"job {job.id.hex()[:8]}: not signed: {reason}")
         return bool(reasons)

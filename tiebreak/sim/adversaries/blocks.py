@@ -97,7 +97,9 @@ class Unsealing(Resealing):
             return
         for game in self.world.board.games.values():
             made = moves_of(game, Side.CHALLENGER)
-            if game.challenger == self.address and game.mover() == self.address and made < len(self.shown) - 1:
+            if game.is_stopped or game.challenger != self.address:
+                continue
+            if game.mover() == self.address and made < len(self.shown) - 1:
                 sealed = self.copied(game, self.shown[made])
                 if sealed is not None:
                     self.world.submit(self, calls.move_call(game.state, sealed), untried=True)
@@ -131,6 +133,6 @@ ADVERSARIES: Final = (
         reverses=one_of(False, False, True), seated=True),
     row(Role.BUILDER, _seat_with_unsealer, "reorganised seal", Unsealing,
         "an honest challenger's reward: its seal vanishes when its proof has been seen",
-        {Catch.UNPAID, Catch.REFUSED, Catch.HARMLESS}, before=with_a_false_run, seated=True),
+        {Catch.UNPAID, Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT}, before=with_a_false_run, seated=True),
 )
 # fmt: on

@@ -173,7 +173,7 @@ ADVERSARIES: Final = (
     client("window too short for a segment", Hurrying, "the trainer's stake, by `abandon`", _REFUSED,
         before=_honest_trainer_only, window=_short_window),
     client("games of a year", Locking, "stakes of its trainer and its challengers, held for as long", _REFUSED,
-        before=_honest_trainer_only, window=between(PATIENCE, (MAX_GAME_SECONDS - 6 * 600) // 2)),
+        before=_honest_trainer_only, window=between(PATIENCE, (MAX_GAME_SECONDS - 96 * 600) // 3)),
     client("program that diverges", Client, "the trainer's stake, if it stops", _HARMLESS, before=_diverging),
     client("two jobs with one nonce", Repeating, "a second run, or a cheaper one, for one signature", _REFUSED),
 )

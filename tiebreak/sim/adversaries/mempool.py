@@ -25,7 +25,6 @@ from tiebreak.protocol.parties.terms import turns
 from tiebreak.sim.adversaries.auditors import moves_of
 from tiebreak.sim.adversaries.base import (
     ONE_FALSE_SUM,
-    OPEN,
     TRAINER,
     Catch,
     between,
@@ -264,7 +263,7 @@ def with_a_false_run(cast: Cast, rng: Random) -> None:
 class Copier(Copying, Builder):
     """Repeats a challenger's game, each move in front of the original and in the same block.
 
-    It copies the seal; or it seals the answer that the proof reveals, and proves in the same block, a second too early.
+    It copies the seal; or it seals the answer that the proof reveals, and proves in the same block, a clock too early.
     """
 
     ROLE: ClassVar = Builder.ROLE
@@ -306,7 +305,8 @@ class Copier(Copying, Builder):
         try:
             yield from self.send(calls.move_call(game.state, move), untried=True)
         except ChainError:
-            yield from self.until(lambda: game.is_stopped, game.state.deadline + 1)
+            if not game.is_stopped:
+                yield from self.until(lambda: game.is_stopped, game.state.deadline + 1)
 
     def _seal_late(self, game: PublicGame, move: Select | SelectElement) -> Process:
         """Holds the sealed move back until the victim's proof can be copied too."""
@@ -317,8 +317,11 @@ class Copier(Copying, Builder):
             return
         sealed = replace(move, seal=seals.seal(game.id, answer, self.secret))
         state = game.state
+        try:
+            after = apply(state, sealed, self.world.next_block)
+        except IllegalMove:
+            return  # the victim has talked, and its moves are of another place
         self.world.submit(self, calls.move_call(state, sealed), untried=True)
-        after = apply(state, sealed, self.world.next_block)
         yield from self.prove(game, replace(proof, salt=self.secret), after)
 
     def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
@@ -336,28 +339,36 @@ class Onlooker(Copier):
 
 
 class Withholder(Copier):
-    """Leaves the last proof out of a block, seals its answer there, and proves it in the next, where that is legal.
-
-    **Not stopped** (docs/security.md, "a block builder"): the trainer loses all the same, and the challenger gets its
-    stake back, but not the reward.
-    """
+    """Leaves the last proof out of the blocks, seals its answer at once, and proves that as soon as that is legal."""
 
     seals_late = True
-    sealed_at = 0
+    seconds: int
+    """For how long it leaves the proof out: whoever sent it can bear less than a clock."""
+    seen: int | None = None
+
+    def on_pending(self, pending: Pending) -> None:
+        super().on_pending(pending)
+        if self.seen is None and self._is_others_proof(pending):
+            self.seen = pending.at
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """Excludes the victim's proof while its own would be refused."""
+        """Everything except, for its time, others' proofs."""
         ordered = super().order(pending, now)
-        if self.sealed_at and now > self.sealed_at:
+        if self.seen is None or now >= self.seen + self.seconds:
             return ordered
-        return [waiting for waiting in ordered if waiting.sender is self or not isinstance(waiting.call.move, Prove)]
+        return [waiting for waiting in ordered if not self._is_others_proof(waiting)]
+
+    def _is_others_proof(self, waiting: Pending) -> bool:
+        proof = waiting.call.move or waiting.call.entered_proof
+        return waiting.sender is not self and isinstance(proof, Prove)
 
     def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
-        """Send the proof in the block after the seal's."""
-        self.sealed_at = after.last
-        yield from self.until(lambda: game.is_stopped or game.state.phase is Phase.PROVE)
-        if not game.is_stopped:
-            yield from self.send(calls.move_call(game.state, proof), untried=True)
+        """Send the proof in the first block that takes it."""
+        if after.phase is Phase.PROVE:
+            yield from self.until(lambda: game.is_stopped, after.earliest)
+            if not game.is_stopped:
+                yield from self.send(calls.move_call(after, proof), untried=True)
+        yield from self.until(lambda: game.is_stopped)
 
 
 class Reporter(Builder):
@@ -398,12 +409,13 @@ ADVERSARIES: Final = (
     challenger("mirror", Mirror, "an honest challenger's reward, without a replay", {Catch.UNPAID},
         before=with_a_false_run),
     challenger("mirror that seals late", Resealing, "an honest challenger's reward, without a replay",
-        {Catch.UNPAID}, before=with_a_false_run),
+        {Catch.UNPAID, Catch.TIMEOUT}, before=with_a_false_run),
     builder("front-run challenge", Onlooker, "to be the first challenger, if that counted",
         {Catch.HARMLESS, Catch.TIMEOUT}),
     builder("front-run proof", Copier, "half of the trainer's stake, without a replay",
         {Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT}, seals_late=one_of(False, True)),
-    builder("withheld proof", Withholder, "half of the trainer's stake, without a replay", OPEN),
+    builder("withheld proof", Withholder, "half of the trainer's stake, without a replay",
+        {Catch.HARMLESS, Catch.TIMEOUT}, before=with_a_false_run, seconds=lambda cast, _: bearable(cast)),
     builder("front-run report", Reporter, "half of the trainer's stake, which the reporter would have got",
         {Catch.HARMLESS, Catch.REFUSED}, before=_with_an_equivocation),
 )

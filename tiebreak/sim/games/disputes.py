@@ -27,7 +27,7 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game import match, rules
 from tiebreak.protocol.game.match import Courier, Match, by_hand, by_message, by_rules
 from tiebreak.protocol.game.messages import Transcript
-from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.moves import Prove, Side
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
@@ -176,6 +176,8 @@ def replay_on_chain(
     signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
     moves = []
     for item in played.moves:
+        if isinstance(item.move, Prove):
+            chain.pass_until(chain.game_state(identity).last + agreement.job.clock)
         receipt = chain.play(signers[item.by], item.before, item.move)
         moves.append(replace(item, gas=receipt.gas_used))
     record = chain.game_state(identity)

@@ -191,19 +191,25 @@ def repertoire() -> Repertoire:
     pairs = [
         pair
         for pair in combinations(sociable, 2)
-        if any(_gathered(pair, w) for w in WORKSHOPS if all(w in workshops[name] for name in pair))
+        if any(_agree(pair, w) for w in WORKSHOPS if all(w in workshops[name] for name in pair))
     ]
     weaknesses = tuple(name for name in ADVERSARIES if name not in CAUGHT)
     seated = frozenset(name for name, kind in ADVERSARIES.items() if kind.seated)
     return Repertoire(workshops=workshops, singles=CAUGHT, pairs=pairs, weaknesses=weaknesses, seated=seated)
 
 
-def _gathered(adversaries: tuple[str, ...], workshop: str) -> Gathering | None:
+def _gathered(adversaries: tuple[str, ...], workshop: str, game: int = 0) -> Gathering | None:
     """The gathered cast of these adversaries; None if they cannot play together in this workshop."""
     try:
-        return gather(GameLine(seed=0, game=0, adversaries=adversaries, workshop=workshop))
+        return gather(GameLine(seed=0, game=game, adversaries=adversaries, workshop=workshop))
     except ConfigurationError:
         return None
+
+
+def _agree(pair: tuple[str, ...], workshop: str) -> bool:
+    """Whether they can play together whatever they draw: some add a cheat or not, which others cannot have."""
+    draws = 8 if any(ADVERSARIES[name].role is Role.BUILDER for name in pair) else 1
+    return all(_gathered(pair, workshop, game) for game in range(draws))
 
 
 def _brings_its_own(name: str, workshops: Sequence[str]) -> bool:

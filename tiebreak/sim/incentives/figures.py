@@ -167,7 +167,7 @@ class Figures:
             "audit_probability": self.audit_probability,
             "rate": self.capital_rate / YEAR,
             "job_seconds": self.job_seconds(terms),
-            "game_seconds": 2 * terms.clock + 6 * terms.replay_time,
+            "game_seconds": 3 * terms.clock + 6 * terms.replay_time,
             "costs": TransactionCosts.of(gas, self.gas_price, heads, opened=bool(terms.seats)),
         }
         return JobEconomics(**(values | audited | more))

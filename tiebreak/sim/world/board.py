@@ -71,7 +71,7 @@ class Board(FollowedBoard):
     def _may_enter(self, found: PublicGame, call: Call, sender: Address, now: int) -> bool:
         """Whether a side may enter a state by the rules, with its opponent's signature."""
         other = {found.job.job.trainer: found.challenger, found.challenger: found.job.job.trainer}.get(sender)
-        if other is None or call.value:
+        if other is None or call.value or found.is_stopped:
             return False
         sequence, snapshot, signature = call.arguments[1:4]
         try:
