@@ -81,8 +81,13 @@ class Duel:
         else:
             assert game.follow(before, self.shown, self.receipt.timestamp) == self.state
 
+    def wait(self) -> None:
+        """Let time pass until the next move is legal: a proof waits for a clock."""
+        self.chain.pass_until(self.state.earliest)
+
     def judge(self, _state: GameState, move: Move) -> GameState:
         """Makes a legal move in both places."""
+        self.wait()
         assert self.try_move(move), self.contract_refusal
         return self.state
 

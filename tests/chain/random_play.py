@@ -88,7 +88,8 @@ def random_logged_game(chain: Chain, seed: int, attempts: int) -> Duel:
 def logged_duel_job(**options: int) -> Job:
     """A job of policy `logged` for one duel."""
     job = logged_job(**options)
-    return replace(job, client=CLIENT.address, trainer=TRAINER.address, nonce=next(NONCES), clock=5000, replay_time=0)
+    times = {"clock": 5000, "challenge_window": 20_000, "replay_time": 0}
+    return replace(job, client=CLIENT.address, trainer=TRAINER.address, nonce=next(NONCES), **times)  # type: ignore[arg-type]
 
 
 def _random_duel(chain: Chain, run: Oracle, honest: Oracle, rng: Random, attempts: int) -> Duel:
@@ -107,6 +108,7 @@ def _random_duel(chain: Chain, run: Oracle, honest: Oracle, rng: Random, attempt
 
 def _turn(duel: Duel, player: Party, last: Move | None, seen: list[Move], rng: Random, attempts: int) -> Move:
     """One accepted move, the player's or a broken one that was legal."""
+    duel.wait()
     move = player.move(duel.state, last)
     # A defender's broken link ends the game, so it breaks rarely; a challenger's broken move is mostly refused.
     count = attempts if duel.state.mover is Side.CHALLENGER else int(rng.random() < 0.05)

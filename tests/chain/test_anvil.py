@@ -64,7 +64,7 @@ def test_a_duel_on_anvil(chain: Chain, levels: int, precision: int) -> None:
 
 
 def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
-    """The move that seals and the proof in one block: the first counts, the second does not, and does a block later."""
+    """The move that seals and the proof in one block: the first counts, the second does not, and does a clock later."""
     duel, players = lying_duel(chain, EVERY, 3, 24, levels=4)
     last = None
     while duel.state.phase is not Phase.SELECT_ELEMENT:
@@ -86,6 +86,10 @@ def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
     assert outbox.look() == (sealed, early)
     assert (sealed.receipt["status"], early.receipt["status"]) == (1, 0)  # type: ignore[index]
     assert chain.game_state(duel.id).phase == Phase.PROVE
+    with pytest.raises(Reverted) as unripe:
+        chain.play(CHALLENGER, after, proof)
+    assert unripe.value.name == "TooEarly"
+    chain.pass_until(chain.game_state(duel.id).last + after.job.clock)
     with pytest.raises(Reverted) as wrong:
         chain.play(CHALLENGER, after, replace(proof, salt=bytes(32)))
     assert wrong.value.name == "WrongSeal"
@@ -152,7 +156,7 @@ def test_after_a_restart_on_both_sides_nothing_is_lost_or_sent_twice(chain: Chai
         again.look()
         rpc(chain, "evm_mine")
         assert [(one.name, one.fate) for one in again.look()] == [(b"a", Fate.MINED), (b"b", Fate.MINED)]
-        assert chain._node.count(box._signer.address, "latest") == 2
+        assert chain._node.count(box._signer.address) == 2
     finally:
         rpc(chain, "evm_setAutomine", True)
 

@@ -57,8 +57,16 @@ def test_every_clock_at_its_edge(chain: EmbeddedChain, phase: Phase, replay_time
         last = players[duel.state.mover].move(duel.state, last)
         assert duel.try_move(last), duel.contract_refusal
     allowed = phase in (Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TERMS)
-    assert duel.state.allowance == (replay_time if allowed else 0)
-    at_the_last_second(duel, players[duel.state.mover].move(duel.state, last))
+    assert duel.state.allowance == (replay_time if allowed else 400 if phase is Phase.PROVE else 0)
+    move = players[duel.state.mover].move(duel.state, last)
+    if phase is Phase.PROVE:
+        chain.travel_to(duel.state.earliest - 1)
+        assert not duel.try_move(move)
+        assert "TooEarly" in duel.refusals
+        chain.travel_to(duel.state.earliest)
+        assert not duel.try_move(replace(move, salt=bytes(32)))  # type: ignore[call-arg]
+        assert "WrongSeal" in duel.refusals
+    at_the_last_second(duel, move)
 
 
 @pytest.mark.slow
@@ -76,6 +84,7 @@ def test_the_first_selection_in_a_replayed_tree_has_an_allowance(chain: Embedded
         last = players[duel.state.mover].move(duel.state, last)
         assert duel.try_move(last), duel.contract_refusal
         assert not free or duel.state.challenger_rest == rest
+        duel.wait()
     seen = dict.fromkeys(allowed)
     assert {level for level, free in seen if free} == {"STEPS", "VALUES", "TERMS"}
     assert ("RUN", True) not in seen
@@ -99,6 +108,7 @@ LEAVES = {"source": SOURCE, "map": SUB, "terms": SUM, "commit": COMMIT}
 def to_proof(chain: EmbeddedChain, leaf: int) -> tuple[Duel, Prove]:
     duel, players = lying_duel(chain, EVERY, 3, leaf, levels=4)
     proof = play_until(duel, players, Phase.PROVE)
+    duel.wait()
     assert isinstance(proof, Prove)
     return duel, proof
 
@@ -126,6 +136,7 @@ def test_whoever_sealed_another_answer_proves_nothing(chain: EmbeddedChain, name
             last = replace(last, seal=seals.seal(duel.id, duel.state.node, salt))
         assert duel.try_move(last), duel.contract_refusal
     proof = players[Side.CHALLENGER]._proof(duel.state)  # type: ignore[attr-defined]  # what it would show
+    duel.wait()
     for found in (salt, bytes(32)):
         assert not duel.try_move(replace(proof, salt=found))
     assert duel.refusals == {"WrongSeal"}
@@ -144,6 +155,7 @@ def test_a_seal_where_none_is_kept_is_illegal(chain: EmbeddedChain) -> None:
             if not reaches_value:
                 assert not duel.try_move(replace(last, seal=b"\x01" * 32))
                 tried += 1
+        duel.wait()
         assert duel.try_move(last), duel.contract_refusal
     assert tried >= 4
     assert duel.refusals == {"UnexpectedSeal"}
@@ -210,6 +222,8 @@ def test_the_first_to_prove_is_paid_and_the_others_get_their_stakes_back(chain: 
     duels = [Duel(chain, liar, challenger=key) for key in keys]
     assert chain.job_state(job.id).open_games == 3
     proofs = [play_until(duel, parties(liar, honest), Phase.PROVE) for duel in duels]
+    for duel in duels:
+        duel.wait()
     assert duels[1].try_move(proofs[1])
     assert chain.job_state(job.id).status is JobStatus.SLASHED
     for other in (0, 2):
@@ -271,6 +285,7 @@ def test_a_mirror_cannot_take_the_proof_out_of_the_queue(chain: EmbeddedChain, n
     proof = players[Side.CHALLENGER].move(victim.state, last)
     assert isinstance(proof, Prove)
     # Front-running: the mirror knows the whole proof, salt included, before it counts.
+    mirror.wait()
     own_salt = b"\x11" * 32
     for salt in (proof.salt, own_salt, bytes(32)):
         assert not mirror.try_move(replace(proof, salt=salt))

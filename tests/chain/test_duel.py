@@ -115,6 +115,7 @@ def test_both_sides_can_learn_the_moves_from_the_chain_alone(chain: EmbeddedChai
     duel, players = lying_duel(chain, EVERY, 4, leaf, levels=3)
     while not duel.state.is_over:
         seen = moves_in(chain, duel.id, duel.last_block)
+        duel.wait()
         assert duel.try_move(players[duel.state.mover].move(duel.state, seen[-1] if seen else None))
     assert duel.state.verdict is not None
     assert duel.state.verdict.winner is Side.CHALLENGER

@@ -263,6 +263,7 @@ def refusals(duel: Duel, liar: Oracle, honest: Oracle, changes: dict[Phase, tupl
         for change in changes.get(duel.state.phase, ()):
             assert not duel.try_move(change(last))
             tried += 1
+        duel.wait()
         assert duel.try_move(last)
     return tried
 
@@ -300,6 +301,7 @@ def test_what_is_opened_is_told_in_events_and_calldata(chain: EmbeddedChain) -> 
     duel, players = duel_about(chain, liar), parties(liar, Run(job, logs=LOGS))
     while not duel.state.is_over:
         seen = moves_in(chain, duel.id, duel.last_block)
+        duel.wait()
         assert duel.try_move(players[duel.state.mover].move(duel.state, seen[-1] if seen else None))
     moves = moves_in(chain, duel.id, duel.started.block)
     opened = [m for m in moves if isinstance(m, OpenSteps | OpenValues | OpenChunk)]

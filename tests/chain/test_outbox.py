@@ -94,11 +94,8 @@ class FakeNode:
         number = len(self.blocks)
         return self._say("newest", Tip(number, self.blocks[-1][0], 1000 + BLOCK * number))  # type: ignore[no-any-return]
 
-    def count(self, account: Address, block: str) -> int:
-        found = len(self.mined())
-        while block == "pending" and found in self.pool:
-            found += 1
-        return self._say(block, found)  # type: ignore[no-any-return]
+    def count(self, account: Address) -> int:
+        return self._say("count", len(self.mined()))  # type: ignore[no-any-return]
 
     def receipt(self, transaction: bytes) -> Mapping[str, Any] | None:
         for number, (_, raws) in enumerate(self.blocks, 1):
@@ -307,8 +304,6 @@ def test_a_number_that_another_process_used() -> None:
     assert looks == [()] * (LOOKS - 1) + [(lost,)]
     assert lost.fate is Fate.DISPLACED
     assert post(ours, b"ours").number == 1
-    behind = post(theirs, b"more")
-    assert behind.number == 2, "what waits of another process keeps its number"
 
 
 # ---------------------------------------------------------------- reorganisations
@@ -355,7 +350,8 @@ def test_a_number_that_the_node_made_up_is_corrected_once_it_tells_the_truth() -
             post(box)
             node.mine()
         box.look()
-        node.lies = {block: lambda truth, lie=lie: lie for block in ("latest", "pending")}
+        box = outbox(node)  # one that has sent something knows better than to believe a lower number
+        node.lies["count"] = lambda truth, lie=lie: lie
         sent = post(box, b"kept")
         assert sent.number == lie
         node.lies.clear()
@@ -374,7 +370,7 @@ def test_a_number_that_the_node_made_up_is_corrected_once_it_tells_the_truth() -
 def test_a_count_that_lags_does_not_reuse_the_number_of_what_waits() -> None:
     node = FakeNode()
     box = outbox(node)
-    node.lies = {block: lambda truth: 0 for block in ("latest", "pending")}
+    node.lies["count"] = lambda truth: 0
     assert [post(box, bytes([n])).number for n in range(4)] == [0, 1, 2, 3]
 
 
@@ -406,7 +402,7 @@ def test_a_receipt_that_is_none(receipt: Callable[[Any], Any]) -> None:
     assert (ended, withheld.fate) == ((withheld,), Fate.DISPLACED)
 
 
-@pytest.mark.parametrize("method", ["newest", "latest", "pending", "receipt", "market", "balance"])
+@pytest.mark.parametrize("method", ["newest", "count", "receipt", "market", "balance"])
 @pytest.mark.parametrize("calls", [1, 2, 3])
 def test_a_node_that_times_out_costs_time_only(method: str, calls: int) -> None:
     node, left = FakeNode(), count(calls, -1)
@@ -446,3 +442,53 @@ def test_a_node_that_forwards_nothing_is_named_and_the_number_is_kept() -> None:
     node.deaf = False
     following = post(box, b"next")
     assert (following.number, following.bid.replaces(sent.bid)) == (0, True)
+
+
+def test_a_number_that_is_said_once_only_is_not_believed() -> None:
+    node, lies = FakeNode(), iter([50, 3])
+    box = outbox(node)
+    node.lies["count"] = lambda truth: next(lies, truth)
+    with pytest.raises(NodeError, match="expected that 50 transactions of the account are in blocks"):
+        post(box)
+    assert post(box).number == 0
+
+
+def test_looks_that_find_a_number_used_count_only_in_a_row() -> None:
+    node = FakeNode()
+    box = outbox(node)
+    sent = post(box)
+    for used in (9, 9, 0, 9, 9):
+        node.lies["count"] = lambda truth, used=used: used
+        assert box.look() == ()
+    node.lies.clear()
+    node.mine()
+    assert (box.look(), sent.fate) == ((sent,), Fate.MINED)
+
+
+def test_a_number_that_is_moved_is_moved_in_the_journal_too() -> None:
+    node, journal = FakeNode(), list[bytes]()
+    box = outbox(node, record=journal.append)
+    node.lies["count"] = lambda truth: 7
+    sent = post(box, name=b"move")
+    node.lies.clear()
+    while sent.number:
+        node.mine(empty=True)
+        box.look()
+    assert [(one.name, one.number) for one in outbox(node, journal=journal).waiting] == [(b"move", 0)]
+
+
+def test_what_a_deeper_reorganisation_took_does_not_hold_up_what_follows() -> None:
+    """And is lost from the mempool: the next transaction has a number that the chain has not come to."""
+    node = FakeNode()
+    box = outbox(node)
+    post(box)
+    node.mine()
+    assert len(box.look()) == 1
+    node.reorganise(1)
+    node.pool.clear()
+    sent = post(box, b"next")
+    assert sent.number == 1
+    for _ in range(LOOKS + 1):
+        node.mine()
+        box.look()
+    assert (sent.fate, sent.number) == (Fate.MINED, 0)

@@ -87,11 +87,33 @@ def test_blocks_follow_the_clock(server: RpcServer) -> None:
 
 
 def test_blocks_come_by_themselves() -> None:
-    with RpcServer(new_tester(MNEMONIC, 2, BALANCE), 0, block_seconds=1) as server:
+    with RpcServer(new_tester(MNEMONIC, 2, BALANCE), 0) as server:
+        server.mine_every(1)
         chain = Chain.connect(server.url)
         first = int(call(server, "eth_blockNumber")["result"], 16)
         assert chain.deploy(KEYS[0]).board
         assert int(call(server, "eth_blockNumber")["result"], 16) >= first + 3
+
+
+def test_a_block_is_executed_again_with_the_prevrandao_that_its_transactions_saw() -> None:
+    """A final seal keeps it, and the tester executes the last block again for each transaction that comes."""
+    tester = new_tester(MNEMONIC, 2, BALANCE)
+    tester.disable_auto_mine_transactions()
+    account, other = tester.get_accounts()
+    kept = {
+        "from": account,
+        "gas": 100_000,
+        "data": "0x44600055",
+        "value": 0,
+    }  # PREVRANDAO, to slot 0 of a new contract
+    plain = {"from": other, "to": account, "gas": 21_000, "value": 1}
+    tester.mine_block()
+    tester.send_transaction(kept)
+    tester.mine_block()
+    for _ in range(2):
+        sent = tester.send_transaction(plain)
+        tester.mine_block()
+        assert tester.get_transaction_receipt(sent)["status"] == 1
 
 
 def test_answers_have_the_forms_of_json_rpc(server: RpcServer) -> None:

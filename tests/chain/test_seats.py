@@ -210,7 +210,7 @@ class Town:
         one.count, one.last, one.audit_end = count, self.clock, max(one.audit_end, self.clock)
         if count == 3:
             one.is_sealed, one.sealed_at, one.length = True, self.clock, len(self.pool)
-            # eth-tester executes with a prevrandao of zero, whatever its block's header says then.
+            # The embedded chain executes with a prevrandao of zero.
             one.entropy = self.chain._read(Call("seating", (one.job.id,))).seed
 
     def draw(self, one: Seated) -> None:

@@ -31,7 +31,7 @@ def talked(chain: EmbeddedChain, leaf: int = 24) -> tuple[Duel, list[tuple[GameS
 
     def judge(state: GameState, move: Move) -> GameState:
         walk.append((state, move))
-        return game.apply(state, move, state.moved + (move.KIND is Phase.PROVE))
+        return game.apply(state, move, state.earliest)
 
     assert [played.after for played in moves(duel.state, players, judge)][-1].is_over
     return duel, walk
@@ -59,6 +59,7 @@ def test_every_state_of_a_walk_enters_and_is_proved_on_the_chain(chain: Embedded
         entered = receipt.event("Entered").values
         assert (entered["sequence"], Snapshot.decode(entered["snapshot"])) == (state.moves, Snapshot.of(state))
     proof = walk[-1][1]
+    duel.wait()
     assert duel.try_move(proof)
     assert duel.state.verdict is not None
     assert duel.state.verdict.winner is Side.CHALLENGER
@@ -70,6 +71,8 @@ def test_a_dispute_of_two_transactions(chain: EmbeddedChain, leaf: int) -> None:
     duel, walk = talked(chain, leaf)
     state, proof = walk[-1]
     assert isinstance(proof, Prove)
+    if leaf == 24:  # nor does it matter when that is
+        chain.travel_to(duel.started.timestamp + TALK)
     receipt = chain.send(CHALLENGER, calls.enter_and_prove(state, sign(duel, TRAINER, state), proof))
     assert receipt.event("GameEnded").values["verdict"] is Outcome.DEFENDER_LOST
     record = chain.game_state(duel.id)

@@ -26,7 +26,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from tiebreak.node import log
 from tiebreak.node.journal import Journal
-from tiebreak.node.parties import JOBS, OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake
+from tiebreak.node.mail import Letter
+from tiebreak.node.parties import JOBS, OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake, draw_secret
 from tiebreak.node.work import Answer, Compute, Crew, Fetch, Publish, Steps, Task, Turn
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
@@ -47,6 +48,8 @@ PAUSE_SECONDS: Final = 5.0
 """How long to wait after an error of the hub's."""
 RETRY_SECONDS: Final = 30
 """After which a fetch that found nothing is tried again even without a new listing."""
+CLOSE_SECONDS: Final = 5.0
+"""How long to wait for a thread of the mail, which may be in the middle of a request."""
 STATUS: Final = "status.json"
 MAX_EARLY: Final = 4096
 """How many posts to keep about jobs and games that the board does not show yet; anybody can make them up."""
@@ -92,26 +95,6 @@ class Listening(Protocol):
         """Take a post; later places come later."""
 
 
-class Letter(Protocol):
-    """A post as the hub delivered it, with all its signatures checked."""
-
-    @property
-    def place(self) -> int:
-        """Of all that the hub has taken; posts come in this order."""
-
-    @property
-    def at(self) -> int:
-        """When the hub took it, in seconds of its clock."""
-
-    @property
-    def post(self) -> posts.Post:
-        """What it says, and who says it."""
-
-    @property
-    def body(self) -> posts.Body:
-        """The decoded body, whose signature and place `mail` has checked."""
-
-
 class Mail(Protocol):
     """A hub as a mailbox (`tiebreak.node.mail`)."""
 
@@ -121,6 +104,9 @@ class Mail(Protocol):
 
     def post(self, wire: bytes) -> posts.Received:
         """Deliver a post, however long it takes. Raises `TiebreakError` if the hub refuses it."""
+
+    def close(self) -> None:
+        """Let `follow`, and requests that are tried again, end in the threads that wait in them."""
 
     def follow(self, after: int) -> Iterator[Letter]:
         """All posts behind a place, without end; each once and in order."""
@@ -151,10 +137,13 @@ class Driver:
         """What the account could pay with when it was last asked for, in wei."""
         self._letters = Flag()
         self._trouble = ""
+        self._threads: list[Thread] = []
         self._early: deque[e.Event] = deque(maxlen=MAX_EARLY)
         self.jobs: dict[Digest, Job] = {}
         """By id, from the board or from offers."""
         self._listings: dict[Digest, dict[tuple[Address, int], posts.LibraryBody]] = {}
+        self._uploads: dict[tuple[Digest, int], Publish] = {}
+        """By job and count: they wait until the hub has their lists."""
         self._signatures: dict[Digest, bytes] = {}
         self._offers: dict[Digest, e.JobOffered] = {}
         """Offers that wait for their files."""
@@ -162,9 +151,9 @@ class Driver:
         """What is to be fetched, and not before when by the machine's steady clock."""
         self._fetching: set[tuple[Digest, int]] = set()
         self._held: list[e.Work] = []
-        """Work that waits for a signature."""
+        """Work that waits for a signature, or of games that are over."""
         self.shown: dict[str, Any] = {}
-        self._drafted: set[Digest] = set()
+        self._drafted: set[str] = set()
         self._noted: dict[Digest, str] = {}
         self._published: set[tuple[Digest, int]] = set()
 
@@ -183,7 +172,8 @@ class Driver:
         self._poll()
         self.tell(e.Started(at=self.ground.now()))
         for target in (self._read_mail, self._send_mail):
-            Thread(target=target, daemon=True).start()
+            self._threads.append(Thread(target=target, daemon=True))
+            self._threads[-1].start()
         self._due = time.monotonic() + POLL_SECONDS
 
     def step(self, seconds: float) -> None:
@@ -200,9 +190,12 @@ class Driver:
     def close(self) -> None:
         """End what the driver started. The machine can be started again from its journal."""
         self.stop.set()
+        self.mail.close()
         self._letters.set()
         if self.crew is not None:
             self.crew.stop()
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS)
         self.journal.close()
 
     def tell(self, event: e.Event) -> None:
@@ -248,6 +241,8 @@ class Driver:
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
         for event in early:
             self._deliver(event)
+        if self.crew is not None:
+            self._held += self.crew.drop(self._is_for_nobody)
         held, self._held = self._held, []
         for work in held:
             self._start(work)
@@ -271,8 +266,7 @@ class Driver:
             case e.Start(work=work):
                 self._start(work)
             case e.FetchRun(job_id=job_id, count=count):
-                self._wanted.setdefault((job_id, count), 0.0)
-                self._fetch_wanted()
+                self._want(job_id, count)
             case e.PublishRun():
                 self._publish(action.job_id, action.count, logs=action.logs)
             case e.Alarm(is_error=is_error, text=text):
@@ -331,6 +325,8 @@ class Driver:
             self._letters.clear()
             try:
                 self._send_all()
+            except TiebreakError as error:  # not a hub of this chain, say: a party with games goes on without one
+                self._note(str(error))
             except sqlite3.ProgrammingError:
                 if not self.stop.is_set():
                     raise  # else the journal was closed meanwhile
@@ -380,6 +376,7 @@ class Driver:
         match body:
             case posts.LibraryBody():
                 self._listings.setdefault(job_id, {})[post.sender, body.count] = body
+                self._upload(job_id, body.count)
                 for wanted in list(self._wanted):
                     if wanted[0] == job_id:
                         self._wanted[wanted] = 0.0
@@ -436,20 +433,18 @@ class Driver:
             return
         for path in sorted((self.journal.folder / JOBS).glob(f"*/{OFFER}")):
             name = path.parent.name
-            if len(name) != 64 or Digest(bytes.fromhex(name)) in self._drafted:
+            if len(name) != 64 or name in self._drafted:
                 continue
+            self._drafted.add(name)
             try:
                 offer = SignedJob.decode(path.read_bytes())
                 offer.verify_offer()
+                if offer.job.client == machine.address and offer.domain == self.ground.domain:
+                    self.jobs.setdefault(offer.job.id, offer.job)
+                    secret = draw_secret(offer.job, machine.key, path.parent)
+                    self.tell(e.JobDrafted(at=self.ground.now(), job=offer.job, secret=secret))
             except VerificationError as error:
                 self.notes.warn("offer", f"{path}: {error}")
-                continue
-            self._drafted.add(Digest(bytes.fromhex(name)))
-            if offer.job.client == machine.address and offer.domain == self.ground.domain:
-                secret_file = path.with_name("secret.bin")
-                secret = secret_file.read_bytes() if secret_file.exists() else b""
-                self.jobs.setdefault(offer.job.id, offer.job)
-                self.tell(e.JobDrafted(at=self.ground.now(), job=offer.job, secret=secret))
 
     # ------------------------------------------------------------------ files
 
@@ -510,10 +505,16 @@ class Driver:
                 self.notes.error("publish", answer.problem, job=job_id.hex()[:8])
                 return
             self.post(job_id, answer.body)
-            upload = Publish(job=task.job, count=count, logs=logs, head=head)
-            self._ask(upload, lambda _: self.notes.info("publish", f"checkpoint {count}", job=job_id.hex()[:8]))
+            self._uploads[job_id, count] = Publish(job=task.job, count=count, logs=logs, head=head)
+            self._upload(job_id, count)
 
         self._ask(task, listed)
+
+    def _upload(self, job_id: Digest, count: int) -> None:
+        """Upload files, if the hub has the list of them: it refuses what no list names."""
+        has_list = self.has_key and (self.machine.address, count) in self._listings.get(job_id, {})
+        if has_list and (task := self._uploads.pop((job_id, count), None)) is not None:
+            self._ask(task, lambda _: self.notes.info("publish", f"checkpoint {count}", job=job_id.hex()[:8]))
 
     # ------------------------------------------------------------------ work
 
@@ -533,6 +534,9 @@ class Driver:
             return
         turn, agreed = None, 0
         if isinstance(work, e.Gather):
+            if self._is_for_nobody(work):
+                self._held.append(work)  # should a block with the end of the game vanish, the move is due again
+                return
             turn = self._turn(work)
             if turn is None:
                 return  # the game has moved on
@@ -571,11 +575,15 @@ class Driver:
             defends=side is Side.DEFENDER, attempt=self._trusted(game) if side is Side.CHALLENGER else 0,
         )  # fmt: skip
 
+    def _is_for_nobody(self, work: e.Work) -> bool:
+        """Whether a move is gathered for a game that is over."""
+        games = self.machine.board.games
+        return isinstance(work, e.Gather) and work.game_id in games and games[work.game_id].is_stopped
+
     def _trusted(self, game: PublicGame) -> int:
         """The attempt whose replay a challenger plays with: the first that another one confirmed."""
-        machine, head = self.machine, game.head.head
-        places = [("replayed", head.job_id, head.count, head.run_root, attempt) for attempt in range(3)]
-        results = [machine.records.get(place, b"") for place in places]
+        assert isinstance(self.machine, Auditor)
+        results = self.machine.results(game.head)
         return next((n for n, root in enumerate(results) if root and results.count(root) > 1), 0)
 
     def _done(self, work: e.Work, answer: Answer) -> None:
@@ -593,7 +601,7 @@ class Driver:
         """Show others how training goes. Called by the crew, in a thread of its own."""
 
         def show() -> None:
-            if isinstance(self.machine, Trainer):
+            if isinstance(self.machine, Trainer) and not self.shelf.is_sealed(steps.job_id):
                 rate = round(1000 * len(steps.losses) / max(steps.seconds, 1e-6))
                 body = posts.StepsBody(
                     first_step=steps.first_step, losses=steps.losses, millisteps=rate,

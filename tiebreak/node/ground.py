@@ -11,7 +11,8 @@ A chain is known by what a node says of it, which may be late, incomplete or cha
    block.
 5. The board is rebuilt from the chain at each start. The only rows kept are the outbox's.
 6. A transaction is tried on the newest block before it is sent, is sent once under its name, and has counted once the
-   board has followed the block that it is in.
+   board has followed the block that it is in. That it would be refused is believed of the block that the board is at:
+   a machine that is told so may never try again.
 """
 
 import time
@@ -34,7 +35,7 @@ from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
 from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
-from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
+from tiebreak.protocol.errors import StateError, VerificationError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import events as e
@@ -147,15 +148,19 @@ class ChainGround:
     def poll(self) -> list[e.Event]:
         """Follow what is new, send what could not be sent, and see what became of what was.
 
-        Raises `NodeError` if the node does not answer, or contradicts itself; then it is to be called again.
+        A question that is not answered, or contradicts what is known, costs what depends on it and nothing else. Raises
+        `NodeError` for one if there is nothing to tell; then it is to be called again.
         """
-        self._follow()
-        for wanted in list(self._unsent.values()):
-            self._send(wanted)
-        if self._outbox is not None and self._outbox.waiting:
-            self._ended += self._outbox.look()
+        problem: NodeError | None = None
+        for part in (self._follow, self._send_unsent, self._look):
+            try:
+                part()
+            except NodeError as error:
+                problem = error
         self._tell_ended()
         told, self._told = self._told, []
+        if problem is not None and not told:
+            raise problem
         return told
 
     def _follow(self) -> None:
@@ -362,12 +367,31 @@ class ChainGround:
                 outbox.post(to, call.data, call.value, gas=gas_limit(call), deadline=deadline, name=name)
             else:
                 self._chain.post(self._signer, call, deadline=deadline, name=name)
+            error = None
         except NodeError:
             return
         except (Reverted, InsufficientFunds) as refused:
             error = refused.name if isinstance(refused, Reverted) else ""
+            if error != AGAIN and not self._is_current():
+                return
+        if error is not None:
             self._told.append(e.Refused(at=self.now(), place=wanted.place, error=error))
         del self._unsent[wanted.place]
+
+    def _is_current(self) -> bool:
+        """Whether the node's newest block is the one that the board is at."""
+        try:
+            return self._tip is not None and self._node.newest().hash == self._tip.hash
+        except NodeError:
+            return False
+
+    def _send_unsent(self) -> None:
+        for wanted in list(self._unsent.values()):
+            self._send(wanted)
+
+    def _look(self) -> None:
+        if self._outbox is not None and self._outbox.waiting:
+            self._ended += self._outbox.look()
 
     def _tell_ended(self) -> None:
         """Tell of what has ended, once the board shows what it did."""
@@ -381,18 +405,7 @@ class ChainGround:
             if receipt is not None and int(receipt["status"]) == 1:
                 self._told.append(e.Mined(at=now, place=place))
             else:
-                self._told.append(e.Refused(at=now, place=place, error=self._why(sent, receipt)))
-
-    def _why(self, sent: Sent, receipt: Mapping[str, Any] | None) -> str:
-        """What a transaction that reverted would be refused with now."""
-        if receipt is not None and self._signer is not None and sent.to is not None:
-            try:
-                self._node.try_out(self._signer.address, sent.to, sent.data, sent.value, sent.gas)
-            except Reverted as refused:
-                return refused.name
-            except TiebreakError:
-                return AGAIN
-        return AGAIN
+                self._told.append(e.Refused(at=now, place=place, error=AGAIN))
 
 
 class HubGround:

@@ -2,13 +2,16 @@
 
 import json
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.tiebreak.node.town import Town, town
+from tiebreak.node.mail import Mail
 from tiebreak.node.metrics import serve_metrics
 from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts
@@ -83,8 +86,17 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
         assert ("ERROR", "alarm") not in auditor.notes.counts  # what it handles itself is no error
 
 
-def test_a_party_that_comes_back_goes_on(tmp_path: Path) -> None:
-    """All parties are closed in the middle, and the hub is replaced by an empty one."""
+def test_a_party_that_comes_back_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All parties are closed in the middle; at first each finds another board's hub, and does not fall silent."""
+    found, refused = Mail._ask_key, Counter[int]()
+
+    def ask_key(mail: Mail) -> Address:
+        refused[id(mail)] += 1
+        if refused[id(mail)] == 1:
+            raise ConfigurationError("expected a hub for chain 1, got one for chain 2")
+        return found(mail)
+
+    monkeypatch.setattr(Mail, "_ask_key", ask_key)
     with town(tmp_path) as there:
         for role in ("client", "trainer", "auditor"):
             there.join(role)

@@ -32,8 +32,10 @@ ROLES = ("client", "trainer", "auditor", "watch")
 class Town:
     """A chain, a hub, and the parties that have moved in."""
 
-    def __init__(self, folder: Path, chain: Devnet, hub: hubs.Running) -> None:
-        self.folder, self.chain, self.hub = folder, chain, hub
+    def __init__(self, folder: Path, chain: Devnet, hub: hubs.Running, wanted: HubSettings) -> None:
+        self.folder, self.chain, self.hub, self.hub_settings = folder, chain, hub, wanted
+        self.hub_url, self.chain_url = hub.url, chain.node.url
+        """Where parties that move in find both."""
         self.keys = {role: key for role, (key, _) in zip(ROLES, chain.accounts[1:], strict=False)}
         self.drivers: dict[str, Driver] = {}
 
@@ -43,7 +45,7 @@ class Town:
         if not (folder / settings.FILE).exists():
             board = f"0x{self.chain.deployment.board.hex()}"
             more = {"block_seconds": 1, "step_seconds": 0, "confirmations": 0, "threads": 1}
-            settings.write(role, folder, hub=self.hub.url, chain=self.chain.node.url, board=board, **more)
+            settings.write(role, folder, hub=self.hub_url, chain=self.chain_url, board=board, **more)
         found = settings.read(role, folder, {f"TIEBREAK_{name.upper()}": value for name, value in given.items()})
         driver = self.drivers[role] = open_party(found, None if role == "watch" else self.keys[role], Event())
         driver.start()
@@ -85,9 +87,8 @@ def town(folder: Path) -> Iterator[Town]:
         chain = stack.enter_context(devnet(port=free_port(), accounts=6, block_seconds=1, embedded=True))
         wanted = HubSettings(
             folder=folder / "hub", domain=chain.chain.domain, key=hubs.HUB, limits=Limits(free_bytes=0),
-            in_process=False,
         )  # fmt: skip
-        made = Town(folder, chain, stack.enter_context(hubs.running(wanted)))
+        made = Town(folder, chain, stack.enter_context(hubs.running(wanted)), wanted)
         try:
             yield made
         finally:

@@ -1,6 +1,5 @@
 """The contracts on one chain: deploying them, sending them transactions, and reading their records and events."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -20,7 +19,7 @@ from tiebreak.protocol.chain.artifacts import (
     creation_gas,
 )
 from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError, Reverted
+from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
 from tiebreak.protocol.chain.gas import gas_limit
 from tiebreak.protocol.chain.node import Node, Signer
 from tiebreak.protocol.chain.outbox import Outbox, Sent
@@ -28,13 +27,11 @@ from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receip
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.errors import StateError
-from tiebreak.protocol.game.moves import Move, Prove
+from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties.fees import first_bid
 from tiebreak.protocol.tags import Digest
 
-PROOF_SECONDS: Final = 60
-"""How long to wait for a second later than that of the proof's seal: a few blocks on any chain."""
 RECEIPT_SECONDS: Final = 180
 """How long `send` waits for a transaction to be mined."""
 DISPLACEMENTS: Final = 8
@@ -81,7 +78,7 @@ class Chain:
 
     @classmethod
     def connect(cls, endpoint: str) -> Self:
-        """Connect to an http(s) URL or a node's IPC socket. Raises `NodeError` if there is no answer."""
+        """Connect to a node (`Node.connect`). Raises `NodeError` if there is no answer."""
         return cls(Node.connect(endpoint))
 
     # ------------------------------------------------------------------ contracts
@@ -95,7 +92,7 @@ class Chain:
         self._node.require(signer.address, gas * first_bid(self._node.market(), NO_CAP).most)
         made: list[Address] = []
         # The games are told the address of the board, which the transaction after theirs creates.
-        board = created_by(signer.address, self._node.count(signer.address, "pending") + len(CONTRACTS) - 1)
+        board = created_by(signer.address, self._node.count(signer.address) + len(CONTRACTS) - 1)
         for name in CONTRACTS:
             creation = self._create(signer, name, creation_code(name, *made[-1:], *([board] if name == GAMES else [])))
             made.append(creation.address)
@@ -192,19 +189,13 @@ class Chain:
         return Digest(receipt.event("GameStarted").values["gameId"]), receipt
 
     def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
-        """Make a move. `state` is the game before it, as the mover knows it; a proof shows again what was opened.
+        """Make a move. `state` is the game before it, as the mover knows it; a proof shows again what was opened."""
+        return self.send(mover, calls.move_call(state, move))
 
-        A proof is illegal in the same second as its seal, so this waits up to `PROOF_SECONDS` for a later one.
-        """
-        call = calls.move_call(state, move)
-        for _ in range(PROOF_SECONDS if isinstance(move, Prove) else 0):
-            try:
-                return self.send(mover, call)
-            except Reverted as early:
-                if early.name != "TooEarly":
-                    raise
-                time.sleep(1)
-        return self.send(mover, call)
+    def pass_until(self, instant: int) -> None:
+        """Let time pass to an instant, unless it has come. Raises `NodeError` for all but development nodes."""
+        if instant > self.now():
+            self._node.mine_at(instant)
 
     # ------------------------------------------------------------------ reading
 

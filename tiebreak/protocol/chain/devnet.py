@@ -16,6 +16,7 @@ from typing import Final
 
 from eth_account.hdaccount import key_from_seed, seed_from_mnemonic
 from web3 import HTTPProvider, Web3
+from web3.types import RPCEndpoint
 
 from tiebreak.protocol.chain.embedded import ACCOUNTS_PATH, new_tester
 from tiebreak.protocol.chain.errors import NodeError
@@ -62,16 +63,15 @@ class RunningNode:
     """Either "anvil" or "embedded"."""
     check: Callable[[], None]
     """Raises `NodeError` if the node has exited."""
+    mine_every: Callable[[int], object]
+    """From now on, mine a block every so many seconds. Before that, each transaction is mined at once."""
 
 
 @contextmanager
-def run_anvil(
-    binary: Path, *, port: int, mnemonic: str, accounts: int, block_seconds: int = 0
-) -> Iterator[RunningNode]:
-    """Run anvil for the duration of the context. With `block_seconds` 0, each transaction is mined at once."""
+def run_anvil(binary: Path, *, port: int, mnemonic: str, accounts: int) -> Iterator[RunningNode]:
+    """Run anvil for the duration of the context."""
     command = [str(binary), "--host", HOST, "--port", str(port), "--hardfork", HARDFORK, "--silent"]
     command += ["--mnemonic", mnemonic, "--accounts", str(accounts)]
-    command += ["--block-time", str(block_seconds)] if block_seconds else []
     url = f"http://{HOST}:{port}"
     web3 = Web3(HTTPProvider(url, request_kwargs={"timeout": 1}, exception_retry_configuration=None))
     if web3.is_connected():
@@ -90,9 +90,16 @@ def run_anvil(
 
         try:
             _wait_until_ready(web3, url, check)
-            yield RunningNode(url, "anvil", check)
+            yield RunningNode(url, "anvil", check, lambda seconds: _ask(web3, "evm_setIntervalMining", seconds))
         finally:
             _stop(process)
+
+
+def _ask(web3: Web3, method: str, *parameters: int) -> None:
+    """Make a request that is anvil's own. Raises `NodeError` if it is refused."""
+    answer = web3.provider.make_request(RPCEndpoint(method), parameters)
+    if "error" in answer:
+        raise NodeError(f"expected anvil to take {method}, got {answer['error']}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -114,7 +121,7 @@ def _wait_until_ready(web3: Web3, url: str, check: Callable[[], None]) -> None:
 
 
 @contextmanager
-def running_node(*, port: int, accounts: int, block_seconds: int = 0, embedded: bool = False) -> Iterator[RunningNode]:
+def running_node(*, port: int, accounts: int, embedded: bool = False) -> Iterator[RunningNode]:
     """Run a node with funded accounts for the duration of the context. With `embedded`, anvil is not looked for.
 
     Raises `NodeError` if the port is taken or anvil does not start.
@@ -122,8 +129,8 @@ def running_node(*, port: int, accounts: int, block_seconds: int = 0, embedded: 
     binary = None if embedded else find_anvil()
     if binary is None:
         tester = new_tester(MNEMONIC, accounts, BALANCE)
-        with RpcServer(tester, port, block_seconds) as server:
-            yield RunningNode(server.url, "embedded", lambda: None)
+        with RpcServer(tester, port) as server:
+            yield RunningNode(server.url, "embedded", lambda: None, server.mine_every)
         return
-    with run_anvil(binary, port=port, mnemonic=MNEMONIC, accounts=accounts, block_seconds=block_seconds) as anvil:
+    with run_anvil(binary, port=port, mnemonic=MNEMONIC, accounts=accounts) as anvil:
         yield anvil

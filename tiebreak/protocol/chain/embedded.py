@@ -1,7 +1,7 @@
 """The embedded chain: an EVM in this process whose clock we control, for tests, demos and disputes without a node."""
 
 import warnings
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from eth_utils.address import to_checksum_address
 
@@ -31,11 +31,15 @@ def new_tester(
         # py-evm warns that it will no longer be maintained. The version is pinned, and the contracts need nothing
         # newer.
         warnings.simplefilter("ignore")
-        if mnemonic is None:
-            return EthereumTester(PyEVMBackend())
         overrides = {} if balance is None else {"balance": balance}
-        backend = PyEVMBackend.from_mnemonic(mnemonic, overrides, num_accounts=accounts, hd_path=ACCOUNTS_PATH)
-        return EthereumTester(backend)
+        known: dict[str, Any] = {"num_accounts": accounts, "hd_path": ACCOUNTS_PATH}
+        backend = PyEVMBackend() if mnemonic is None else PyEVMBackend.from_mnemonic(mnemonic, overrides, **known)
+    chain = backend.chain
+    mine = chain.mine_block
+    # A block keeps the `prevrandao` that its transactions saw. The backend would draw another one for its header, and
+    # whenever it then executes the block again, as it does for each transaction that waits, refuse it as false.
+    chain.mine_block = lambda **given: mine(**given | {"mix_hash": chain.header.mix_hash})
+    return EthereumTester(backend)
 
 
 class EmbeddedChain(Chain):
@@ -61,6 +65,10 @@ class EmbeddedChain(Chain):
         if timestamp > self.now() + 1:
             with node_errors():
                 self._tester.time_travel(timestamp)
+
+    def pass_until(self, instant: int) -> None:
+        if instant > self.now():
+            self.travel_to(instant)
 
     def advance(self, seconds: int) -> None:
         """Let the next transaction be mined this many seconds after the newest block."""

@@ -163,7 +163,7 @@ class FollowedBoard(board.Board):
     def follow(self, seen: Seen) -> None:
         about = [self._follow(part, seen) for part in _parts(seen.events)]
         for found in {found.id: found for found in about if found is not None}.values():
-            found.gas += seen.gas
+            found.costs.append((found.state.moves, seen.gas))
             found.height = self.height
             if found.is_over and not found.ended:
                 found.ended = seen.at
@@ -319,35 +319,49 @@ class FollowedBoard(board.Board):
     def _end_by_move(
         self, found: PublicGame, part: Sequence[Event], ended: dict[str, Any], call: Call | None, now: int
     ) -> None:
-        has_entered = call is not None and call.kind == "enterAndProve"
-        if call is not None and has_entered:
-            _, sequence, snapshot, *_ = call.arguments
-            self._enter(found, {"sequence": sequence, "snapshot": snapshot}, now)
-        move = self._called(call) or (None if call is None else call.entered_proof)
+        if call is not None and call.kind == "enterAndProve":
+            self._end_by_signed_state(found, part, ended, call)
+            return
+        move = self._called(call)
         if move is None and part[0].name in ("Selected", "Descended"):
             move = self._logged(found, part[:1])
         if isinstance(move, Prove) and len(found.moves) != found.state.moves:
             move = None  # what was opened on the way to a state that entered is not known here, and cannot be judged
         if move is not None:
-            found.state = rules.apply(found.state, move, now, has_entered=has_entered)
+            found.state = rules.apply(found.state, move, now)
             found.moves.append(move)
         elif part[0].name != "Proved" or found.state.phase is Phase.PROVE:
             found.state = rules.ended(found.state, _verdict(ended, "", part, found.state), now)
 
+    def _end_by_signed_state(self, found: PublicGame, part: Sequence[Event], ended: dict[str, Any], call: Call) -> None:
+        _, sequence, snapshot, *_ = call.arguments
+        later, found.moves = self._stood(found, sequence, snapshot)
+        found.entries += 1
+        move = call.entered_proof
+        if move is not None and len(found.moves) == later.moves:
+            found.state = rules.prove_signed(found.state, later, move)
+            found.moves.append(move)
+        else:  # what was opened on the way is not known here, and cannot be judged
+            found.state = replace(later, phase=Phase.OVER, verdict=_verdict(ended, "", part, later))
+
     # ------------------------------------------------------------------ entered states
 
     def _enter(self, found: PublicGame, said: dict[str, Any], now: int) -> None:
-        snapshot = said["snapshot"]
+        later, line = self._stood(found, said["sequence"], said["snapshot"])
+        found.state = rules.enter(found.state, later, now)
+        found.moves, found.entries = line, found.entries + 1
+
+    def _stood(self, found: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:
+        """A state that was signed, and the line that led to it, as far as they can be known here."""
         try:
-            later, line = self.talk_of(found, said["sequence"], tagged_hash(Tag.SNAPSHOT, snapshot))
+            later, line = self.talk_of(found, sequence, tagged_hash(Tag.SNAPSHOT, snapshot))
             found.is_lost = False
         except VerificationError:
             shown = Snapshot.decode(snapshot)
-            standing = standing_at(shown, _begun(found), said["sequence"], self.program_of(found.job.job))
+            standing = standing_at(shown, _begun(found), sequence, self.program_of(found.job.job))
             found.is_lost = standing is None
-            later, line = standing or replace(_begun(found), moves=said["sequence"]), []
-        found.state = rules.enter(found.state, later, now)
-        found.moves, found.entries = line, found.entries + 1
+            later, line = standing or replace(_begun(found), moves=sequence), []
+        return later, line
 
 
 def _begun(found: PublicGame) -> GameState:

@@ -4,11 +4,13 @@ Importing web3 and the embedded chain takes seconds, so both are imported only w
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 from eth_typing import Hash32
@@ -25,9 +27,11 @@ from tiebreak.protocol.parties.fees import Market
 
 if TYPE_CHECKING:
     from web3 import Web3
-    from web3.types import TxParams, Wei
+    from web3.types import RPCEndpoint, TxParams, Wei
 
-RPC_SECONDS: Final = 30
+RPC_SECONDS: Final = 10
+"""How long a node may take for one answer, which is waited for once."""
+T = TypeVar("T")
 _EMBEDDED_PREFIX: Final = "execution reverted: "
 
 
@@ -86,11 +90,18 @@ class Node:
 
     @classmethod
     def connect(cls, endpoint: str) -> Self:
-        """Connect to an http(s) URL or an IPC socket. Raises `NodeError` if there is no answer."""
+        """Connect to an http(s) URL or an IPC socket, or to several, separated by commas (`Several`).
+
+        Raises `NodeError` if there is no answer.
+        """
+        if "," in endpoint:
+            return cast("Self", Several([partial(cls.connect, one.strip()) for one in endpoint.split(",")]))
         from web3 import HTTPProvider, IPCProvider, Web3  # noqa: PLC0415
 
         if urlsplit(endpoint).scheme in ("http", "https"):
-            return cls(Web3(HTTPProvider(endpoint, request_kwargs={"timeout": RPC_SECONDS})))
+            # web3 would ask a silent node five times, and whoever plays by a clock would wait for all of them.
+            given: Any = {"request_kwargs": {"timeout": RPC_SECONDS}, "exception_retry_configuration": None}
+            return cls(Web3(HTTPProvider(endpoint, **given)))
         if Path(endpoint).is_socket():
             return cls(Web3(IPCProvider(endpoint, timeout=RPC_SECONDS)))
         raise ConfigurationError(f"expected an http(s) URL or the path of a node's IPC socket, got {endpoint}")
@@ -159,10 +170,10 @@ class Node:
         except ChainError:
             return []
 
-    def count(self, account: Address, block: Literal["latest", "pending"]) -> int:
-        """The number of an account's transactions in blocks, or with those that wait for one in order."""
+    def count(self, account: Address) -> int:
+        """The number of an account's transactions in blocks."""
         with node_errors():
-            return int(self.web3.eth.get_transaction_count(to_checksum_address(account), block))
+            return int(self.web3.eth.get_transaction_count(to_checksum_address(account), "latest"))
 
     def receipt(self, transaction: bytes) -> Mapping[str, Any] | None:
         """The receipt of a transaction that is in a block; None for any other."""
@@ -284,11 +295,79 @@ class Node:
             return str(error)
         return ""
 
+    def mine_at(self, instant: int) -> None:
+        """Make an empty block of this instant, as development nodes can. Raises `NodeError` for others."""
+        with node_errors():
+            for method, arguments in (("evm_setNextBlockTimestamp", [instant]), ("evm_mine", [])):
+                self.web3.manager.request_blocking(cast("RPCEndpoint", method), arguments)
+
     def _transaction(self, to: Address | None, data: bytes, value: int) -> "TxParams":
         tx: TxParams = {"data": data, "value": cast("Wei", value)}
         if to is not None:
             tx["to"] = to_checksum_address(to)
         return tx
+
+
+class Several:
+    """Several nodes of one chain in the place of one `Node`.
+
+    What one does not answer, the next one is asked. Each look at the newest block goes on to the next node, and a
+    transaction goes to all of them. So one that is away, behind or lies costs time as long as another one does not.
+    """
+
+    def __init__(self, connect: Sequence[Callable[[], Node]]) -> None:
+        """`connect`: for each node, what connects to it, or raises `NodeError`. One at least has to answer now."""
+        self._connect = deque((number, make) for number, make in enumerate(connect))
+        self._nodes: dict[int, Node] = {}
+        self.chain_id = 0
+        self.chain_id = self._ask(lambda node: node.chain_id)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self._ask(lambda node: getattr(node, name)(*given))
+
+    def newest(self) -> Tip:
+        self._connect.rotate(-1)
+        return self._ask(lambda node: node.newest())
+
+    def count(self, account: Address) -> int:
+        """The least that any of them says: an outbox knows itself what is too low."""
+        found = self._all(lambda node: node.count(account))
+        if not found:
+            raise NodeError("expected how many transactions an account has sent, got no answer")
+        return min(found)
+
+    def broadcast(self, raw: bytes) -> str:
+        """Returns what the nodes have against it, or nothing if one of them takes it."""
+        said = self._all(lambda node: node.broadcast(raw))
+        return "" if "" in said or not said else said[0]
+
+    def _all(self, question: Callable[[Node], T]) -> list[T]:
+        """One answer of each node that is there, in turn; empty if all are away."""
+        found = []
+        for _ in self._connect.copy():
+            self._connect.rotate(-1)
+            with suppress(NodeError):
+                found.append(question(self._first()))
+        return found
+
+    def _ask(self, question: Callable[[Node], T]) -> T:
+        problem = NodeError("expected a node to ask, got none")
+        for _ in self._connect.copy():
+            try:
+                return question(self._first())
+            except NodeError as error:
+                problem = error
+                self._connect.rotate(-1)
+        raise problem
+
+    def _first(self) -> Node:
+        number, make = self._connect[0]
+        if number not in self._nodes:
+            found = make()
+            if self.chain_id and found.chain_id != self.chain_id:
+                raise NodeError(f"expected a node of chain {self.chain_id}, got one of chain {found.chain_id}")
+            self._nodes[number] = found
+        return self._nodes[number]
 
 
 def _calls_below(frame: Mapping[str, Any]) -> Iterator[tuple[Address, bytes]]:

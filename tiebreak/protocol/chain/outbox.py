@@ -1,9 +1,10 @@
 """An account's transactions on their way into blocks: their numbers, what is bid for them, and what became of them.
 
 An account's transactions count in the order of their numbers (nonces), so one that no block takes holds up all behind
-it. An `Outbox` numbers them itself: by what the chain has, and by what it has sent. It sends each again, under the same
-number and for a higher fee, until a block has it or its deadline is past. What it asks a node (the newest block,
-counts, receipts, prices) may be late, missing or false for a while.
+it. An `Outbox` numbers them itself: by what the chain has, and by what it has sent. It does not ask what waits in the
+mempool: nobody can check a node's answer to that, and what waits there may never be mined. It sends each transaction
+again, under the same number and for a higher fee, until a block has it or its deadline is past. What it asks a node
+(the newest block, counts, receipts, prices) may be late, missing or false for a while.
 
 Everything that it sends is recorded first. Made anew from these records, an outbox goes on where it was: it sends no
 call twice that has a name, and gives no number away that one of its own transactions waits for. A key that another
@@ -91,7 +92,7 @@ class Sent:
     passed_by: int = 0
     """New blocks without it since its bid."""
     doubts: int = 0
-    """How many looks found its number used, and no receipt."""
+    """How many looks in a row found its number used, and no receipt."""
 
 
 class Outbox:
@@ -121,14 +122,19 @@ class Outbox:
         self._record = record
         self._spare: dict[int, Bid] = {}
         """By number: what was bid for a transaction that expired and may still be mined."""
+        self._ended = -1
+        """The number behind those of all its transactions that have ended; -1 if it knows of none."""
         self._holes = 0
-        """How many looks in a row found a number missing."""
+        """How many new blocks in a row found a number missing."""
+        self._looked = b""
+        """The newest block at the last look."""
         waiting: dict[int, Sent] = {}
         for note in map(Note.decode, journal):
             if note.raw:
                 self._remember(waiting, note)
             else:
                 waiting.pop(note.number, None)
+                self._ended = max(self._ended, note.number + 1)
         self.waiting = list(waiting.values())
 
     @staticmethod
@@ -164,8 +170,7 @@ class Outbox:
 
     def _number(self, bid: Bid, market: Market) -> tuple[int, Bid]:
         """The number of the next transaction, and a bid that replaces what expired there."""
-        account = self._signer.address
-        used = self._node.count(account, "latest")
+        used = self._count()
         self._spare = {number: spare for number, spare in self._spare.items() if number >= used}
         for number in sorted(self._spare):
             last = self._spare[number]
@@ -174,7 +179,14 @@ class Outbox:
                 del self._spare[number]
                 return number, better
         own = (1 + number for number in (*self._spare, *(sent.number for sent in self.waiting)))
-        return max(used, self._node.count(account, "pending"), *own), bid
+        return max((used, *own)), bid
+
+    def _count(self) -> int:
+        """How many transactions of the account are in blocks. What is not as expected has to be said twice."""
+        found = self._node.count(self._signer.address)
+        if found != self._ended and found != self._node.count(self._signer.address):
+            raise NodeError(f"expected that {found} transactions of the account are in blocks, got another number then")
+        return max(found, self._ended)
 
     def _cap_now(self, market: Market) -> int:
         return self._cap or CAP_FACTOR * (2 * market.base + market.tip)
@@ -199,10 +211,10 @@ class Outbox:
 
         Raises `NodeError` if the node does not answer; then it is to be called again.
         """
-        newest, used = self._node.newest(), self._node.count(self._signer.address, "latest")
+        newest, used = self._node.newest(), self._node.count(self._signer.address)
         for sent in sorted(self.waiting, key=lambda sent: sent.number):
             self._look_at(sent, newest, used)
-        self._fill_hole(newest)
+        self._fill_hole(newest, used)
         ended = tuple(sent for sent in self.waiting if sent.fate is not Fate.WAITING)
         for sent in ended:
             self._end(sent)
@@ -212,6 +224,8 @@ class Outbox:
         self.waiting.remove(sent)
         if sent.fate is Fate.EXPIRED:
             self._spare[sent.number] = sent.bid
+        else:
+            self._ended = max(self._ended, sent.number + 1)
         self._record(Note(number=sent.number, name=sent.name, deadline=0, raw=b"").encode())
 
     def _look_at(self, sent: Sent, newest: Tip, used: int) -> None:
@@ -221,13 +235,13 @@ class Outbox:
             # What has reverted is decided afresh at once, even if it might still come to count.
             if confirmations >= self.confirmations or sent.receipt["status"] != 1:
                 sent.fate = Fate.MINED
-        elif sent.number < used:
-            sent.doubts += 1
-            if sent.doubts >= LOOKS:
-                sent.fate = Fate.DISPLACED
+            return
+        sent.doubts = sent.doubts + 1 if sent.number < used else 0
+        if sent.doubts >= LOOKS:
+            sent.fate = Fate.DISPLACED
         elif 0 < sent.deadline < newest.timestamp:
             sent.fate = Fate.EXPIRED
-        elif newest.hash != sent.seen:
+        elif not sent.doubts and newest.hash != sent.seen:
             self._send_again(sent, newest)
 
     def _receipt(self, sent: Sent) -> Mapping[str, Any] | None:
@@ -258,19 +272,25 @@ class Outbox:
             sent.bid = bid
             self._send(sent, newest)
 
-    def _fill_hole(self, newest: Tip) -> None:
-        """Send the first transaction under the number that the account's mempool lacks, if one is missing before it.
+    def _fill_hole(self, newest: Tip, used: int) -> None:
+        """Send the first transaction under the number that the chain lacks, if one is missing before it.
 
-        That happens after a false count, and where a node forgot what another process or an earlier outbox sent.
+        That happens after a false count, and where nodes forgot what expired.
         """
-        if not self.waiting:
+        if newest.hash == self._looked:
             return
-        first = min(self.waiting, key=lambda sent: sent.number)
-        missing = self._node.count(self._signer.address, "pending")
-        self._holes = self._holes + 1 if first.receipt is None and missing < first.number else 0
-        if self._holes >= LOOKS:
-            self._holes, first.number = 0, missing
+        self._looked = newest.hash
+        first = min(self.waiting, key=lambda sent: sent.number, default=None)
+        is_missing = first is not None and first.receipt is None and used < first.number
+        self._holes = self._holes + 1 if is_missing else 0
+        if first is not None and self._holes >= LOOKS:
+            self._ended = -1  # as after a reorganisation: what has ended may be in no block any more
+            before, first.number, self._holes = first.number, self._count(), 0
+            if (spare := self._spare.pop(first.number, None)) is not None and not first.bid.replaces(spare):
+                market = self._node.market()
+                first.bid = raised_bid(spare, market, self._cap_now(market), None) or first.bid
             self._send(first, newest)
+            self._record(Note(number=before, name=first.name, deadline=0, raw=b"").encode())
 
     def wait(self, sent: Sent, seconds: float) -> None:
         """Look until a transaction has ended. Raises `NodeError` after these seconds of the machine's clock.

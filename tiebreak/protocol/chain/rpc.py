@@ -33,16 +33,13 @@ Json = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 
 class RpcServer(ThreadingHTTPServer):
-    """Serves an EVM on a local port (0: a free one) for the duration of the context.
-
-    With `block_seconds` 0, each transaction is mined at once.
-    """
+    """Serves an EVM on a local port (0: a free one) for the duration of the context. Transactions are mined at once."""
 
     daemon_threads = True
     # A port in use by another server must raise an error, not add a second listener.
     allow_reuse_port = False
 
-    def __init__(self, tester: "EthereumTester", port: int, block_seconds: int = 0) -> None:
+    def __init__(self, tester: "EthereumTester", port: int) -> None:
         from web3 import EthereumTesterProvider, Web3  # noqa: PLC0415  # takes seconds
         from web3.datastructures import NamedElementOnion  # noqa: PLC0415
 
@@ -51,12 +48,9 @@ class RpcServer(ThreadingHTTPServer):
         except OSError as error:
             raise NodeError(f"cannot listen on {HOST}:{port}: {error.strerror}; choose another --port") from error
         self._tester, self._lock, self._stopped = tester, Lock(), Event()
-        self._block_seconds = block_seconds
         provider = EthereumTesterProvider(tester)
         # Use only the translation between JSON-RPC's names and the tester's, not what web3 does on a client's behalf.
         self._request = provider.request_func(Web3(provider), NamedElementOnion([]))
-        if block_seconds:
-            tester.disable_auto_mine_transactions()
 
     @property
     def url(self) -> str:
@@ -64,8 +58,6 @@ class RpcServer(ThreadingHTTPServer):
 
     def __enter__(self) -> "RpcServer":
         Thread(target=self.serve_forever, daemon=True).start()
-        if self._block_seconds:
-            Thread(target=self._mine, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,8 +65,14 @@ class RpcServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
-    def _mine(self) -> None:
-        while not self._stopped.wait(self._block_seconds):
+    def mine_every(self, seconds: int) -> None:
+        """From now on, mine a block every so many seconds, and only then."""
+        with self._lock:
+            self._tester.disable_auto_mine_transactions()
+        Thread(target=self._mine, args=(seconds,), daemon=True).start()
+
+    def _mine(self, seconds: int) -> None:
+        while not self._stopped.wait(seconds):
             with self._lock:
                 self._catch_up()
                 self._tester.mine_block()
