@@ -1,31 +1,35 @@
 """A hub under load: posts a second with many parties that listen, and a large blob against curl from a static server.
 
-The hub is two processes on two cores (`taskset`), as an operator would run it; those who load it run beside it, so on a
-machine with no more cores than that they take from it what they use, and the load of the machine is in the row's case.
-The receipts' signatures are not checked here, which is the parties' time.
+The hub has two cores (`taskset`); those who load it run beside it, so on a machine with no more cores than that they
+take from it what they use, and the load of the machine is in the row's case. The receipts' signatures are not checked
+here, which is the parties' time. Neither curl nor the hub's client waits until a file is on the disk.
 """
 
 import asyncio
 import os
 import random
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import click
 
 from benchmarks.table import Row, placed, publish
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.engine.run.agreement import Terms
-from tiebreak.node.mail import Mail, blob_of
+from tiebreak.node.mail import Mail, pieces_of
 from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -34,6 +38,7 @@ from tiebreak.protocol.tags import Digest
 
 JOBS: Final = 200
 LISTENERS: Final = 1000
+CONNECTIONS: Final = 64
 RATE: Final = 500
 TARGETS: Final = {"p99": "under 0.25 s", "blob": "at least 0.6", "memory": "under 300 MB"}
 
@@ -49,9 +54,14 @@ def job_of(number: int, client: PrivateKey, trainer: PrivateKey) -> Job:
     )  # fmt: skip
 
 
-class Server:
-    """A hub in a folder, and the memory of all its processes."""
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process so far."""
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13])) / os.sysconf(
+        "SC_CLK_TCK"
+    )
 
+
+class Server:
     def __init__(self, folder: Path, *, cores: str) -> None:
         self.port = free_port()
         environment = {**os.environ, PASSPHRASE_VARIABLE: "benchmark"}
@@ -66,126 +76,136 @@ class Server:
         self.mail = Mail(self.url, OFF_CHAIN)
         self.mail.hub  # noqa: B018  # waits until it answers
 
-    def _processes(self) -> list[str]:
-        command = ["ps", "-o", "pid=", "--ppid", str(self.process.pid)]
-        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return [str(self.process.pid), *listed.split()]
-
     def memory(self) -> float:
-        """Proportional set size of the hub and its clerk, in MB: what both share counts once."""
-        total = 0
-        for word in self._processes():
-            lines = Path(f"/proc/{word}/smaps_rollup").read_text().splitlines()
-            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        return total / 1000
-
-    def seconds(self) -> float:
-        """Processor time of the hub and its clerk so far."""
-        total = 0
-        for word in self._processes():
-            total += sum(map(int, Path(f"/proc/{word}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
-        return total / os.sysconf("SC_CLK_TCK")
+        """The most that the hub has held so far, in MB."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1000
 
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(30)
 
 
-class Load:
-    """Parties over plain sockets: their own work is not what is measured."""
+def prepare(server: Server, seconds: int) -> tuple[list[str], list[bytes]]:
+    """Offer the jobs, and sign what will be posted. Returns the jobs' ids and the posts."""
+    keys = [PrivateKey.from_int(1000 + n) for n in range(2 * JOBS)]
+    jobs = [job_of(n, keys[2 * n], keys[2 * n + 1]) for n in range(JOBS)]
+    for n, job in enumerate(jobs):
+        offer = posts.Post.of(posts.OfferBody(job=job), job_id=job.id, number=0, sender=job.client)
+        server.mail.post(posts.SignedPost.sign(offer, OFF_CHAIN, keys[2 * n]).encode())
+    wires = []
+    for number in range(seconds * RATE):
+        n = number % JOBS
+        body = posts.StepsBody(first_step=number, losses=(1,) * 10, millisteps=1, processor=1, memory=1)
+        post = posts.Post.of(body, job_id=jobs[n].id, number=number // JOBS, sender=keys[2 * n + 1].address)
+        wires.append(posts.SignedPost.sign(post, OFF_CHAIN, keys[2 * n + 1]).encode())
+    return [job.id.hex() for job in jobs], wires
 
-    def __init__(self, server: Server, seconds: int, seed: int) -> None:
-        self._server, self._seconds, self._random = server, seconds, random.Random(seed)
-        self.waits: list[float] = []
-        self.heard = 0
-        self.failed = 0
 
-    def prepare(self) -> None:
-        """Offer the jobs, and sign what will be posted."""
-        keys = [PrivateKey.from_int(1000 + n) for n in range(2 * JOBS)]
-        self._jobs = [job_of(n, keys[2 * n], keys[2 * n + 1]) for n in range(JOBS)]
-        for n, job in enumerate(self._jobs):
-            offer = posts.Post.of(posts.OfferBody(job=job), job_id=job.id, number=0, sender=job.client)
-            self._server.mail.post(posts.SignedPost.sign(offer, OFF_CHAIN, keys[2 * n]).encode())
-        self._wires = []
-        for number in range(self._seconds * RATE):
-            n = number % JOBS
-            body = posts.StepsBody(first_step=number, losses=(1,) * 10, millisteps=1, processor=1, memory=1)
-            post = posts.Post.of(body, job_id=self._jobs[n].id, number=number // JOBS, sender=keys[2 * n + 1].address)
-            self._wires.append(posts.SignedPost.sign(post, OFF_CHAIN, keys[2 * n + 1]).encode())
+class Listener(asyncio.Protocol):
+    """A party that follows a job. It only counts: what it would check is its own time."""
 
-    async def run(self) -> None:
-        listening = [asyncio.create_task(self._listen(self._jobs[n % JOBS].id)) for n in range(LISTENERS)]
-        await asyncio.sleep(10)
-        self.idle = self._server.seconds()
-        free: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
-        for _ in range(64):
-            free.put_nowait(await asyncio.open_connection("127.0.0.1", self._server.port))
-        start, posting = time.perf_counter(), []
-        for number, wire in enumerate(self._wires):
-            due = start + number / RATE
-            if (ahead := due - time.perf_counter()) > 0:
-                await asyncio.sleep(ahead)
-            posting.append(asyncio.create_task(self._post(free, wire, due)))
-        await asyncio.gather(*posting)
-        self.took = time.perf_counter() - start
-        await asyncio.sleep(1)
-        for task in listening:
-            task.cancel()
+    heard = 0
 
-    async def _post(
-        self, free: "asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]", wire: bytes, due: float
-    ) -> None:
-        reader, writer = await free.get()
-        writer.write(b"POST /posts HTTP/1.1\r\nHost: hub\r\nContent-Length: %d\r\n\r\n" % len(wire) + wire)
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        await reader.readexactly(length)
-        self.waits.append(time.perf_counter() - due)
-        self.failed += not head.startswith(b"HTTP/1.1 200")
-        free.put_nowait((reader, writer))
+    def data_received(self, data: bytes) -> None:
+        Listener.heard += data.count(b"\ndata: ")
 
-    async def _listen(self, job: bytes) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port, limit=1 << 20)
-        writer.write(b"GET /stream?posts=1&after=%d&job=%s HTTP/1.1\r\nHost: hub\r\n\r\n" % (JOBS, job.hex().encode()))
-        while line := await reader.readline():
-            self.heard += line.startswith(b"id: ")
+
+class Poster(asyncio.Protocol):
+    """A connection that posts, one post after another."""
+
+    free: "asyncio.Queue[Poster]"
+    waits: list[float]
+    failed = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport, self._answer = cast("asyncio.Transport", transport), b""
+        self.free.put_nowait(self)
+
+    def post(self, wire: bytes, due: float) -> None:
+        self._due = due
+        self._transport.write(b"POST /posts HTTP/1.1\r\nHost: hub\r\nContent-Length: %d\r\n\r\n" % len(wire) + wire)
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        if self._answer.endswith(b"}"):
+            self.waits.append(time.perf_counter() - self._due)
+            Poster.failed += not self._answer.startswith(b"HTTP/1.1 200")
+            self._answer = b""
+            self.free.put_nowait(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    waits: list[float]
+    """Of each post, from the instant at which it was due, not from when it was sent."""
+    took: float
+    hub: float
+    """Seconds of processor time that the hub took, of all its threads."""
+    load: float
+    """Processor time of those who load it."""
+
+
+async def _load(port: int, pid: int, jobs: list[str], wires: list[bytes]) -> Outcome:
+    loop = asyncio.get_running_loop()
+    for n in range(LISTENERS):
+        transport, _ = await loop.create_connection(Listener, "127.0.0.1", port)
+        transport.write(f"GET /stream?posts=1&after={JOBS}&job={jobs[n % JOBS]} HTTP/1.1\r\nHost: hub\r\n\r\n".encode())
+    Poster.free, Poster.waits = asyncio.Queue(), []
+    for _ in range(CONNECTIONS):
+        await loop.create_connection(Poster, "127.0.0.1", port)
+    await asyncio.sleep(10)
+    hub, own, start = processor_seconds(pid), time.process_time(), time.perf_counter()
+    for number, wire in enumerate(wires):
+        due = start + number / RATE
+        if (ahead := due - time.perf_counter()) > 0:
+            await asyncio.sleep(ahead)
+        (await Poster.free.get()).post(wire, due)
+    while len(Poster.waits) < len(wires):
+        await asyncio.sleep(0.01)
+    took = time.perf_counter() - start
+    await asyncio.sleep(1)
+    hub, own = processor_seconds(pid) - hub, time.process_time() - own
+    assert Poster.failed == 0, f"{Poster.failed} posts were refused"
+    wanted = len(wires) * LISTENERS // JOBS
+    assert Listener.heard == wanted, f"expected {wanted} events, got {Listener.heard}"
+    return Outcome(waits=Poster.waits, took=took, hub=hub, load=own)
+
+
+def load(port: int, pid: int, jobs: list[str], wires: list[bytes]) -> Outcome:
+    """Posts at a steady rate to a hub that many follow. To be called in a process of its own."""
+    return asyncio.run(_load(port, pid, jobs, wires))
 
 
 def posting(folder: Path, seconds: int, cores: str) -> list[Row]:
-    """Posts at a steady rate. A wait counts from the instant at which the post was due, not from when it was sent."""
     server = Server(folder, cores=cores)
     try:
-        load = Load(server, seconds, 1)
-        load.prepare()
+        jobs, wires = prepare(server, seconds)
         before = os.getloadavg()[0]
-        asyncio.run(load.run())
-        used = (server.seconds() - load.idle) / load.took
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            found = pool.submit(load, server.port, server.process.pid, jobs, wires).result()
         memory = server.memory()
     finally:
         server.stop()
-    assert load.failed == 0, f"{load.failed} posts were refused"
-    assert load.heard == len(load.waits) * LISTENERS // JOBS, f"listeners heard {load.heard} of {len(load.waits)}"
     case = f"{LISTENERS} parties, {JOBS} jobs, {RATE} posts/s, load {before:.1f} before"
-    waits = sorted(load.waits)
+    waits = sorted(found.waits)
     rows = []
     for name, share, target in (("median", 0.5, ""), ("p99", 0.99, TARGETS["p99"]), ("worst", 0.99999, "")):
         wait = round(waits[int(len(waits) * share)], 4)
         rows.append(Row(metric=f"post, {name}", case=case, value=wait, unit="s", target=target))
-    rows.append(Row(metric="posts", case=case, value=round(len(waits) / load.took, 1), unit="1/s", target=f"{RATE}"))
-    each = round(1000 * used * load.took / len(waits), 2)
-    rows.append(Row(metric="processor time of a post", case=case, value=each, unit="ms"))
+    rows.append(Row(metric="posts", case=case, value=round(len(waits) / found.took, 1), unit="1/s", target=f"{RATE}"))
+    for name, used in (("processor time of a post", found.hub), ("the same, of the load generator", found.load)):
+        rows.append(Row(metric=name, case=case, value=round(1000 * used / len(waits), 2), unit="ms"))
     return [*rows, Row(metric="memory", case=case, value=round(memory, 1), unit="MB", target=TARGETS["memory"])]
 
 
 def blobs(folder: Path, megabytes: int, cores: str, rounds: int) -> list[Row]:
     """A blob from the hub, checked and written, against curl from a static server."""
     folder.mkdir()
-    large, out = folder / "large.bin", folder / "out"
-    with large.open("wb") as file:
-        for _ in range(megabytes):
-            file.write(random.randbytes(1 << 20))
-    root, size = blob_of(large)
+    large, out, size = (folder / "large.bin").open("xb+", buffering=0), folder / "out", megabytes << 20
+    for _ in range(megabytes):
+        large.write(random.randbytes(1 << 20))
+    root = blob_root(size, pieces_of(large, size))
     client, trainer = PrivateKey.from_int(1), PrivateKey.from_int(2)
     job = job_of(0, client, trainer)
     server = Server(folder / "hub", cores=cores)
@@ -198,12 +218,13 @@ def blobs(folder: Path, megabytes: int, cores: str, rounds: int) -> list[Row]:
         ):
             post = posts.Post.of(body, job_id=job.id, number=number, sender=key.address)
             server.mail.post(posts.SignedPost.sign(post, OFF_CHAIN, key).encode())
-        found["upload"].append(_timed(lambda: server.mail.upload(large)))
-        with _Static(folder, cores) as static:
+        found["upload"].append(_timed(lambda: server.mail.put(large, size)))
+        with _static(folder, cores) as static:
             for _ in range(rounds):
-                found["download"].append(_timed(lambda: server.mail.download(root, size, out)))
-                out.unlink()
                 found["curl"].append(_timed(lambda: _curl(f"{static}/large.bin", out)))
+                out.unlink()
+                with out.open("xb+", buffering=0) as file:
+                    found["download"].append(_timed(lambda: server.mail.get(root, size, file)))
                 assert out.stat().st_size == size
                 out.unlink()
         memory = server.memory()
@@ -219,38 +240,27 @@ def blobs(folder: Path, megabytes: int, cores: str, rounds: int) -> list[Row]:
     rows.append(
         Row(metric="blob against curl", case=f"{case}, load {load:.1f}", value=ratio, unit="", target=TARGETS["blob"])
     )
-    return [
-        *rows,
-        Row(metric="memory", case=f"after {case}", value=round(memory, 1), unit="MB", target=TARGETS["memory"]),
-    ]
+    held = Row(metric="memory", case=f"after {case}", value=round(memory, 1), unit="MB", target=TARGETS["memory"])
+    return [*rows, held]
 
 
-class _Static:
+@contextmanager
+def _static(folder: Path, cores: str) -> Iterator[str]:
     """Python's own file server, which hands files to the kernel in pieces of 64 KiB (`shutil.copyfileobj`)."""
-
-    def __init__(self, folder: Path, cores: str) -> None:
-        self._port = free_port()
-        command = ["taskset", "-c", cores, sys.executable, "-m", "http.server", str(self._port), "-d", str(folder)]
-        self._process = subprocess.Popen(
-            [*command, "-b", "127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def __enter__(self) -> str:
-        for _ in range(100):
-            try:
-                socket.create_connection(("127.0.0.1", self._port)).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        return f"http://127.0.0.1:{self._port}"
-
-    def __exit__(self, *_error: object) -> None:
-        self._process.terminate()
-        self._process.wait()
+    port = free_port()
+    command = ["taskset", "-c", cores, sys.executable, "-m", "http.server", str(port), "-d", str(folder)]
+    process = subprocess.Popen([*command, "-b", "127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _curl(f"http://127.0.0.1:{port}", folder / "listing")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _curl(url: str, out: Path) -> None:
-    subprocess.run(["curl", "-s", "-o", str(out), url], check=True)
+    retry = ["--retry", "20", "--retry-connrefused", "--retry-delay", "1"]  # until the server listens
+    subprocess.run(["curl", "-s", *retry, "-o", str(out), url], check=True)
 
 
 def _timed(function: Callable[[], object]) -> float:

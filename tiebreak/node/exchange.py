@@ -3,10 +3,6 @@
 What is posted twice is posted once: whoever publishes again after a break goes on where it stopped.
 """
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -14,22 +10,20 @@ from threading import Timer
 from typing import Final
 
 from tiebreak.api.offers import complete
-from tiebreak.engine.data.disk import read_exactly, write_whole
-from tiebreak.engine.native import cache_directory
+from tiebreak.api.readers import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.node.library import Fetched, fetch, parts, publish, secret_of
-from tiebreak.node.mail import Letter, Mail, MailRefused, MailStopped
-from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.node.mail import Letter, Mail, MailStopped, pieces_of
+from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
 from tiebreak.protocol.parties.posts import AnswerBody, Body, HeadBody, LibraryBody, OfferBody, Post, SignedPost
 from tiebreak.protocol.tags import Digest
 
 HUB_SECONDS: Final = 20.0
 """How long a hub may take for its first answer, before a person is told."""
-COPY_BYTES: Final = 1 << 22
 
 
 class Roots:
@@ -37,64 +31,10 @@ class Roots:
 
     def put(self, file: FileIO, size: int) -> Digest:
         """The root of the first `size` bytes."""
-        return blob_root(size, [piece_digest(data) for data in _pieces(file, size)])
+        return blob_root(size, pieces_of(file, size))
 
     def get(self, root: Digest, size: int, file: FileIO) -> None:  # noqa: ARG002 (it has nothing to get)
         raise CannotCheck(f"expected a hub to fetch {root.hex()} from, got none")
-
-
-class OverHub:
-    """The `Blobs` of a hub. What broke off is kept in this user's cache folder, whose content nobody else chose."""
-
-    def __init__(self, mail: Mail, folder: Path | None = None) -> None:
-        self._mail = mail
-        self._folder = cache_directory() / "blobs" if folder is None else folder
-
-    def put(self, file: FileIO, size: int) -> Digest:
-        """Upload. The file must not change meanwhile, as far as it is sent."""
-        with _named(file, size) as path:
-            return self._mail.upload(path)
-
-    def get(self, root: Digest, size: int, file: FileIO) -> None:
-        """Download by way of the cache folder, where each piece is checked as it comes."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._folder / root.hex()
-        try:
-            self._mail.download(root, size, path)
-        except MailRefused as error:
-            raise CannotCheck(str(error)) from error
-        try:
-            with path.open("rb", buffering=0) as source:
-                file.seek(0)
-                file.truncate()
-                for data in _pieces(source, size):
-                    write_whole(file, memoryview(data))
-        finally:
-            path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _named(file: FileIO, size: int) -> Iterator[Path]:
-    """A path under which the first `size` bytes of an open file can be read, without a copy where the system can."""
-    own = Path(f"/proc/self/fd/{file.fileno()}")
-    if os.fstat(file.fileno()).st_size == size and own.exists():
-        yield own
-        return
-    with tempfile.NamedTemporaryFile() as copy:
-        for data in _pieces(file, size):
-            copy.write(data)
-        copy.flush()
-        yield Path(copy.name)
-
-
-def _pieces(file: FileIO, size: int) -> Iterator[bytes]:
-    """The first `size` bytes in pieces of a blob; an empty one if there are none."""
-    file.seek(0)
-    for at in range(0, max(1, size), PIECE_BYTES):
-        data = bytearray(min(PIECE_BYTES, size - at))
-        if read_exactly(file, memoryview(data)) != len(data):
-            raise EncodingError(f"expected {size} bytes, got the end of the file before")
-        yield bytes(data)
 
 
 def open_hub(url: str, domain: Domain) -> Mail:
@@ -111,12 +51,12 @@ def open_hub(url: str, domain: Domain) -> Mail:
     return mail
 
 
-def letters(mail: Mail, job_id: Digest) -> list[Letter]:
-    """All that a hub has about a job, oldest first, with the signatures checked."""
+def letters(mail: Mail, *jobs: Digest) -> list[Letter]:
+    """All that a hub has, or all about some jobs, oldest first, with the signatures checked."""
     found: list[Letter] = []
     after = 0
     while True:
-        page, last = mail.page(after, jobs=[job_id])
+        page, last = mail.page(after, jobs=jobs)
         found += page
         if last == after:
             return found
@@ -156,7 +96,7 @@ def publish_to(
     job, agreement = run.job, run.agreement
     if key.address not in (job.client, job.trainer):
         raise ConfigurationError(f"expected the key of the job's client or trainer, got 0x{key.address.hex()}")
-    listed, sealed = parts(run, count, states=states), secret_of(run, key)
+    listed, sealed = parts(run, count, states=states), secret_of(run, opened_by(key))
     listing = publish(run, listed, Roots(), count, sealed)
     publisher, said = Publisher(mail, job, agreement.domain, key), 0
     if key.address == job.client:
@@ -166,7 +106,7 @@ def publish_to(
         for head in run.heads():
             said += publisher.say(HeadBody(head=head)) if head.head.count <= count else 0
     said += publisher.say(listing)
-    publish(run, listed, OverHub(mail), count, sealed)
+    publish(run, listed, mail, count, sealed)
     return listing, said
 
 
@@ -203,7 +143,8 @@ def fetch_from(
     trusted.reverse()
     listings = sorted(trusted, key=lambda body: -body.count)
     limit = {} if most is None else {"most": most}
-    fetched = fetch(folder, OverHub(mail), job, domain, listings, wanted, states=states, key=key, **limit)
+    unseal = None if key is None else opened_by(key)
+    fetched = fetch(folder, mail, job, domain, listings, wanted, states=states, unseal=unseal, **limit)
     answer = next((letter.body for letter in found if _is_answer(letter, job)), None)
     if isinstance(answer, AnswerBody) and JOB in fetched.missing and "offer.bin" not in fetched.missing:
         complete(folder, answer.signature)

@@ -11,7 +11,8 @@ against the job, not only against the publisher's list, before it takes its name
 and records and logs against a signed head; (4) what fails is removed, and the next publisher's file is tried.
 
 The files of a sealed job (`tiebreak.api.sealing`) are published as ciphertext, under their names with `.sealed`, and
-opened before they are checked. Their folder holds `seal.bin`, and nothing of it is ever published in the clear.
+opened before they are checked. Their folder holds `seal.bin`, and nothing of it is ever published in the clear. Each
+publisher's files open with the `seal.bin` that it lists, so nobody can make those of others unreadable.
 """
 
 import re
@@ -27,16 +28,9 @@ from typing import Final, Protocol
 
 from tiebreak.api.bundle import MAX_ORIGINS_BYTES, ORIGINS
 from tiebreak.api.offers import OFFER
+from tiebreak.api.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
 from tiebreak.api.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
-from tiebreak.api.sealing import (
-    MAX_SEAL_BYTES,
-    SEAL,
-    SUFFIX,
-    Sealed,
-    reader_key,
-    readers_of,
-    sealed_bytes,
-)
+from tiebreak.api.sealing import SUFFIX, Sealed, sealed_bytes
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.data.formats import MAX_SAFETENSORS_HEADER, map_tensors, read_tensors
@@ -62,7 +56,6 @@ from tiebreak.engine.run.directory import (
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
-from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, run_tree, state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, VerificationError
 from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
@@ -191,17 +184,17 @@ def publish(
 
 
 def is_open(name: str) -> bool:
-    """Whether a file of a sealed job is published in the clear: what the board and the game show anyway."""
-    return name in (JOB, OFFER, SEAL, RECORDS) or name.startswith(f"{HEADS}/")
+    """Whether a file of a sealed job is published in the clear: what the board shows anyway, and who may read."""
+    return name in (JOB, OFFER, SEAL) or name.startswith(f"{HEADS}/")
 
 
-def secret_of(run: RunDirectory, key: PrivateKey) -> Sealed | None:
+def secret_of(run: RunDirectory, unseal: Unseal) -> Sealed | None:
     """The secret of a job, as one of its readers; None if it is not sealed."""
     with run.folder() as folder:
         if not folder.holds(SEAL):
             return None
         data = folder.read(SEAL, MAX_SEAL_BYTES)
-    return Sealed.unwrap(data, run.job.id, key.address, reader_key(key))
+    return Sealed(job_id=run.job.id, secret=unseal(data, run.job.id))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,16 +217,17 @@ class Fetcher:
     """Fetches what is published of one job into its folder, as far as it is not there yet.
 
     job, domain: what the party knows from elsewhere, such as the board or the client's post. listings: what publishers
-    have posted, best first. most: bytes of all files in one go. key: of a reader, for a sealed job.
+    have posted, best first. most: bytes of all files in one go. unseal: how a reader opens a sealed job.
     """
 
     def __init__(
         self, folder: Path, blobs: Blobs, job: Job, domain: Domain, listings: Sequence[LibraryBody],
-        most: int = MAX_BLOB_BYTES, key: PrivateKey | None = None,
+        most: int = MAX_BLOB_BYTES, unseal: Unseal | None = None,
     ) -> None:  # fmt: skip
         self.path = folder
-        self._key = key
-        self._sealed: Sealed | None = None
+        self._unseal = unseal
+        self._sealed: dict[Digest, Sealed] = {}
+        """By the root of the `seal.bin` that a publisher lists."""
         self._blobs = blobs
         self._job = job
         self._domain = domain
@@ -321,9 +315,10 @@ class Fetcher:
                     return
             reasons: list[str] = []
             names = (name, name + SUFFIX)
-            for listed in [listing[one] for listing in self._listings for one in names if one in listing]:
+            for listing, one in [(listing, one) for listing in self._listings for one in names if one in listing]:
                 try:
-                    self._take(folder, part, listed, most, check)
+                    sealed = self._secret(listing.get(SEAL)) if one != name else None
+                    self._take(folder, part, listing[one], sealed, most, check)
                 except (VerificationError, CannotCheck) as error:
                     reasons.append(str(error))
                 else:
@@ -331,11 +326,25 @@ class Fetcher:
                     return
             self._found.missing[name] = reasons
 
-    def _take(self, folder: Folder, part: Part, listed: PublishedFile, most: int, check: "Check") -> None:
-        is_sealed = listed.name.endswith(SUFFIX.encode())
-        if is_sealed and self._sealed is None:
+    def _secret(self, seal: PublishedFile | None) -> Sealed:
+        """What opens the sealed files of a publisher that lists this `seal.bin`."""
+        if seal is None or self._unseal is None:
             raise CannotCheck("it is sealed; the key of a reader opens it")
-        most = min(sealed_bytes(most) if is_sealed else most, self._left)
+        if seal.size > MAX_SEAL_BYTES:
+            raise EncodingError(f"{SEAL}: expected at most {MAX_SEAL_BYTES} bytes, got {seal.size}")
+        if seal.root not in self._sealed:
+            with tempfile.TemporaryFile(dir=self.path, buffering=0) as file:
+                assert isinstance(file, FileIO)
+                self._blobs.get(seal.root, seal.size, file)
+                file.seek(0)
+                secret = self._unseal(file.read(), self._job.id)
+            self._sealed[seal.root] = Sealed(job_id=self._job.id, secret=secret)
+        return self._sealed[seal.root]
+
+    def _take(
+        self, folder: Folder, part: Part, listed: PublishedFile, sealed: Sealed | None, most: int, check: "Check"
+    ) -> None:
+        most = min(sealed_bytes(most) if sealed else most, self._left)
         if listed.size > most:  # (1)
             raise EncodingError(f"{part.name}: expected at most {most} bytes, got {listed.size}")
         hidden = f".{listed.root.hex()[:32]}.fetch"
@@ -348,7 +357,7 @@ class Fetcher:
             with folder.changing(hidden, make=True) as file:  # (2)
                 self._blobs.get(listed.root, listed.size, file)
             folder.size(hidden, listed.size)
-            plain = self._open(folder, part, hidden, listed.size) if is_sealed else hidden
+            plain = _opened(folder, part, hidden, listed.size, sealed) if sealed else hidden
             check(folder, plain)  # (3)
         except VerificationError:
             folder.remove(hidden)  # (4)
@@ -357,14 +366,6 @@ class Fetcher:
         folder.rename(plain, part.file)
         folder.remove(hidden)
         self._left -= listed.size
-
-    def _open(self, folder: Folder, part: Part, hidden: str, size: int) -> str:
-        """Opens a sealed file beside it. Returns the name of what came out."""
-        assert self._sealed is not None
-        folder.remove(hidden + OPENED)
-        with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
-            self._sealed.open(part.name, source, size, target)
-        return hidden + OPENED
 
     def _state_bytes(self) -> int:
         assert self._program is not None  # without it nothing else is fetched
@@ -388,10 +389,7 @@ class Fetcher:
             SignedJob.decode(folder.read(name, MAX_SIGNED_BYTES)).verify()
 
     def _check_seal(self, folder: Folder, name: str) -> None:
-        data = folder.read(name, MAX_SEAL_BYTES)
-        readers = dict(readers_of(data, self._job.id))
-        if self._key is not None and self._key.address in readers:
-            self._sealed = Sealed.unwrap(data, self._job.id, self._key.address, reader_key(self._key))
+        readers_of(folder.read(name, MAX_SEAL_BYTES), self._job.id)
 
     def _check_program(self, folder: Folder, name: str) -> None:
         program = Program.decode(folder.read(name, MAX_PROGRAM_BYTES))
@@ -445,13 +443,21 @@ def _unchecked(_folder: Folder, _name: str) -> None:
 
 def fetch(
     folder: Path, blobs: Blobs, job: Job, domain: Domain, listings: Sequence[LibraryBody], count: int, *,
-    states: bool = False, most: int = MAX_BLOB_BYTES, key: PrivateKey | None = None,
+    states: bool = False, most: int = MAX_BLOB_BYTES, unseal: Unseal | None = None,
 ) -> Fetched:  # fmt: skip
     """Fetches what is published of a job up to checkpoint `count`. See `Fetcher`."""
-    return Fetcher(folder, blobs, job, domain, listings, most, key).fetch(count, states=states)
+    return Fetcher(folder, blobs, job, domain, listings, most, unseal).fetch(count, states=states)
 
 
 # ---------------------------------------------------------------- inner workings
+
+
+def _opened(folder: Folder, part: Part, hidden: str, size: int, sealed: Sealed) -> str:
+    """Opens a sealed file beside it. Returns the name of what came out."""
+    folder.remove(hidden + OPENED)
+    with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
+        sealed.open(part.name, source, size, target)
+    return hidden + OPENED
 
 
 def _last_step(job: Job, count: int) -> int:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from io import FileIO
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -28,12 +28,21 @@ from tiebreak.protocol.commitments.blobs import (
     MAX_BLOB_BYTES,
     PIECE_BYTES,
     blob_root,
+    check_piece,
     check_pieces,
     piece_count,
     piece_digest,
 )
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.errors import ConfigurationError, ProofError, TiebreakError, VerificationError
+from tiebreak.protocol.errors import (
+    CannotCheck,
+    ConfigurationError,
+    EncodingError,
+    ProofError,
+    StateError,
+    TiebreakError,
+    VerificationError,
+)
 from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.packing import Fields, unpack
 from tiebreak.protocol.parties.posts import Body, Post, Received, ReceivedPost, SignedPost
@@ -46,8 +55,6 @@ SECONDS: Final = 30.0
 """For one answer, and for silence in a stream: a hub pings every 15 seconds."""
 FIRST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 30.0
-BLOCK_PIECES: Final = 4
-"""Pieces of a download that are read, hashed and written at a time."""
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504, 507})
 """Statuses after which the same request is sent again."""
 
@@ -240,12 +247,13 @@ class Mail:
 
     # ------------------------------------------------------------------ blobs
 
-    def upload(self, path: Path) -> Digest:
-        """Bring a file to the hub, from where an earlier upload ended. A library has to name it first.
+    def put(self, file: FileIO, size: int) -> Digest:
+        """Bring the first `size` bytes of a file to the hub, from where an earlier upload ended.
 
-        Raises `MailRefused` if none does, and `ProofError` if the file changes meanwhile.
+        A library has to name them first: raises `MailRefused` if none does. They must not change meanwhile; raises
+        `StateError` if they do.
         """
-        size, digests = pieces_of(path)
+        digests = pieces_of(file, size)
         root = blob_root(size, digests)
         where = f"/blobs/{root.hex()}"
 
@@ -257,9 +265,8 @@ class Mail:
                 held = self._json("PUT", f"{where}/pieces?size={size}", b"".join(digests)).get("held")
                 if type(held) is not int or not 0 <= held <= size or (held % PIECE_BYTES and held != size):
                     raise VerificationError(f"expected how much of {size} bytes the hub holds, got {held!r:.80}")
-                with path.open("rb") as file:
-                    file.seek(held)
-                    found = self._json("PUT", f"{where}?offset={held}", file, length=size - held)
+                body = _Part(file, held, size)
+                found = self._json("PUT", f"{where}?offset={held}", body, length=size - held)
             except MailRefused as error:
                 if error.status != 409:
                     raise
@@ -271,40 +278,38 @@ class Mail:
         try:
             return self._again(once)
         except MailRefused as error:
-            if error.status == 400 and pieces_of(path) != (size, digests):
-                raise ProofError(f"expected that {path} stays as it is while it is sent") from error
+            if error.status == 400 and pieces_of(file, size) != digests:
+                raise StateError("expected that a file stays as it is while it is sent, got other bytes") from error
             raise
 
-    def download(self, root: Digest, size: int, path: Path) -> None:
-        """Fetch a blob into a file, which appears when all of it is there and right.
+    def get(self, root: Digest, size: int, file: FileIO) -> None:
+        """Complete a file that holds nothing, or a beginning of the blob. Each piece is checked before it is written.
 
-        What came before a break lies in `path` with `.part` added, and is used again. Raises `MailRefused` with status
-        404 if the hub does not have it yet.
+        What has come before a break stays in the file. Raises `CannotCheck` if the hub does not have the blob. Nothing
+        is synced: whoever gives the file its name does that.
         """
         if not 0 <= size <= MAX_BLOB_BYTES:
             raise ConfigurationError(f"expected at most {MAX_BLOB_BYTES} bytes, got {size}")
-        digests = self._again(lambda: self._digests(root, size))
-        part = path.with_name(path.name + ".part")
-        part.touch()
-        with part.open("r+b") as file:
-            held = _good(file, size, digests)
-            pause = _Pause(self.stop)
-            while held < size:
-                before = held
-                try:
-                    with contextlib.closing(self._blocks(file, root, held, size, digests)) as blocks:
-                        for end in blocks:
-                            held = end
-                            pause.reset()
-                except (_Away, ProofError, OSError, http.client.HTTPException) as error:
-                    if isinstance(error, OSError) and error.errno in _OURS:
-                        raise
-                    self.lies += isinstance(error, ProofError)
-                if held < size and held == before:
-                    pause.wait()
-            file.truncate(size)
-            os.fsync(file.fileno())
-        part.rename(path)
+        try:
+            digests = self._again(lambda: self._digests(root, size))
+        except MailRefused as error:
+            raise CannotCheck(str(error)) from error
+        held = _good(file, size, digests)
+        pause = _Pause(self.stop)
+        while held < size:
+            before = held
+            try:
+                with contextlib.closing(self._pieces(file, root, held, size, digests)) as pieces:
+                    for end in pieces:
+                        held = end
+                        pause.reset()
+            except (_Away, ProofError, OSError, http.client.HTTPException) as error:
+                if isinstance(error, OSError) and error.errno in _OURS:
+                    raise
+                self.lies += isinstance(error, ProofError)
+            if held < size and held == before:
+                pause.wait()
+        file.truncate(size)
 
     def _digests(self, root: Digest, size: int) -> list[bytes]:
         most = 8 + piece_count(size) * DIGEST_BYTES
@@ -313,12 +318,13 @@ class Mail:
         check_pieces(root, size, digests)
         return digests
 
-    def _blocks(
-        self, file: Any, root: Digest, held: int, size: int, digests: Sequence[bytes]
+    def _pieces(
+        self, file: FileIO, root: Digest, held: int, size: int, digests: Sequence[bytes]
     ) -> Generator[int, None, None]:
-        """Read what is missing. Yields how much is right, all of it from the start, after each block.
+        """Read what is missing. Yields how much is right, all of it from the start, after each piece.
 
-        While a block is hashed and written by another thread, the next one is read.
+        While a piece is hashed and written by another thread, the next one is read: larger blocks than one piece would
+        no longer be in the processor's cache by then.
         """
         connection = self._connect()
         with ThreadPoolExecutor(2) as pool:
@@ -330,7 +336,7 @@ class Mail:
                     reason = _reason(response.read(1000))
                     raise _Away(f"{response.status}: {reason}")
                 at, waiting = held, list[tuple[int, Future[None]]]()
-                buffers = [bytearray(BLOCK_PIECES * PIECE_BYTES) for _ in range(3)]
+                buffers = [bytearray(PIECE_BYTES) for _ in range(3)]
                 while at < size or waiting:
                     if self.stop.is_set():
                         raise MailStopped("stopped while a blob was fetched")
@@ -339,8 +345,7 @@ class Mail:
                         done.result()
                         yield end
                         continue
-                    view = memoryview(buffers[at // (BLOCK_PIECES * PIECE_BYTES) % 3])[: size - at]
-                    view = view[: BLOCK_PIECES * PIECE_BYTES - at % (BLOCK_PIECES * PIECE_BYTES)]
+                    view = memoryview(buffers[at // PIECE_BYTES % 3])[: size - at]
                     _fill(response, view)
                     waiting.append((at + len(view), pool.submit(_keep, file, at, view, digests)))
                     at += len(view)
@@ -429,31 +434,37 @@ _OURS: Final = frozenset({2, 13, 20, 21, 27, 28, 30, 122})
 """Errors of this machine's files (ENOENT, EACCES, ENOSPC, ...), which no other attempt would mend."""
 
 
-def pieces_of(path: Path) -> tuple[int, list[bytes]]:
-    """The size of a file, and the digests of its pieces."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        buffer, digests = bytearray(PIECE_BYTES), []
-        for _ in range(piece_count(size)):
-            length = file.readinto(buffer)
-            digests.append(bytes(piece_digest(memoryview(buffer)[:length])))
-    return size, digests
+class _Part:
+    """Some bytes of a file, as the body of a request. The position of the file stays as it is."""
+
+    def __init__(self, file: FileIO, at: int, end: int) -> None:
+        self._file, self._at, self._end = file, at, end
+
+    def read(self, size: int) -> bytes:
+        data = os.pread(self._file.fileno(), min(size, self._end - self._at), self._at)
+        self._at += len(data)
+        return data
 
 
-def blob_of(path: Path) -> tuple[Digest, int]:
-    """The root and the size of the blob that a file is."""
-    size, digests = pieces_of(path)
-    return blob_root(size, digests), size
+def pieces_of(file: FileIO, size: int) -> list[Digest]:
+    """The digests of the pieces of a file's first `size` bytes. Raises `EncodingError` if it has fewer."""
+    part, digests = _Part(file, 0, size), []
+    for number in range(piece_count(size)):
+        data = part.read(PIECE_BYTES)
+        if len(data) != min(PIECE_BYTES, size - number * PIECE_BYTES):
+            raise EncodingError(f"expected {size} bytes, got the end of the file before")
+        digests.append(piece_digest(data))
+    return digests
 
 
-def _good(file: Any, size: int, digests: Sequence[bytes]) -> int:
+def _good(file: FileIO, size: int, digests: Sequence[bytes]) -> int:
     """How many bytes from the start are right, of what came before."""
-    buffer, good = bytearray(PIECE_BYTES), 0
+    part, good = _Part(file, 0, size), 0
     for digest in digests:
-        length = file.readinto(buffer)
-        if length != min(PIECE_BYTES, size - good) or piece_digest(memoryview(buffer)[:length]) != digest:
+        data = part.read(PIECE_BYTES)
+        if len(data) != min(PIECE_BYTES, size - good) or piece_digest(data) != digest:
             break
-        good += length
+        good += len(data)
     return good
 
 
@@ -466,15 +477,12 @@ def _fill(response: http.client.HTTPResponse, view: memoryview) -> None:
         at += found
 
 
-def _keep(file: Any, at: int, view: memoryview, digests: Sequence[bytes]) -> None:
-    """Check the pieces of a block and write them. Raises `ProofError`."""
-    for start in range(0, len(view), PIECE_BYTES):
-        number, piece = (at + start) // PIECE_BYTES, view[start : start + PIECE_BYTES]
-        if (found := piece_digest(piece)) != digests[number]:
-            raise ProofError(f"piece {number}: expected {digests[number].hex()}, got {found.hex()}")
+def _keep(file: FileIO, at: int, piece: memoryview, digests: Sequence[bytes]) -> None:
+    """Check a piece and write it. Raises `ProofError`."""
+    check_piece(digests, at // PIECE_BYTES, piece)
     written = 0
-    while written < len(view):
-        written += os.pwrite(file.fileno(), view[written:], at + written)
+    while written < len(piece):
+        written += os.pwrite(file.fileno(), piece[written:], at + written)
 
 
 def _event(data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -67,7 +68,7 @@ def postgres(folder: Path) -> Iterator[str]:
             time.sleep(0.05)
         yield f"?host={folder}"
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGINT)  # a fast shutdown; SIGTERM would wait for every client that a test left
         server.wait(20)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -97,7 +98,6 @@ def settings(folder: Path, database: str = "", **limits: int) -> HubSettings:
         key=HUB,
         database=database,
         limits=replace(Limits(free_bytes=0), **limits),
-        in_process=False,
     )
 
 
@@ -138,3 +138,16 @@ def library(files: list[tuple[str, Digest, int]], number: int, author: PrivateKe
     """A post that names files by name, root and size."""
     rows = [posts.PublishedFile(name=name.encode(), size=size, root=root) for name, root, size in sorted(files)]
     return post(posts.LibraryBody(count=1, logs=0, files=tuple(rows)), author, number)
+
+
+def upload(mail: Mail, path: Path) -> Digest:
+    """Bring a whole file to a hub."""
+    with path.open("rb", buffering=0) as file:
+        return mail.put(file, path.stat().st_size)
+
+
+def download(mail: Mail, root: Digest, size: int, path: Path) -> None:
+    """Complete the file at a path from a hub."""
+    path.touch()
+    with path.open("r+b", buffering=0) as file:
+        mail.get(root, size, file)

@@ -10,18 +10,18 @@ import pytest
 
 from tests.tiebreak.node.hubs import Running, running, settings
 from tests.tiebreak.parties import PASSPHRASE, Parties, make_parties
-from tiebreak.api.runs import OFF_CHAIN
 from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.node import exchange
-from tiebreak.node.exchange import OverHub, Roots
+from tiebreak.node.exchange import Roots
 from tiebreak.node.mail import Mail
-from tiebreak.protocol.commitments.blobs import PIECE_BYTES
-from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN as DOMAIN
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
-
-DOMAIN = Domain(chain_id=0, contract=OFF_CHAIN)
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import posts
+from tiebreak.protocol.tags import Digest
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,8 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Parties:
 
 
 @pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
-    monkeypatch.setattr(exchange, "cache_directory", lambda: tmp_path / "cache")
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ class Hands:
         return self.tell("publish", str(folder), "--hub", self.hub.url, *self.key(who), *more, code=code)
 
     def fetch(self, job: str, folder: Path, *more: str, code: int = 0) -> Any:
-        where = ["--hub", self.hub.url, "--contract", f"0x{OFF_CHAIN.hex()}", "-o", str(folder)]
+        where = ["--hub", self.hub.url, "-o", str(folder)]
         return self.tell("fetch", job, *where, *more, code=code)
 
     def offer(self, folder: Path, *more: str) -> str:
@@ -104,7 +103,26 @@ def test_from_an_offer_to_the_weights(hands: Hands, tmp_path: Path, sealed: bool
     assert hands.fetch(job, client, *(hands.key("client") if sealed else []))["refused"] == []
     assert hands.tell("weights", str(client), "-o", str(tmp_path / "w.safetensors"))["tensors"] == 4
     assert RunDirectory.open(client).agreement == RunDirectory.open(trainer).agreement
-    assert not list((tmp_path / "cache" / "blobs").iterdir())
+    assert not [path for folder in (client, trainer, auditor) for path in folder.rglob(".*.fetch*")]
+
+
+def test_jobs_of_a_hub_are_listed_without_a_chain(hands: Hands, tmp_path: Path) -> None:
+    job = hands.offer(tmp_path / "client")
+    assert run(tiebreak, ["accept", str(tmp_path / "client"), *hands.key("trainer"), "--step-seconds", "1"]) == 0
+    hands.publish("client", tmp_path / "client")
+    where = ["--hub", hands.hub.url]
+    assert hands.tell("jobs", "list", *where) == hands.tell("games", "list", *where) == []
+    opened = RunDirectory.open(tmp_path / "client")
+    key = load_key(hands.people.path("client.pem"))
+    created = e.CreateJob(job=opened.job, signature=opened.agreement.trainer_signature)
+    publisher = exchange.Publisher(Mail(hands.hub.url, DOMAIN), opened.job, DOMAIN, key)
+    assert publisher.say(posts.TransactionBody(transaction=created))
+    (row,) = hands.tell("jobs", "list", *where)
+    assert (row["job"], row["status"], row["heads"]) == (job, "offered", 0)
+    shown = hands.tell("jobs", "show", job, *where)
+    assert (shown["status"], shown["steps"]) == ("offered", opened.job.steps)
+    assert "expected --rpc and --board of a chain, or the --hub" in hands.tell("jobs", "list", code=1)
+    assert "expected a game on the board" in hands.tell("games", "show", "ab" * 32, *where, code=1)
 
 
 def test_only_a_party_publishes_and_only_what_is_offered_is_found(hands: Hands, tmp_path: Path) -> None:
@@ -127,28 +145,14 @@ def test_a_hub_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         exchange.open_hub("http://127.0.0.1:9", DOMAIN)
 
 
-def test_parts_of_files_and_files_without_names_travel(tmp_path: Path) -> None:
-    sent: dict[bytes, bytes] = {}
-
-    class Recorder(Mail):
-        def __init__(self) -> None:
-            pass
-
-        def upload(self, path: Path) -> Any:
-            data = path.read_bytes()
-            with path.open("rb", buffering=0) as file:
-                root = Roots().put(file, len(data))
-            sent[root] = data
-            return root
-
+def test_the_roots_of_parts_of_files(tmp_path: Path) -> None:
     data = bytes(range(256)) * (PIECE_BYTES // 256) + b"more"
     (tmp_path / "file").write_bytes(data)
     for size in (0, 5, PIECE_BYTES, len(data)):
+        pieces = [piece_digest(data[at : min(size, at + PIECE_BYTES)]) for at in range(0, max(1, size), PIECE_BYTES)]
         with (tmp_path / "file").open("rb", buffering=0) as file:
-            root = OverHub(Recorder()).put(file, size)
-            assert root == Roots().put(file, size)
-        assert sent[root] == data[:size]
+            assert Roots().put(file, size) == blob_root(size, pieces)
     with (tmp_path / "file").open("rb", buffering=0) as file, pytest.raises(EncodingError, match="end of the file"):
         Roots().put(file, len(data) + 1)
     with (tmp_path / "file").open("rb", buffering=0) as file, pytest.raises(CannotCheck):
-        Roots().get(root, 1, file)
+        Roots().get(Digest(bytes(32)), 1, file)

@@ -9,15 +9,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.protocol.runs import DOMAIN, TRAINER
-from tests.tiebreak.node.hubs import HUB, JOB, OFFER, Running, library, running, settings, steps
+from tests.tiebreak.node.hubs import (
+    HUB,
+    JOB,
+    OFFER,
+    Running,
+    download,
+    library,
+    running,
+    settings,
+    steps,
+    upload,
+)
 from tiebreak.node import mail as mail_module
-from tiebreak.node.mail import Mail, MailRefused, MailStopped, blob_of
+from tiebreak.node.mail import Mail, MailRefused, MailStopped
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties.posts import Received, ReceivedPost, SignedPost
 from tiebreak.protocol.tags import Digest
@@ -260,7 +272,7 @@ def test_a_download_believes_no_byte_and_goes_on_after_a_break(tmp_path: Path) -
 
     with liar(script) as url:
         client = mail(url)
-        client.download(ROOT, len(DATA), tmp_path / "blob")
+        download(client, ROOT, len(DATA), tmp_path / "blob")
     assert (tmp_path / "blob").read_bytes() == DATA
     assert client.lies >= 3
     assert asked[0] == "0"
@@ -277,24 +289,39 @@ def test_what_came_before_is_used_again_if_it_is_right(tmp_path: Path) -> None:
         asked.append(start)
         return [given(DATA[start:])]
 
-    part = tmp_path / "blob.part"
+    path = tmp_path / "blob"
     with liar(script) as url:
-        part.write_bytes(DATA[: 2 * PIECE_BYTES + 5])
-        mail(url).download(ROOT, len(DATA), tmp_path / "blob")
-        part.write_bytes(DATA[:PIECE_BYTES] + b"x" + DATA[PIECE_BYTES + 1 :] + b"more")
-        mail(url).download(ROOT, len(DATA), tmp_path / "again")
-        (tmp_path / "again.part").write_bytes(DATA)
-        mail(url).download(ROOT, len(DATA), tmp_path / "again")
-    assert (tmp_path / "blob").read_bytes() == (tmp_path / "again").read_bytes() == DATA
+        for before in (DATA[: 2 * PIECE_BYTES + 5], b"x" + DATA[1:] + b"more", DATA, DATA + b"more"):
+            path.write_bytes(before)
+            download(mail(url), ROOT, len(DATA), path)
+            assert path.read_bytes() == DATA
     assert asked == [2 * PIECE_BYTES, 0]
+
+
+def test_a_file_that_changes_while_it_is_sent_is_our_own_fault(tmp_path: Path) -> None:
+    path = tmp_path / "up"
+    path.write_bytes(DATA)
+    with running(settings(tmp_path / "hub")) as hub:
+        _name(hub)
+        client = hub.mail()
+        asked = client._json
+
+        def changed(method: str, where: str, *arguments: Any, **named: Any) -> dict[str, Any]:
+            if "offset" in where:
+                path.write_bytes(DATA[:-1] + b"?")
+            return asked(method, where, *arguments, **named)
+
+        client._json = changed  # type: ignore[method-assign]
+        with pytest.raises(StateError, match="stays as it is"):
+            upload(client, path)
 
 
 def test_a_blob_that_is_not_there_and_a_size_that_is_none(tmp_path: Path) -> None:
     with running(settings(tmp_path / "hub")) as hub:
-        with pytest.raises(MailRefused, match="404"):
-            hub.mail().download(ROOT, len(DATA), tmp_path / "blob")
+        with pytest.raises(CannotCheck, match="404"):
+            download(hub.mail(), ROOT, len(DATA), tmp_path / "blob")
         with pytest.raises(ConfigurationError, match="at most"):
-            hub.mail().download(ROOT, 1 << 60, tmp_path / "blob")
+            download(hub.mail(), ROOT, 1 << 60, tmp_path / "blob")
 
 
 def test_an_upload_goes_on_after_the_hub_was_away(tmp_path: Path) -> None:
@@ -305,14 +332,14 @@ def test_an_upload_goes_on_after_the_hub_was_away(tmp_path: Path) -> None:
         hub.mail().post(library([("a", ROOT, len(DATA))], 0))
         port = int(hub.url.rsplit(":", 1)[1])
     found: list[Digest] = []
-    thread = threading.Thread(target=lambda: found.append(mail(f"http://127.0.0.1:{port}").upload(path)), daemon=True)
+    thread = threading.Thread(target=lambda: found.append(upload(mail(f"http://127.0.0.1:{port}"), path)), daemon=True)
     thread.start()
     time.sleep(0.3)
     with running(wanted, port) as hub:
         thread.join(20)
         assert found == [ROOT]
-        assert hub.mail().upload(path) == ROOT
-        hub.mail().download(*blob_of(path), tmp_path / "down")
+        assert upload(hub.mail(), path) == ROOT
+        download(hub.mail(), ROOT, len(DATA), tmp_path / "down")
     assert (tmp_path / "down").read_bytes() == DATA
 
 
@@ -322,7 +349,7 @@ def test_two_bring_the_same_blob(tmp_path: Path) -> None:
     with running(settings(tmp_path / "hub")) as hub:
         _name(hub)
         found: list[Digest] = []
-        threads = [threading.Thread(target=lambda: found.append(hub.mail().upload(path))) for _ in range(3)]
+        threads = [threading.Thread(target=lambda: found.append(upload(hub.mail(), path))) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -339,6 +366,4 @@ def test_an_upload_that_nobody_named_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "up"
     path.write_bytes(DATA)
     with running(settings(tmp_path / "hub")) as hub, pytest.raises(MailRefused, match="some library names"):
-        hub.mail().upload(path)
-    with pytest.raises(FileNotFoundError):
-        mail("http://127.0.0.1:1").upload(tmp_path / "nothing")
+        upload(hub.mail(), path)

@@ -8,11 +8,10 @@ import asyncio
 import contextlib
 import os
 import re
-import secrets
 import time
 from collections import Counter as Tally
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -23,12 +22,13 @@ import sqlalchemy.exc
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from tiebreak.node.hub.blobs import Blobs, DiskFull
-from tiebreak.node.hub.clerk import Answer, Desk, in_process, in_thread
+from tiebreak.node.hub.clerk import Answer, Clerk
 from tiebreak.node.hub.limits import Buckets, Limits
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Listener, Streams, follow
@@ -43,13 +43,22 @@ from tiebreak.protocol.parties.posts import MAX_POST_BYTES
 MAX_PAGE: Final = 1000
 MAX_JOBS: Final = 256
 MAX_BATCH: Final = 64
+GATHER_SECONDS: Final = 0.01
+"""From the start of one batch of posts to that of the next: each costs a sync of the disk."""
 BODY_SECONDS: Final = 30.0
 """How long the hub waits for the next bytes of a body."""
+BLOCK_BYTES: Final = 4 * PIECE_BYTES
+"""Of an upload that are checked and written at a time; each upload holds two blocks."""
 READ_BYTES: Final = 1 << 20
 HELD: Final = "x-tiebreak-held"
 """The header that says how many bytes of a blob are here."""
 _HEX: Final = re.compile("[0-9a-f]{64}")
 _RANGE: Final = re.compile("bytes=([0-9]{0,15})-([0-9]{0,15})")
+_EVENT_STREAM: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
 T = TypeVar("T")
 
 Pages = Callable[[Store], Sequence[BaseRoute]]
@@ -64,8 +73,6 @@ class HubSettings:
     database: str = ""
     """SQLAlchemy's URL; empty for a file in the folder."""
     limits: Limits = field(default_factory=Limits)
-    in_process: bool = True
-    """Whether posts are taken in a process of their own."""
 
     @property
     def url(self) -> str:
@@ -85,10 +92,32 @@ class Metrics:
         self.given = prometheus.Counter("tiebreak_hub_blob_bytes_given", "Of blobs, downloaded", **here)
         for name, text, value in (
             ("tiebreak_hub_place", "The last place", lambda: hub.place),
-            ("tiebreak_hub_listeners", "Connections that follow what is new", lambda: sum(hub.by_address.values())),
+            ("tiebreak_hub_listeners", "Connections that follow what is new", hub.listening.held.total),
             ("tiebreak_hub_waiting_posts", "Posts not answered yet", lambda: hub.waiting),
         ):
             prometheus.Gauge(name, text, **here).set_function(value)
+
+
+class Open:
+    """Counts what each address has open, so that one cannot take all connections or memory."""
+
+    def __init__(self, what: str, most: int) -> None:
+        self._what, self._most = what, most
+        self.held: Tally[str] = Tally()
+
+    @contextlib.contextmanager
+    def by(self, request: Request) -> Iterator[None]:
+        """Hold one more. Raises `HTTPException` if that is too many."""
+        address = _address(request)
+        if self.held[address] >= self._most:
+            raise HTTPException(429, f"expected at most {self._most} {self._what} by one address, got another")
+        self.held[address] += 1
+        try:
+            yield
+        finally:
+            self.held[address] -= 1
+            if not self.held[address]:
+                del self.held[address]
 
 
 class Hub:
@@ -96,20 +125,15 @@ class Hub:
 
     def __init__(self, settings: HubSettings) -> None:
         self.domain, self.limits, self.address = settings.domain, settings.limits, Address(settings.key.address)
-        word = secrets.token_hex(32)
-        desk = Desk(
-            database=settings.url,
-            domain=settings.domain,
-            pem=settings.key.to_pem(word),
-            passphrase=word,
-            limits=settings.limits,
-        )
-        self._executor: Executor
-        self._executor, self._take = (in_process if settings.in_process else in_thread)(desk)
         self.store = Store(settings.url)
+        self._desk = ThreadPoolExecutor(1, "clerk")
         self.blobs = Blobs(settings.folder / "blobs", free_bytes=settings.limits.free_bytes)
+        self.clerk = Clerk(
+            self.store, settings.domain, settings.key, settings.limits, has_room=lambda: self.blobs.has_room(0)
+        )
         self.streams = Streams()
-        self.by_address: Tally[str] = Tally()
+        self.listening = Open("streams", settings.limits.streams_per_address)
+        self.uploading = Open("uploads", settings.limits.uploads_per_address)
         strikes = settings.limits.refusals_per_minute
         self.strikes: Buckets[str] = Buckets(strikes / 60, strikes)
         self.place = self.store.last_place()
@@ -133,26 +157,29 @@ class Hub:
         """Take what waits, batch after batch: while one is on its way to the disk, the next one gathers."""
         loop = asyncio.get_running_loop()
         while True:
-            batch = [await self._queue.get()]
+            batch, start = [await self._queue.get()], loop.time()
             while len(batch) < MAX_BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             try:
-                answers = await loop.run_in_executor(self._executor, self._take, [wire for wire, _ in batch])
-            except Exception as error:
-                # The clerk's process died. Nobody is told that a post was taken, and the hub ends: see `healthz`.
+                answers = await loop.run_in_executor(self._desk, self.clerk.take, [wire for wire, _ in batch])
+            except Exception:
+                # A bug of ours. Nobody is told that a post was taken, and no other one is: see `healthz`.
                 for _, future in batch:
                     if not future.done():
-                        future.set_result(Answer(status=503, error="expected a hub that runs, got one that ends"))
-                raise StateError("the process that takes posts has died") from error
+                        future.set_result(
+                            Answer(status=503, error="expected a clerk that takes posts, got one that ended")
+                        )
+                raise
             for (_, future), answer in zip(batch, answers, strict=True):
                 if answer.row is not None and answer.is_new:
                     self.place = answer.row.place
                     self.streams.publish(answer.row)
                 if not future.done():
                     future.set_result(answer)
+            await asyncio.sleep(start + GATHER_SECONDS - loop.time())
 
     def close(self) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._desk.shutdown(wait=True, cancel_futures=True)
         self.store.close()
 
 
@@ -186,6 +213,33 @@ async def _bug(_request: Request, _error: Exception) -> Response:
     return JSONResponse({"error": "expected a hub without bugs, got one; its log says more"}, 500)
 
 
+class EventStream(Response):
+    """What is new, for as long as the client stays."""
+
+    def __init__(self, hub: Hub, request: Request, listener: Listener, after: int) -> None:
+        self._hub, self._request, self._listener, self._after = hub, request, listener, after
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        hub, listener = self._hub, self._listener
+
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            listener.cut_off()
+
+        async def give(data: bytes) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        with hub.listening.by(self._request):
+            leaving = asyncio.create_task(leave())
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
+                await follow(hub.store, hub.streams, listener, self._after, give)
+                await send({"type": "http.response.body", "body": b""})
+            finally:
+                leaving.cancel()
+
+
 class _Api:
     hub: Hub
     serving: "asyncio.Task[None]"
@@ -208,7 +262,7 @@ class _Api:
     # ------------------------------------------------------------------ posts
 
     async def add_post(self, request: Request) -> Response:
-        wire, client = await _body(request, MAX_POST_BYTES), request.client.host if request.client else ""
+        wire, client = await _body(request, MAX_POST_BYTES), _address(request)
         if self.hub.strikes.tokens(client) < 1:
             most = self.hub.limits.refusals_per_minute
             raise HTTPException(429, f"expected at most {most} posts a minute that are none by one address, got more")
@@ -231,25 +285,11 @@ class _Api:
         return Response(pack([post.pack() for post in found]), media_type="application/msgpack")
 
     async def stream(self, request: Request) -> Response:
-        hub, client = self.hub, request.client.host if request.client else ""
         after = _number(request, "after", 0, (1 << 63) - 1, 0)
         with contextlib.suppress(ValueError):
             after = max(after, min(int(request.headers.get("last-event-id", "0")), (1 << 63) - 1))
         listener = Listener(_digests(request, "job", MAX_JOBS), with_posts=_number(request, "posts", 0, 1, 0) == 1)
-        if hub.by_address[client] >= hub.limits.streams_per_address:
-            most = hub.limits.streams_per_address
-            raise HTTPException(429, f"expected at most {most} streams by one address, got another")
-
-        async def events() -> AsyncIterator[bytes]:
-            hub.by_address[client] += 1
-            try:
-                async for piece in follow(hub.store, hub.streams, listener, after, run_in_threadpool):
-                    yield piece
-            finally:
-                hub.by_address[client] -= 1
-
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+        return EventStream(self.hub, request, listener, after)
 
     # ------------------------------------------------------------------ blobs
 
@@ -287,7 +327,7 @@ class _Api:
         if await run_in_threadpool(blobs.size, root) is not None:
             return JSONResponse({"held": size, "size": size})
         try:
-            with blobs.upload(root):
+            with self.hub.uploading.by(request), blobs.upload(root):
                 held = await run_in_threadpool(blobs.resume, root)
                 if offset != held:
                     raise HTTPException(409, f"expected offset {held}, got {offset}", {HELD: str(held)})
@@ -299,25 +339,37 @@ class _Api:
         return JSONResponse({"held": held, "size": size})
 
     async def _append(self, request: Request, root: bytes, held: int, size: int) -> int:
-        """Write the pieces of a body as they come. What follows the last whole piece is left away."""
-        piece, view = bytearray(PIECE_BYTES), memoryview(b"")
-        filled = 0
-        async for data in _chunks(request):
-            view = memoryview(data)
-            while view:
-                wanted = min(PIECE_BYTES, size - held)
-                if not wanted:
-                    raise HTTPException(413, f"expected {size} bytes, got more")
-                taken = view[: wanted - filled]
-                piece[filled : filled + len(taken)] = taken
-                filled, view = filled + len(taken), view[len(taken) :]
-                if filled == wanted:
-                    await _blob(self.hub.blobs.append, root, held, bytes(piece[:filled]))
-                    self.hub.metrics.taken.inc(filled)
-                    held, filled = held + filled, 0
-        if size == 0:
-            await _blob(self.hub.blobs.append, root, 0, b"")
-        return held
+        """Write the pieces of a body as they come, one block of them while the next one comes.
+
+        What follows the last whole piece is left away, also if the body breaks off.
+        """
+        length, filled = min(BLOCK_BYTES, size - held), 0
+        block, other = bytearray(length), bytearray(length)
+        writing = asyncio.create_task(asyncio.sleep(0))
+        try:
+            async for data in _chunks(request):
+                view = memoryview(data)
+                while view:
+                    wanted = min(length, size - held)
+                    if not wanted:
+                        raise HTTPException(413, f"expected {size} bytes, got more")
+                    taken = view[: wanted - filled]
+                    block[filled : filled + len(taken)] = taken
+                    filled, view = filled + len(taken), view[len(taken) :]
+                    if filled == wanted:
+                        await writing
+                        writing = asyncio.create_task(self._write(root, held, memoryview(block)[:filled]))
+                        block, other, held, filled = other, block, held + filled, 0
+        finally:
+            await writing
+            whole = filled // PIECE_BYTES * PIECE_BYTES
+            if whole or not size:
+                await self._write(root, held, memoryview(block)[:whole])
+        return held + whole
+
+    async def _write(self, root: bytes, at: int, data: memoryview) -> None:
+        await _blob(self.hub.blobs.append, root, at, data)
+        self.hub.metrics.taken.inc(len(data))
 
     async def get_blob(self, request: Request) -> Response:
         root = _root(request)
@@ -399,6 +451,10 @@ def _digests(request: Request, name: str, most: int) -> list[bytes] | None:
     return [bytes.fromhex(text) for text in texts] or None
 
 
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
 def _root(request: Request) -> bytes:
     text = request.path_params["root"]
     if not _HEX.fullmatch(text):
@@ -425,17 +481,17 @@ def _range(request: Request, size: int) -> tuple[int, int]:
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
     """The pieces of a body. One that stops coming is given up."""
-    stream = request.stream().__aiter__()
-    while True:
+    more = True
+    while more:
         try:
-            data = await asyncio.wait_for(anext(stream), BODY_SECONDS)
-        except StopAsyncIteration:
-            return
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await request.receive()
         except TimeoutError:
             raise HTTPException(408, f"expected more bytes within {BODY_SECONDS:.0f} seconds, got none") from None
-        except ClientDisconnect:
-            raise HTTPException(400, "expected the whole body, got a part of it") from None
-        if data:
+        if message["type"] == "http.disconnect":
+            raise HTTPException(400, "expected the whole body, got a part of it")
+        more = message.get("more_body", False)
+        if data := message.get("body"):
             yield data
 
 

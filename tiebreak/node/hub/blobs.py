@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tiebreak.protocol.commitments.blobs import PIECE_BYTES, check_piece, check_pieces, piece_digest
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, check_piece, check_pieces, piece_count, piece_digest
 from tiebreak.protocol.errors import ProofError, StateError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 
@@ -100,28 +100,39 @@ class Blobs:
         self._checked.add(name)
         return good
 
-    def append(self, root: bytes, offset: int, data: bytes | memoryview) -> None:
-        """Write the next piece at its offset. Raises `ProofError` for wrong bytes, `DiskFull` without room."""
-        number = offset // PIECE_BYTES
+    def append(self, root: bytes, offset: int, data: memoryview) -> None:
+        """Write the next pieces at their offset, as far as they are right.
+
+        Raises `ProofError` for wrong bytes, `DiskFull` without room.
+        """
+        number, count, good = offset // PIECE_BYTES, piece_count(len(data)), 0
         with self.path(root).with_suffix(".pieces").open("rb") as file:
-            wanted = os.pread(file.fileno(), DIGEST_BYTES, 8 + number * DIGEST_BYTES)
-        if (found := piece_digest(data)) != wanted:
-            raise ProofError(f"piece {number}: expected {wanted.hex()}, got {found.hex()}")
-        self.check_room(len(data))
-        path = self.path(root).with_suffix(".part")
-        with _room():
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-            try:
-                os.ftruncate(descriptor, offset)
-                written = 0
-                while written < len(data):
-                    written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
-            except OSError:
-                os.ftruncate(descriptor, offset)
-                raise
-            finally:
-                os.close(descriptor)
-        self._checked.add(root.hex())
+            digests = _split(os.pread(file.fileno(), count * DIGEST_BYTES, 8 + number * DIGEST_BYTES))
+        try:
+            for at, digest in enumerate(digests):
+                piece = data[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
+                if (found := piece_digest(piece)) != digest:
+                    raise ProofError(f"piece {number + at}: expected {digest.hex()}, got {found.hex()}")
+                good += len(piece)
+        finally:
+            self.check_room(good)
+            with _room():
+                self._write_at(self.path(root).with_suffix(".part"), offset, data[:good])
+            self._checked.add(root.hex())
+
+    @staticmethod
+    def _write_at(path: Path, offset: int, data: memoryview) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.ftruncate(descriptor, offset)
+            written = 0
+            while written < len(data):
+                written += os.pwrite(descriptor, data[written:], offset + written)
+        except OSError:
+            os.ftruncate(descriptor, offset)
+            raise
+        finally:
+            os.close(descriptor)
 
     def finish(self, root: bytes) -> None:
         """Give a blob whose last piece came its name."""
@@ -132,10 +143,14 @@ class Blobs:
         _sync_folder(part.parent)
         self._checked.discard(root.hex())
 
+    def has_room(self, wanted: int) -> bool:
+        """Whether so much fits and what is to stay free stays free."""
+        return shutil.disk_usage(self._folder).free - wanted >= self._free
+
     def check_room(self, wanted: int) -> None:
-        """Raise `DiskFull` unless so much fits and what is to stay free stays free."""
-        free = shutil.disk_usage(self._folder).free
-        if free - wanted < self._free:
+        """Raise `DiskFull` unless so many bytes fit above the limit that keeps the hub answering."""
+        if not self.has_room(wanted):
+            free = shutil.disk_usage(self._folder).free
             raise DiskFull(f"expected {wanted} bytes beside {self._free} that stay free, got {free} on the disk")
 
     def _write_whole(self, path: Path, data: bytes) -> None:

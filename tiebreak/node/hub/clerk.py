@@ -1,33 +1,25 @@
 """Takes posts: checks, places, signs and stores them, a batch in one transaction. The one writer of a hub.
 
-Its work is arithmetic (signatures) and waiting for the disk, so it has a process of its own beside the one that speaks
-HTTP; tests run it in a thread. Either way one batch is taken after another.
+Half of its work is waiting for the disk, so it has a thread of its own; one batch is taken after another.
 
 Numbered plan of a post: (1) it is well-formed and its sender signed it, (2) the sender keeps to its rate, (3) the same
 post again is answered as before, and another one under its number is refused, (4) its job was offered here, (5) the
 sender may write it there, (6) what it opens is within the limits, (7) it gets a place, an instant and a signature.
 """
 
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import connection, get_context, parent_process
 from typing import Final
 
 import sqlalchemy.exc
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from tiebreak.node.hub.limits import Buckets, Limits, Recent
 from tiebreak.node.hub.store import Row, Store, Writer
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.errors import SignatureError, StateError, VerificationError
+from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties.posts import (
     Body,
@@ -41,8 +33,7 @@ from tiebreak.protocol.parties.posts import (
 )
 
 _KNOWN: Final = 10_000
-"""Senders, jobs and games that are kept at hand."""
-_VERIFY: Final = ec.ECDSA(utils.Prehashed(hashes.SHA256()))
+"""Jobs and games whose parties are kept in memory; others are read from the store again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,76 +46,32 @@ class Answer:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
-    """What a clerk works with. It can be sent to another process."""
-
-    database: str
-    domain: Domain
-    pem: bytes
-    """The hub's key, encrypted under a passphrase that only lives in memory."""
-    passphrase: str
-    limits: Limits
-
-    def __repr__(self) -> str:
-        return f"Desk({self.database})"
-
-
 class _Refused(Exception):
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
         self.status = status
 
 
-class Signers:
-    """Checks signatures by keys that were seen before without recovering them again: an eighth of the time.
-
-    It takes exactly what `SignedPost.verify` takes, whatever the last byte is.
-    """
-
-    def __init__(self) -> None:
-        self._known: Recent[bytes, ec.EllipticCurvePublicKey] = Recent(_KNOWN)
-
-    def verify(self, digest: bytes, signature: bytes, address: bytes) -> None:
-        """Raise `SignatureError` unless the key of this address signed."""
-        key = self._known.get(address)
-        if key is None:
-            ends = (signature[64:], bytes([55 - signature[64]]) if signature[64] in (27, 28) else b"")
-            made = (keys.recover_key(digest, signature[:64] + end) for end in ends)
-            key = next((key for key in made if keys.address_of(key) == address), None)
-            if key is None:
-                raise SignatureError(f"expected a signature by 0x{address.hex()}, got another's")
-            self._known.put(address, key)
-            return
-        r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big")
-        try:
-            if not 1 <= s <= keys.ORDER // 2 or signature[64] not in (27, 28):
-                raise SignatureError("expected s in the lower half of the group order, and v of 27 or 28")
-            key.verify(utils.encode_dss_signature(r, s), digest, _VERIFY)
-        except (ValueError, InvalidSignature) as error:
-            raise SignatureError(f"expected a signature by 0x{address.hex()}") from error
-
-
 class Clerk:
-    """Takes batches of posts. One object, one process, one thread at a time."""
+    """Takes batches of posts, in one thread at a time. Raises what `Store.open_for_writing` raises."""
 
-    def __init__(self, desk: Desk, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-        self._domain, self._limits, self._store, self._clock = desk.domain, desk.limits, store, clock
-        self._key = keys.PrivateKey.from_pem(desk.pem, desk.passphrase)
+    def __init__(
+        self, store: Store, domain: Domain, key: keys.PrivateKey, limits: Limits,
+        *, clock: Callable[[], float] = time.time, has_room: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        self._has_room = has_room
+        self._store, self._domain, self._key, self._limits, self._clock = store, domain, key, limits, clock
         store.open_for_writing(
-            {
-                "hub": self._key.address.hex(),
-                "chain": str(desk.domain.chain_id),
-                "contract": desk.domain.contract.hex(),
-            }
+            {"hub": key.address.hex(), "chain": str(domain.chain_id), "contract": domain.contract.hex()}
         )
-        self._signers = Signers()
-        rate = desk.limits.posts_per_minute
+        rate = limits.posts_per_minute
         self._buckets: Buckets[bytes] = Buckets(rate / 60, max(1, rate // 5))
-        most = desk.limits.post_bytes_per_second
+        most = limits.post_bytes_per_second
         self._bytes: Buckets[bytes] = Buckets(most, 128 * most)
         self._jobs: Recent[bytes, Job] = Recent(_KNOWN)
         self._challengers: Recent[bytes, Address] = Recent(_KNOWN)
+        self._strangers: Recent[tuple[bytes, bytes], int] = Recent(_KNOWN)
+        """The bytes that a sender has in a job of which it is no party."""
         self._highest: Recent[tuple[bytes, bytes], int] = Recent(_KNOWN)
         """The highest number of a sender within a job; -1 if it has posted nothing there."""
         with store.writing() as writer:
@@ -143,6 +90,7 @@ class Clerk:
             self._jobs.clear()
             self._challengers.clear()
             self._highest.clear()
+            self._strangers.clear()
             text = f"expected room and a database to store posts, got {type(error).__name__}; try again later"
             return [found if isinstance(found, Answer) else Answer(status=507, error=text) for found in checked]
         return answers
@@ -150,8 +98,7 @@ class Clerk:
     def _checked(self, wire: bytes) -> tuple[SignedPost, Body] | Answer:
         try:
             signed = SignedPost.decode(wire)  # (1)
-            body = signed.post.read(self._domain)
-            self._signers.verify(signed.digest(self._domain), signed.signature, signed.post.sender)
+            body = signed.verify(self._domain)
         except VerificationError as error:
             return Answer(status=400, error=str(error))
         if not self._buckets.take(signed.post.sender):  # (2)
@@ -178,7 +125,7 @@ class Clerk:
                 if before is not None:
                     answers.append(Answer(row=_same(before, post)))  # (3)
                     continue
-                self._authorize(writer, post, body)
+                self._authorize(writer, post, body, len(wire))
             except VerificationError as error:
                 answers.append(Answer(status=403, error=str(error)))
             except _Refused as error:
@@ -198,7 +145,7 @@ class Clerk:
             highest = self._highest.put(name[:2], writer.highest(*name[:2]))
         return writer.found(*name) if name[2] <= highest else None
 
-    def _authorize(self, writer: Writer, post: Post, body: Body) -> None:
+    def _authorize(self, writer: Writer, post: Post, body: Body, size: int) -> None:
         limits = self._limits
         job = body.job if isinstance(body, OfferBody) else self._jobs.get(post.job_id) or writer.job(post.job_id)
         if job is None:  # (4)
@@ -218,11 +165,25 @@ class Clerk:
             if largest > limits.blob_bytes:
                 raise _Refused(413, f"expected files of at most {limits.blob_bytes} bytes, got one of {largest}")
         self._jobs.put(post.job_id, job)
+        if post.sender not in (job.client, job.trainer):
+            self._charge(writer, post, size)
+
+    def _charge(self, writer: Writer, post: Post, size: int) -> None:
+        """Charge a post to a sender who is no party of the job. Keys cost nothing, so the disk has a limit, too."""
+        if not self._has_room():
+            raise _Refused(507, "expected a disk with room for posts by others than client and trainer, got a full one")
+        name, most = (post.job_id, post.sender), self._limits.stranger_bytes
+        held = self._strangers.get(name)
+        held = (writer.bytes_of(*name) if held is None else held) + size
+        if held > most:
+            raise _Refused(403, f"expected at most {most} bytes in one job by a key that is no party of it, got {held}")
+        self._strangers.put(name, held)
 
     def _row(self, signed: SignedPost, wire: bytes) -> Row:  # (7)
         post = signed.post
         self._place, self._at = self._place + 1, max(self._at, int(self._clock()))
-        received = Received(content=post.content, place=self._place, at=self._at)
+        content = post.content
+        received = Received(content=content, place=self._place, at=self._at)
         return Row(
             place=self._place,
             at=self._at,
@@ -231,7 +192,7 @@ class Clerk:
             sender=post.sender,
             number=post.number,
             kind=post.kind,
-            content=post.content,
+            content=content,
             wire=wire,
             signature=self._key.sign(received.digest(self._domain)),
         )
@@ -252,52 +213,3 @@ def _same(before: Row, post: Post) -> Row:
         text = f"post {post.number} of this sender in this job: expected content {before.content.hex()}"
         raise _Refused(409, f"{text}, got {post.content.hex()}")
     return before
-
-
-# ---------------------------------------------------------------- in a thread, or in a process of its own
-
-_own: list[Clerk] = []
-"""The clerk of a process that was started for one."""
-
-
-class _Thread(ThreadPoolExecutor):
-    def __init__(self, store: Store) -> None:
-        super().__init__(1, "clerk")
-        self._store = store
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        super().shutdown(wait, cancel_futures=cancel_futures)
-        self._store.close()
-
-
-def in_thread(desk: Desk) -> tuple[Executor, Callable[[list[bytes]], list[Answer]]]:
-    """An executor, and what to submit to it. Raises what `Store.open_for_writing` raises."""
-    store = Store(desk.database)
-    clerk = Clerk(desk, store)
-    return _Thread(store), clerk.take
-
-
-def in_process(desk: Desk) -> tuple[Executor, Callable[[list[bytes]], list[Answer]]]:
-    """The same with the clerk in a process of its own, which ends with this one."""
-    executor = ProcessPoolExecutor(1, get_context("spawn"), _open, (desk,))
-    try:
-        executor.submit(_take, []).result()
-    except Exception as error:
-        raise StateError("the process that takes posts did not start; the reason stands above") from error
-    return executor, _take
-
-
-def _open(desk: Desk) -> None:
-    parent = parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-    _own.append(Clerk(desk, Store(desk.database)))
-
-
-def _end_with(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(1)
-
-
-def _take(wires: list[bytes]) -> list[Answer]:
-    return _own[0].take(wires)

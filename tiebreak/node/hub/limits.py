@@ -22,14 +22,18 @@ class Limits:
     """Posts from one address that are no posts, or that their senders did not sign; each costs the hub some time."""
     jobs_per_key: int = 1000
     games_per_key: int = 1000
+    stranger_bytes: int = 16 << 20
+    """Of posts that a key has in a job of which it is neither the client nor the trainer, such as an auditor's."""
     bytes_per_key: int = 100 << 30
     """Of blobs that a key's libraries name."""
     blob_bytes: int = 32 << 30
     """The most that a single blob may have."""
     free_bytes: int = 1 << 30
-    """What is left free on the disk: posts still fit when no more blobs do."""
+    """What is left free on the disk: a job's client and trainer still post when blobs and strangers may not."""
     connections: int = 4096
     streams_per_address: int = 256
+    uploads_per_address: int = 16
+    """An upload holds two blocks of 4 MiB: one is checked and written while the next one arrives."""
     waiting_posts: int = 2000
     """Taken by the hub but not answered yet."""
 

@@ -1,5 +1,6 @@
 """Runs a hub: its folder, its configuration file, and uvicorn."""
 
+import gc
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -81,6 +82,9 @@ def domain_of(chain_id: int, contract: str) -> Domain:
 
 def serve(app: Starlette, folder: Path, *, host: str, port: int, limits: Limits) -> None:
     """Serve until SIGINT or SIGTERM. Raises `StateError` if another hub works in this folder."""
+    # What is loaded now stays, and each full collection would walk over it while nobody is served.
+    gc.collect()
+    gc.freeze()
     try:
         with filelock.FileLock(folder / "lock", timeout=0):
             uvicorn.Server(configure(app, host=host, port=port, limits=limits)).run()

@@ -20,7 +20,7 @@ from tiebreak.protocol.tags import Digest
 
 VERSION: Final = "1"
 MAX_PAGE_BYTES: Final = 8 << 20
-"""Of wires in one page of posts; at least one post fits."""
+"""Bytes of posts that one answer of `GET /posts` holds at most."""
 _LOCK: Final = 0x7469656272656B
 """PostgreSQL's number of the writer's lock."""
 
@@ -116,8 +116,15 @@ class Store:
     def open_for_writing(self, facts: Mapping[str, str]) -> None:
         """Make the tables. Raises `StateError` if another clerk writes, or if the database was made for other facts.
 
-        facts: what must never change under the posts: the hub's address and its domain.
+        facts: what must never change under the posts: the hub's address and its domain. An error closes the store.
         """
+        try:
+            self._take(facts)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, facts: Mapping[str, str]) -> None:
         if not self.is_sqlite:
             self._lock = self.engine.connect()
             if not self._lock.scalar(sql.select(sql.func.pg_try_advisory_lock(_LOCK))):
@@ -146,9 +153,10 @@ class Store:
             return Writer(connection).last()[0]
 
     def posts(
-        self, after: int, *, jobs: Collection[bytes] | None = None, game: bytes | None = None, limit: int = 500
-    ) -> list[ReceivedPost]:
-        """What stands after a place, in order: at most `limit` posts, and at most `MAX_PAGE_BYTES` of wires.
+        self, after: int, *, jobs: Collection[bytes] | None = None, game: bytes | None = None, limit: int = 500,
+        most: int = MAX_PAGE_BYTES,
+    ) -> list[ReceivedPost]:  # fmt: skip
+        """What stands after a place, in order: at most `limit` posts, and at most `most` bytes of wires, or one post.
 
         jobs, game: only posts of one of these jobs, or of this game.
         """
@@ -160,10 +168,10 @@ class Store:
             query = query.where(c.game_id == game)
         found, held = [], 0
         with self.engine.connect() as connection:
-            for row in connection.execution_options(yield_per=50).execute(query):
+            for row in connection.execution_options(yield_per=20).execute(query):
                 found.append(ReceivedPost(place=row.place, at=row.at, wire=row.wire, signature=row.signature))
                 held += len(row.wire)
-                if held > MAX_PAGE_BYTES - MAX_POST_BYTES:
+                if held > most - MAX_POST_BYTES:
                     break
         return found
 
@@ -238,6 +246,12 @@ class Writer:
         query = sql.select(c.number).where(c.job_id == job_id, c.sender == sender).order_by(c.number.desc()).limit(1)
         found = self._connection.scalar(query)
         return -1 if found is None else int.from_bytes(found, "big")
+
+    def bytes_of(self, job_id: bytes, sender: bytes) -> int:
+        """The bytes of a sender's posts within a job."""
+        c = _posts.c
+        query = sql.select(sql.func.sum(sql.func.length(c.wire))).where(c.job_id == job_id, c.sender == sender)
+        return int(self._connection.scalar(query) or 0)
 
     def job(self, job_id: bytes) -> Job | None:
         data = self._connection.scalar(sql.select(_jobs.c.job).where(_jobs.c.job_id == job_id))

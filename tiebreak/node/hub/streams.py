@@ -4,8 +4,10 @@ import asyncio
 import base64
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
+
+from starlette.concurrency import run_in_threadpool
 
 from tiebreak.node.hub.store import Row, Store
 from tiebreak.protocol.packing import pack
@@ -15,6 +17,8 @@ MAX_HELD_BYTES: Final = 4 << 20
 """Events that wait for one slow listener. One above that is cut off, and comes back with its cursor."""
 PING_SECONDS: Final = 15.0
 _PAGE: Final = 200
+_PAGE_BYTES: Final = 1 << 19
+"""Of wires that are read at a time for one listener, who may be slow."""
 
 
 class Listener:
@@ -33,6 +37,10 @@ class Listener:
             self.is_cut_off = True
         else:
             self._held.append((place, event))
+        self.woken.set()
+
+    def cut_off(self) -> None:
+        self.is_cut_off = True
         self.woken.set()
 
     def take(self, after: int) -> tuple[int, bytes]:
@@ -92,38 +100,34 @@ def event_of(received: ReceivedPost, job_id: bytes, game_id: bytes, kind: int, *
 
 
 async def follow(
-    store: Store, streams: Streams, listener: Listener, after: int, read: Callable[..., object]
-) -> AsyncIterator[bytes]:
-    """The events after a place: first from the store, then as they come. `read` runs a function in a thread.
+    store: Store, streams: Streams, listener: Listener, after: int, send: Callable[[bytes], Awaitable[None]]
+) -> None:
+    """Sends the events after a place, first from the store, then as they come, until the listener is cut off.
 
     The listener is added before the store is read, so nothing falls between.
     """
+    loop = asyncio.get_running_loop()
     streams.add(listener)
     try:
-        yield b": what is new, by its place\n\n"
-        while page := await _page(store, listener, after, read):
+        await send(b": what is new, by its place\n\n")
+        while page := await run_in_threadpool(_page, store, listener, after):
             after = page[-1][0]
-            yield b"".join(event for _, event in page)
+            for _, event in page:
+                await send(event)
         while not listener.is_cut_off:
+            ping = loop.call_later(PING_SECONDS, listener.woken.set)
+            await listener.woken.wait()
+            ping.cancel()
             after, events = listener.take(after)
-            if events:
-                yield events
-            try:
-                await asyncio.wait_for(listener.woken.wait(), PING_SECONDS)
-            except TimeoutError:
-                yield b":\n\n"
+            await send(events or b":\n\n")
     finally:
         streams.remove(listener)
 
 
-async def _page(store: Store, listener: Listener, after: int, read: Callable[..., object]) -> list[tuple[int, bytes]]:
-    def look() -> list[tuple[int, bytes]]:
-        found = []
-        for received in store.posts(after, jobs=listener.jobs, limit=_PAGE):
-            post = SignedPost.decode(received.wire).post
-            ids = (post.job_id, post.game_id, post.kind)
-            found.append((received.place, event_of(received, *ids, with_post=listener.with_posts)))
-        return found
-
-    page: list[tuple[int, bytes]] = await read(look)  # type: ignore[misc]
-    return page
+def _page(store: Store, listener: Listener, after: int) -> list[tuple[int, bytes]]:
+    found = []
+    for received in store.posts(after, jobs=listener.jobs, limit=_PAGE, most=_PAGE_BYTES):
+        post = SignedPost.decode(received.wire).post
+        ids = (post.job_id, post.game_id, post.kind)
+        found.append((received.place, event_of(received, *ids, with_post=listener.with_posts)))
+    return found
