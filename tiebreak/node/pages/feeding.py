@@ -1,11 +1,12 @@
 """Feeds the pages from a hub's own store and library, and from a board that this process follows.
 
-Posts are read once, in the order of their places; the hub has checked them before it took them. The board is copied
-after each look at the chain, so that a page never waits for a node and never sees half of a block.
+Posts are read once, in the order of their places; the hub has checked them before it took them. Where transactions
+count on a chain, its board is copied after each look at it, so that a page never waits for a node and never sees half
+of a block. Where they are posts, the hub's receipts are the clock, and a ledger makes the board of them.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -14,15 +15,17 @@ from typing import Any, Final, Protocol
 
 from starlette.routing import BaseRoute
 
+from tiebreak.node.hub.limits import Recent
+from tiebreak.node.pages.games import talk_of
 from tiebreak.node.pages.model import Seen
 from tiebreak.node.pages.routes import routes
-from tiebreak.node.pages.views import talk_of
-from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import TiebreakError, VerificationError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties.board import Board, PublicGame
+from tiebreak.protocol.parties.ledger import Ledger
 from tiebreak.protocol.parties.posts import LibraryBody, OfferBody, ReceivedPost, SignedPost
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.strict_json import parse_json
@@ -35,13 +38,15 @@ MAX_PROGRAM_BYTES: Final = 1 << 26
 MAX_ORIGINS_BYTES: Final = 1 << 24
 POLL_SECONDS: Final = 1.0
 _PAGE: Final = 500
+_KEPT: Final = 64
+"""Jobs whose posts stay in memory."""
 
 
 class Posts(Protocol):
     """Where a hub keeps its posts (`tiebreak.node.hub.store`)."""
 
-    def posts(self, after: int, *, limit: int = ...) -> Sequence[ReceivedPost]:
-        """What stands after a place, in order."""
+    def posts(self, after: int, *, jobs: Collection[bytes] | None = ..., limit: int = ...) -> Sequence[ReceivedPost]:
+        """What stands after a place, in order; only of these jobs, if any are named."""
         ...
 
 
@@ -60,7 +65,7 @@ class Followed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What pages know beyond a hub's posts. ground: without one, pages show what was posted. chain: in words."""
+    """What pages know beyond a hub's posts. ground: without one, posts are all there is. chain: in words."""
 
     domain: Domain
     blob: Callable[[Digest], Path]
@@ -77,26 +82,29 @@ def pages(posts: Posts, outlook: Outlook) -> Sequence[BaseRoute]:
     return routes(feed)
 
 
-def snapshot(board: Board) -> Board:
-    """The board as it is now: other jobs and games than those that go on changing, with the same contents."""
+def snapshot(board: Board, owed: Mapping[Address, int] | None = None) -> Board:
+    """The board as it is now: other jobs and games than those that go on changing, with the same contents.
+
+    owed: instead of the credits of the board's own.
+    """
     made = Board()
     made.jobs = {key: copy(job) for key, job in board.jobs.items()}
     made.games = {key: copy(game) for key, game in board.games.items()}
     for game in made.games.values():
-        game.job, game.moves = made.jobs[game.job.id], list(game.moves)
-    made.credits, made.height = dict(board.credits), board.height
+        game.job, game.moves, game.costs = made.jobs[game.job.id], list(game.moves), list(game.costs)
+    made.credits, made.height = dict(board.credits if owed is None else owed), board.height
     return made
 
 
 class Feed:
-    """A `Source` over a hub's posts and, if there is one, its ground."""
+    """A `Source` over a hub's posts and its ground, which without a chain is the ledger that the posts make."""
 
     def __init__(self, posts: Posts, outlook: Outlook) -> None:
         self.domain, self.chain = outlook.domain, outlook.chain
         self._posts, self._outlook, self._ground = posts, outlook, outlook.ground
         self._lock = threading.Lock()
         self._place = 0
-        self._seen: dict[Digest, list[Seen]] = {}
+        self._seen: Recent[Digest, tuple[int, list[Seen]]] = Recent(_KEPT)
         self._offered: dict[Digest, Job] = {}
         self._files: dict[tuple[Digest, bytes], list[Digest]] = {}
         """The blobs that posts name as a job's file, by job and name."""
@@ -104,6 +112,8 @@ class Feed:
         self._programs: dict[Digest, Program] = {}
         self._origins: dict[Digest, Sequence[str]] = {}
         self._board: Board | None = None
+        self.on_paper = self._ground is None and self.domain == OFF_CHAIN
+        self._ledger = Ledger(self.domain) if self.on_paper else None
         board: Any = None if self._ground is None else self._ground.board
         if hasattr(board, "talk_of"):  # it asks for what logs leave out
             board.program_of, board.talk_of = lambda job: self.program(job.id), self._talk_of
@@ -140,6 +150,7 @@ class Feed:
 
     @contextmanager
     def reading(self) -> Iterator[Board | None]:
+        self._read_on()
         yield self._board
 
     def jobs(self) -> Sequence[Digest]:
@@ -148,7 +159,13 @@ class Feed:
 
     def posts(self, job_id: Digest) -> Sequence[Seen]:
         self._read_on()
-        return list(self._seen.get(job_id, ()))
+        with self._lock:
+            after, seen = self._seen.get(job_id) or (0, [])
+            while after < self._place and (page := self._posts.posts(after, jobs=[job_id], limit=_PAGE)):
+                after = page[-1].place
+                seen = seen + [one for received in page if (one := self._read(received)) is not None]
+            self._seen.put(job_id, (self._place, seen))
+            return seen
 
     def program(self, job_id: Digest) -> Program | None:
         """The program in a published file, if its root is that of the job that was offered."""
@@ -180,15 +197,23 @@ class Feed:
 
     def _read_on(self) -> None:
         with self._lock:
+            before = self._place
             while page := self._posts.posts(self._place, limit=_PAGE):
                 for received in page:
                     self._place = received.place
-                    with suppress(VerificationError):
-                        self._take(received)
+                    if (seen := self._read(received)) is not None:
+                        self._take(seen)
+            if self._ledger is not None and self._place > before:
+                self._board = snapshot(self._ledger.board, self._ledger.claims)
 
-    def _take(self, received: ReceivedPost) -> None:
-        post = SignedPost.decode(received.wire).post
-        body = post.read(self.domain)
+    def _read(self, received: ReceivedPost) -> Seen | None:
+        with suppress(VerificationError):
+            post = SignedPost.decode(received.wire).post
+            return Seen(place=received.place, at=received.at, post=post, body=post.read(self.domain))
+        return None
+
+    def _take(self, seen: Seen) -> None:
+        post, body = seen.post, seen.body
         match body:
             case OfferBody(job=job):
                 self._offered.setdefault(job.id, job)
@@ -198,8 +223,8 @@ class Feed:
                         named = self._files.setdefault((post.job_id, file.name), [])
                         if file.root not in named:
                             named.append(file.root)
-        seen = Seen(place=received.place, at=received.at, post=post, body=body)
-        self._seen.setdefault(post.job_id, []).append(seen)
+        if self._ledger is not None:
+            self._ledger.read(post, body, seen.at)
 
     def _files_of(self, job_id: Digest, name: bytes, most: int) -> Iterator[tuple[Digest, bytes]]:
         """A job's published files of this name that are here, not too large and not refused before."""

@@ -1,12 +1,12 @@
-"""What a page shows, as values, and where it comes from. The functions that make them stand in `views`."""
+"""What a page shows, as values, and where it comes from. The functions that make them stand in `views` and `walk`."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from tiebreak.node.pages.walk import Walk
 from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.program.program import Program
@@ -29,6 +29,8 @@ class Source(Protocol):
     domain: Domain
     chain: str
     """What transactions count on, in words."""
+    on_paper: bool
+    """Whether nobody holds the money: the board's credits are what each account has gained or lost so far."""
 
     def now(self) -> int:
         """Seconds by the clock that the board's times are of."""
@@ -122,9 +124,7 @@ class Money:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
     at: int
-    who: str
-    what: str
-    game: str = ""
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +148,89 @@ class Player:
     is_winner: bool | None
 
 
+# ---------------------------------------------------------------- a game
+
+Range = tuple[int, int]
+"""Half open: the first place, and the one behind the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One tree of the walk. `cuts` are the ranges that selections left, each inside the one before."""
+
+    name: str
+    question: str
+    total: int
+    unit: str
+    cuts: tuple[Range, ...]
+    found: Range | None
+    title: str
+    detail: str = ""
+    path: str = ""
+    """Module path of the disputed instruction in the client's model. Display only: bound by nothing."""
+    line: str = ""
+    """The line of the client's source that made it. Display only, as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a side says the disputed place holds."""
+
+    said: str
+    hexadecimal: str
+    decimal: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """An element that the referee read to recompute the disputed place."""
+
+    name: str
+    element: int
+    hexadecimal: str
+    decimal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One line of the referee's computation."""
+
+    label: str
+    factors: tuple[Factor, ...]
+    result: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """What the referee recomputed: the terms, and what they add to."""
+
+    operation: str
+    terms: tuple[Term, ...]
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ply:
+    """A move. gas: of the transaction that made it; 0 for one known from a signed message alone."""
+
+    kind: str
+    side: Side
+    gas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """Everything about where a game stands and how it got there."""
+
+    stages: tuple[Stage, ...]
+    plies: tuple[Ply, ...]
+    trainer: Claim | None
+    challenger: Claim | None
+    computation: Computation | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameView:
     id: str
@@ -166,6 +249,8 @@ class GameView:
     walk: Walk
     verdict: Verdict | None
     gas: int
+    other_gas: int
+    """Of it, what went into transactions that made no move: the challenge, or the end of a clock."""
     by_message: int
     """Moves that are known from signed messages and have not been made on the board."""
     money: tuple[Money, ...]

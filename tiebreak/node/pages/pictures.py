@@ -8,8 +8,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from tiebreak.node.pages.model import JobView, Point
-from tiebreak.node.pages.walk import Range, Stage
+from tiebreak.node.pages.model import JobView, Point, Range, Stage
 
 WIDTH: Final = 1000
 HEIGHT: Final = 300

@@ -117,7 +117,8 @@ class _Pages:
         return None if found is None else {"view": found, "stream": found.job_id}
 
     def parties(self, request: Request) -> Mapping[str, Any]:  # noqa: ARG002
-        return {"view": views.parties(self._source), "stream": ""}
+        money = "Gained, on paper" if self._source.on_paper else "Can withdraw"
+        return {"view": views.parties(self._source), "money": money, "stream": ""}
 
     # ------------------------------------------------------------------ how they are sent
 
@@ -172,7 +173,9 @@ class _Pages:
     def _context(self, request: Request, found: Mapping[str, Any]) -> dict[str, Any]:
         source = self._source
         path = request.url.path.removesuffix("/live") or "/"
-        return {**found, "now": source.now(), "chain": source.chain, "place": source.place(), "path": path}
+        shown = {"now": source.now(), "path": path}
+        parts = self._templates.get_template("parts.html").make_module(shown)
+        return {**found, **shown, "parts": parts, "chain": source.chain, "place": source.place()}
 
     def _sections(self, template: str, shown: Mapping[str, Any]) -> dict[str, str]:
         """The live parts of a page: the blocks of its template whose names begin with `live_`."""

@@ -5,13 +5,13 @@ Everything that others chose (posts, names in programs) is text of theirs, clipp
 """
 
 import struct
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import lru_cache
 from math import isfinite
 from typing import Final
 
 from tiebreak.node.pages import words
+from tiebreak.node.pages.games import game_view, loser_of, said_game, unboarded
 from tiebreak.node.pages.model import (
     GameView,
     Happening,
@@ -21,23 +21,17 @@ from tiebreak.node.pages.model import (
     Money,
     Overview,
     PartyRow,
-    Player,
     Point,
     Replay,
     Seen,
     Source,
     Stop,
     Training,
-    Verdict,
 )
-from tiebreak.node.pages.walk import walk_of
-from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job
-from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.messages import Transcript
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.game.state import GameState, Reason
+from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
@@ -46,6 +40,7 @@ MAX_POINTS: Final = 480
 """Of a curve. Of more losses, the least and the most of each of so many parts are drawn."""
 MAX_ROWS: Final = 200
 """Of a table. The newest are shown."""
+MAX_SAID: Final = 12
 
 
 # ---------------------------------------------------------------- a job
@@ -58,10 +53,10 @@ def overview(source: Source) -> Overview:
         ids = list(dict.fromkeys([*source.jobs(), *reversed(known.jobs)]))[:MAX_ROWS]
         cards = [card for job_id in ids if (card := _card_of(source, known, job_id)) is not None]
         games = sorted(known.games.values(), key=lambda game: (game.is_over, -game.started))
-        shown = tuple(_game_view(source, game, source.posts(game.job.id), game.job.job) for game in games[:6])
+        shown = tuple(game_view(source, game, source.posts(game.job.id), game.job.job) for game in games[:6])
         live = [job for job in known.jobs.values() if job.status is JobStatus.ACTIVE]
         opened = [game for game in known.games.values() if not game.is_over]
-        convicted = sum(_loser(game.state) is Side.DEFENDER for game in known.games.values())
+        convicted = sum(loser_of(game.state) is Side.DEFENDER for game in known.games.values())
         stake = sum(job.job.reward + job.job.trainer_stake for job in live) + sum(game.stake for game in opened)
     return Overview(jobs=tuple(cards), games=shown, running=len(live), open_games=len(opened), at_stake=stake,
                     convicted=convicted)  # fmt: skip
@@ -76,8 +71,8 @@ def job(source: Source, job_id: Digest) -> JobView | None:
         if agreed is None:
             return None
         games = known.games_of(job_id)
-        views = [_game_view(source, game, seen, agreed) for game in reversed(games)]
-        views += [_said_game(source, found, seen, agreed) for found in _unboarded(known, seen)]
+        views = [game_view(source, game, seen, agreed) for game in reversed(games)]
+        views += [said_game(source, found, seen, agreed) for found in unboarded(known, seen)]
         heads = _heads(seen, public, agreed)
         what, at = _next(public)
         return JobView(
@@ -88,7 +83,7 @@ def job(source: Source, job_id: Digest) -> JobView | None:
             games=tuple(views),
             terms=tuple(terms_of(agreed)),
             facts=_facts(agreed, job_id),
-            money=tuple(_job_money(known, agreed, public)),
+            money=tuple(_job_money(known, agreed, public, on_paper=source.on_paper)),
             happenings=tuple(_happenings(seen, agreed)),
             next_what=what,
             next_at=at,
@@ -277,7 +272,8 @@ def terms_of(agreed: Job) -> list[str]:
         "open. Whoever was right gets it back.",
         (f"In a game the two sides first talk for {lasts(agreed.talk_time)}. Then" if agreed.talk_time else "In a game")
         + f" each side has {lasts(agreed.clock)} on its clock"
-        + (f", and {lasts(agreed.replay_time)} more where a move needs re-execution." if agreed.replay_time else "."),
+        + (f", and {lasts(agreed.replay_time)} more where a move needs re-execution." if agreed.replay_time else ".")
+        + " A proof on the chain waits as long as a clock, so that nobody can copy it.",
         "A trainer that is proven wrong loses its stake: half of it goes to the prover, the rest burns, and the client "
         "gets its reward back. A challenger that is proven wrong loses its stake: half goes to the trainer, the rest "
         "burns. Silence loses.",
@@ -305,9 +301,10 @@ def _facts(agreed: Job, job_id: Digest) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _job_money(board: Board, agreed: Job, public: PublicJob | None) -> list[Money]:
+def _job_money(board: Board, agreed: Job, public: PublicJob | None, *, on_paper: bool) -> list[Money]:
     status = public.status if public else JobStatus.NONE
-    held = "held by the board" if public and not public.is_over else ""
+    holds = "at stake, on paper" if on_paper else "held by the board"
+    held = holds if public and not public.is_over else ""
     reward, stake = held or "promised by the client", held or "promised by the trainer"
     if status is JobStatus.SETTLED:
         reward, stake = "paid to the trainer", "returned to the trainer"
@@ -323,19 +320,20 @@ def _job_money(board: Board, agreed: Job, public: PublicJob | None) -> list[Mone
     rows = [Money(what="Reward", who=reward, wei=agreed.reward)]
     rows.append(Money(what="Trainer’s stake", who=stake, wei=agreed.trainer_stake))
     rows += [
-        Money(what=f"Stake of game {words.short(game.id)}", who=_stake_goes(game), wei=game.stake)
+        Money(what=f"Stake of game {words.short(game.id)}", who=_stake_goes(game) or holds, wei=game.stake)
         for game in board.games_of(agreed.id)
     ]
     for name, account in (("client", agreed.client), ("trainer", agreed.trainer)):
         if credit := board.credit(account):
-            rows.append(Money(what="Can be withdrawn", who=f"by the {name}", wei=credit))
+            what = f"{'Gained' if credit > 0 else 'Lost'} so far, on paper" if on_paper else "Can be withdrawn"
+            rows.append(Money(what=what, who=f"by the {name}", wei=credit))
     return rows
 
 
 def _stake_goes(game: PublicGame) -> str:
     if not game.is_over:
-        return "held by the board"
-    if game.void or _loser(game.state) is Side.DEFENDER:
+        return ""
+    if game.void or loser_of(game.state) is Side.DEFENDER:
         return "back to the challenger"
     return "half to the trainer, the rest burnt"
 
@@ -344,42 +342,67 @@ _SAID: Final = {
     p.PostKind.OFFER: "offers the job",
     p.PostKind.LOG_RECEIPT: "signs a receipt for logs",
     p.PostKind.GAME: "challenges a head",
-    p.PostKind.MOVE: "makes a move",
-    p.PostKind.RECEIPT: "acknowledges a state of the game",
     p.PostKind.LIBRARY: "publishes what a replay needs",
-    p.PostKind.TRANSACTION: "sends what would be a transaction",
 }
+_POSTED: Final[dict[type, str]] = {
+    e.CreateJob: "puts the job on the board",
+    e.AcceptJob: "accepts the job",
+    e.PostHead: "posts a head",
+    e.Settle: "settles the job",
+    e.Challenge: "stakes on a challenge",
+    e.Enter: "enters a signed state of the game",
+    e.EnterAndProve: "enters a signed state of the game, and proves",
+    e.ClaimTimeout: "claims that a clock has run out",
+}
+"""Transactions, where they are posts."""
 
 
 def _happenings(seen: Sequence[Seen], agreed: Job) -> list[Happening]:
-    told = []
+    """The newest of what was said, in sentences; of each talk one, since it goes to and fro."""
+    told: list[Happening] = []
+    moves = Counter(_moved_in(one) for one in seen)
     for one in reversed(seen):
-        if (what := _told(one)) is not None:
-            game = one.post.game_id.hex() if one.post.game_id != one.post.job_id else ""
-            told.append(Happening(at=one.at, who=_role(one.post.sender, agreed), what=what, game=game))
-        if len(told) == 14:
+        sentence = ""
+        if (game_id := _moved_in(one)) is not None:
+            if count := moves.pop(game_id, 0):
+                sentence = f"{words.tally(count, 'move')} in game {words.short(game_id)}."
+        elif (what := _told(one)) is not None:
+            sentence = f"{_role(one.post.sender, agreed)} {what}."
+        if sentence:
+            told.append(Happening(at=one.at, sentence=sentence))
+        if len(told) == MAX_SAID:
             break
     return told
 
 
+def _moved_in(one: Seen) -> Digest | None:
+    """The game in which a post makes a move."""
+    match one.body:
+        case p.MoveBody():
+            return one.post.game_id
+        case p.TransactionBody(transaction=e.MakeMove(game_id=game_id)):
+            return game_id
+    return None
+
+
 def _told(one: Seen) -> str | None:
     match one.body:
-        case p.StepsBody():
-            return None  # the curve says it
+        case p.StepsBody() | p.ReceiptBody():
+            return None  # the curve and the moves say it
         case p.AnswerBody(signature=signature):
             return "signs the job" if signature else "declines the job"
         case p.HeadBody(head=head):
             return f"signs head {head.head.count}"
         case p.ReplayedBody(count=count, agrees=agrees):
             return f"replayed to head {count}: {'the same root' if agrees else 'another root'}"
+        case p.TransactionBody(transaction=wanted):
+            return _POSTED.get(type(wanted), "posts what would be a transaction")
     return _SAID[p.PostKind(one.post.kind)]
 
 
 def _role(sender: Address, agreed: Job) -> str:
-    return "client" if sender == agreed.client else "trainer" if sender == agreed.trainer else words.address(sender)
-
-
-# ---------------------------------------------------------------- a game
+    known = {agreed.client: "The client", agreed.trainer: "The trainer"}
+    return known.get(sender, words.short(words.address(sender)))
 
 
 def game(source: Source, game_id: Digest) -> GameView | None:
@@ -387,174 +410,14 @@ def game(source: Source, game_id: Digest) -> GameView | None:
     with source.reading() as board:
         known = board if board is not None else Board()
         if (found := known.games.get(game_id)) is not None:
-            return _game_view(source, found, source.posts(found.job.id), found.job.job)
+            return game_view(source, found, source.posts(found.job.id), found.job.job)
         for job_id in source.jobs():
             seen = source.posts(job_id)
             agreed = _job_in(known, seen, job_id)
-            for opening in _unboarded(known, seen) if agreed is not None else ():
+            for opening in unboarded(known, seen) if agreed is not None else ():
                 if opening.post.game_id == game_id and agreed is not None:
-                    return _said_game(source, opening, seen, agreed)
+                    return said_game(source, opening, seen, agreed)
     return None
-
-
-def _unboarded(board: Board, seen: Sequence[Seen]) -> list[Seen]:
-    """The openings of games that the board does not have, at least not yet."""
-    return [one for one in seen if isinstance(one.body, p.GameBody) and one.post.game_id not in board.games]
-
-
-@lru_cache(maxsize=64)
-def _transcript(
-    domain: Domain, agreed: Job, head: Head, game_id: Digest, challenger: Address, wires: tuple[bytes, ...]
-) -> Transcript:
-    transcript = Transcript(rules.start(agreed, head, game_id, 0), domain=domain, challenger=challenger)
-    for wire in wires:
-        with suppress(VerificationError):
-            transcript.append(wire)
-    return transcript
-
-
-def talk_of(domain: Domain, game: PublicGame, seen: Sequence[Seen]) -> Transcript:
-    """What the sides of a game have signed to each other, by the posts about its job."""
-    wires = tuple(one.body.wire for one in seen if isinstance(one.body, p.MoveBody) and one.post.game_id == game.id)
-    return _transcript(domain, game.job.job, game.head.head, game.id, game.challenger, wires)
-
-
-def _said_game(source: Source, opening: Seen, seen: Sequence[Seen], agreed: Job) -> GameView:
-    """A game that a challenger opened in the hub and that is not on the board."""
-    assert isinstance(opening.body, p.GameBody)
-    public = PublicJob(job=agreed, last_progress=0)
-    state = rules.start(agreed, opening.body.head.head, opening.post.game_id, opening.at)
-    game = PublicGame(
-        id=opening.post.game_id, job=public, challenger=opening.post.sender, head=opening.body.head, state=state,
-        started=opening.at,
-    )  # fmt: skip
-    return _game_view(source, game, seen, agreed, on_board=False)
-
-
-def _game_view(
-    source: Source, game: PublicGame, seen: Sequence[Seen], agreed: Job, *, on_board: bool = True
-) -> GameView:
-    now, state, line = source.now(), game.state, tuple(game.moves)
-    talk = talk_of(source.domain, game, seen)
-    ahead = max(0, len(talk.line) - state.moves) if not game.is_over else 0
-    if ahead:
-        line = talk.line
-    start = rules.start(agreed, game.head.head, game.id, game.started)
-    shown = talk.state if ahead else state
-    walk = walk_of(start, line, shown, source.program(agreed.id), source.origins(agreed.id))
-    talks = on_board and not game.is_stopped and state.talks(now)
-    verdict = _verdict(game)
-    mover = None if game.is_stopped or verdict is not None else shown.mover
-    return GameView(
-        id=game.id.hex(),
-        job_id=agreed.id.hex(),
-        head_count=game.head.head.count,
-        head_step=agreed.last_step(game.head.head.count - 1),
-        status=_game_status(game, talks=talks, on_board=on_board),
-        is_open=verdict is None and not game.is_stopped,
-        started=game.started,
-        ended=game.ended,
-        talks_until=state.last if talks else None,
-        defender=_player(game, Side.DEFENDER, mover, talks=talks),
-        challenger=_player(game, Side.CHALLENGER, mover, talks=talks),
-        turn="" if mover is None else _name(mover),
-        walk=walk,
-        verdict=verdict,
-        gas=game.gas,
-        by_message=ahead,
-        money=tuple(_game_money(game, agreed)),
-        where=walk.stages[-1].title,
-    )
-
-
-def _name(side: Side) -> str:
-    return "trainer" if side is Side.DEFENDER else "challenger"
-
-
-def _loser(state: GameState) -> Side | None:
-    return None if state.verdict is None else state.verdict.winner.other
-
-
-def _game_status(game: PublicGame, *, talks: bool, on_board: bool) -> str:
-    if game.void or (game.is_stopped and not game.is_over):
-        return "Void"
-    if (loser := _loser(game.state)) is not None:
-        return "Trainer convicted" if loser is Side.DEFENDER else "Challenger was wrong"
-    if not on_board:
-        return "Opened, not on the board yet"
-    return "The sides talk" if talks else "On the clock"
-
-
-def _player(game: PublicGame, side: Side, mover: Side | None, *, talks: bool) -> Player:
-    state, is_turn = game.state, mover is side
-    account = game.job.job.trainer if side is Side.DEFENDER else game.challenger
-    runs = is_turn and not talks and not game.is_stopped and state.verdict is None and state.mover is side
-    loser = _loser(state)
-    return Player(
-        role=_name(side),
-        account=words.address(account),
-        rest=state.defender_rest if side is Side.DEFENDER else state.challenger_rest,
-        due=state.deadline if runs else None,
-        allowance=state.allowance if runs else 0,
-        is_winner=None if loser is None or game.void else side is not loser,
-    )
-
-
-def _verdict(game: PublicGame) -> Verdict | None:
-    state = game.state
-    if game.void:
-        sentence = "The trainer was convicted elsewhere first, so the challenger gets its stake back."
-        return Verdict(loser="", title="Nobody lost this game", sentence=sentence)
-    if state.verdict is None:
-        return None
-    loser = state.verdict.winner.other
-    who, other = ("trainer", "challenger") if loser is Side.DEFENDER else ("challenger", "trainer")
-    honest = f"The {who} "
-    match state.verdict.reason:
-        case Reason.RECOMPUTED if loser is Side.DEFENDER:
-            sentence = (
-                "A referee recomputed this one place from what was opened, and got other bits than were committed."
-            )
-        case Reason.RECOMPUTED:
-            sentence = "A referee recomputed this one place from what was opened, and got the bits that were committed."
-        case Reason.BROKEN_TIE:
-            sentence = "What the trainer opened does not tie to what it had signed."
-        case Reason.PADDING:
-            sentence = "A place that must be empty was not, or the other way round."
-        case Reason.TIMEOUT:
-            sentence = honest + "let its clock run out. Silence loses."
-        case Reason.CONCEDED:
-            sentence = honest + "gave up."
-        case Reason.FORKED:
-            sentence = honest + "signed two different states in one place of the game."
-        case _:
-            sentence = f"The {other} was right."
-    title = "The trainer was wrong" if loser is Side.DEFENDER else "The challenger was wrong"
-    return Verdict(loser=who, title=title, sentence=sentence)
-
-
-def _game_money(game: PublicGame, agreed: Job) -> list[Money]:
-    loser, half = _loser(game.state), game.stake // 2
-    if game.void or (game.is_stopped and loser is None):
-        return [Money(what="Challenger’s stake", who="back to the challenger", wei=game.stake)]
-    if loser is Side.DEFENDER:
-        won = agreed.trainer_stake // 2 // (1 + agreed.seats)
-        return [
-            Money(what="Trainer’s stake", who="lost by the trainer", wei=-agreed.trainer_stake),
-            Money(what="Share of it", who="won by the challenger", wei=won),
-            Money(what="Challenger’s stake", who="back to the challenger", wei=game.stake),
-            Money(what="Reward", who="back to the client", wei=agreed.reward),
-        ]
-    if loser is Side.CHALLENGER:
-        return [
-            Money(what="Challenger’s stake", who="lost by the challenger", wei=-game.stake),
-            Money(what="Half of it", who="won by the trainer", wei=half),
-        ]
-    return [
-        Money(what="The trainer risks", who="its stake", wei=agreed.trainer_stake),
-        Money(what="The challenger risks", who="its stake", wei=game.stake),
-        Money(what="Depends on it", who="the reward", wei=agreed.reward),
-    ]
 
 
 # ---------------------------------------------------------------- parties
@@ -583,7 +446,7 @@ def parties(source: Source) -> tuple[PartyRow, ...]:
                     note(one.post.sender, "auditor", job_id)
         for game in known.games.values():
             note(game.challenger, "challenger", game.job.id)
-            if (loser := _loser(game.state)) is None or game.void:
+            if (loser := loser_of(game.state)) is None or game.void:
                 continue
             for account, side in ((game.job.job.trainer, Side.DEFENDER), (game.challenger, Side.CHALLENGER)):
                 score.setdefault(account, [0, 0])[side is loser] += 1

@@ -5,15 +5,16 @@ at. All of it is computed from moves, which the rules have accepted; names of in
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Final
 
 from tiebreak.node.pages import words
+from tiebreak.node.pages.model import Claim, Computation, Factor, Ply, Range, Stage, Term, Walk
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.moves import Concede, Move, Prove, Side, kind_name
+from tiebreak.protocol.game.moves import Concede, Move, Prove, kind_name
 from tiebreak.protocol.game.referee import Openings
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.hashing import CHUNK_BYTES
@@ -34,89 +35,10 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 
-Range = tuple[int, int]
-"""From the first to before the last."""
 _ORIGIN: Final = re.compile(r"(?P<path>.*?)(?: \((?P<line>[^()]{1,200})\))?", re.DOTALL)
 _FUNCTIONS: Final = {
     Opcode.MAP: MapFunction, Opcode.REDUCE: ReduceFunction, Opcode.SOURCE: SourceKind, Opcode.WINDOW: WindowFunction,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One tree of the walk. `cuts` are the ranges that selections left, each inside the one before."""
-
-    name: str
-    question: str
-    total: int
-    unit: str
-    cuts: tuple[Range, ...]
-    found: Range | None
-    title: str
-    detail: str = ""
-    path: str = ""
-    """Module path of the disputed instruction in the client's model. Display only: bound by nothing."""
-    line: str = ""
-    """The line of the client's source that made it. Display only, as well."""
-    selections: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """What a side says the disputed place holds."""
-
-    said: str
-    hexadecimal: str
-    decimal: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factor:
-    """An element that the referee read to recompute the disputed place."""
-
-    name: str
-    element: int
-    hexadecimal: str
-    decimal: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """One line of the referee's computation."""
-
-    label: str
-    factors: tuple[Factor, ...]
-    result: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computation:
-    """What the referee recomputed: the terms, and what they add to."""
-
-    operation: str
-    terms: tuple[Term, ...]
-    before: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ply:
-    number: int
-    kind: str
-    side: Side
-    place: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
-    """Everything about where a game stands and how it got there."""
-
-    stages: tuple[Stage, ...]
-    plies: tuple[Ply, ...]
-    trainer: Claim | None
-    challenger: Claim | None
-    computation: Computation | None
 
 
 def states_of(start: GameState, line: Sequence[Move], end: GameState) -> list[GameState]:
@@ -127,7 +49,7 @@ def states_of(start: GameState, line: Sequence[Move], end: GameState) -> list[Ga
     states = [start]
     for move in line:
         state = states[-1]
-        now = max(state.moved, state.last) + isinstance(move, Prove)
+        now = max(state.earliest, state.last)
         try:
             after = rules.apply(state, move, now)
             if after.is_over and not end.is_over:
@@ -144,9 +66,13 @@ def states_of(start: GameState, line: Sequence[Move], end: GameState) -> list[Ga
 
 
 def walk_of(
-    start: GameState, line: Sequence[Move], end: GameState, program: Program | None, origins: Sequence[str] = ()
-) -> Walk:
-    """The walk of a game that began with `start`, saw `line`, and stands at `end`."""
+    start: GameState, line: Sequence[Move], end: GameState, program: Program | None, origins: Sequence[str] = (),
+    gas: Mapping[int, int] = MappingProxyType({}),
+) -> Walk:  # fmt: skip
+    """The walk of a game that began with `start`, saw `line`, and stands at `end`.
+
+    gas: of the transactions that made moves, by the number of moves there were then.
+    """
     states = states_of(start, line, end)
     final = max(states, key=lambda state: (state.is_over, state.moves))
     naming = _Naming(program, origins)
@@ -154,23 +80,22 @@ def walk_of(
     computation, correct = _computed(final, proof, naming) if proof else (None, None)
     return Walk(
         stages=tuple(_stages(states, final, naming)),
-        plies=tuple(_plies(states, line)),
+        plies=tuple(_plies(states, line, gas)),
         trainer=_trainer_claim(final),
         challenger=_challenger_claim(final, correct),
         computation=computation,
     )
 
 
-def _plies(states: Sequence[GameState], line: Sequence[Move]) -> list[Ply]:
+def _plies(states: Sequence[GameState], line: Sequence[Move], gas: Mapping[int, int]) -> list[Ply]:
     plies = []
-    for number, (state, move) in enumerate(zip(states, line, strict=False), start=1):
+    for state, move in zip(states, line, strict=False):
         if state.is_over:
             break
-        place = state.level.name.lower()
         side = state.mover
         if isinstance(move, Concede) and states[-1].verdict is not None:
             side = states[-1].verdict.winner.other
-        plies.append(Ply(number=number, kind=kind_name(move).replace("_", " "), side=side, place=place))
+        plies.append(Ply(kind=kind_name(move).replace("_", " "), side=side, gas=gas.get(state.moves + 1, 0)))
     return plies
 
 
@@ -221,42 +146,40 @@ def _stages(states: Sequence[GameState], final: GameState, naming: _Naming) -> l
     return made
 
 
-def _cuts(states: Sequence[GameState], level: Level, scale: Callable[[int], int]) -> tuple[tuple[Range, ...], int]:
-    """The ranges left by each selection in a tree, on the scale of its stage, and the number of selections."""
+def _cuts(states: Sequence[GameState], level: Level, scale: Callable[[int], int]) -> tuple[Range, ...]:
+    """The ranges left by each selection in a tree, on the scale of its stage."""
     seen: list[Range] = []
-    places: list[tuple[int, int]] = []
     for state in states:
-        if state.level is level and (state.height, state.position) not in places:
-            places.append((state.height, state.position))
+        if state.level is level:
             low, high = (scale((state.position + k) << state.height) for k in (0, 1))
             if not seen or seen[-1] != (low, high):
                 seen.append((low, high))
-    return tuple(seen[1:]), max(0, len(places) - 1)
+    return tuple(seen[1:])
 
 
 def _run_stage(states: Sequence[GameState], final: GameState) -> Stage:
     job, total = final.job, final.head.count
-    cuts, count = _cuts(states, Level.RUN, lambda leaf: min(leaf, total))
+    cuts = _cuts(states, Level.RUN, lambda leaf: min(leaf, total))
     there = final.level is not Level.RUN or (final.height == 0 and final.position < total)
     at = final.checkpoint if final.level is not Level.RUN else final.position
     title = f"Checkpoint {at + 1} of {total}" if there else _narrowed(cuts, total, "checkpoint")
     first, last = (job.first_step(at), job.last_step(at)) if there else (1, job.last_step(total - 1))
     return Stage(
         name="Run", question="Which checkpoint is the first that differs?", total=total, unit="checkpoints", cuts=cuts,
-        found=(at, at + 1) if there else None, title=title, detail=_span("step", first, last), selections=count,
+        found=(at, at + 1) if there else None, title=title, detail=_span("step", first, last),
     )  # fmt: skip
 
 
 def _steps_stage(states: Sequence[GameState], final: GameState) -> Stage:
     job = final.job
     total, first = job.segment_steps(final.checkpoint), job.first_step(final.checkpoint)
-    cuts, count = _cuts(states, Level.STEPS, lambda leaf: min(leaf, total))
+    cuts = _cuts(states, Level.STEPS, lambda leaf: min(leaf, total))
     there, at = final.step > 0, final.step - first
     return Stage(
         name="Checkpoint", question="Which step?", total=total, unit="steps", cuts=cuts,
         found=(at, at + 1) if there else None,
         title=f"Step {final.step:,} of {job.steps:,}" if there else _narrowed(cuts, total, "step"),
-        detail=f"in the segment of {_span('step', first, first + total - 1)}", selections=count,
+        detail=f"in the segment of {_span('step', first, first + total - 1)}",
     )  # fmt: skip
 
 
@@ -267,7 +190,7 @@ def _values_stage(states: Sequence[GameState], final: GameState, naming: _Naming
     def scale(leaf: int) -> int:
         return min(leaf, job.body_count) if leaf < half else job.body_count + min(leaf - half, job.state_count)
 
-    cuts, count = _cuts(states, Level.VALUES, scale)
+    cuts = _cuts(states, Level.VALUES, scale)
     leaf = final.leaf if final.level > Level.VALUES else final.position
     there = final.level > Level.VALUES or (final.level is Level.VALUES and final.height == 0)
     low, high = (scale(leaf), scale(leaf + 1)) if there else (0, 0)
@@ -281,13 +204,13 @@ def _values_stage(states: Sequence[GameState], final: GameState, naming: _Naming
         path, line = naming.origin(leaf)
     return Stage(
         name="Step", question="Which instruction?", total=total, unit="instructions and state entries", cuts=cuts,
-        found=(low, high) if high > low else None, title=title, detail=detail, path=path, line=line, selections=count,
+        found=(low, high) if high > low else None, title=title, detail=detail, path=path, line=line,
     )  # fmt: skip
 
 
 def _elements_stage(states: Sequence[GameState], final: GameState, operation: Instruction) -> Stage:
     each, total = CHUNK_BYTES // operation.dtype.size, operation.numel
-    cuts, count = _cuts(states, Level.CHUNKS, lambda leaf: min(leaf * each, total))
+    cuts = _cuts(states, Level.CHUNKS, lambda leaf: min(leaf * each, total))
     there = bool(final.claimed)
     title, detail = _narrowed(cuts, total, "element"), ""
     if there:
@@ -299,13 +222,12 @@ def _elements_stage(states: Sequence[GameState], final: GameState, operation: In
     return Stage(
         name="Instruction", question="Which element?", total=total, unit="elements", cuts=cuts,
         found=(final.element, final.element + 1) if there else None, title=title, detail=detail,
-        selections=count + there,
     )  # fmt: skip
 
 
 def _terms_stage(states: Sequence[GameState], final: GameState, operation: Instruction) -> Stage:
     total = operation.terms
-    cuts, count = _cuts(states, Level.TERMS, lambda leaf: min(leaf * TERMS_PER_LEAF, total))
+    cuts = _cuts(states, Level.TERMS, lambda leaf: min(leaf * TERMS_PER_LEAF, total))
     there = final.level is Level.TERMS and final.height == 0 and final.position * TERMS_PER_LEAF < total
     first = final.position * TERMS_PER_LEAF
     last = min(first + TERMS_PER_LEAF, total) - 1
@@ -313,7 +235,6 @@ def _terms_stage(states: Sequence[GameState], final: GameState, operation: Instr
     return Stage(
         name="Element", question="Which terms of its sum?", total=total, unit="terms", cuts=cuts,
         found=(first, last + 1) if there else None, title=title, detail="what a referee recomputes" if there else "",
-        selections=count,
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Staged:
     seen: dict[Digest, list[Seen]]
     known: Program | None
     chain: str = "chain 1337 at 127.0.0.1:8545"
+    on_paper: bool = False
     names: Sequence[str] = ()
     extra: list[Digest] = field(default_factory=list)
 

@@ -1,12 +1,16 @@
 """The pages in Debian's Chromium: they fit, they follow what happens, and they ask nobody else for anything."""
 
 import asyncio
+import json
+import re
 import shutil
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +24,7 @@ from starlette.routing import Route
 from tests.tiebreak.node.pages.staged import Staged, moments
 from tests.tiebreak.node.pages.test_pages import HOSTILE, paths
 from tiebreak.node.pages import routes
+from tiebreak.node.up import Plan, Town
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -84,18 +89,24 @@ def chromium() -> Iterator[Browser]:
         yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
 
 
-@pytest.fixture
-def page(chromium: Browser, site: Site) -> Iterator[Page]:
+@contextmanager
+def reader(chromium: Browser, address: str) -> Iterator[Page]:
     """A page that fails the test if anything is refused, breaks, or goes to another place."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     opened, problems = context.new_page(), []
     opened.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
     opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("request", lambda sent: problems.append(sent.url) if not sent.url.startswith(site.address) else None)
+    opened.on("request", lambda sent: problems.append(sent.url) if not sent.url.startswith(address) else None)
     yield opened
     context.close()
     # A file that does not hold is answered with 422, which Chromium notes in the console.
     assert [text for text in problems if "status of 422" not in text] == []
+
+
+@pytest.fixture
+def page(chromium: Browser, site: Site) -> Iterator[Page]:
+    with reader(chromium, site.address) as opened:
+        yield opened
 
 
 WIDTH = "[document.documentElement.scrollWidth, window.innerWidth]"
@@ -208,3 +219,111 @@ def test_the_keyboard_reaches_every_link(page: Page, site: Site) -> None:
         reached.add(page.evaluate("document.activeElement.outerHTML.slice(0, 120)"))
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     assert len(reached) == links
+
+
+# ---------------------------------------------------------------- a whole run
+
+
+class Tour(Town):
+    """`tiebreak up`, until the reader has seen enough."""
+
+    def __init__(self, folder: Path, cheat: str, *, chain: bool) -> None:
+        self.story: list[str] = []
+        self.is_seen = threading.Event()
+        plan = Plan(
+            task="digits", steps=None, cheat=cheat, chain=chain, embedded=False, port=0, folder=folder, until_over=False
+        )
+        super().__init__(plan, self.story.append)
+
+    def disturb(self) -> None:
+        if self.is_seen.is_set():
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def touring(tour: Tour) -> Iterator[Tour]:
+    thread = threading.Thread(target=tour.run, daemon=True)
+    thread.start()
+    try:
+        while "page" not in tour.ending.moments:
+            assert thread.is_alive(), tour.story
+            time.sleep(0.05)
+        yield tour
+    finally:
+        tour.is_seen.set()
+        thread.join(60)
+        print("\n".join(tour.story))
+
+
+NOTE = """(selectors) => {
+    window.noted = [];
+    const note = () => {
+        const found = JSON.stringify(selectors.map((s) => document.querySelectorAll(s).length));
+        if (window.noted.at(-1) !== found) window.noted.push(found);
+    };
+    new MutationObserver(note).observe(document.body, { childList: true, subtree: true });
+    note();
+}"""
+"""Keeps how many elements there are of each kind, whenever that changes."""
+
+
+def noted(page: Page, kind: int) -> list[int]:
+    """The numbers of elements of a kind, as they came, each once."""
+    return list(dict.fromkeys(json.loads(counts)[kind] for counts in page.evaluate("window.noted")))
+
+
+@pytest.mark.parametrize(("cheat", "chain"), [("rate", True), ("label", False)], ids=["on a chain", "without a chain"])
+def test_a_whole_run_goes_by(chromium: Browser, tmp_path: Path, cheat: str, chain: bool) -> None:
+    """From an empty page to the verdict and the money, without one reload; at the end the same without scripts."""
+    with touring(Tour(tmp_path / "town", cheat, chain=chain)) as tour, reader(chromium, tour.page) as page:
+        page.goto(tour.page, wait_until="load")
+        loaded = page.evaluate("performance.timeOrigin")
+        assert "No run was offered yet" in page.inner_text("main")
+        page.locator(".jobs .row").click(timeout=180_000)
+        page.wait_for_url("**/jobs/*")
+        assert page.evaluate("performance.timeOrigin") > loaded
+        loaded = page.evaluate("performance.timeOrigin")
+        page.evaluate(NOTE, ["#live_heads tbody tr", "#live_audits tbody tr"])
+        curve = page.locator(".loss")
+        lengths = set()
+        while not page.locator("#live_games .row").count():
+            lengths.add(len(curve.get_attribute("points") or "") if curve.count() else 0)
+            page.wait_for_timeout(100)
+        assert page.evaluate("performance.timeOrigin") == loaded
+        assert len(lengths) >= 3, "the curve grew"
+        assert len(noted(page, 0)) >= 3, "heads came one by one"
+        assert len(noted(page, 1)) >= 2, "audits came one by one"
+
+        page.locator("#live_games .row").click()
+        page.wait_for_url("**/games/*")
+        loaded = page.evaluate("performance.timeOrigin")
+        page.evaluate(NOTE, [".plies li", ".stage"])
+        expect(page.locator("h1")).to_have_text("The trainer was wrong", timeout=120_000)
+        expect(page.locator(".stage.last")).to_have_count(1, timeout=10_000)
+        assert page.evaluate("performance.timeOrigin") == loaded
+        assert len(noted(page, 0)) >= 3, "moves came while the page was open"
+        assert len(noted(page, 1)) >= 3, "the walk closed in"
+        text = page.inner_text("main")
+        for expected in (
+            "lost by the trainer",
+            "won by the challenger",
+            "back to the client",
+            "Recomputed in integers",
+        ):
+            assert expected in text
+        assert ("gas" in text) is chain
+        assert page.locator("mark").count() == 2 * page.locator("mark.right").count() >= 2, (
+            "both claims, where they differ"
+        )
+
+        plain = chromium.new_context(java_script_enabled=False)
+        without = plain.new_page()
+        without.goto(page.url)
+        assert without.inner_text("main").split() == text.split()
+        without.goto(f"{tour.page}/")
+        assert "Trainer convicted" in without.inner_text(".jobs")
+        plain.close()
+    assert tour.ending.status == "slashed", tour.story
+    assert re.fullmatch(
+        r"after the command: page [0-9.]+ s, accepted .*, challenged .*, slashed [0-9.]+ s", tour.story[-1]
+    )

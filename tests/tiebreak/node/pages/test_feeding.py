@@ -1,15 +1,19 @@
 """What a hub's store and library feed the pages with: read once, in order, and only where it fits the job."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run, make_job
+from tests.protocol.town import FALSE, TALKED_FALSE
 from tests.tiebreak.node.pages.staged import Staged, moments
-from tiebreak.node.pages import feeding, views
+from tests.tiebreak.node.test_ledger import Commune
+from tiebreak.node.pages import feeding, views, words
 from tiebreak.node.pages.feeding import Feed, Outlook
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board
@@ -19,8 +23,8 @@ from tiebreak.protocol.tags import Digest
 class Store:
     """Posts in memory, a few at a time."""
 
-    def __init__(self, source: Staged) -> None:
-        seen = [one for told in source.seen.values() for one in told]
+    def __init__(self, source: Staged | None = None) -> None:
+        seen = [] if source is None else [one for told in source.seen.values() for one in told]
         self.rows = [
             p.ReceivedPost(place=place, at=one.at, wire=p.SignedPost(post=one.post, signature=bytes(65)).encode(),
                            signature=bytes(65))
@@ -28,9 +32,12 @@ class Store:
         ]  # fmt: skip
         self.asked = 0
 
-    def posts(self, after: int, *, limit: int = 500) -> Sequence[p.ReceivedPost]:
+    def posts(self, after: int, *, jobs: Collection[bytes] | None = None, limit: int = 500) -> Sequence[p.ReceivedPost]:
         self.asked += 1
-        return [row for row in self.rows if row.place > after][: min(limit, 3)]
+        rows = [row for row in self.rows if row.place > after]
+        if jobs is not None:
+            rows = [row for row in rows if p.SignedPost.decode(row.wire).post.job_id in jobs]
+        return rows[: min(limit, 3)]
 
 
 class Ground:
@@ -66,10 +73,34 @@ def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
     asked = store.asked
     feed.posts(job_id)
     assert store.asked == asked + 1  # for what is new, which is nothing
+    store.rows.append(replace(store.rows[-1], place=len(store.rows) + 1))
+    assert [one.place for one in feed.posts(job_id)] == list(range(1, len(store.rows) + 1))
     assert feed.now() == 7
     view = views.job(feed, job_id)
     assert view is not None
     assert view.card.status == "Offered"  # no board is followed
+
+
+def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's many offers with many posts each: whoever looks at one after another finds all of them."""
+    monkeypatch.setattr(feeding, "_KEPT", 2)
+    source, store = moments()[-1], Store()
+    for place in range(1, 41):
+        job = make_job(nonce=place % 8)
+        body: p.Body = p.OfferBody(job=job)
+        if place > 8:
+            body = p.ReplayedBody(count=place, run_root=job.id, agrees=1)
+        post = p.Post.of(body, job_id=job.id, number=place, sender=CLIENT.address)
+        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
+        store.rows.append(p.ReceivedPost(place=place, at=place, wire=wire, signature=bytes(65)))
+    feed = Feed(store, outlook(source, tmp_path))
+    jobs = feed.jobs()
+    assert len(jobs) == 8
+    for job_id in (*jobs, *jobs):
+        seen = feed.posts(job_id)
+        assert len(seen) == 5
+        assert {one.post.job_id for one in seen} == {job_id}
+    assert len(feed._seen._kept) == 2
 
 
 def test_the_board_is_a_copy_that_outlives_a_node_that_is_away(tmp_path: Path) -> None:
@@ -147,3 +178,42 @@ def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[
         assert (stage.path, stage.line) == (f"block.{game.state.leaf}:addmm", f"model.py:{game.state.leaf}")
         cases()
     assert feed.origins(job_id) == names
+
+
+@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["by posted moves", "in talk"])
+def test_without_a_chain_posts_make_the_board(tmp_path: Path, run: Run) -> None:
+    """A page shows what every party's own ledger says, after each post, and in the end verdict and paper money."""
+    commune, store = Commune(run), Store()
+    commune.live()
+    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    statuses, walked = [], set()
+    for post in commune.export:
+        store.rows.append(post)
+        (card,) = views.overview(feed).jobs
+        statuses += [card.status] if card.status not in statuses else []
+        walked |= {len(game.walk.stages) for game in views.overview(feed).games}
+    assert statuses == ["Offered", "Training", "Trained, may be challenged", "Disputed", "Trainer convicted"]
+    assert {1, 2, 3, 4} <= walked
+    (game,) = views.overview(feed).games
+    assert game.verdict is not None
+    assert game.verdict.loser == "trainer"
+    assert game.gas == game.other_gas == 0
+    assert (game.walk.trainer is None, game.walk.challenger is None) == (False, False)
+    stake = run.job.trainer_stake
+    credit = {row.account: row.credit for row in views.parties(feed)}
+    accounts = [words.address(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]
+    assert [credit[account] for account in accounts] == [0, -stake, stake // 2]
+    view = views.job(feed, run.job.id)
+    assert view is not None
+    assert ("Lost so far, on paper", "by the trainer", -stake) in [(m.what, m.who, m.wei) for m in view.money]
+    assert "stakes on a challenge" in " ".join(one.sentence for one in view.happenings)
+
+
+def test_posts_of_a_chain_that_is_not_followed_make_no_board(tmp_path: Path) -> None:
+    commune, store = Commune(FALSE), Store()
+    commune.live()
+    store.rows = commune.export
+    feed = Feed(store, outlook(moments()[-1], tmp_path))
+    assert not feed.on_paper
+    with feed.reading() as board:
+        assert board is None

@@ -121,6 +121,20 @@ def test_a_game_shows_the_whole_way_down_and_both_claims() -> None:
         assert expected in text, expected
 
 
+def test_each_move_says_what_its_transaction_took(cases: Callable[[int], None]) -> None:
+    """The gas of the moves and of the challenge is that of the game, at every moment."""
+    for source in moments():
+        for game in source.board.games.values():
+            view = views.game(source, game.id)
+            assert view is not None
+            assert [ply.gas for ply in view.walk.plies] == [gas for moves, gas in game.costs if moves]
+            assert all(ply.gas > 20_000 for ply in view.walk.plies)
+            assert view.other_gas == game.costs[0][1] == view.gas - sum(ply.gas for ply in view.walk.plies)
+            cases(1)
+    text = client(final()).get(f"/games/{ids(final())[1].hex()}").text
+    assert all(f"{ply.gas:,} gas" in text for ply in view.walk.plies)
+
+
 def test_the_terms_of_the_referee_add_up_exactly() -> None:
     source = final()
     view = views.game(source, ids(source)[1])

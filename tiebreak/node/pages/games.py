@@ -1,0 +1,189 @@
+"""What the pages show of a game: pure functions from the board, the posts about its job and its program, if known."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+
+from tiebreak.node.pages import words
+from tiebreak.node.pages.model import GameView, Money, Player, Seen, Source, Verdict
+from tiebreak.node.pages.walk import walk_of
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Head, Job
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.messages import Transcript
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.state import GameState, Reason
+from tiebreak.protocol.parties import posts as p
+from tiebreak.protocol.parties.board import Board, PublicGame, PublicJob
+from tiebreak.protocol.tags import Digest
+
+
+def unboarded(board: Board, seen: Sequence[Seen]) -> list[Seen]:
+    """The openings of games that the board does not have, at least not yet."""
+    return [one for one in seen if isinstance(one.body, p.GameBody) and one.post.game_id not in board.games]
+
+
+@lru_cache(maxsize=64)
+def _transcript(
+    domain: Domain, agreed: Job, head: Head, game_id: Digest, challenger: Address, wires: tuple[bytes, ...]
+) -> Transcript:
+    transcript = Transcript(rules.start(agreed, head, game_id, 0), domain=domain, challenger=challenger)
+    for wire in wires:
+        with suppress(VerificationError):
+            transcript.append(wire)
+    return transcript
+
+
+def talk_of(domain: Domain, game: PublicGame, seen: Sequence[Seen]) -> Transcript:
+    """What the sides of a game have signed to each other, by the posts about its job."""
+    wires = tuple(one.body.wire for one in seen if isinstance(one.body, p.MoveBody) and one.post.game_id == game.id)
+    return _transcript(domain, game.job.job, game.head.head, game.id, game.challenger, wires)
+
+
+def said_game(source: Source, opening: Seen, seen: Sequence[Seen], agreed: Job) -> GameView:
+    """A game that a challenger opened in the hub and that is not on the board."""
+    assert isinstance(opening.body, p.GameBody)
+    public = PublicJob(job=agreed, last_progress=0)
+    state = rules.start(agreed, opening.body.head.head, opening.post.game_id, opening.at)
+    game = PublicGame(
+        id=opening.post.game_id, job=public, challenger=opening.post.sender, head=opening.body.head, state=state,
+        started=opening.at,
+    )  # fmt: skip
+    return game_view(source, game, seen, agreed, on_board=False)
+
+
+def game_view(
+    source: Source, game: PublicGame, seen: Sequence[Seen], agreed: Job, *, on_board: bool = True
+) -> GameView:
+    now, state, line = source.now(), game.state, tuple(game.moves)
+    talk = talk_of(source.domain, game, seen)
+    ahead = max(0, len(talk.line) - state.moves) if not game.is_over else 0
+    if ahead:
+        line = talk.line
+    start = rules.start(agreed, game.head.head, game.id, game.started)
+    shown = talk.state if ahead else state
+    gas = _gas_of_moves(game)
+    walk = walk_of(start, line, shown, source.program(agreed.id), source.origins(agreed.id), gas)
+    talks = on_board and not game.is_stopped and state.talks(now)
+    verdict = _verdict(game)
+    mover = None if game.is_stopped or verdict is not None else shown.mover
+    return GameView(
+        id=game.id.hex(),
+        job_id=agreed.id.hex(),
+        head_count=game.head.head.count,
+        head_step=agreed.last_step(game.head.head.count - 1),
+        status=_game_status(game, talks=talks, on_board=on_board),
+        is_open=verdict is None and not game.is_stopped,
+        started=game.started,
+        ended=game.ended,
+        talks_until=state.last if talks else None,
+        defender=_player(game, Side.DEFENDER, mover, talks=talks),
+        challenger=_player(game, Side.CHALLENGER, mover, talks=talks),
+        turn="" if mover is None else _name(mover),
+        walk=walk,
+        verdict=verdict,
+        gas=game.gas,
+        other_gas=game.gas - sum(gas.values()),
+        by_message=ahead,
+        money=tuple(_game_money(game, agreed)),
+        where=walk.stages[-1].title,
+    )
+
+
+def _gas_of_moves(game: PublicGame) -> dict[int, int]:
+    """What the transaction took after which there were so many moves for the first time."""
+    made: dict[int, int] = {}
+    for moves, gas in game.costs:
+        made.setdefault(moves, gas)
+    return {moves: gas for moves, gas in made.items() if moves}
+
+
+def _name(side: Side) -> str:
+    return "trainer" if side is Side.DEFENDER else "challenger"
+
+
+def loser_of(state: GameState) -> Side | None:
+    return None if state.verdict is None else state.verdict.winner.other
+
+
+def _game_status(game: PublicGame, *, talks: bool, on_board: bool) -> str:
+    if game.void or (game.is_stopped and not game.is_over):
+        return "Void"
+    if (loser := loser_of(game.state)) is not None:
+        return "Trainer convicted" if loser is Side.DEFENDER else "Challenger was wrong"
+    if not on_board:
+        return "Opened, not on the board yet"
+    return "The sides talk" if talks else "On the clock"
+
+
+def _player(game: PublicGame, side: Side, mover: Side | None, *, talks: bool) -> Player:
+    state, is_turn = game.state, mover is side
+    account = game.job.job.trainer if side is Side.DEFENDER else game.challenger
+    runs = is_turn and not talks and not game.is_stopped and state.verdict is None and state.mover is side
+    loser = loser_of(state)
+    return Player(
+        role=_name(side),
+        account=words.address(account),
+        rest=state.defender_rest if side is Side.DEFENDER else state.challenger_rest,
+        due=state.deadline if runs else None,
+        allowance=state.allowance if runs else 0,
+        is_winner=None if loser is None or game.void else side is not loser,
+    )
+
+
+def _verdict(game: PublicGame) -> Verdict | None:
+    state = game.state
+    if game.void:
+        sentence = "The trainer was convicted elsewhere first, so the challenger gets its stake back."
+        return Verdict(loser="", title="Nobody lost this game", sentence=sentence)
+    if state.verdict is None:
+        return None
+    loser = state.verdict.winner.other
+    who, other = ("trainer", "challenger") if loser is Side.DEFENDER else ("challenger", "trainer")
+    honest = f"The {who} "
+    match state.verdict.reason:
+        case Reason.RECOMPUTED if loser is Side.DEFENDER:
+            sentence = (
+                "A referee recomputed this one place from what was opened, and got other bits than were committed."
+            )
+        case Reason.RECOMPUTED:
+            sentence = "A referee recomputed this one place from what was opened, and got the bits that were committed."
+        case Reason.BROKEN_TIE:
+            sentence = "What the trainer opened does not tie to what it had signed."
+        case Reason.PADDING:
+            sentence = "A place that must be empty was not, or the other way round."
+        case Reason.TIMEOUT:
+            sentence = honest + "let its clock run out. Silence loses."
+        case Reason.CONCEDED:
+            sentence = honest + "gave up."
+        case Reason.FORKED:
+            sentence = honest + "signed two different states in one place of the game."
+        case _:
+            sentence = f"The {other} was right."
+    title = "The trainer was wrong" if loser is Side.DEFENDER else "The challenger was wrong"
+    return Verdict(loser=who, title=title, sentence=sentence)
+
+
+def _game_money(game: PublicGame, agreed: Job) -> list[Money]:
+    loser, half = loser_of(game.state), game.stake // 2
+    if game.void or (game.is_stopped and loser is None):
+        return [Money(what="Challenger’s stake", who="back to the challenger", wei=game.stake)]
+    if loser is Side.DEFENDER:
+        won = agreed.trainer_stake // 2 // (1 + agreed.seats)
+        return [
+            Money(what="Trainer’s stake", who="lost by the trainer", wei=-agreed.trainer_stake),
+            Money(what="Share of it", who="won by the challenger", wei=won),
+            Money(what="Challenger’s stake", who="back to the challenger", wei=game.stake),
+            Money(what="Reward", who="back to the client", wei=agreed.reward),
+        ]
+    if loser is Side.CHALLENGER:
+        return [
+            Money(what="Challenger’s stake", who="lost by the challenger", wei=-game.stake),
+            Money(what="Half of it", who="won by the trainer", wei=half),
+        ]
+    return [
+        Money(what="The trainer risks", who="its stake", wei=agreed.trainer_stake),
+        Money(what="The challenger risks", who="its stake", wei=game.stake),
+        Money(what="Depends on it", who="the reward", wei=agreed.reward),
+    ]
