@@ -358,7 +358,7 @@ class Chain:
                 f"expected members of {self._numel} elements, got {[m.instruction.numel for m in members]}"
             )
         code = _Code(members, chains.precision)
-        self._inputs = tuple(code.inputs.items())
+        self._inputs = tuple((n, TORCH_DTYPES[dtype], numel) for n, (dtype, numel) in code.inputs.items())
         self._outputs = tuple(
             (m.number, m.instruction.shape, TORCH_DTYPES[m.instruction.dtype], m.replaces) for m in code.outputs
         )
@@ -373,7 +373,7 @@ class Chain:
 
         Results may overwrite the values in `given` that they replace.
         """
-        tensors = [self._checked(values[number], number, *kind) for number, kind in self._inputs]
+        tensors = [self._checked(values[number], number, dtype, numel) for number, dtype, numel in self._inputs]
         made = {
             number: values[old].view(shape)
             if old is not None and old in given
@@ -391,23 +391,21 @@ class Chain:
     def _execute(self, pointers: "ctypes.Array[ctypes.c_void_p]") -> "list[ctypes.Array[ctypes.c_int64]]":
         """Runs all tiles; returns the counters of each thread."""
         found, code, resolver = self._chains.kernel, self._code, self._chains.resolver
-        turns = _Turns(self._numel, found)
+        turns = _Turns(self._numel, found) if self._numel > found.tile * TILES_PER_TURN else None
 
         def work() -> "ctypes.Array[ctypes.c_int64]":
             own = self._counters()
-            for begin, end in turns:
+            for begin, end in turns or ((0, self._numel),):
                 if found.library.chain_run(code, pointers, begin, end, resolver, own):
                     raise MemoryError("no memory for the registers of a chain")
             return own
 
-        return together(work, turns.threads)
+        return [work()] if turns is None else together(work, turns.threads)
 
     @staticmethod
-    def _checked(tensor: Tensor, number: int, dtype: DType, numel: int) -> Tensor:
+    def _checked(tensor: Tensor, number: int, wanted: torch.dtype, numel: int) -> Tensor:
         """SAFETY: the kernel reads `numel` elements from the tensor's first on, and nothing else of it."""
-        wanted = TORCH_DTYPES[dtype]
-        fits = tensor.dtype == wanted and tensor.numel() == numel and tensor.is_contiguous()
-        if not fits or tensor.device.type != "cpu":
+        if tensor.dtype != wanted or tensor.numel() != numel or not tensor.is_contiguous() or not tensor.is_cpu:
             raise ValueError(
                 f"value {number}: expected {numel} contiguous elements of {wanted} on a CPU, got {tensor.dtype} "
                 f"{tuple(tensor.shape)} on {tensor.device}"

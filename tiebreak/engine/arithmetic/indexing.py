@@ -60,7 +60,8 @@ def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     dims = tuple(range(rank, x.dim()))
     # A dim that the operand ignores repeats its element: it has size 1 here, and its first position is the answer.
     if instruction.function == ReduceFunction.MAX:
-        found = x.amax(dims) if dims else x.clone()
+        few = 1 < prod(x.shape[rank:]) <= FEW_POSITIONS
+        found = _greatest_of_few(x, rank) if few else x.amax(dims) if dims else x.clone()
         if found.dtype == torch.float32:
             found = found.add_(0.0)
     elif 1 < prod(x.shape[rank:]) <= FEW_POSITIONS:
@@ -72,18 +73,26 @@ def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
 
 def _first_of_few(x: Tensor, rank: int, reduction: Sequence[int]) -> Tensor:
     """`_first_greatest`, one position at a time: torch's reductions over short dims are many times slower."""
-    first = torch.zeros(x.shape[:rank], dtype=torch.int64, device=x.device)
     every, strides = (slice(None),) * rank, row_major(tuple(reduction))
+    places = list(product(*(range(n) for n in x.shape[rank:])))
+    best = _greatest_of_few(x, rank)
+    first = torch.zeros(best.shape, dtype=torch.int64, device=x.device)
+    nan = x.dtype == torch.float32 and bool(best.ne(best).any())
+    for place in reversed(places):
+        here = x[every + place]
+        found = here.eq(best).logical_or_(here.ne(here)) if nan else here.eq(best)
+        first.masked_fill_(found, sum(c * stride for c, stride in zip(place, strides, strict=True)))
+    return first
+
+
+def _greatest_of_few(x: Tensor, rank: int) -> Tensor:
+    """The greatest of the positions of the dims from `rank` on; NaN if one is."""
+    every = (slice(None),) * rank
     origin, *places = product(*(range(n) for n in x.shape[rank:]))
     best = x[every + origin]
     for place in places:
-        here, position = x[every + place], sum(c * stride for c, stride in zip(place, strides, strict=True))
-        replaces = here.gt(best)
-        if x.dtype == torch.float32:
-            replaces |= here.ne(here) & best.eq(best)  # the first NaN stays
-        first.masked_fill_(replaces, position)
-        best = torch.where(replaces, here, best)
-    return first
+        best = torch.maximum(best, x[every + place])
+    return best
 
 
 def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) -> Tensor:

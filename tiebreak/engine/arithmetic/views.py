@@ -6,7 +6,7 @@ the data that is really read. torch has no negative strides, so such dims are re
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Final
 
@@ -43,10 +43,11 @@ class View:
             start, real, tuple(abs(stride) if n > 1 else 0 for n, stride in zip(real, strides, strict=True)), flips
         )
 
-    @classmethod
-    def of_access(cls, access: Access, dims: Sequence[int]) -> "View":
+    @staticmethod
+    @lru_cache(1 << 13)  # every step asks for the same
+    def of_access(access: Access, dims: tuple[int, ...]) -> "View":
         """The view of an operand over an index space."""
-        return cls.of(access.offset, dims, access.strides)
+        return View.of(access.offset, dims, access.strides)
 
     def on(self, base: Tensor) -> Tensor:
         """The view of a contiguous base tensor. Validating the program has checked the bounds."""

@@ -436,20 +436,21 @@ def run_kernel(
 
     `terms`: the number of terms of an element, by the instruction's definition. Near ties go to `near`, if it is given.
     """
-    grid = max(1, (terms - 1).bit_length()) if near is not None and near.grid else 0
-    room, limit = 0, 0.0
-    if near is not None:
-        room, limit = out.numel() if near.limit > 1 else min(out.numel(), NEAR_ROOM + out.numel() // 16), near.limit
+    if near is None:
+        progress = Progress(precision=precision, result=out.data_ptr())
+        if not compute(progress):
+            raise MemoryError(f"no memory to compute {tuple(out.shape)}")
+        return progress
+    grid = max(1, (terms - 1).bit_length()) if near.grid else 0
+    room = out.numel() if near.limit > 1 else min(out.numel(), NEAR_ROOM + out.numel() // 16)
     while True:
         held = np.empty(room, dtype=_NEAR_TIE)
         progress = Progress(
-            precision=precision, grid=grid, room=room, limit=limit, near=held.ctypes.data,
+            precision=precision, grid=grid, room=room, limit=near.limit, near=held.ctypes.data,
             result=out.data_ptr(),
         )  # fmt: skip
         if not compute(progress):
             raise MemoryError(f"no memory to compute {tuple(out.shape)}")
-        if near is None:
-            return progress
         if progress.logged <= room:
             found = held[: progress.logged]
             near.add(found["place"].copy(), found["c"].copy(), found["e"].copy())

@@ -7,7 +7,7 @@ FP64.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, isqrt
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact import Floats, Integers
+from tiebreak.engine.arithmetic.exact import Integers
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import SMALL, together
 from tiebreak.engine.arithmetic.views import MAX_TABLE, Dim, check_reach, offsets_of, size_of
@@ -25,6 +25,7 @@ from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Instruction, row_major
 
 _KC, _CHUNK, _CHAINS = 192, 512, 32  # as in reduce.c
+_SOURCE: Final = Path(__file__).with_name("reduce.c")
 BLOCK: Final = 512
 """The most rows and columns of a block, which stays in cache with its panels."""
 LONG: Final = 4096
@@ -46,7 +47,7 @@ class _Contraction(ctypes.Structure):
 def build() -> Build:
     """The compiled kernel, or the reason why there is none."""
     signature = ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
-    return load(Path(__file__).with_name("reduce.c"), contract=signature, add_up=signature)
+    return load(_SOURCE, contract=signature, add_up=signature)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Tables:
     """The places of (batch, m, n) of a matrix product. Empty if each output has its own terms: o is at place o then."""
     run_k: int
     run_batch: int
+    calls: dict[int, "_Call"] = field(default_factory=dict, compare=False)
+    """What all runs with the terms in order share, by number of threads. One thread at a time may run a plan."""
 
     @property
     def terms(self) -> int:
@@ -140,15 +143,18 @@ def run_tables(
     read = [operands[o.index] for o in plan.operands]
     for operand, tensor in zip(plan.operands, read, strict=True):
         check_reach(tensor, operand.reach)
-    batches, (m, n) = len(plan.operands[0].batch) * plan.run_batch, (len(plan.operands[i].own) for i in (0, -1))
-    threads = 1 if m * n * batches * plan.terms <= SMALL else torch.get_num_threads()
-    task = _Contraction(
-        batches=batches, m=m, n=n, k=plan.terms, run_k=plan.run_k, run_batch=plan.run_batch,
-        a=read[0].data_ptr(), b=read[1].data_ptr() if len(read) > 1 else None, out=out.data_ptr(),
-    )  # fmt: skip
-    tables = _set_tables(task, plan, shuffled)
-    held = _set_blocks(task, bool(plan.out), threads)
-    task.coefficient = task.coefficient if near is None else near.coefficient(task.coefficient)
+    maximum = torch.get_num_threads()
+    call = plan.calls.get(maximum) if shuffled is None else None
+    if call is None:
+        call = _prepare(plan, maximum, shuffled)
+        if shuffled is None:
+            plan.calls[maximum] = call
+    task, threads = call.task, call.threads
+    task.a, task.b, task.out = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None, out.data_ptr()
+    task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
+    parts = [np.empty(size) for size in call.parts]
+    if parts:
+        task.sums, task.sizes = (int(memory.ctypes.data) for memory in parts)
     kernel = library.contract if plan.out else library.add_up
 
     def compute(progress: Progress) -> bool:
@@ -159,9 +165,31 @@ def run_tables(
         return True
 
     progress = run_kernel(compute, out, precision, plan.terms, near)
-    del tables, held
+    del parts
     counts.elements += out.numel()
     progress.add_to(counts, threads)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the kernel is called with, but for the memory that it reads and writes."""
+
+    task: _Contraction
+    held: list[Integers]
+    """The tables to which `task` points."""
+    threads: int
+    coefficient: float
+    parts: tuple[int, ...]
+    """The numbers of FP64 sums and sizes that parts leave in memory, if there are several."""
+
+
+def _prepare(plan: Tables, threads: int, shuffled: torch.Generator | None) -> _Call:
+    batches, (m, n) = len(plan.operands[0].batch) * plan.run_batch, (len(plan.operands[i].own) for i in (0, -1))
+    threads = 1 if m * n * batches * plan.terms <= SMALL else threads
+    task = _Contraction(batches=batches, m=m, n=n, k=plan.terms, run_k=plan.run_k, run_batch=plan.run_batch)
+    held = _set_tables(task, plan, shuffled)
+    parts = _set_blocks(task, bool(plan.out), threads)
+    return _Call(task, held, threads, task.coefficient, parts)
 
 
 def _set_tables(task: _Contraction, plan: Tables, shuffled: torch.Generator | None) -> list[Integers]:
@@ -196,8 +224,8 @@ def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> 
     return [(table[:, None] + starts).reshape(-1)[order] for table in terms], cut
 
 
-def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> list[Floats]:
-    """Chooses the bound, and blocks and parts that give every thread work; returns the memory of the parts."""
+def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> tuple[int, ...]:
+    """Chooses the bound, and blocks and parts that give every thread work; returns the memory that parts need."""
     wanted = 1 if threads == 1 else 4 * threads
     if matrix:
         task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
@@ -212,11 +240,7 @@ def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> list[Floats]:
     task.parts = ceil(task.k / ceil(task.k / max(1, parts)))
     roundings = task.parts + (_set_panels(task) if matrix else min(task.k, _CHUNK) + ceil(task.k / _CHUNK) + _CHAINS)
     task.coefficient = coefficient(roundings) if task.k > 1 else 0.0
-    if task.parts == 1:
-        return []
-    held = [np.empty(task.parts * task.batches * count) for count in (outputs, sizes)]
-    task.sums, task.sizes = (int(memory.ctypes.data) for memory in held)
-    return held
+    return () if task.parts == 1 else tuple(task.parts * task.batches * count for count in (outputs, sizes))
 
 
 def _set_panels(task: _Contraction) -> int:
