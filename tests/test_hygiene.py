@@ -187,6 +187,7 @@ OPTIONAL = {"tiebreak.api.datasets.hugging_face": "hf", "tiebreak.api.datasets.t
 
 
 EXTRAS = {
+    "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],
     "tiebreak.sim": ["chain", "sim"],
     "tiebreak.node": ["chain", "node"],

@@ -8,16 +8,22 @@ import click
 import pytest
 
 from tests.tiebreak.test_bundle import TASK
-from tiebreak.api.bundle import STATE, load_bundle
+from tiebreak.api.bundle import ORIGINS, STATE, load_bundle
+from tiebreak.api.offers import objections, open_offer
 from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.cli.terms import AddressType, Ether
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import policy_of
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.node.parties import draw_secret
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.seats import drawable, nonce_of
 from tiebreak.protocol.commitments.terms import ether
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.parties.terms import Pace
 
+PACE = Pace(block_seconds=12, step_seconds=1)
 PASSPHRASE = "correct horse battery"
 
 
@@ -165,6 +171,7 @@ def test_amounts_are_told_in_ether_exactly(wei: int, text: str) -> None:
 def test_a_job_with_seats_can_be_drawn_by_its_client(work: Path, tmp_path: Path) -> None:
     seats = ["--seats", "2", "--seat-fee", "0.1", "--seat-bond", "0.2", "--nonce", "5"]
     assert run(tiebreak, arguments(work, tmp_path / "run", *seats)) == 0
+    assert (tmp_path / "run" / ORIGINS).read_bytes() == (work / "captured" / ORIGINS).read_bytes()
     job, client = RunDirectory.open(tmp_path / "run").job, load_key(work / "client.pem")
     drawn, secret = drawable(replace(job, nonce=5), client)
     assert drawn == job
@@ -179,6 +186,28 @@ def offer_arguments(work: Path, output: Path, *more: str) -> list[str]:
     trainer = f"0x{load_key(work / 'trainer.pem').address.hex()}"
     keys = ["--key", str(work / "client.pem"), "--trainer", trainer]
     return ["offer", str(work / "captured"), *keys, "--output", str(output), *more]
+
+
+def test_an_offer_with_seats_needs_a_chain(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seats = ["--seats", "2", "--seat-fee", "0.1", "--seat-bond", "0.2", "--nonce", "5"]
+    assert run(tiebreak, offer_arguments(work, tmp_path / "no", *seats)) == 1
+    assert "expected a job without seats, because there is no chain to draw them, got one" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+    place = ["--chain-id", "7", "--contract", "0x" + "11" * 20]
+    assert run(tiebreak, offer_arguments(work, tmp_path / "offer", *seats, *place)) == 0
+    offered, client = open_offer(tmp_path / "offer"), load_key(work / "client.pem")
+    secret = draw_secret(offered.job, client, offered.path)
+    assert offered.job.nonce == nonce_of(secret)
+    assert objections(offered, PACE) == ()
+    agreement = offered.agreement
+    moved = replace(agreement, domain=OFF_CHAIN)
+    assert "no chain to draw" in str(objections(RunDirectory(offered.path, moved, offered.program), PACE))
+    (offered.path / "draft.txt").write_text("6")
+    with pytest.raises(VerificationError, match="expected the nonce of the job's draft, got another"):
+        draw_secret(offered.job, client, offered.path)
+    (offered.path / "draft.txt").unlink()
+    with pytest.raises(VerificationError, match="expected the nonce of the job's draft, got"):
+        draw_secret(offered.job, client, offered.path)
 
 
 def accept_arguments(work: Path, folder: Path, *more: str) -> list[str]:

@@ -9,11 +9,11 @@ from rich.console import Console
 from tests.tiebreak.parties import TASK
 from tiebreak.api.bundle import MANIFEST, load_bundle
 from tiebreak.api.keys import new_key
-from tiebreak.api.runs import OFF_CHAIN, agree_on, open_run
+from tiebreak.api.runs import agree_on, open_run
 from tiebreak.cli.capture import _size, _waiting
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.agreement import Terms
-from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import EncodingError
 
 
@@ -59,7 +59,7 @@ def test_a_job_that_was_not_checked_says_so(tmp_path: Path, capsys: pytest.Captu
     assert load_bundle(checked).roots() == load_bundle(unchecked).roots()
     assert "unchecked" not in (checked / MANIFEST).read_text()
     keys = {name: new_key() for name in ("client", "trainer")}
-    domain = Domain(chain_id=0, contract=OFF_CHAIN)
+    domain = OFF_CHAIN
     for folder in (checked, unchecked):
         run_folder = folder.parent / f"run-{folder.name}"
         agree_on(load_bundle(folder), run_folder, **keys, terms=Terms(), domain=domain)

@@ -1,11 +1,9 @@
 """`tiebreak hub`: made by --init, run as a process, ended by a signal."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -53,35 +51,6 @@ def test_a_hub_is_made_runs_and_ends(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert process.wait(20) in (0, -signal.SIGTERM)
     finally:
         process.kill()
-
-
-def test_a_hub_that_is_killed_leaves_no_clerk_behind(tmp_path: Path) -> None:
-    folder = tmp_path / "hub"
-    assert run(tiebreak, ["hub", "--folder", str(folder), "--init"]) == 0
-    port = free_port()
-    arguments = [sys.executable, "-c", COMMAND, "hub", "--folder", str(folder), "--port", str(port)]
-    process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
-    _ = Mail(f"http://127.0.0.1:{port}", OFF_CHAIN).hub
-    listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
-    )
-    children = [int(word) for word in listed.stdout.split()]
-    assert children
-    process.kill()
-    process.wait(20)
-    for _ in range(100):
-        if not any(Path(f"/proc/{child}/cmdline").is_file() and _runs(child) for child in children):
-            return
-        time.sleep(0.1)
-    raise AssertionError("the clerk's process goes on")
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-        return b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def test_the_configuration_is_read_strictly(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiebreak.parties import Parties, doubled_weight
 from tiebreak.api import offers
-from tiebreak.api.bundle import load_bundle
+from tiebreak.api.bundle import ORIGINS, load_bundle
 from tiebreak.api.running import Machine
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_exactly
@@ -103,7 +103,7 @@ def test_what_was_published_is_a_run_that_can_be_audited(
     parties: Parties, trained: RunDirectory, shelf: Shelf, tmp_path: Path
 ) -> None:
     found = take(trained, tmp_path / "there", shelf, published(trained, shelf, 3), count=3)
-    assert found.missing.keys() == {"offer.bin", "origins.json", "seal.bin", "state_dict.tsv", "unchecked.txt"}
+    assert found.missing.keys() == {"offer.bin", "seal.bin", "state_dict.tsv", "unchecked.txt"}
     assert not any(found.missing.values())
     assert parties.audit(tmp_path / "there", tmp_path / "replay") == 0
     there = RunDirectory.open(tmp_path / "there")
@@ -239,7 +239,7 @@ def test_a_folder_of_another_job_is_refused(trained: RunDirectory, shelf: Shelf,
 
 def test_only_what_exists_is_published(parties: Parties, shelf: Shelf, tmp_path: Path) -> None:
     run = RunDirectory.open(parties.signed(tmp_path / "new"))
-    assert {part.name for part in parts(run, 0)} == {JOB, PROGRAM, DATA, FIRST_STATE}
+    assert {part.name for part in parts(run, 0)} == {JOB, PROGRAM, DATA, FIRST_STATE, ORIGINS}
     with pytest.raises(StateError, match="expected a signed head of count 1"):
         parts(run, 1)
 

@@ -10,20 +10,13 @@ from hypothesis import strategies as st
 
 from tests.tiebreak.parties import Parties
 from tests.tiebreak.test_library import Shelf, names
-from tiebreak.api import offers, sealing
+from tiebreak.api import offers
 from tiebreak.api.bundle import ORIGINS
-from tiebreak.api.sealing import (
-    SALT_BYTES,
-    SEAL,
-    TAG_BYTES,
-    Card,
-    Sealed,
-    reader_key,
-    sealed_bytes,
-)
+from tiebreak.api.readers import SEAL, Card, opened_by, readers_of, wrapped
+from tiebreak.api.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_bytes
 from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
-from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RunDirectory
+from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.node.library import fetch, parts, publish, secret_of
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -114,17 +107,18 @@ def test_equal_bytes_of_other_names_or_jobs_look_unlike() -> None:
 
 
 def test_each_reader_opens_and_nobody_else() -> None:
-    data = SEALED.wrap([Card.of(KEY), Card.of(OTHER), Card.of(KEY)])
-    assert [address for address, _ in sealing.readers_of(data, JOB_ID)] == sorted([KEY.address, OTHER.address])
+    data = wrapped(SEALED.secret, JOB_ID, [Card.of(KEY), Card.of(OTHER), Card.of(KEY)])
+    assert [address for address, _ in readers_of(data, JOB_ID)] == sorted([KEY.address, OTHER.address])
     for key in (KEY, OTHER):
-        assert Sealed.unwrap(data, JOB_ID, key.address, reader_key(key)) == SEALED
+        assert opened_by(key)(data, JOB_ID) == SEALED.secret
     stranger = PrivateKey.from_int(5)
-    with pytest.raises(ConfigurationError, match="sealed to 2 readers, and 0x"):
-        Sealed.unwrap(data, JOB_ID, stranger.address, reader_key(stranger))
+    with pytest.raises(CannotCheck, match="sealed to 2 readers, and 0x"):
+        opened_by(stranger)(data, JOB_ID)
+    to_another = wrapped(SEALED.secret, JOB_ID, [Card(address=KEY.address, public=Card.of(stranger).public)])
     with pytest.raises(VerificationError, match="expected the job's secret"):
-        Sealed.unwrap(data, JOB_ID, KEY.address, reader_key(stranger))
+        opened_by(KEY)(to_another, JOB_ID)
     with pytest.raises(VerificationError, match="expected job"):
-        Sealed.unwrap(data, Digest(bytes(32)), KEY.address, reader_key(KEY))
+        opened_by(KEY)(data, Digest(bytes(32)))
     assert "00000000" not in repr(SEALED)
 
 
@@ -142,9 +136,9 @@ def test_a_card_is_signed_by_its_account() -> None:
 
 def test_a_key_that_everybody_shares_is_refused() -> None:
     with pytest.raises(VerificationError, match="bad point"):
-        SEALED.wrap([Card(address=KEY.address, public=bytes(32))])
+        wrapped(SEALED.secret, JOB_ID, [Card(address=KEY.address, public=bytes(32))])
     with pytest.raises(ConfigurationError, match="1 to 64 readers"):
-        SEALED.wrap([])
+        wrapped(SEALED.secret, JOB_ID, [])
 
 
 # ---------------------------------------------------------------- a sealed job on a hub
@@ -172,7 +166,7 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
     with pytest.raises(ConfigurationError, match="expected the key of a reader, because the job is sealed"):
         publish(offer, parts(offer, 0), shelf, 0)
     assert not shelf.held
-    body = publish(offer, parts(offer, 0), shelf, 0, secret_of(offer, client))
+    body = publish(offer, parts(offer, 0), shelf, 0, secret_of(offer, opened_by(client)))
     assert {file.name.decode() for file in body.files} == {
         "offer.bin", SEAL, f"{PROGRAM}.sealed", f"{DATA}.sealed", f"{ORIGINS}.sealed",
         "checkpoints/000000000000.safetensors.sealed",
@@ -186,22 +180,24 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
     domain = offer.agreement.domain
     with pytest.raises(CannotCheck, match="it is sealed; the key of a reader opens it"):
         fetch(tmp_path / "thief", shelf, offer.job, domain, [body], 0)
-    with pytest.raises(CannotCheck, match="it is sealed"):
-        fetch(tmp_path / "thief", shelf, offer.job, domain, [body], 0, key=PrivateKey.from_int(9))
+    with pytest.raises(CannotCheck, match="sealed to 3 readers, and 0x"):
+        fetch(tmp_path / "thief", shelf, offer.job, domain, [body], 0, unseal=opened_by(PrivateKey.from_int(9)))
     mine = tmp_path / "trainers"
-    fetch(mine, shelf, offer.job, domain, [body], 0, key=trainer)
+    fetch(mine, shelf, offer.job, domain, [body], 0, unseal=opened_by(trainer))
     assert (mine / PROGRAM).read_bytes() == (offered / PROGRAM).read_bytes()
     offers.accept(mine, trainer)
     assert parties.train(mine, "--quiet") == 0
 
     made = RunDirectory.open(mine)
-    later = publish(made, parts(made, 3), shelf, 3, secret_of(made, trainer))
-    assert f"{JOB}" in {file.name.decode() for file in later.files}
+    later = publish(made, parts(made, 3), shelf, 3, secret_of(made, opened_by(trainer)))
+    later_names = {file.name.decode() for file in later.files}
+    assert {JOB, f"{RECORDS}.sealed"} <= later_names
+    assert RECORDS not in later_names, "records tell losses"
     same = {f.name: f.root for f in body.files if f.name.endswith(b".sealed")}
     assert same.items() <= {f.name: f.root for f in later.files}.items(), "the same plaintext is stored once"
-    fetch(tmp_path / "auditors", shelf, offer.job, domain, [later, body], 3, key=auditor)
+    fetch(tmp_path / "auditors", shelf, offer.job, domain, [later, body], 3, unseal=opened_by(auditor))
     assert parties.audit(tmp_path / "auditors", tmp_path / "replay") == 0
-    fetch(offered, shelf, offer.job, domain, [later], 3, key=client)
+    fetch(offered, shelf, offer.job, domain, [later], 3, unseal=opened_by(client))
     assert RunDirectory.open(offered).state(7).keys() == made.state(7).keys()
     left = names(mine) | names(offered) | names(tmp_path / "auditors")
     assert not [name for name in left if ".fetch" in name or name.endswith(".sealed")]
@@ -210,7 +206,7 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
 def test_a_sealed_lie_is_not_kept(parties: Parties, offered: Path, tmp_path: Path) -> None:
     client, trainer = (load_key(parties.path(f"{n}.pem")) for n in ("client", "trainer"))
     offer, shelf = offers.open_offer(offered), Shelf()
-    secret = secret_of(offer, client)
+    secret = secret_of(offer, opened_by(client))
     assert secret is not None
     body = publish(offer, parts(offer, 0), shelf, 0, secret)
     wrong = bytearray((offered / DATA).read_bytes())
@@ -222,10 +218,22 @@ def test_a_sealed_lie_is_not_kept(parties: Parties, offered: Path, tmp_path: Pat
         body, files=tuple(replace(f, root=root) if f.name == f"{DATA}.sealed".encode() else f for f in body.files)
     )
     with pytest.raises(CannotCheck, match="expected root"):
-        fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying], 0, key=trainer)
+        fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying], 0, unseal=opened_by(trainer))
     assert DATA not in names(tmp_path / "a")
     assert not [name for name in names(tmp_path / "a") if ".fetch" in name]
-    fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], 0, key=trainer)
+    fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], 0, unseal=opened_by(trainer))
+    assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
+
+
+def test_a_seal_of_another_publisher_closes_nothing(parties: Parties, offered: Path, tmp_path: Path) -> None:
+    """A trainer that lists an envelope with a secret of its own does not keep auditors from the client's files."""
+    client, auditor = (load_key(parties.path(f"{n}.pem")) for n in ("client", "stranger"))
+    offer, shelf = offers.open_offer(offered), Shelf()
+    body = publish(offer, parts(offer, 0), shelf, 0, secret_of(offer, opened_by(client)))
+    root = shelf.add(wrapped(bytes(32), offer.job.id, [Card.of(auditor)]))
+    size = len(shelf.held[root])
+    lying = replace(body, files=tuple(replace(f, root=root, size=size) for f in body.files if f.name == SEAL.encode()))
+    fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], 0, unseal=opened_by(auditor))
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tiebreak.api import onchain as onchain
     from tiebreak.api import progress as progress
     from tiebreak.api import qualification as qualification
+    from tiebreak.api import readers as readers
     from tiebreak.api import reading as reading
     from tiebreak.api import running as running
     from tiebreak.api import runs as runs

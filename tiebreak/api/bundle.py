@@ -81,7 +81,7 @@ class Bundle:
             state=compiled.state,
             data=compiled.data,
             checked=compiled.checked,
-            origins=json.dumps([instruction.origin for instruction in compiled.program.body]).encode(),
+            origins=origins_of(compiled),
         )
 
     @property
@@ -119,6 +119,11 @@ class Bundle:
             if self.origins:
                 made.write(ORIGINS, self.origins)
             made.write(MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
+
+
+def origins_of(compiled: Compiled) -> bytes:
+    """The contents of origins.json: where in the model each instruction comes from."""
+    return json.dumps([instruction.origin for instruction in compiled.program.body]).encode()
 
 
 def capture_bundle(task: Task, *, unchecked: bool = False) -> Bundle:

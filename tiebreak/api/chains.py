@@ -55,10 +55,15 @@ class Devnet:
 
 @contextmanager
 def devnet(*, port: int, accounts: int, block_seconds: int, embedded: bool) -> Iterator[Devnet]:
-    """Runs a development chain until the end of the `with` block. The first account deploys the contracts."""
+    """Runs a development chain until the end of the `with` block. The first account deploys the contracts.
+
+    block_seconds: between blocks, once the contracts stand; 0 mines each transaction at once.
+    """
     secrets = dev_secrets(accounts)
     signers = [PrivateKey.from_int(secret) for secret in secrets]
-    with running_node(port=port, accounts=accounts, block_seconds=block_seconds, embedded=embedded) as node:
+    with running_node(port=port, accounts=accounts, embedded=embedded) as node:
         chain = Chain.connect(node.url)
         deployment = chain.deploy(signers[0])
+        if block_seconds:
+            node.mine_every(block_seconds)
         yield Devnet(node=node, chain=chain, deployment=deployment, accounts=list(zip(signers, secrets, strict=True)))

@@ -11,11 +11,11 @@ from math import ceil
 from pathlib import Path
 from typing import Final
 
-from tiebreak.api.bundle import ORIGINS, Bundle
+from tiebreak.api.bundle import Bundle
 from tiebreak.api.calibrating import Policy, as_policy
+from tiebreak.api.readers import SEAL, SECRET_BYTES, Card, wrapped
 from tiebreak.api.running import Machine, make_logging
 from tiebreak.api.runs import draft, notice
-from tiebreak.api.sealing import SEAL, SECRET_BYTES, Card, Sealed
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.logged.journal import Journal
@@ -36,10 +36,12 @@ from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
-from tiebreak.protocol.parties.terms import Pace, objections_to_training
+from tiebreak.protocol.parties.terms import Pace, objections_to_seats, objections_to_training
 from tiebreak.protocol.program.program import Program
 
 OFFER: Final = "offer.bin"
+DRAFT: Final = "draft.txt"
+"""Of a job with seats: the nonce that its draft had, from which only its client's key gets the secret of the draw."""
 MEASURED_STEPS: Final = 2
 """The first step also pays for compiling kernels and filling caches, so the fastest counts."""
 
@@ -51,14 +53,17 @@ def offer_on(
     """Drafts a job over a captured task and signs it as its client, in a new or empty folder for its trainer.
 
     readers: whom to seal the job to, for its way through hubs; the client is always among them. In the folder itself
-    everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers.
+    everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers, or for seats
+    without a chain.
     """
     compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
     job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
+    for reason in objections_to_seats(job, domain):
+        raise ConfigurationError(reason)
     offer = SignedJob(domain=domain, job=job, client_signature=job.sign(domain, client))
     # The offer comes last: with it, the folder is complete.
-    origins = {ORIGINS: bundle.origins} if bundle.origins else {}
-    more = {**notice(bundle.checked), **origins, **_seal(offer, client, readers), OFFER: offer.encode()}
+    drawn = {DRAFT: str(terms.nonce).encode()} if job.seats else {}
+    more = notice(bundle.checked, bundle.origins) | drawn | _seal(offer, client, readers) | {OFFER: offer.encode()}
     lay_out(folder, job, bundle.program, bundle.state, bundle.data, more)
     return offer
 
@@ -68,8 +73,7 @@ def _seal(offer: SignedJob, client: PrivateKey, readers: Sequence[Card]) -> dict
         return {}
     if offer.job.trainer not in [card.address for card in readers]:
         raise ConfigurationError(f"expected a card of trainer 0x{offer.job.trainer.hex()} among the readers, got none")
-    made = Sealed(job_id=offer.job.id, secret=secrets.token_bytes(SECRET_BYTES))
-    return {SEAL: made.wrap([*readers, Card.of(client)])}
+    return {SEAL: wrapped(secrets.token_bytes(SECRET_BYTES), offer.job.id, [*readers, Card.of(client)])}
 
 
 def open_offer(folder: Path) -> RunDirectory:
@@ -116,7 +120,8 @@ def pace_of(seconds: float, *, block_seconds: int, slowdown: int) -> Pace:
 
 def objections(offered: RunDirectory, pace: Pace) -> tuple[str, ...]:
     """Why a trainer should not sign: it could lose its stake despite doing what was agreed. Empty if nothing is."""
-    return objections_to_training(offered.job, offered.program, pace)
+    job, domain = offered.job, offered.agreement.domain
+    return objections_to_training(job, offered.program, pace) + objections_to_seats(job, domain)
 
 
 def accept(folder: Path, key: PrivateKey, policy: Policy | None = None) -> RunDirectory:

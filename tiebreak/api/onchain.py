@@ -1,25 +1,31 @@
 """Jobs and games on a chain, as people read them and act on them by hand. Needs the extra `tiebreak[chain]`.
 
-Long-running parties (`tiebreak trainer`, `auditor`, `client`) do all of this by themselves, in time.
+Without a chain, the posts of a hub are read in its place (`HubBoard`). Long-running parties (`tiebreak trainer`,
+`auditor`, `client`) do all of this by themselves, in time.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
 
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.chain import Chain, Event, JobRecord, JobStatus, Outcome, Receipt, calls
+from tiebreak.protocol.chain import Chain, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt, calls
 from tiebreak.protocol.chain.deployments import require_chain
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.game.state import Level, Reason
+from tiebreak.protocol.parties.board import PublicGame
+from tiebreak.protocol.parties.ledger import Ledger, Refusal
+from tiebreak.protocol.parties.posts import Body, Post, TransactionBody
 from tiebreak.protocol.tags import Digest
 
 ENDINGS: Final = {
@@ -138,7 +144,97 @@ def _require_owner(key: PrivateKey, owner: Address, who: str) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def job_document(chain: Chain, job_id: Digest) -> dict[str, Any]:
+class Letter(Protocol):
+    """A post as a hub delivered it, with all its signatures checked (`tiebreak.node.mail`)."""
+
+    @property
+    def place(self) -> int: ...
+    @property
+    def at(self) -> int: ...
+    @property
+    def post(self) -> Post: ...
+    @property
+    def body(self) -> Body: ...
+
+
+class HubBoard:
+    """The board that a hub's posts make without a chain, read like one.
+
+    Places stand for blocks, and the instant of the last post for the time. Records have the names of the contracts' as
+    far as the ledger knows them (`tiebreak.protocol.parties.ledger`).
+    """
+
+    def __init__(self, letters: Iterable[Letter], domain: Domain) -> None:
+        self._ledger, self._events, self._at = Ledger(domain), list[Event](), 0
+        self._logged: set[tuple[str, Digest]] = set()
+        for letter in letters:
+            self._at = letter.at
+            with suppress(Refusal):
+                self._ledger.read(letter.post, letter.body, letter.at)
+                if isinstance(letter.body, TransactionBody):
+                    self._log(letter)
+
+    def now(self) -> int:
+        return self._at
+
+    def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
+        found = [event for event in self._events if event.block >= first_block]
+        return [event for event in found if game_id in (None, event.values.get("gameId"))]
+
+    def job_state(self, job_id: Digest) -> JobRecord:
+        found = self._ledger.board.jobs.get(job_id)
+        if found is None:
+            return SimpleNamespace(status=JobStatus.NONE)
+        signed = {field.name: getattr(found.job, field.name) for field in fields(Job)}
+        names = ("status", "head_count", "last_progress", "accepted", "audit_end", "receipts", "crowd")
+        changed = {name: getattr(found, name) for name in names}
+        roots = {"head_root": self._ledger.roots.get(job_id, bytes(32))}
+        open_games = len(self._ledger.board.open_games(job_id))
+        return SimpleNamespace(**signed, **changed, **roots, open_games=open_games)
+
+    def game_state(self, game_id: Digest) -> GameRecord:
+        game = self._ledger.board.games.get(game_id)
+        if game is None:
+            return SimpleNamespace(phase=0)
+        names = ("level", "height", "position", "node", "last", "defender_rest", "challenger_rest")
+        walked = {name: getattr(game.state, name) for name in names}
+        verdict, reason = _outcome(game)
+        return SimpleNamespace(
+            phase=game.state.phase, **walked, sequence=game.state.moves, verdict=verdict, reason=reason,
+            job_id=game.job.id, challenger=game.challenger,
+        )  # fmt: skip
+
+    def _log(self, letter: Letter) -> None:
+        """Note what the contracts would have logged for a transaction that was taken."""
+        board = self._ledger.board
+        for job in board.jobs.values():
+            said = {"jobId": job.id, "reward": job.job.reward, "client": job.job.client, "trainer": job.job.trainer}
+            self._say(letter, "JobCreated", job.id, said)
+        for game in board.games.values():
+            about = {"gameId": game.id, "jobId": game.job.id}
+            started = {"count": game.head.head.count, "challenger": game.challenger}
+            self._say(letter, "GameStarted", game.id, about | started)
+            verdict, reason = _outcome(game)
+            if game.is_over:
+                self._say(letter, "GameEnded", game.id, about | {"verdict": verdict, "reason": reason})
+
+    def _say(self, letter: Letter, name: str, subject: Digest, values: dict[str, Any]) -> None:
+        if (name, subject) not in self._logged:
+            self._logged.add((name, subject))
+            self._events.append(Event(name, values, letter.place, letter.post.content))
+
+
+def _outcome(game: PublicGame) -> tuple[Outcome, Reason]:
+    """How a game of the ledger has ended, in the contract's numbers."""
+    if game.void:
+        return Outcome.VOID, Reason.JOB_SLASHED
+    if (verdict := game.state.verdict) is None:
+        return Outcome.NONE, Reason.NONE
+    lost = {Side.CHALLENGER: Outcome.DEFENDER_LOST, Side.DEFENDER: Outcome.CHALLENGER_LOST}
+    return lost[verdict.winner], verdict.reason
+
+
+def job_document(chain: Chain | HubBoard, job_id: Digest) -> dict[str, Any]:
     """What the board stores of a job, and the times that follow from it. Raises `StateError` if there is none."""
     state = chain.job_state(job_id)
     if state.status is JobStatus.NONE:
@@ -177,7 +273,7 @@ def _times(state: JobRecord, now: int) -> dict[str, Any]:
     return {"checkpoints": last, "now": now, **ending, "seconds_left": max(0, next(iter(ending.values())) - now)}
 
 
-def jobs(chain: Chain, first_block: int = 0) -> Iterator[dict[str, Any]]:
+def jobs(chain: Chain | HubBoard, first_block: int = 0) -> Iterator[dict[str, Any]]:
     """A line about each job that was created since a block."""
     for event in chain.events(first_block=first_block):
         if event.name == "JobCreated":
@@ -194,7 +290,7 @@ def jobs(chain: Chain, first_block: int = 0) -> Iterator[dict[str, Any]]:
             }
 
 
-def games(chain: Chain, first_block: int = 0, job_id: Digest | None = None) -> Iterator[dict[str, Any]]:
+def games(chain: Chain | HubBoard, first_block: int = 0, job_id: Digest | None = None) -> Iterator[dict[str, Any]]:
     """A line about each game that was started since a block, perhaps only about one job."""
     found = chain.events(first_block=first_block)
     ends = {event.values["gameId"]: event.values for event in found if event.name == "GameEnded"}
@@ -216,7 +312,7 @@ def games(chain: Chain, first_block: int = 0, job_id: Digest | None = None) -> I
         }
 
 
-def game_document(chain: Chain, game_id: Digest, first_block: int = 0) -> dict[str, Any]:
+def game_document(chain: Chain | HubBoard, game_id: Digest, first_block: int = 0) -> dict[str, Any]:
     """What the board stores of a game, and what it logged about it. Raises `StateError` if there is none."""
     state = chain.game_state(game_id)
     if not state.phase:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from tiebreak.api.audits import audit_chosen, segments_of
-from tiebreak.api.bundle import Bundle
+from tiebreak.api.bundle import ORIGINS, Bundle, origins_of
 from tiebreak.api.calibrating import Policy, as_policy
 from tiebreak.api.disputes import Dispute, dispute, open_both
 from tiebreak.api.evaluation import evaluate_state
@@ -30,7 +30,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import Commit, OnCommit, OnProgress, Progress, Worker
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree
@@ -39,8 +39,6 @@ from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateErr
 from tiebreak.protocol.program import rounding
 from tiebreak.protocol.tags import Digest
 
-OFF_CHAIN: Final = Address(bytes(19) + b"\x01")
-"""Stands in for the contract of a job without one. No contract can live here: it is the address of precompile 0x01."""
 NAMES: Final = "state_dict.tsv"
 UNCHECKED: Final = "unchecked.txt"
 """Stands in the folder of a run whose capture was not checked against eager PyTorch."""
@@ -294,7 +292,8 @@ def agree(
         opened = RunDirectory.open(folder)
         _check_same(opened.job, job, folder)
         return Run(opened, device=device, threads=threads, task=task)
-    made = _create(folder, compiled, job, domain or Domain(chain_id=0, contract=OFF_CHAIN), client, trainer, logged)
+    where, origins = domain or OFF_CHAIN, origins_of(compiled)
+    made = _create(folder, compiled, job, where, client, trainer, logged, origins)
     write_file(folder / NAMES, "".join(f"{key}\t{entry}\n" for key, entry in state_names(model).items()).encode())
     return Run(made, device=device, threads=threads, task=task)
 
@@ -306,7 +305,7 @@ def agree_on(
     """Does what `agree` does, for a job that was captured into files earlier (`tiebreak capture`)."""
     compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
     job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer.address, terms, logged, precision)
-    return _create(directory, compiled, job, domain, client, trainer, logged)
+    return _create(directory, compiled, job, domain, client, trainer, logged, bundle.origins)
 
 
 def draft(
@@ -330,16 +329,17 @@ def draft(
 
 def _create(
     folder: Path, compiled: Compiled, job: Job, domain: Domain, client: PrivateKey, trainer: PrivateKey,
-    policy: LoggedPolicy | None,
+    policy: LoggedPolicy | None, origins: bytes,
 ) -> RunDirectory:  # fmt: skip
     signed = sign_job(job, domain, client=client, trainer=trainer)
-    more = {**notice(compiled.checked), **({} if policy is None else {POLICY: policy.encode()})}
+    more = notice(compiled.checked, origins) | ({} if policy is None else {POLICY: policy.encode()})
     return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, more)
 
 
-def notice(checked: bool) -> dict[str, bytes]:
-    """The file that says so in the folder of a run whose capture was not checked."""
-    return {} if checked else {UNCHECKED: b"captured with --unchecked: never compared with eager PyTorch\n"}
+def notice(checked: bool, origins: bytes) -> dict[str, bytes]:
+    """What a run's folder tells of its capture: where each instruction comes from, and if nobody has checked it."""
+    unchecked = {} if checked else {UNCHECKED: b"captured with --unchecked: never compared with eager PyTorch\n"}
+    return unchecked | ({ORIGINS: origins} if origins else {})
 
 
 def open_directory(directory: Path) -> RunDirectory:

@@ -8,7 +8,7 @@ from tiebreak import api
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, output_option
 from tiebreak.cli.terms import job_options, show_job
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.terms import Terms
 
 
@@ -39,7 +39,7 @@ def agree(
         client=load_key(client_key),
         trainer=load_key(trainer_key),
         terms=Terms(**terms),
-        domain=Domain(chain_id=chain_id, contract=api.runs.OFF_CHAIN if contract is None else contract),
+        domain=Domain(chain_id=chain_id, contract=contract or OFF_CHAIN.contract),
         policy=policy_file,
         precision=precision,
     )

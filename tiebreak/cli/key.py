@@ -57,4 +57,4 @@ def key(file: Path, show: bool, card: bool) -> None:
     command prints what others need to seal jobs to you (`tiebreak offer --seal-to`): it is public, and signed by you.
     """
     found = load_key(file) if show or card else new_key(file)
-    click.echo(api.sealing.Card.of(found).text(found) if card else f"0x{found.address.hex()}")
+    click.echo(api.readers.Card.of(found).text(found) if card else f"0x{found.address.hex()}")

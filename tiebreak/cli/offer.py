@@ -9,12 +9,12 @@ from tiebreak import api
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, device_option, number, output_option, threads_option
 from tiebreak.cli.terms import AddressType, job_options, show_job
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.sealing import Card
+    from tiebreak.api.readers import Card
 
 MAX_PATH: Final = 1024
 """More characters than a card has, and than a path that people write."""
@@ -46,7 +46,7 @@ def offer(
     """
     made = api.offers.offer_on(
         api.bundle.load_bundle(captured), output, client=load_key(key), trainer=trainer, terms=Terms(**terms),
-        domain=Domain(chain_id=chain_id, contract=api.runs.OFF_CHAIN if contract is None else contract),
+        domain=Domain(chain_id=chain_id, contract=contract or OFF_CHAIN.contract),
         policy=policy_file, precision=precision, readers=[_card(text) for text in seal_to],
     )  # fmt: skip
     show_job(made.job)
@@ -58,7 +58,7 @@ def _card(text: str) -> "Card":
     """The card in a file of this name, or else in the text itself."""
     path = Path(text)
     is_file = len(text) < MAX_PATH and path.is_file()
-    return api.sealing.Card.read(path.read_text("ascii", "replace")[:MAX_PATH] if is_file else text)
+    return api.readers.Card.read(path.read_text("ascii", "replace")[:MAX_PATH] if is_file else text)
 
 
 @click.command()

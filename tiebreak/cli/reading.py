@@ -1,20 +1,40 @@
-"""`tiebreak status`, `show`, `jobs` and `games`: what there is, on the disk and on a chain."""
+"""`tiebreak status`, `show`, `jobs` and `games`: what there is, on the disk, on a chain, and on a hub without one."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tiebreak import api, node
-from tiebreak.cli.options import FOLDER, json_option, number, rpc_option, tell
+from tiebreak.cli.options import FOLDER, AnyFunction, json_option, number, rpc_option, tell
 from tiebreak.cli.terms import AddressType, DigestType
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.tags import Digest
 
-board_option = click.option(
-    "--board", type=AddressType(), required=True, envvar="TIEBREAK_BOARD",
-    help="Address of the job board; also from TIEBREAK_BOARD.",
-)  # fmt: skip
-from_block = number("--from-block", 0, None, 0, "The first block to look at.")
+if TYPE_CHECKING:
+    from tiebreak.api.onchain import HubBoard
+    from tiebreak.protocol.chain import Chain
+
+from_block = number("--from-block", 0, None, 0, "The first block to look at; of a hub, the first place.")
+
+
+def board_options(function: AnyFunction) -> AnyFunction:
+    """--rpc and --board, or --hub: where jobs and games are read."""
+    hub = click.option("--hub", help="URL of a hub whose jobs have no chain, to be read in place of one.")(function)
+    text = "Address of the job board; also from TIEBREAK_BOARD."
+    board = click.option("--board", type=AddressType(), envvar="TIEBREAK_BOARD", help=text)(hub)
+    return rpc_option(required=False)(board)
+
+
+def board_from(rpc: str | None, board: Address | None, hub: str | None, *jobs: Digest) -> "Chain | HubBoard":
+    """The board to read; of a hub, perhaps only what it has about some jobs."""
+    if hub is not None:
+        mail = node.exchange.open_hub(hub, OFF_CHAIN)
+        return api.onchain.HubBoard(node.exchange.letters(mail, *jobs), OFF_CHAIN)
+    if rpc is None or board is None:
+        raise ConfigurationError("expected --rpc and --board of a chain, or the --hub of jobs without one")
+    return api.onchain.board_at(rpc, board)
 
 
 @click.command()
@@ -60,28 +80,26 @@ def jobs() -> None:
     `tiebreak jobs list` has a line for each job that was created there, with its status, its heads and its open games.
     `tiebreak jobs show ID` shows all that the board stores of one, and the times that follow from it: by when its
     trainer has to post the next head, or when it can be settled. Nothing is sent and no key is needed. The contracts'
-    code is compared with this version's first.
+    code is compared with this version's first. Of jobs without a chain, --hub shows what its posts have made of them.
     """
 
 
 @jobs.command("list")
-@rpc_option(required=True)
-@board_option
+@board_options
 @from_block
 @json_option
-def list_jobs(rpc: str, board: Address, from_block: int, as_json: bool) -> None:
+def list_jobs(rpc: str | None, board: Address | None, hub: str | None, from_block: int, as_json: bool) -> None:
     """List the jobs that were created on a board."""
-    tell(list(api.onchain.jobs(api.onchain.board_at(rpc, board), from_block)), as_json=as_json)
+    tell(list(api.onchain.jobs(board_from(rpc, board, hub), from_block)), as_json=as_json)
 
 
 @jobs.command("show")
 @click.argument("job", type=DigestType())
-@rpc_option(required=True)
-@board_option
+@board_options
 @json_option
-def show_job(job: Digest, rpc: str, board: Address, as_json: bool) -> None:
+def show_job(job: Digest, rpc: str | None, board: Address | None, hub: str | None, as_json: bool) -> None:
     """Show what a board stores of one job."""
-    tell(api.onchain.job_document(api.onchain.board_at(rpc, board), job), as_json=as_json)
+    tell(api.onchain.job_document(board_from(rpc, board, hub, job), job), as_json=as_json)
 
 
 @click.group()
@@ -96,22 +114,24 @@ def games() -> None:
 
 
 @games.command("list")
-@rpc_option(required=True)
-@board_option
+@board_options
 @click.option("--job", type=DigestType(), help="Only games about this job.")
 @from_block
 @json_option
-def list_games(rpc: str, board: Address, job: Digest | None, from_block: int, as_json: bool) -> None:
+def list_games(
+    rpc: str | None, board: Address | None, hub: str | None, job: Digest | None, from_block: int, as_json: bool
+) -> None:
     """List the games that were started on a board."""
-    tell(list(api.onchain.games(api.onchain.board_at(rpc, board), from_block, job)), as_json=as_json)
+    tell(list(api.onchain.games(board_from(rpc, board, hub), from_block, job)), as_json=as_json)
 
 
 @games.command("show")
 @click.argument("game", type=DigestType())
-@rpc_option(required=True)
-@board_option
+@board_options
 @from_block
 @json_option
-def show_game(game: Digest, rpc: str, board: Address, from_block: int, as_json: bool) -> None:
+def show_game(
+    game: Digest, rpc: str | None, board: Address | None, hub: str | None, from_block: int, as_json: bool
+) -> None:
     """Show what a board stores of one game, and what it logged about it."""
-    tell(api.onchain.game_document(api.onchain.board_at(rpc, board), game, from_block), as_json=as_json)
+    tell(api.onchain.game_document(board_from(rpc, board, hub), game, from_block), as_json=as_json)

@@ -8,7 +8,7 @@ from tiebreak import api, node
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, json_option, number, output_option, tell
 from tiebreak.cli.terms import AddressType, DigestType
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.tags import Digest
 
 count_option = click.option("--count", type=click.IntRange(0), help="Up to the head of so many checkpoints; 0: only "
@@ -98,7 +98,7 @@ def fetch(
     and said. The folder is then an offer for `tiebreak accept`, or a run for `tiebreak audit` and `tiebreak weights`.
     Repeat the command to go on after a break, or when the trainer has published more.
     """
-    domain = Domain(chain_id=chain_id, contract=contract or api.runs.OFF_CHAIN)
+    domain = Domain(chain_id=chain_id, contract=contract or OFF_CHAIN.contract)
     mail = node.exchange.open_hub(hub, domain)
     found = node.exchange.fetch_from(
         mail, job, domain, output, count=count, states=states, key=None if key is None else load_key(key), most=most

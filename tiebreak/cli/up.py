@@ -8,6 +8,7 @@ from tiebreak.cli.devnet import terminated
 from tiebreak.cli.options import output_option
 from tiebreak.node import up as town
 from tiebreak.node.work import CHEATS
+from tiebreak.protocol.commitments.job import MAX_SEATS
 from tiebreak.protocol.errors import VerificationError
 
 EXPECTED = {True: "slashed", False: "settled"}
@@ -17,21 +18,25 @@ EXPECTED = {True: "slashed", False: "settled"}
 @click.argument("task", default="digits")
 @click.option("--steps", type=click.IntRange(1), help="Steps of the job.  [default: the task's own]")
 @click.option("--cheat", type=click.Choice(list(CHEATS)), metavar="NAME", help="Let the trainer cheat; see below.")
+@click.option("--seats", type=click.IntRange(0, MAX_SEATS), default=0, metavar="N",
+              help="Audits by strangers that the client pays for; a second auditor joins.")  # fmt: skip
 @click.option("--no-chain", is_flag=True, help="Without a chain: the hub's signed receipts are the clock.")
 @click.option("--embedded", is_flag=True, help="Use the EVM that comes with Tiebreak, even where anvil is installed.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8787, show_default=True, help="Port of hub and page.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True,
+              help="Port of hub and page; 0 takes a free one.")  # fmt: skip
 @output_option("up-output", "Folder for everything; emptied if this command made it.")
 @click.option(
     "--once", is_flag=True, help="End when the job has ended; exit code 2 if it ended otherwise than it should."
 )
 def up(
-    task: str, steps: int | None, cheat: str | None, no_chain: bool, embedded: bool, port: int, output: Path, once: bool
+    task: str, steps: int | None, cheat: str | None, seats: int, no_chain: bool, embedded: bool, port: int,
+    output: Path, once: bool,
 ) -> None:  # fmt: skip
     """Run a chain, a hub with its pages, a client, a trainer and an auditor on this machine, until Ctrl-C.
 
     Each is a process of its own with its own key and folder, as if they were on several machines. The client offers the
     job over TASK (digits, text, or a Python file of your own that defines task()); the trainer trains it; the auditor
-    replays it while it is trained; then the board settles it. Open the page that is printed first to watch.
+    replays it while it is trained; then the board settles it. Open the page whose address is printed to watch.
 
     --cheat makes the trainer compute something else than the agreed program, and lose its stake. NAME: `label`, one
     label of one batch is changed; `rate`, one step uses another learning rate; `weight`, one bit of one weight in a
@@ -39,7 +44,7 @@ def up(
     """
     plan = town.Plan(
         task=task, steps=steps, cheat=cheat or "", chain=not no_chain, embedded=embedded, port=port, folder=output,
-        until_over=once,
+        until_over=once, seats=seats,
     )  # fmt: skip
     with terminated():
         ending = town.up(plan, click.echo)

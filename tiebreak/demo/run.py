@@ -72,7 +72,8 @@ def run_demo(output: Path, console: Console, *, steps: int | None = None) -> Dem
     heading(console, 1, "Agree: two jobs, captured as programs, signed by client and trainer")
     market = Market()
     tasks = [load_task(name, steps=steps) for name in JOBS]
-    terms = Terms(descent_levels=2)
+    # A week to challenge: the games are played one after the other, and the proof of each waits for six hours.
+    terms = Terms(descent_levels=2, challenge_window=7 * 24 * 3600)
     agreed = [training.agree(market, task, output / "runs" / task.name, console, terms) for task in tasks]
     heading(console, 2, "Train: policy exact, a signed head at every checkpoint, posted to the chain")
     trained = [

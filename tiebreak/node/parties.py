@@ -6,16 +6,19 @@ then the party stays out of the job.
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tiebreak.api.readers import SEAL
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.seats import drawable
 from tiebreak.protocol.commitments.terms import ether
-from tiebreak.protocol.errors import ConfigurationError, VerificationError
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.parties import auditor, client, trainer
-from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.board import Board, PublicGame, PublicJob
 from tiebreak.protocol.parties.machine import Machine, is_active
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
@@ -23,6 +26,8 @@ from tiebreak.protocol.tags import Digest
 JOBS: Final = "jobs"
 _INPUTS: Final = ("program.tbp", "data.safetensors", "checkpoints/000000000000.safetensors")
 OFFER: Final = "offer.bin"
+DRAFT: Final = "draft.txt"
+"""The nonce of the draft of a job with seats (`tiebreak.api.offers`)."""
 _AGREED: Final = ("job.bin", OFFER)
 
 
@@ -42,6 +47,10 @@ class Shelf:
         """Whether program, data and first state are there. Files take their names only once they are checked."""
         folder = self.folder(job.id)
         return all((folder / name).is_file() for name in _INPUTS) and any((folder / n).is_file() for n in _AGREED)
+
+    def is_sealed(self, job_id: Digest) -> bool:
+        """Whether what is published of a job is encrypted to its readers."""
+        return (self.folder(job_id) / SEAL).is_file()
 
     def look_again(self, job_id: Digest) -> None:
         """Files of a job may have come."""
@@ -70,8 +79,6 @@ class Policy:
 
     clients: tuple[Address, ...] = ()
     most_steps: int = 0
-    most_bytes: int = 0
-    """Of state and data together, before anything of them is fetched."""
     least_reward: int = 0
     most_stake: int = 0
 
@@ -159,6 +166,7 @@ def deliver(offer: Path, client: Path) -> Path:
     signed = SignedJob.decode((offer / OFFER).read_bytes())
     signed.verify_offer()
     place = client / JOBS / signed.job.id.hex()
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if place.exists():
         raise ConfigurationError(f"expected a new offer, got that of job {signed.job.id.hex()}, which {client} has")
     part = place.with_name(f".{place.name}")
@@ -166,6 +174,22 @@ def deliver(offer: Path, client: Path) -> Path:
     shutil.copytree(offer, part)
     part.rename(place)
     return place
+
+
+def draw_secret(job: Job, key: PrivateKey, folder: Path) -> bytes:
+    """The secret of the draw, which only the client of a job with seats can make; empty for a job without.
+
+    Raises `VerificationError` if it is not that of the job: without it nobody could draw, and the fees would burn.
+    """
+    if not job.seats:
+        return b""
+    try:
+        drawn, secret = drawable(replace(job, nonce=int((folder / DRAFT).read_text("ascii"))), key)
+    except (OSError, ValueError, EncodingError) as error:
+        raise EncodingError(f"{folder / DRAFT}: expected the nonce of the job's draft, got {error}") from error
+    if drawn != job:
+        raise VerificationError(f"{folder / DRAFT}: expected the nonce of the job's draft, got another")
+    return secret
 
 
 # ---------------------------------------------------------------- what a party risks
@@ -216,7 +240,3 @@ def at_risk(board: Board, own: Address, items: list[AtStake]) -> int:
     games = sum(item.stake for item in items if item.game_id is not None and item.job_id not in jobs)
     clients = sum(item.stake for item in items if item.game_id is None and board.jobs[item.job_id].job.client == own)
     return sum(jobs.values()) + games + clients
-
-
-def ended(board: Board) -> dict[Digest, JobStatus]:
-    return {job.id: job.status for job in board.jobs.values() if job.is_over}

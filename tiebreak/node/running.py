@@ -1,5 +1,6 @@
 """Makes a party from its settings, and lets it live until it is told to stop."""
 
+import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from threading import Event as Flag
 from types import FrameType
 from typing import Any, Final
 
+from tiebreak.api.readers import opened_by
 from tiebreak.node.driver import Driver, Ground
 from tiebreak.node.ground import ChainGround, HubGround
 from tiebreak.node.journal import Journal
@@ -31,6 +33,7 @@ SECRET: Final = "secret of seals"  # noqa: S105  # the name of one
 
 def run(settings: Settings, key: PrivateKey | None, *, as_json: bool = False, verbose: bool = False) -> None:
     """Let the party live until SIGTERM or Ctrl-C."""
+    os.umask(0o077)
     stop = Flag()
     with _told_to_stop(stop):
         driver = open_party(settings, key, stop, as_json=as_json, verbose=verbose)
@@ -90,14 +93,13 @@ def _made(settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, jo
         device=settings.device, secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
         cheat=settings.cheat, most_bytes=settings.most_bytes,
     )  # fmt: skip
-    crew = Crew(bench)
+    crew = Crew(bench, None if key is None else opened_by(key))
     driver = Driver(
         machine, ground=ground, mail=mail, journal=journal, shelf=shelf, crew=crew, notes=notes, floor=floor, stop=stop
     )
     if isinstance(ground, ChainGround):
         ground.know(machine)
-    if settings.role != "client":
-        crew.warm_up()
+    crew.warm_up()
     return driver
 
 

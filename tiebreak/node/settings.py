@@ -91,8 +91,9 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "hub_key": (_ALL, "The address of the hub's key, if another hub at this URL is to be refused; empty: any."),
     "chain": (
         _ALL,
-        "JSON-RPC of an Ethereum node: an http(s) URL or the path of an IPC socket. Empty: no chain; then the\n"
-        "hub's signed receipts are the clock, and money is only counted on paper.",
+        "JSON-RPC of an Ethereum node: an http(s) URL or the path of an IPC socket; better several, separated by\n"
+        "commas, of which one that is away or lies costs time. Empty: no chain; then the hub's signed receipts are\n"
+        "the clock, and money is only counted on paper.",
     ),
     "board": (_ALL, "The address of the job board on that chain (`tiebreak deploy`)."),
     "first_block": (_ALL, "The block in which the board was created; following starts there."),

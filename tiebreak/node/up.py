@@ -24,6 +24,7 @@ from tiebreak.api import keys
 from tiebreak.node import settings
 from tiebreak.node.parties import deliver
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
 
 MARKER: Final = ".tiebreak-up"
@@ -37,12 +38,22 @@ TERMS: Final = {
 START_SECONDS: Final = 60
 STOP_SECONDS: Final = 5
 PARTIES: Final = ("client", "trainer", "auditor")
+SECOND: Final = "auditor2"
+"""Of a job with seats: the seats of one that is drawn twice say less."""
+SEAT: Final = ("--seat-fee", "0.1", "--seat-bond", "0.1")
 BOARD: Final = "Board"
 AFTER_SECONDS: Final = 3.0
 """How long to go on telling after the job has ended: some money may still move."""
 OVER: Final = frozenset({"settled", "slashed", "abandoned", "cancelled", "parted"})
-_HIDDEN: Final = frozenset({"publish", "fetch", "mined", "hub", "steps"})
-"""Events of the parties' logs that are no part of the story."""
+_STORY: Final = frozenset({"offer", "work", "send"})
+"""Events of the parties' logs that are part of the story, beside warnings."""
+_UNTOLD: Final = ("PostHead", "found move")
+"""How texts of such events begin that come too often for a story."""
+_MARKS: Final = {
+    "client job active": "accepted", "trainer work trained to checkpoint 1": "first head",
+    "auditor send Challenge": "challenged",
+}  # fmt: skip
+"""How moments begin that the summary names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +64,18 @@ class Plan:
     chain: bool
     embedded: bool
     port: int
+    """Of hub and pages; 0 takes a free one."""
     folder: Path
     until_over: bool
     """End when the job has ended, instead of at Ctrl-C."""
     terms: Mapping[str, int] = field(default_factory=lambda: TERMS)
+    seats: int = 0
+    """Audits that are paid for; with any, there are two auditors."""
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The parties' names. A second one of a role has a number after it."""
+        return (*PARTIES, SECOND) if self.seats else PARTIES
 
 
 @dataclass(slots=True)
@@ -134,7 +153,7 @@ class Town:
     """The processes, and what they tell."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
-        self.plan, self._say = plan, say
+        self.plan, self._say, self._port = plan, say, plan.port or _free_port()
         self._started = time.monotonic()
         self._lines: SimpleQueue[tuple[str, str]] = SimpleQueue()
         self._children: dict[str, Child] = {}
@@ -149,15 +168,18 @@ class Town:
     def run(self) -> Ending:
         """Start all of them, and tell what happens until Ctrl-C, or until the job is over. Ends all of them."""
         plan = self.plan
+        if _answers(self._port):
+            raise ConfigurationError(f"expected port {self._port} to be free, got one in use; choose another --port")
         _prepare(plan.folder)
         try:
-            self._say(f"page     http://127.0.0.1:{plan.port}   (logs and files: {plan.folder})")
+            self._say(f"logs and files are in {plan.folder}")
             capture = self._capture()
             board, rpc = self._chain() if plan.chain else ("", "")
-            hub = self._hub(board, rpc)
-            addresses = {role: self._party(role, board, rpc) for role in PARTIES}
-            self._wait(hub, lambda: _answers(self.plan.port))
-            self._tell("hub", f"the page is at http://127.0.0.1:{self.plan.port}")
+            # The page comes before the parties, which would take the processors from it.
+            self._wait(self._hub(board, rpc), lambda: _answers(self._port))
+            self._tell("page", f"open {self.page} to watch")
+            self.ending.moments["page"] = self._seconds()
+            addresses = {name: self._party(name, board, rpc) for name in plan.parties}
             self._wait(capture, capture.is_done, 10 * START_SECONDS)
             self._offer(addresses, board)
             self._story()
@@ -168,10 +190,24 @@ class Town:
                 child.stop()
             for child in reversed(self._children.values()):
                 child.end()
+        if self.ending.status:
+            self._say(self.summary())
         return self.ending
 
+    @property
+    def page(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def summary(self) -> str:
+        """How the job ended, and when what happened, in a line."""
+        named = {"page": "page", **_MARKS}
+        found = {name: at for moment, at in self.ending.moments.items()
+                 for start, name in named.items() if moment.startswith(start)}  # fmt: skip
+        said = "".join(f"{name} {at:.1f} s, " for name, at in found.items())
+        return f"after the command: {said}{self.ending.status} {self.ending.seconds:.1f} s"
+
     def _start(self, name: str, *arguments: str, **environment: str) -> Child:
-        listen = self._heard if name in PARTIES else lambda _name, _line: None
+        listen = self._heard if name in self.plan.parties else lambda _name, _line: None
         child = Child(name, arguments, self.plan.folder, self._environment | environment, listen)
         self._children[name] = child
         return child
@@ -199,31 +235,33 @@ class Town:
         folder.mkdir()
         self._new_key(folder / "hub.pem")
         place = [*self._domain(board), *(["--chain", rpc] if rpc else [])]
-        return self._start("hub", "hub", "--folder", str(folder), "--port", str(self.plan.port), *place)
+        return self._start("hub", "hub", "--folder", str(folder), "--port", str(self._port), *place)
 
     def _domain(self, board: str) -> list[str]:
         return ["--chain-id", str(self._chain_id), "--contract", board or f"0x{OFF_CHAIN.contract.hex()}"]
 
-    def _party(self, role: str, board: str, rpc: str) -> str:
+    def _party(self, name: str, board: str, rpc: str) -> str:
         """Start a party. Returns its address."""
-        folder = self.plan.folder / role
+        folder = self.plan.folder / name
         folder.mkdir()
-        given: dict[str, Any] = {"hub": f"http://127.0.0.1:{self.plan.port}", "chain": rpc, "board": board}
+        given: dict[str, Any] = {"hub": self.page, "chain": rpc, "board": board}
         given |= {"block_seconds": BLOCK_SECONDS, "step_seconds": 0, "confirmations": 0, "threads": 1}
-        settings.write(role, folder, **given)
-        account = self.plan.folder / "accounts" / f"account-{1 + PARTIES.index(role)}.pem"
+        settings.write(_role(name), folder, **given)
+        account = self.plan.folder / "accounts" / f"account-{1 + self.plan.parties.index(name)}.pem"
         if account.exists():
             shutil.copy(account, folder / "key.pem")
         else:
             self._new_key(folder / "key.pem")
-        self.start(role)
-        key = keys.load_key(folder / "key.pem", self._environment["TIEBREAK_PASSPHRASE"])
-        return f"0x{key.address.hex()}"
+        self.start(name)
+        return f"0x{self.key(name).address.hex()}"
 
-    def start(self, role: str) -> None:
+    def key(self, name: str) -> PrivateKey:
+        return keys.load_key(self.plan.folder / name / "key.pem", self._environment["TIEBREAK_PASSPHRASE"])
+
+    def start(self, name: str) -> None:
         """Start a party, or start it again after it was killed."""
-        cheat = {"TIEBREAK_CHEAT": self.plan.cheat} if self.plan.cheat and role == "trainer" else {}
-        self._start(role, role, "run", str(self.plan.folder / role), "--json", **cheat)
+        cheat = {"TIEBREAK_CHEAT": self.plan.cheat} if self.plan.cheat and name == "trainer" else {}
+        self._start(name, _role(name), "run", str(self.plan.folder / name), "--json", **cheat)
 
     def kill(self, name: str) -> None:
         """End a process as SIGKILL does."""
@@ -232,12 +270,17 @@ class Town:
     def _offer(self, addresses: dict[str, str], board: str) -> None:
         folder, own = self.plan.folder / "offer", self.plan.folder / "client"
         terms = [part for name, value in self.plan.terms.items() for part in (f"--{name}", str(value))]
+        terms += ["--seats", str(self.plan.seats), *SEAT] if self.plan.seats else []
         offer = self._start(
             "offer", "offer", str(self.plan.folder / "task"), "--key", str(own / "key.pem"), "--trainer",
-            addresses["trainer"], "--output", str(folder), *self._domain(board), *terms,
+            addresses["trainer"], "--output", str(folder), *self._domain(board), *terms, *self.wishes(),
         )  # fmt: skip
         self._wait(offer, offer.is_done)
         deliver(folder, own)
+
+    def wishes(self) -> list[str]:
+        """More options of the offer; tests seal jobs here."""
+        return []
 
     def _new_key(self, path: Path) -> None:
         keys.save_key(keys.new_key(), path, self._environment["TIEBREAK_PASSPHRASE"])
@@ -254,13 +297,16 @@ class Town:
 
     # ------------------------------------------------------------------ the story
 
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._started, 1)
+
     def _tell(self, who: str, text: str) -> None:
-        self._say(f"{time.monotonic() - self._started:6.1f} s  {who:<9}{text}")
+        self._say(f"{self._seconds():6.1f} s  {who:<9}{text}")
 
     def _story(self) -> None:
         """Tell what the parties log, until the job has ended and the plan says to end then."""
         while self.plan.until_over is False or not self.ending.status:
-            for name in ("chain", "hub", *PARTIES):
+            for name in ("chain", "hub", *self.plan.parties):
                 if name in self._children:
                     self._children[name].check()
             self.disturb()
@@ -288,7 +334,7 @@ class Town:
             self._tell(name, line)
             return
         moment = f"{name} {event} {text}"
-        self.ending.moments.setdefault(moment, round(time.monotonic() - self._started, 1))
+        self.ending.moments.setdefault(moment, self._seconds())
         if event in ("job", "game"):
             if name == "client":
                 self._tell("board", f"the {event} is {text}" if event == "job" else f"game: {text}")
@@ -297,9 +343,10 @@ class Town:
                 if not self.plan.until_over:
                     self._say("the job has ended; Ctrl-C ends all processes")
             return
-        is_talk = "move" in text.lower() or "Receipt" in text
-        if event not in _HIDDEN and (level != "INFO" or not is_talk):
-            self._tell(name, text if level == "INFO" else f"{level}: {text}")
+        if level != "INFO":
+            self._tell(name, f"{level}: {text}")
+        elif event in _STORY and not text.startswith(_UNTOLD):
+            self._tell(name, text)
 
 
 def up(plan: Plan, say: Callable[[str], None]) -> Ending:
@@ -314,6 +361,10 @@ def _prepare(folder: Path) -> None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).touch()
+
+
+def _role(name: str) -> str:
+    return name.rstrip("0123456789")
 
 
 def _free_port() -> int:

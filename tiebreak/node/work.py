@@ -1,8 +1,9 @@
 """The work of a party, in one process of its own, so that neither torch nor a crash of it touches the rest.
 
 A `Crew` hands tasks to that process (`tiebreak.node.workbench`), one at a time and the most urgent first: moves of
-games before transfers, these before training and replays. The process ends when its party does, even if that is killed:
-it sees the end of its pipe. What it left on the disk is resumed. A task that fails through no fault of its data (a full
+games before transfers, these before training and replays. It gets no key: of a sealed job the party opens the envelope
+and gives it the job's secret, through the same pipe. The process ends when its party does, even if that is killed: it
+sees the end of its pipe. What it left on the disk is resumed. A task that fails through no fault of its data (a full
 disk, a process that was killed, a hub that is away) is tried again, after longer and longer pauses.
 """
 
@@ -17,8 +18,10 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Final
 
+from tiebreak.api.readers import Unseal
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Head, Job
+from tiebreak.protocol.errors import TiebreakError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import events as e
@@ -116,6 +119,13 @@ Task = Fetch | Publish | Compute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Nobody needs this work any more; if it is under way, it ends after a step."""
+
+    work: e.Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What came of a task. `problem`: why its data do not allow a result."""
 
@@ -147,6 +157,25 @@ class Steps:
     """The most bytes that the process has held."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What the process asks amid a task: the secret of a sealed job, whose `seal.bin` only the party's key opens."""
+
+    job_id: Digest
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsealed:
+    """The answer to an envelope: a secret of 32 bytes, or why there is none."""
+
+    secret: bytes = b""
+    problem: str = ""
+
+    def __repr__(self) -> str:
+        return f"Unsealed(problem={self.problem!r})"
+
+
 def urgency(task: Task) -> int:
     """Tasks of a lower number come first: clocks run in games, and others wait for what is fetched or published."""
     match task:
@@ -168,6 +197,7 @@ class _Waiting:
     at: float = 0.0
     """By the machine's steady clock: not to be tried before."""
     tries: int = 0
+    is_dropped: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
@@ -177,12 +207,15 @@ class _Waiting:
 class Crew:
     """Does tasks in a process of its own. What it calls is called in a thread of its own."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, bench: Bench, unseal: Unseal | None = None) -> None:
+        """unseal: opens sealed jobs with the party's key, if it has one. It is called in the crew's thread."""
+        self._bench, self._unseal = bench, unseal
         self._on_steps: Callable[[Steps], None] = lambda _: None
         self._on_trouble: Callable[[str, int], None] = lambda _text, _tries: None
         self._tasks: list[_Waiting] = []
         self._numbers = count()
+        self._now: _Waiting | None = None
+        """The task whose answer the process owes; None while it is idle."""
         self._changed = Condition()
         self._stopped = False
         self._process: Any = None
@@ -199,6 +232,25 @@ class Crew:
         with self._changed:
             self._tasks.append(_Waiting(task, done, next(self._numbers)))
             self._changed.notify_all()
+
+    def drop(self, is_over: Callable[[e.Work], bool]) -> list[e.Work]:
+        """Forget work that nobody needs any more, also what is under way, without an answer. Returns it.
+
+        Who has one machine for many games is in time only if no replay of a game that is over goes before another's.
+        """
+        with self._changed:
+            gone: list[e.Work] = []
+            for waiting in (*self._tasks, *([self._now] if self._now is not None else [])):
+                work = waiting.task.work if isinstance(waiting.task, Compute) else None
+                if work is None or waiting.is_dropped or not is_over(work):
+                    continue
+                waiting.is_dropped = True
+                gone.append(work)
+                if waiting is self._now and self._pipe is not None:
+                    with suppress(OSError):
+                        self._pipe.send(Drop(work=work))
+            self._tasks = [waiting for waiting in self._tasks if not waiting.is_dropped]
+        return gone
 
     def warm_up(self) -> None:
         """Start the process now, so that the first task does not wait for torch."""
@@ -235,7 +287,9 @@ class Crew:
 
     def _work(self) -> None:
         while (waiting := self._next()) is not None:
-            found = self._try(waiting.task)
+            found = self._try(waiting)
+            if waiting.is_dropped:
+                continue
             if isinstance(found, Answer):
                 waiting.done(found)
                 continue
@@ -261,21 +315,38 @@ class Crew:
                 self._changed.wait(min((waiting.at - now for waiting in self._tasks), default=None))
         return None
 
-    def _try(self, task: Task) -> Answer | Failed:
+    def _try(self, waiting: _Waiting) -> Answer | Failed:
         try:
             with self._changed:
                 if self._stopped:
                     return Failed(reason="it was stopped")
                 if self._process is None:
                     self._start()
-            assert self._pipe is not None
-            self._pipe.send(task)
-            while isinstance(said := self._pipe.recv(), Steps):
-                self._on_steps(said)
+                assert self._pipe is not None
+                self._pipe.send(waiting.task)
+                self._now = waiting
+            while isinstance(said := self._pipe.recv(), Steps | Envelope):
+                if isinstance(said, Steps):
+                    self._on_steps(said)
+                    continue
+                opened = self._opened(said)
+                with self._changed:  # another thread may be sending that something is dropped
+                    self._pipe.send(opened)
         except (EOFError, OSError) as error:
             return Failed(reason=self._bury(error))
+        finally:
+            with self._changed:
+                self._now = None
         found: Answer | Failed = said
         return found
+
+    def _opened(self, envelope: Envelope) -> Unsealed:
+        if self._unseal is None:
+            return Unsealed(problem="it is sealed; the key of a reader opens it")
+        try:
+            return Unsealed(secret=self._unseal(envelope.data, envelope.job_id))
+        except TiebreakError as error:
+            return Unsealed(problem=str(error))
 
     def _bury(self, error: Exception) -> str:
         """Forget a process that is gone. Returns what became of it."""

@@ -2,21 +2,19 @@
 
 It is the only process of a party that imports torch. It holds no key that signs a statement of a job or a game; all it
 finds goes back to the party's machine, which decides. Everything on its disk is a run directory, so it may be killed at
-any instant.
+any instant. All that it writes can be read by its user alone, because the files of sealed jobs lie there in the clear.
 """
 
 import os
 import resource
 import shutil
-import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from io import FileIO
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -25,7 +23,6 @@ from tiebreak.api.audits import open_replay
 from tiebreak.api.environment import usable_cores
 from tiebreak.api.offers import complete, open_offer
 from tiebreak.api.running import Machine, use_threads
-from tiebreak.engine.data.disk import write_whole
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import Journal
@@ -34,13 +31,28 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
-from tiebreak.node.library import fetch, parts, publish
-from tiebreak.node.mail import Mail, MailRefused
-from tiebreak.node.work import CHEATS, Answer, Bench, Compute, Failed, Fetch, Publish, Steps, Task, Turn
-from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES, PIECE_BYTES, blob_root, piece_digest
+from tiebreak.node.exchange import Roots
+from tiebreak.node.library import fetch, parts, publish, secret_of
+from tiebreak.node.mail import Mail
+from tiebreak.node.work import (
+    CHEATS,
+    Answer,
+    Bench,
+    Compute,
+    Drop,
+    Envelope,
+    Failed,
+    Fetch,
+    Publish,
+    Steps,
+    Task,
+    Turn,
+    Unsealed,
+)
+from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.records import run_tree
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
@@ -62,28 +74,59 @@ TELL_SECONDS: Final = 0.5
 
 def serve(pipe: "Connection", bench: Bench) -> None:
     """Answers tasks until the pipe ends, and then ends the process, whatever is under way."""
-    tasks: SimpleQueue[Task] = SimpleQueue()
+    os.umask(0o077)
+    said: SimpleQueue[Any] = SimpleQueue()
 
     def listen() -> None:
         try:
             while True:
-                tasks.put(pipe.recv())
+                found = pipe.recv()
+                if isinstance(found, Drop):
+                    table.dropped.add(found.work)
+                    continue
+                if isinstance(found, Compute):  # again, as where a block with the end of its game has vanished
+                    table.dropped.discard(found.work)
+                said.put(found)
         except (EOFError, OSError):
             os._exit(0)
 
+    def ask(envelope: Envelope) -> Unsealed:
+        pipe.send(envelope)
+        found: Unsealed = said.get()  # no task comes before the last is done
+        return found
+
+    table = Workbench(bench, pipe.send, ask)
     Thread(target=listen, daemon=True).start()
-    table = Workbench(bench, pipe.send)
     while True:
-        pipe.send(table.do(tasks.get()))
+        pipe.send(table.do(said.get()))
+
+
+class _Evidence(Evidence):
+    """Evidence whose replays end after a step if nobody needs them any more."""
+
+    def __init__(self, run: RunDirectory, interpreter: Interpreter, logs: Logs, go_on: Callable[[], None]) -> None:
+        super().__init__(run, interpreter, logs)
+        self._go_on = go_on
+
+    def _steps(self, *given: Any) -> Iterator[Any]:
+        for done in super()._steps(*given):
+            self._go_on()
+            yield done
 
 
 class Workbench:
     """Does one task after another, and keeps what was expensive to make."""
 
-    def __init__(self, bench: Bench, tell: Callable[[Steps], None]) -> None:
-        self._bench, self._tell = bench, tell
+    def __init__(
+        self, bench: Bench, tell: Callable[[Steps], None], ask: Callable[[Envelope], Unsealed] | None = None
+    ) -> None:
+        self._bench, self._tell, self._ask = bench, tell, ask
+        self._secrets: dict[Envelope, bytes] = {}
         self._interpreters: dict[tuple[Digest, int], Interpreter] = {}
         self._evidence: dict[tuple[Digest, int], Evidence] = {}
+        self._now: e.Work | None = None
+        self.dropped: set[e.Work] = set()
+        """Replays of games that are over: one under way ends after its step, and none of them starts."""
 
     def do(self, task: Task) -> Answer | Failed:
         """The answer to a task, or why it is to be tried again: everything that is not the fault of a job's data."""
@@ -110,13 +153,24 @@ class Workbench:
 
     # ------------------------------------------------------------------ files
 
-    def _blobs(self) -> "HubBlobs":
-        return HubBlobs(Mail(self._bench.hub, self._bench.domain))
+    def _blobs(self) -> Mail:
+        return Mail(self._bench.hub, self._bench.domain)
+
+    def _unseal(self, data: bytes, job_id: Digest) -> bytes:
+        """The secret of a sealed job, from the party's process, which has the key."""
+        envelope = Envelope(job_id=job_id, data=data)
+        if envelope not in self._secrets:
+            found = self._ask(envelope) if self._ask is not None else Unsealed(problem="nobody opens it here")
+            if not found.secret:
+                raise CannotCheck(found.problem)
+            self._secrets[envelope] = found.secret
+        return self._secrets[envelope]
 
     def _fetch(self, task: Fetch) -> Answer:
         folder = self._folder(task.job)
         most = self._bench.most_bytes or MAX_BLOB_BYTES
-        fetch(folder, self._blobs(), task.job, self._bench.domain, task.listings, task.count, most=most)
+        blobs, domain = self._blobs(), self._bench.domain
+        fetch(folder, blobs, task.job, domain, task.listings, task.count, most=most, unseal=self._unseal)
         if task.signature and not (folder / JOB).exists():
             complete(folder, task.signature)
         open_offer(folder)
@@ -128,12 +182,13 @@ class Workbench:
             run.write_head(SignedHead.decode(task.head))
         listed = [part for part in parts(run, task.count) if task.logs or not part.name.startswith(f"{LOGS}/")]
         blobs = Roots() if task.is_listing else self._blobs()
-        return Answer(body=publish(run, listed, blobs, task.count))
+        return Answer(body=publish(run, listed, blobs, task.count, secret_of(run, self._unseal)))
 
     # ------------------------------------------------------------------ work
 
     def _compute(self, task: Compute) -> Answer:
-        job = task.job
+        job, self._now = task.job, task.work
+        self.dropped.discard(task.work)  # it is needed again, if a block with the end of its game has vanished
         match task.work:
             case e.Train(count=count):
                 return Answer(root=self._train(job, count, task.signature))
@@ -200,11 +255,16 @@ class Workbench:
         attempt = 0 if turn.defends else turn.attempt
         if (job.id, attempt) not in self._evidence:
             run = RunDirectory.open(folder)
-            self._evidence[job.id, attempt] = Evidence(run, self._interpreter(run, attempt), CommittedLogs.of(run))
+            logs = CommittedLogs.of(run)
+            self._evidence[job.id, attempt] = _Evidence(run, self._interpreter(run, attempt), logs, self._go_on)
         evidence = self._evidence[job.id, attempt]
         party = Defender(evidence) if turn.defends else Challenger(evidence, self._bench.secret)
         resume(party, rules.start(job, turn.head, turn.game_id, turn.started), turn.line)
         return party.move(turn.state, turn.line[-1] if turn.line else None)
+
+    def _go_on(self) -> None:
+        if self._now in self.dropped:
+            raise StateError("expected a game that goes on, got one that is over")
 
     def _interpreter(self, run: RunDirectory, attempt: int = 0) -> Interpreter:
         """What computes a run: on this machine's settings, and in later attempts with sums in random orders."""
@@ -247,48 +307,6 @@ class Workbench:
                 started, worked = time.monotonic(), time.process_time()
 
         return told
-
-
-class HubBlobs:
-    """The blobs of a hub, for files that are open already."""
-
-    def __init__(self, mail: Mail) -> None:
-        self._mail = mail
-
-    def put(self, file: FileIO, size: int) -> Digest:
-        """Upload the first `size` bytes, by way of a copy that nobody changes meanwhile."""
-        with tempfile.NamedTemporaryFile() as copy:
-            left = size
-            while left and (data := file.read(min(left, PIECE_BYTES))):
-                copy.write(data)
-                left -= len(data)
-            copy.flush()
-            return self._mail.upload(Path(copy.name))
-
-    def get(self, root: Digest, size: int, file: FileIO) -> None:
-        """Download a blob. Raises `CannotCheck` if the hub does not have it."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / root.hex()
-            try:
-                self._mail.download(root, size, path)
-            except MailRefused as error:
-                raise CannotCheck(str(error)) from error
-            file.seek(0)
-            file.truncate()
-            with path.open("rb") as source:
-                while data := source.read(PIECE_BYTES):
-                    write_whole(file, memoryview(data))
-
-
-class Roots:
-    """Only finds the roots of files, for a list of them. It holds none."""
-
-    def put(self, file: FileIO, size: int) -> Digest:
-        pieces = [piece_digest(file.read(min(PIECE_BYTES, size - at))) for at in range(0, max(size, 1), PIECE_BYTES)]
-        return blob_root(size, pieces)
-
-    def get(self, root: Digest, size: int, file: FileIO) -> None:  # noqa: ARG002
-        raise CannotCheck(f"expected a hub to fetch {root.hex()} from, got none")
 
 
 def _is_own_fault(task: Task) -> bool:

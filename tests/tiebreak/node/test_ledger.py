@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import FALSE, KINDS, TALKED_FALSE, TALKED_TRUTH, TRUTH
 from tests.tiebreak.node.village import BLOCK, Village, Villager
+from tiebreak.api import onchain
 from tiebreak.cli import main as cli
 from tiebreak.node.ground import HubGround
+from tiebreak.node.mail import Letter
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties import events as e
@@ -141,6 +145,53 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
     assert [job["status"] for job in found["jobs"]] == ["slashed"]
     assert found["hub"] == f"0x{HUB.address.hex()}"
     assert found["stray_posts"] == 0
+
+
+def test_a_ledger_is_read_like_a_chain() -> None:
+    """Each job and each game has the lines and the document that `tiebreak jobs` and `games` show of a chain."""
+    commune = Commune(TALKED_FALSE)
+    commune.live()
+    letters = [
+        Letter(received=received, signed=signed, body=body)
+        for received, (_, _, signed, body) in zip(commune.export, commune.letters, strict=True)
+    ]
+    board, job = onchain.HubBoard(letters, OFF_CHAIN), commune.run.job
+    (row,) = onchain.jobs(board)
+    assert (row["job"], row["status"], row["open_games"]) == (job.id.hex(), "slashed", 0)
+    assert row["client"] == f"0x{CLIENT.address.hex()}"
+    (game,) = onchain.games(board, job_id=job.id)
+    assert (game["verdict"], game["level"], game["job"]) == ("defender_lost", None, job.id.hex())
+    assert not list(onchain.games(board, first_block=game["block"] + 1))
+    shown = onchain.game_document(board, Digest(bytes.fromhex(game["game"])))
+    assert [event["event"] for event in shown["events"]] == ["GameStarted", "GameEnded"]
+    assert (shown["phase"], shown["reason"]) == ("over", game["reason"])
+    for missing in (onchain.job_document, onchain.game_document):
+        with pytest.raises(StateError, match="on the board, got none"):
+            missing(board, Digest(bytes(32)))
+
+    accepted = next(n for n, letter in enumerate(letters) if "AcceptJob" in repr(letter.body))
+    begun = onchain.HubBoard(letters[: accepted + 1], OFF_CHAIN)
+    found = onchain.job_document(begun, job.id)
+    assert (found["status"], found["head_count"], found["reward"]) == ("active", 0, job.reward)
+    assert found["next_head_due"] == found["accepted"] + job.challenge_window
+    json.dumps([found, shown, row, game])
+
+
+def test_seats_are_refused_without_a_chain() -> None:
+    """Nobody could draw them: the client does not offer such a job, and no trainer signs it."""
+    seated = replace(TRUTH.job, seats=2, seat_fee=1, seat_bond=1)
+    alarms = []
+    for name, event in (("client", e.JobDrafted(at=0, job=seated)), ("trainer", e.JobOffered(at=0, job=seated))):
+        machine = Commune(TRUTH).villagers[name].machine
+        actions = machine.observe(event)
+        alarms += [action.text for action in actions if isinstance(action, e.Alarm)]
+        assert not any(isinstance(action, e.OfferJob) for action in actions)
+        assert not any(isinstance(action, e.SignJob) and action.signature for action in actions)
+        assert not machine.records
+    assert [text.split(": ", 1)[1] for text in alarms if "no chain" in text] == [
+        "not offered: expected a job without seats, because there is no chain to draw them, got one with 2",
+        "not signed: expected a job without seats, because there is no chain to draw them, got one with 2",
+    ]
 
 
 def test_a_true_run_is_owed_its_reward(judge: Judge) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tiebreak.node.up import PARTIES, TERMS, Plan, Town
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
@@ -102,6 +103,17 @@ def play(folder: Path, *, cheat: str = "", seed: int = 0, kills: int = 0, embedd
     finally:
         print("\n".join(town.story))
     return town
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        plan = Plan(
+            task=str(TASK), steps=None, cheat="", chain=False, embedded=False, port=taken.getsockname()[1],
+            folder=tmp_path / "town", until_over=True,
+        )  # fmt: skip
+        with pytest.raises(ConfigurationError, match="to be free"):
+            Town(plan, print).run()
+    assert not (tmp_path / "town").exists()
 
 
 @pytest.mark.parametrize(("cheat", "ending"), [("", "settled"), ("rate", "slashed")])

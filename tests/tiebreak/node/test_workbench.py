@@ -1,6 +1,9 @@
 """What the process of a crew computes: the same root on other settings, and on what a kill has left."""
 
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import Pipe, Process
 from pathlib import Path
 
 import pytest
@@ -8,12 +11,16 @@ import pytest
 from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.runs import agree_on
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.node.work import Answer, Bench, Compute, Failed, Steps, Task
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.node.work import Answer, Bench, Compute, Crew, Drop, Failed, Steps, Task, Turn
 from tiebreak.node.workbench import REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.small_task import INTERVAL, STEPS, small_task
@@ -99,3 +106,69 @@ def test_a_cheat_computes_something_else(agreed: RunDirectory, folder: Path, che
     task = Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)
     lie = answer(bench(folder, cheat=cheat), task).root
     assert answer(bench(folder), replay(agreed, lie, 0)).root != lie
+
+
+def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
+    agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the process of a crew, by way of its pipe; the next game has its move then."""
+    own = bench(folder)
+    job = agreed.job
+    trained = answer(own, Compute(work=e.Train(job_id=job.id, count=COUNT), job=job)).root
+    head = Head(job_id=job.id, count=COUNT, run_root=Digest(trained))
+
+    def gather(number: int) -> Compute:
+        game = Digest(bytes([number]) * 32)
+        state = replace(rules.start(job, head, game, 1), phase=Phase.OPEN_STEPS)
+        turn = Turn(head=head, game_id=game, started=1, state=state, line=(), defends=True)
+        work = e.Gather(game_id=game, sequence=0, snapshot=Snapshot.of(state).id)
+        return Compute(work=work, job=job, turn=turn)
+
+    over, steps = gather(1), Evidence._steps
+    computed: list[int] = []
+
+    def counted(self: Evidence, *given: object) -> Iterator[object]:
+        for done in steps(self, *given):  # type: ignore[arg-type]
+            computed.append(done[0])
+            own.dropped.add(over.work)
+            yield done
+
+    monkeypatch.setattr(Evidence, "_steps", counted)
+    found = own.do(over)
+    assert isinstance(found, Failed)
+    assert "over" in found.reason
+    assert len(computed) == 1
+    assert answer(own, gather(2)).move is not None
+
+
+def test_a_crew_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits, and what is under way: that ends, is not tried again, and the next one has its turn."""
+    ours, theirs = Pipe()
+    crew, answered = Crew(bench(folder)._bench), list[int]()
+
+    def start() -> None:
+        crew._pipe, crew._process = ours, Process()
+
+    def gather(number: int) -> Compute:
+        return Compute(work=e.Gather(game_id=Digest(b""), sequence=number, snapshot=Digest(b"")), job=agreed.job)
+
+    monkeypatch.setattr(crew, "_start", start)
+    tasks = [gather(number) for number in range(4)]
+    for number, task in enumerate(tasks):
+        crew.ask(task, lambda _, number=number: answered.append(number))  # type: ignore[misc]
+        if not number:
+            assert theirs.recv() == task  # the others come while it is under way
+    over = [tasks[0].work, tasks[2].work]
+    assert sorted(work.sequence for work in crew.drop(over.__contains__)) == [0, 2]  # type: ignore[union-attr]
+    assert crew.drop(over.__contains__) == []
+    assert theirs.recv() == Drop(work=over[0])
+    theirs.send(Failed(reason="it is over"))
+    for number in (1, 3):
+        assert theirs.recv() == tasks[number]
+        theirs.send(Answer())
+    crew.ask(gather(9), lambda _: None)
+    assert theirs.recv().work.sequence == 9
+    assert answered == [1, 3]
+    theirs.close()
+    crew._process = None
+    crew.stop()
