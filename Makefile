@@ -31,8 +31,9 @@ $(STAMP):
 
 setup: $(STAMP) ## Create .venv with the exact versions of constraints.txt
 
-demo: setup ## The whole path on real data: train, commit, audit, cheat, dispute, settle (under 5 minutes)
+demo: setup ## The whole path on real data, then once more by processes on a network, with a page to watch (under 5 minutes)
 	$(BIN)/tiebreak demo --output demo-output
+	$(BIN)/tiebreak up --cheat rate --once --port 0 --output demo-output/network
 
 test: setup ## Everything once, in minutes on two cores, with floors on how many ran and no unexpected skips
 	$(PYTEST) --full

@@ -167,7 +167,11 @@ def settle(market: Market, head: SignedHead, match: Match, talked: int | None) -
         maker = match.moves[talked - 1].by
         signature = signers[maker].sign(Standing.of(state).digest(chain.domain))
         sent.append(chain.send(signers[maker.other], calls.enter(state, signature)))
-    return sent + [chain.play(signers[item.by], item.before, item.move) for item in left]
+    for item in left:
+        if isinstance(item.move, Prove):
+            chain.pass_until(chain.game_state(game).last + item.before.job.clock)
+        sent.append(chain.play(signers[item.by], item.before, item.move))
+    return sent
 
 
 @contextmanager

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 14_200,
+    "tiebreak/protocol/": 14_340,
     "tiebreak/engine/": 17_350,
     "tiebreak/sim/": 11_300,
     "tiebreak/node/": 8_400,
-    "tiebreak/": 8_100,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 3_400,
+    "tiebreak/": 8_200,  # api, cli, demo: everything that is in none of the folders above
+    "benchmarks/": 3_410,
 }
 SUFFIXES = {".py", ".c", ".h"}
 
