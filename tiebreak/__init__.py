@@ -27,11 +27,16 @@ if TYPE_CHECKING:
     from tiebreak.engine.capture.task import (
         SGD,
         Adafactor,
+        Adagrad,
         Adam,
         AdamW,
         Batch,
         Clip,
         Group,
+        Lion,
+        NAdam,
+        RAdam,
+        RMSprop,
         Rows,
         Task,
         Windows,
@@ -51,7 +56,9 @@ _MODULES: Final = {
     "tiebreak.api.tasks": "capture make_task",
     "tiebreak.api.trainer": "Step Trainer reproducible",
     "tiebreak.engine.capture.compile": "Compiled",
-    "tiebreak.engine.capture.task": "SGD Adafactor Adam AdamW Batch Clip Group Rows Task Windows no_decay",
+    "tiebreak.engine.capture.task": (
+        "SGD Adafactor Adagrad Adam AdamW Batch Clip Group Lion NAdam RAdam RMSprop Rows Task Windows no_decay"
+    ),
     "tiebreak.engine.logged.policy": "LoggedPolicy",
     "tiebreak.engine.optimizers.rates": "constant cosine inverse_sqrt linear one_cycle step_decay",
     "tiebreak.engine.run.audit": "SegmentAudit",
@@ -62,11 +69,11 @@ _MODULES: Final = {
 _HOME: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "SGD", "Adafactor", "Adam", "AdamW", "Batch", "CannotCheck", "Clip", "Compiled", "ConfigurationError", "Group",
-    "LoggedPolicy", "PrivateKey", "Rows", "Run", "SegmentAudit", "StateError", "Step", "Task", "Terms",
-    "TiebreakError", "Trainer", "VerificationError", "Windows", "agree", "calibrate", "capture", "constant",
-    "cosine", "inverse_sqrt", "linear", "load_key", "make_task", "new_key", "no_decay", "one_cycle", "open_run",
-    "reproducible", "save_key", "step_decay", "train",
+    "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Batch", "CannotCheck", "Clip", "Compiled", "ConfigurationError",
+    "Group", "Lion", "LoggedPolicy", "NAdam", "PrivateKey", "RAdam", "RMSprop", "Rows", "Run", "SegmentAudit",
+    "StateError", "Step", "Task", "Terms", "TiebreakError", "Trainer", "VerificationError", "Windows", "agree",
+    "calibrate", "capture", "constant", "cosine", "inverse_sqrt", "linear", "load_key", "make_task", "new_key",
+    "no_decay", "one_cycle", "open_run", "reproducible", "save_key", "step_decay", "train",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import sqrt
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,19 @@ from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.clipping import clipped
-from tiebreak.engine.optimizers.settings import SGD, Adafactor, Adam, AdamW, Clip, Optimizer
+from tiebreak.engine.optimizers.settings import (
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Clip,
+    Lion,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+)
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.numbers.philox import shuffle
@@ -71,6 +84,35 @@ def constant(value: float) -> np.float32:
 def squares(x: F32) -> np.float32:
     """Exact sum of squares, rounded once."""
     return nearest(sum((Fraction(float(v)) ** 2 for v in x.flatten()), Fraction(0)))
+
+
+def rounded(value: mpmath.mpf) -> np.float32:
+    """The FP32 number nearest to a number of many digits."""
+    mantissa, exponent = mpmath.mpf(value).man_exp
+    return nearest(Fraction(mantissa) * Fraction(2) ** exponent)
+
+
+def nadam_scalars(o: NAdam, t: int) -> tuple[np.float32, ...]:
+    """Weights of gradient and moment, and the root of the second correction, from the formulas with 300 bits."""
+    with mpmath.workprec(300):
+        b1, b2 = (mpmath.mpf(float(constant(beta))) for beta in o.betas)
+        fall = mpmath.mpf(24) / 25
+        u = [b1 * (1 - mpmath.power(fall, s * mpmath.mpf(o.momentum_decay)) / 2) for s in range(1, t + 2)]
+        product = mpmath.fprod(u[:-1])
+        exact = (1 - u[-2]) / (1 - product), u[-1] / (1 - product * u[-1]), mpmath.sqrt(1 - b2**t)
+        return tuple(rounded(value) for value in exact)
+
+
+def radam_scalars(o: RAdam, t: int) -> tuple[np.float32, bool]:
+    """The factor of the rate, from the formulas with 300 bits, and whether the second moment counts."""
+    with mpmath.workprec(300):
+        b1, b2 = (mpmath.mpf(float(constant(beta))) for beta in o.betas)
+        end = 2 / (1 - b2) - 1
+        rho = end - 2 * t * b2**t / (1 - b2**t)
+        if rho <= 5:
+            return rounded(1 / (1 - b1**t)), False
+        rectification = mpmath.sqrt((rho - 4) * (rho - 2) * end / ((end - 4) * (end - 2) * rho))
+        return rounded(rectification * mpmath.sqrt(1 - b2**t) / (1 - b1**t)), True
 
 
 def total(x: F32) -> np.float32:
@@ -157,6 +199,8 @@ class Emulation:
         m = self.held(f"exp_avg.{name}", g) * b1 + g * (ONE - b1)
         v = self.held(f"exp_avg_sq.{name}", g) * b2 + (g * g) * (ONE - b2)
         self.state |= {f"exp_avg.{name}": m, f"exp_avg_sq.{name}": v}
+        if o.amsgrad:
+            v = self.state[f"max_exp_avg_sq.{name}"] = np.maximum(self.held(f"max_exp_avg_sq.{name}", g), v)
         c1, root = ONE - self.state["beta1_power"], np.sqrt(ONE - self.state["beta2_power"])
         return p - (m / (np.sqrt(v) + root * constant(o.eps))) * (rate * (root / c1))
 
@@ -180,6 +224,73 @@ class Emulation:
         if decay:
             p = p * (ONE - rate * constant(decay))
         return p - u * scale
+
+    def average(self, key: str, new: F32, share: float) -> F32:
+        self.state[key] = self.held(key, new) * constant(share) + new * (ONE - constant(share))
+        return self.state[key]
+
+    def moments(self, name: str, g: F32) -> tuple[F32, F32]:
+        b1, b2 = self.optimizer.betas  # type: ignore[union-attr]
+        return self.average(f"exp_avg.{name}", g, b1), self.average(f"exp_avg_sq.{name}", g * g, b2)
+
+    def rmsprop(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+        o = self.optimizer
+        assert isinstance(o, RMSprop)
+        if decay:
+            g = g + p * constant(decay)
+        v = self.average(f"square_avg.{name}", g * g, o.alpha)
+        if o.centered:
+            mean = self.average(f"grad_avg.{name}", g, o.alpha)
+            v = np.maximum(v - mean * mean, np.float32(0))
+        move = g / (np.sqrt(v) + constant(o.eps))
+        if o.momentum:
+            move = self.held(f"momentum.{name}", g) * constant(o.momentum) + move
+            self.state[f"momentum.{name}"] = move
+        return p - move * rate
+
+    def adagrad(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+        o = self.optimizer
+        assert isinstance(o, Adagrad)
+        if decay:
+            g = g + p * constant(decay)
+        key = f"sum.{name}"
+        total = self.state[key] = self.state.get(key, np.full_like(g, constant(o.initial_accumulator_value))) + g * g
+        if o.lr_decay:
+            rate = rate * nearest(1 / (1 + (self.step - 1) * Fraction(o.lr_decay)))
+        return p - g / (np.sqrt(total) + constant(o.eps)) * rate
+
+    def nadam(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+        o = self.optimizer
+        assert isinstance(o, NAdam)
+        if decay and o.decoupled_weight_decay:
+            p = p * (ONE - rate * constant(decay))
+        elif decay:
+            g = g + p * constant(decay)
+        of_gradient, of_moment, root = nadam_scalars(o, self.step)
+        m, v = self.moments(name, g)
+        move = (g * of_gradient + m * of_moment) / (np.sqrt(v) + root * constant(o.eps))
+        return p - move * (rate * root)
+
+    def radam(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+        o = self.optimizer
+        assert isinstance(o, RAdam)
+        if decay and o.decoupled_weight_decay:
+            p = p * (ONE - rate * constant(decay))
+        elif decay:
+            g = g + p * constant(decay)
+        scale, rectified = radam_scalars(o, self.step)
+        m, v = self.moments(name, g)
+        return p - (m / (np.sqrt(v) + constant(o.eps)) if rectified else m) * (rate * scale)
+
+    def lion(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+        o = self.optimizer
+        assert isinstance(o, Lion)
+        if decay:
+            p = p * (ONE - rate * constant(decay))
+        b1 = constant(o.betas[0])
+        mixed = self.held(f"exp_avg.{name}", g) * b1 + g * (ONE - b1)
+        self.average(f"exp_avg.{name}", g, o.betas[1])
+        return p - np.sign(mixed) * rate
 
     def towards(self, key: str, new: F32, w: np.float32) -> F32:
         held = self.held(key, new)

@@ -18,7 +18,24 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
 from tests.parts import slow_except
 from tiebreak.engine.capture import compile as compiling
-from tiebreak.engine.capture.task import SGD, Adafactor, Adam, AdamW, Batch, Bound, Clip, Group, Rows, Task, Windows
+from tiebreak.engine.capture.task import (
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Batch,
+    Bound,
+    Clip,
+    Group,
+    Lion,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rows,
+    Task,
+    Windows,
+)
 from tiebreak.engine.lowering import RULES
 from tiebreak.engine.run import eager
 from tiebreak.engine.run.eager import checked
@@ -184,6 +201,12 @@ OPTIMIZERS: dict[str, tuple[Any, Any, int]] = {
     "nesterov": (SGD(lr=0.1, momentum=0.9, nesterov=True), SGD(lr=0.1, momentum=0.9), 1),
     "second moment": (Adam(lr=0.1, betas=(0.9, 0.9)), Adam(lr=0.1), 2),
     "scale": (Adafactor(lr=0.1), Adafactor(lr=0.1, eps=(None, 0.5)), 1),
+    "amsgrad": (Adam(lr=0.1, amsgrad=True, betas=(0.9, 0.1)), Adam(lr=0.1, betas=(0.9, 0.1)), 2),
+    "centered": (RMSprop(lr=0.1, centered=True), RMSprop(lr=0.1), 1),
+    "rate decay": (Adagrad(lr=0.1, lr_decay=0.5), Adagrad(lr=0.1), 2),
+    "nesterov's share": (NAdam(lr=0.1), Adam(lr=0.1), 1),
+    "rectification": (RAdam(lr=0.1), Adam(lr=0.1), 1),
+    "sign": (Lion(lr=0.1), SGD(lr=0.1), 1),
     "groups": (SGD(lr=0.1, groups=(Group(match=("*bias",), lr_factor=0.5),)), SGD(lr=0.1), 1),
 }
 

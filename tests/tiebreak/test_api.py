@@ -193,10 +193,11 @@ def test_a_save_of_something_else_is_not_gone_on_from(tmp_path: Path, cases: Cal
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no module": ({"model": lambda x: x}, "expected a torch.nn.Module, got function"),
     "no loss": ({"loss": "mse"}, "expected a loss to call, got str"),
-    "torch's optimizer": (
+    "another model's optimizer": (
         {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
-        r"such as tiebreak.AdamW\(lr=1e-3\), got SGD",
+        "an optimizer of the model's own parameters .* shapes .*that the model does not have",
     ),
+    "no optimizer": ({"optimizer": "SGD"}, r"such as tiebreak.AdamW\(lr=1e-3\), or one of .* got 'str'"),
     "no steps": ({"steps": 0}, "at least 1, got 0"),
     "no data": ({"data": {}}, "expected arrays by name or a TensorDataset"),
     "a list": ({"data": [1]}, "got list"),

@@ -17,10 +17,10 @@ from tiebreak.api.evaluation import evaluate_state
 from tiebreak.api.keys import new_key
 from tiebreak.api.progress import Tally, on_stderr
 from tiebreak.api.running import Machine
-from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
+from tiebreak.api.tasks import AnyOptimizer, Data, Schedule, as_state_dict, capture, make_task, state_names
 from tiebreak.api.trainer import OnStep, Step, tell
 from tiebreak.engine.capture.compile import Compiled
-from tiebreak.engine.capture.task import Batch, Optimizer, Task
+from tiebreak.engine.capture.task import Batch, Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
@@ -230,8 +230,9 @@ def continue_run(
 
 
 def train(
-    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
-    directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
+    steps: int, directory: str | Path, seed: int = 0, schedule: Schedule | None = None,
+    checkpoint_every: int | None = None,
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
     policy: Policy | None = None, precision: int | None = None,
     device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all",
@@ -252,8 +253,9 @@ def train(
 
 
 def agree(
-    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
-    directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
+    steps: int, directory: str | Path, seed: int = 0, schedule: Schedule | None = None,
+    checkpoint_every: int | None = None,
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
     policy: Policy | None = None, precision: int | None = None,
     domain: Domain | None = None, device: str = "cpu", threads: int | None = None, unchecked: bool = False,

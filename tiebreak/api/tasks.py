@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import TensorDataset
 
 from tiebreak.api.datasets import hugging_face
@@ -19,7 +20,8 @@ from tiebreak.engine.data import ArrayFile, open_array
 from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
-Schedule = Sequence[float] | Callable[[int], float]
+Schedule = Sequence[float] | Callable[[int], float] | LRScheduler
+AnyOptimizer = Optimizer | torch.optim.Optimizer
 Data = Any
 """Arrays by name, a `TensorDataset`, or a Hugging Face `datasets.Dataset`."""
 _NAMES: Final = "name model loss optimizer data batch steps seed schedule checkpoint_interval"
@@ -31,8 +33,8 @@ CHECKPOINTS: Final = 10
 
 
 def make_task(
-    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
-    seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None, name: str = "run",
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
+    steps: int, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None, name: str = "run",
     **options: Any,
 ) -> Task:  # fmt: skip
     """Makes a `Task` from a module, a loss, optimizer settings and data. Raises `ConfigurationError`.
@@ -42,17 +44,19 @@ def make_task(
         argument of its name (`lambda model, x, y: ...` or `lambda model, **batch: model(**batch).loss`), or in the
         order of the data for `*batch`. Or one of torch's own losses, as a module (`nn.CrossEntropyLoss()`) or a
         function (`F.mse_loss`), which is called with model(*batch[:-1]) and the target batch[-1].
-    optimizer: `tiebreak.AdamW(...)` or `tiebreak.SGD(...)`, which follow torch's arithmetic step for step.
+    optimizer: `tiebreak.AdamW(...)` and the like, or one of `torch.optim` over the model's parameters, as it is before
+        its first step. Groups may differ in lr and weight_decay.
     data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or int64
         tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
         Hugging Face `datasets.Dataset`, of which the columns that the loss names are taken, or all that are numbers.
     batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
         `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
     schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.
+        Or a scheduler of `torch.optim.lr_scheduler` over that optimizer, as if it were stepped after each step.
     checkpoint_every: steps between two commitments [default: a tenth of all steps].
     options: further fields of `tiebreak.Task`.
     """
-    _check_kinds(model, loss, optimizer, steps)
+    _check_kinds(model, loss, steps)
     arrays = _arrays(data, loss)
     taken = _loss(loss, tuple(arrays), by_position=isinstance(data, TensorDataset))
     chosen = Batch(size=batch, examples=Rows(names=tuple(arrays))) if isinstance(batch, int) else batch
@@ -61,20 +65,17 @@ def make_task(
         raise ConfigurationError(f"expected options among {sorted(known)}, got {unknown}")
     interval = max(1, steps // CHECKPOINTS) if checkpoint_every is None else checkpoint_every
     return Task(
-        name=name, model=model, loss=taken, optimizer=optimizer, data=arrays, batch=chosen, steps=steps,
+        name=name, model=model, loss=taken, optimizer=optimizer,  # type: ignore[arg-type]  # the task translates it
+        data=arrays, batch=chosen, steps=steps,
         seed=seed, schedule=_factors(schedule, steps), checkpoint_interval=interval, **options,
     )  # fmt: skip
 
 
-def _check_kinds(model: object, loss: object, optimizer: object, steps: object) -> None:
+def _check_kinds(model: object, loss: object, steps: object) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if not callable(loss):
         raise ConfigurationError(f"expected a loss to call, got {type(loss).__name__}")
-    if isinstance(optimizer, torch.optim.Optimizer) or not isinstance(optimizer, Optimizer):
-        raise ConfigurationError(
-            f"expected the settings of an optimizer, such as tiebreak.AdamW(lr=1e-3), got {type(optimizer).__name__}"
-        )
     if not isinstance(steps, int) or steps < 1:
         raise ConfigurationError(f"expected a number of steps of at least 1, got {steps!r}")
 
@@ -141,9 +142,9 @@ def _in_order(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return of_batch
 
 
-def _factors(schedule: Schedule | None, steps: int) -> tuple[float, ...] | None:
-    if schedule is None:
-        return None
+def _factors(schedule: Schedule | None, steps: int) -> Any:
+    if schedule is None or isinstance(schedule, LRScheduler):
+        return schedule
     return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from tiebreak.api.evaluation import evaluate_state
 from tiebreak.api.progress import on_stderr
 from tiebreak.api.running import make_interpreter
-from tiebreak.api.tasks import CHECKPOINTS, Data, Schedule, as_state_dict, capture, make_task, state_names
+from tiebreak.api.tasks import CHECKPOINTS, AnyOptimizer, Data, Schedule, as_state_dict, capture, make_task, state_names
 from tiebreak.engine.capture.compile import Compiled
-from tiebreak.engine.capture.task import Batch, Optimizer, Task
+from tiebreak.engine.capture.task import Batch, Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import read_tensors, write_tensors
@@ -201,8 +201,8 @@ class Trainer:
 
 
 def reproducible(
-    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
-    seed: int = 0, schedule: Schedule | None = None, directory: str | Path | None = None,
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
+    steps: int, seed: int = 0, schedule: Schedule | None = None, directory: str | Path | None = None,
     save_every: int | None = None, device: str = "cpu", threads: int | None = None, unchecked: bool = False,
     callbacks: Sequence[OnStep] = (), **options: Any,
 ) -> Trainer:  # fmt: skip

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from tiebreak.api.evaluation import load_state
 from tiebreak.demo.tasks.loader import load_task
-from tiebreak.engine.capture.task import SGD, Adafactor, Adam, AdamW, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.settings import settings_of
+from tiebreak.engine.optimizers.translate import torchs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +55,7 @@ def make_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     for name, parameter in model.named_parameters():
         chosen.setdefault(settings_of(o, name), []).append(parameter)
     groups = [{"params": p, "lr_factor": factor, "weight_decay": decay} for (factor, decay), p in chosen.items()]
-    match o:
-        case SGD():
-            return torch.optim.SGD(groups, o.lr, o.momentum, o.dampening, nesterov=o.nesterov)
-        case AdamW():
-            return torch.optim.AdamW(groups, o.lr, o.betas, o.eps)
-        case Adam():
-            return torch.optim.Adam(groups, o.lr, o.betas, o.eps)
-        case Adafactor():
-            return torch.optim.Adafactor(groups, o.lr, o.beta2_decay, o.eps, o.d)
+    return torchs(o, groups)
 
 
 def take_step(

@@ -19,22 +19,28 @@ from tiebreak.engine.optimizers.rates import warmup_linear
 from tiebreak.engine.optimizers.settings import (
     SGD,
     Adafactor,
+    Adagrad,
     Adam,
     AdamW,
     Clip,
     Group,
+    Lion,
+    NAdam,
     Optimizer,
+    RAdam,
+    RMSprop,
     check_groups,
     no_decay,
     require,
     require_count,
     require_number,
 )
+from tiebreak.engine.optimizers.translate import translated
 from tiebreak.protocol.errors import ConfigurationError
 
 __all__ = [
-    "SGD", "Adafactor", "Adam", "AdamW", "Batch", "Clip", "Evaluation", "Examples", "Group", "Loss", "Optimizer",
-    "Rows", "Task", "Windows", "no_decay", "warmup_linear",
+    "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Batch", "Clip", "Evaluation", "Examples", "Group", "Lion", "Loss",
+    "NAdam", "Optimizer", "RAdam", "RMSprop", "Rows", "Task", "Windows", "no_decay", "warmup_linear",
 ]  # fmt: skip
 
 DATA_DTYPES: Final = (torch.float32, torch.int64)
@@ -170,8 +176,11 @@ class Task:
     model: initialised, float32; each module is captured in the mode (train or eval) that it is in. The bytes of its
     parameters and buffers are the initial state.
     loss: see `Loss`. It may use only the model and the batch.
+    optimizer: settings, or one of `torch.optim`'s optimizers of the model's parameters that has not stepped; the task
+    then holds the settings that it stands for.
     schedule: the factor of the optimizer's lr for each step, as with `LambdaLR` (`tiebreak.engine.optimizers.rates` has
-    the usual schedules); None means 1 throughout.
+    the usual schedules), or a scheduler of `torch.optim.lr_scheduler` of the given optimizer, which becomes these
+    factors as if it were stepped after each step; None means 1 throughout.
     accumulation: the number of batches per step. Each goes through the model separately (with its own batch norm
     statistics and dropout masks), and the optimizer runs once: a step takes accumulation * batch.size examples.
     Gradients are added in the order of the batches and divided by their number; so is the loss.
@@ -202,6 +211,9 @@ class Task:
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, "at least one step", self.steps)
+        optimizer, schedule = translated(self.optimizer, self.schedule, self.model, self.steps)
+        object.__setattr__(self, "optimizer", optimizer)
+        object.__setattr__(self, "schedule", schedule)
         require(1 <= self.checkpoint_interval <= self.steps, f"1 <= interval <= {self.steps}", self.checkpoint_interval)
         require_count(self.accumulation, "accumulation of at least one batch")
         if self.evaluate_every is not None:

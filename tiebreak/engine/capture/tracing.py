@@ -33,6 +33,7 @@ from tiebreak.protocol.errors import ConfigurationError
 TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
 _VERSION: Final = Tensor._version
+_SCALER: Final = torch.amp.grad_scaler.__file__
 _PATH: Final = "module"
 _LINE: Final = "line"
 """The keys of a node's annotations."""
@@ -111,6 +112,11 @@ class _Lines(TorchFunctionMode):
             deed = "draws from a generator of its own (`generator=`); leave it out, so that the job's seed counts"
         if getattr(func, "__self__", None) is _VERSION and is_users(sys._getframe(1).f_code.co_filename):
             deed = "asks how often a tensor was written to (`_version`), which grows from step to step; leave that out"
+        if sys._getframe(1).f_code.co_filename == _SCALER:
+            deed = (
+                "scales the loss for small numbers of narrow dtypes (GradScaler), which FP32 does not need, and steps "
+                "that it would skip no program can; leave it out"
+            )
         if deed:
             raise ConfigurationError(
                 f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"

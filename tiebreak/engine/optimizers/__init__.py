@@ -1,11 +1,24 @@
-"""Optimizers as instructions. They never call `pow`: powers of the betas are state, multiplied once per step."""
+"""Optimizers as instructions. They never call `pow`: powers are state, multiplied once per step, or exact tables."""
 
 from torch import Tensor
 
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.adafactor import TABLE, adafactor, second_moment_weights
 from tiebreak.engine.optimizers.adam import adam
-from tiebreak.engine.optimizers.settings import SGD, Adafactor, Adam, Optimizer, settings_of
+from tiebreak.engine.optimizers.adaptive import adagrad, lion, nadam, radam, rmsprop
+from tiebreak.engine.optimizers.exact import adagrad_table, nadam_tables, radam_table
+from tiebreak.engine.optimizers.settings import (
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Lion,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    settings_of,
+)
 from tiebreak.engine.optimizers.sgd import sgd
 from tiebreak.engine.optimizers.update import Trained, Update
 
@@ -14,7 +27,16 @@ __all__ = ["Update", "tables", "update"]
 
 def tables(optimizer: Optimizer, steps: int) -> dict[str, Tensor]:
     """The data entries that the optimizer reads in addition to the learning rates."""
-    return {TABLE: second_moment_weights(steps, optimizer.beta2_decay)} if isinstance(optimizer, Adafactor) else {}
+    match optimizer:
+        case Adafactor():
+            return {TABLE: second_moment_weights(steps, optimizer.beta2_decay)}
+        case Adagrad():
+            return adagrad_table(optimizer, steps)
+        case NAdam():
+            return nadam_tables(optimizer, steps)
+        case RAdam():
+            return radam_table(optimizer, steps)
+    return {}
 
 
 def update(
@@ -35,6 +57,16 @@ def update(
             adam(builder, optimizer, trained, result)
         case Adafactor():
             adafactor(builder, optimizer, steps, trained, result)
+        case RMSprop():
+            rmsprop(builder, optimizer, trained, result)
+        case Adagrad():
+            adagrad(builder, optimizer, steps, trained, result)
+        case NAdam():
+            nadam(builder, optimizer, steps, trained, result)
+        case RAdam():
+            radam(builder, optimizer, steps, trained, result)
+        case Lion():
+            lion(builder, optimizer, trained, result)
     return result
 
 

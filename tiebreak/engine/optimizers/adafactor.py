@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.settings import Adafactor
-from tiebreak.engine.optimizers.update import Trained, Update, sum_of_squares
+from tiebreak.engine.optimizers.update import Trained, Update, decayed, sum_of_squares
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 TABLE = "second_moment_weight"
@@ -62,9 +62,7 @@ def adafactor(b: Builder, o: Adafactor, steps: int, trained: Sequence[Trained], 
         u = b.div(p.gradient, b.map(MapFunction.SQRT, b.map(MapFunction.MAX, v, b.const(floor * floor))))
         excess = b.map(MapFunction.MAX, _rms(b, u, o.d), one)
         step = b.div(b.mul(size, relative), excess)
-        value = p.value
-        if p.weight_decay:
-            value = b.mul(value, b.sub(one, b.scale(p.rate, p.weight_decay)))
+        value, _ = decayed(b, p, decoupled=True)
         result.parameters[p.name] = b.sub(value, b.mul(u, step))
 
 

@@ -1,5 +1,7 @@
 """Adam and AdamW: 12 elementwise instructions per parameter, plus 1 (AdamW) or 2 (Adam) with weight decay.
 
+With amsgrad, the root is of the greatest v so far, for 1 more.
+
 With b1, b2 the betas as FP32 numbers and t the step from 1:
 
     m = b1 * m + (1 - b1) * g                  v = b2 * v + (1 - b2) * (g * g)
@@ -16,8 +18,8 @@ from collections.abc import Sequence
 import torch
 
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.optimizers.settings import Adam, AdamW, f32
-from tiebreak.engine.optimizers.update import Trained, Update
+from tiebreak.engine.optimizers.settings import Adam, AdamW
+from tiebreak.engine.optimizers.update import Trained, Update, averaged, decayed
 from tiebreak.protocol.program.isa import MapFunction
 
 
@@ -28,13 +30,12 @@ def adam(b: Builder, o: Adam, trained: Sequence[Trained], result: Update) -> Non
     eps, scale = b.mul(root, b.const(o.eps)), b.div(root, first)
     for p in trained:
         b.origin = f"optimizer:{p.name}"
-        value, g = p.value, p.gradient
-        if p.weight_decay and isinstance(o, AdamW):
-            value = b.mul(value, b.sub(b.const(1.0), b.scale(p.rate, p.weight_decay)))
-        elif p.weight_decay:
-            g = b.add(g, b.scale(value, p.weight_decay))
-        m = _average(b, f"exp_avg.{p.name}", o.betas[0], g, result)
-        v = _average(b, f"exp_avg_sq.{p.name}", o.betas[1], b.mul(g, g), result)
+        value, g = decayed(b, p, decoupled=isinstance(o, AdamW))
+        m = averaged(b, f"exp_avg.{p.name}", o.betas[0], g, result)
+        v = averaged(b, f"exp_avg_sq.{p.name}", o.betas[1], b.mul(g, g), result)
+        if o.amsgrad:
+            key = f"max_exp_avg_sq.{p.name}"
+            v = result.state[key] = b.map(MapFunction.MAX, result.moment(b, key, v.shape), v)
         deviation = b.add(b.map(MapFunction.SQRT, v), eps)
         result.parameters[p.name] = b.sub(value, b.mul(b.div(m, deviation), b.mul(p.rate, scale)))
 
@@ -45,10 +46,3 @@ def _correction(b: Builder, number: int, beta: float, result: Update) -> Ref:
     key = f"beta{number}_power"
     power = result.state[key] = b.scale(result.entry(b, key, torch.ones(())), beta)
     return b.sub(b.const(1.0), power)
-
-
-def _average(b: Builder, key: str, beta: float, new: Ref, result: Update) -> Ref:
-    """beta * average + (1 - beta) * new, 1 - beta of the FP32 number beta."""
-    kept = b.scale(result.moment(b, key, new.shape), beta)
-    average = result.state[key] = b.add(kept, b.mul(new, b.const(1.0 - f32(beta))))
-    return average

@@ -1,5 +1,6 @@
 """The user's settings of the update: optimizer, parameter groups, gradient clipping.
 
+Fields have the names and defaults of torch's optimizers, which `tiebreak.engine.optimizers.translate` relies on.
 Every number here becomes an FP32 constant of the program: Python's float64, rounded once to nearest. A number that FP32
 would turn into a different setting (an eps of zero, a beta of one) is refused.
 """
@@ -43,6 +44,21 @@ def require_number(value: object, expected: str, condition: Callable[[float], bo
     """Requires a number that is finite (in FP32 too) and fulfils the condition."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     require(number and isfinite(f32(value)) and condition(value), expected, value)  # type: ignore[arg-type]
+
+
+def _require_share(value: object, name: str) -> None:
+    """Requires the weight of what a moving average keeps."""
+    require_number(value, f"{name} in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1)
+
+
+def _require_betas(betas: object) -> None:
+    _require_tuple(betas, object, "two betas in [0, 1)", 2)
+    for beta in betas:  # type: ignore[attr-defined]
+        _require_share(beta, "two betas")
+
+
+def _require_eps(eps: object) -> None:
+    require_number(eps, "a positive eps, at least 2^-126", lambda x: x >= MIN_EPS)
 
 
 def _require_tuple(values: object, kind: type, expected: str, length: int | None = None) -> None:
@@ -114,23 +130,23 @@ class SGD:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam:
-    """`torch.optim.Adam`: weight decay is added to the gradient (L2). No amsgrad.
+    """`torch.optim.Adam`: weight decay is added to the gradient (L2).
 
-    `lr` is the base rate, which the task's schedule multiplies.
+    `lr` is the base rate, which the task's schedule multiplies. amsgrad: divides by the root of the greatest second
+    moment so far.
     """
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    amsgrad: bool = False
     groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.lr, self.weight_decay, self.groups)
-        _require_tuple(self.betas, object, "two betas in [0, 1)", 2)
-        for beta in self.betas:
-            require_number(beta, "two betas in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1)
-        require_number(self.eps, "a positive eps, at least 2^-126", lambda x: x >= MIN_EPS)
+        _require_betas(self.betas)
+        _require_eps(self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +185,106 @@ class Adafactor:
         require_number(self.eps[1], "a positive eps[1], at least 2^-126", lambda x: x >= MIN_EPS)
 
 
-Optimizer = SGD | Adam | Adafactor
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSprop:
+    """`torch.optim.RMSprop`: s = alpha * s + (1 - alpha) * g^2; p -= lr * g / (sqrt(s) + eps), with weight decay in g.
+
+    momentum: p moves by lr times buf = momentum * buf + g / (...). centered: s is less the square of the mean gradient.
+    """
+
+    lr: float = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.groups)
+        _require_share(self.alpha, "alpha")
+        _require_eps(self.eps)
+        require_number(self.momentum, "0 <= momentum < 1", lambda x: 0 <= x < 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adagrad:
+    """`torch.optim.Adagrad`: s += g^2; p -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps), with decay in g."""
+
+    lr: float = 1e-2
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.groups)
+        require_number(self.lr_decay, "lr_decay >= 0", lambda x: x >= 0)
+        require_number(self.initial_accumulator_value, "initial_accumulator_value >= 0", lambda x: x >= 0)
+        _require_eps(self.eps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NAdam:
+    """`torch.optim.NAdam`: Adam with Nesterov momentum (Dozat 2016), whose share grows with t.
+
+    decoupled_weight_decay: decay of the parameter itself, as in AdamW.
+    """
+
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum_decay: float = 4e-3
+    decoupled_weight_decay: bool = False
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.groups)
+        _require_betas(self.betas)
+        _require_eps(self.eps)
+        require_number(self.momentum_decay, "momentum_decay >= 0", lambda x: x >= 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RAdam:
+    """`torch.optim.RAdam`: Adam whose second moment counts only once its variance is tractable (Liu et al. 2020).
+
+    decoupled_weight_decay: decay of the parameter itself, as in AdamW.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.groups)
+        _require_betas(self.betas)
+        _require_eps(self.eps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lion:
+    """Lion (Chen et al. 2023), which torch does not have: p -= lr * sign(b1 * m + (1 - b1) * g); m follows g with b2.
+
+    Weight decay is of the parameter itself, as in AdamW.
+    """
+
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.groups)
+        _require_betas(self.betas)
+
+
+Optimizer = SGD | Adam | Adafactor | RMSprop | Adagrad | NAdam | RAdam | Lion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.settings import SGD
-from tiebreak.engine.optimizers.update import Trained, Update
+from tiebreak.engine.optimizers.update import Trained, Update, decayed
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 
@@ -15,9 +15,7 @@ def sgd(b: Builder, o: SGD, trained: Sequence[Trained], result: Update) -> None:
     """
     for p in trained:
         b.origin = f"optimizer:{p.name}"
-        g = p.gradient
-        if p.weight_decay:
-            g = b.add(g, b.scale(p.value, p.weight_decay))
+        _, g = decayed(b, p, decoupled=False)
         if o.momentum:
             key = f"momentum.{p.name}"
             kept = b.scale(result.moment(b, key, p.value.shape), o.momentum)

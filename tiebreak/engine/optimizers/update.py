@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.optimizers.settings import f32
 from tiebreak.protocol.program.isa import DType
 
 
@@ -41,3 +42,19 @@ class Update:
 def sum_of_squares(b: Builder, x: Ref) -> Ref:
     """The exact sum of squares, rounded once; f32 of rank 0."""
     return b.dot(x, x) if x.rank else b.mul(x, x)
+
+
+def decayed(b: Builder, p: Trained, *, decoupled: bool) -> tuple[Ref, Ref]:
+    """Value and gradient with weight decay, which shrinks the value (decoupled) or is added to the gradient."""
+    if not p.weight_decay:
+        return p.value, p.gradient
+    if decoupled:
+        return b.mul(p.value, b.sub(b.const(1.0), b.scale(p.rate, p.weight_decay))), p.gradient
+    return p.value, b.add(p.gradient, b.scale(p.value, p.weight_decay))
+
+
+def averaged(b: Builder, key: str, share: float, new: Ref, result: Update) -> Ref:
+    """The entry times `share`, plus (1 - share) * new; 1 - share of the FP32 number."""
+    kept = b.scale(result.moment(b, key, new.shape), share)
+    average = result.state[key] = b.add(kept, b.mul(new, b.const(1.0 - f32(share))))
+    return average

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from itertools import zip_longest
@@ -30,11 +30,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
 from tiebreak.engine.capture.purity import LossModule, as_written, same_tensors, untouched
-from tiebreak.engine.capture.task import SGD, Adafactor, Bound, Rows, Task
+from tiebreak.engine.capture.task import SGD, Bound, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.optimizers.averaging import AVERAGE
 from tiebreak.engine.optimizers.settings import settings_of
+from tiebreak.engine.optimizers.translate import torchs
 from tiebreak.engine.run.cost import require_memory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
@@ -175,13 +176,8 @@ def _updates(
     """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients."""
     own = {n: nn.Parameter(state[MODEL + n].to(dtype, copy=True)) for n, _ in task.model.named_parameters()}
     moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in state}
-    kept = {f.name: getattr(task.optimizer, f.name) for f in fields(task.optimizer)}
-    if isinstance(task.optimizer, Adafactor) and task.optimizer.eps[0] is None:
-        kept["eps"] = (2.0**-23, task.optimizer.eps[1])  # torch's default is that of the dtype
     settings = {name: settings_of(task.optimizer, name) for name in own}
-    groups = [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()]
-    make: Any = getattr(torch.optim, type(task.optimizer).__name__)
-    optimizer = make(groups, **{name: value for name, value in kept.items() if name not in ("groups", "weight_decay")})
+    optimizer = torchs(task.optimizer, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
     after = []
     for rate, given in zip(task.learning_rates().double().tolist(), gradients, strict=False):
         for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):

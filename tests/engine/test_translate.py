@@ -1,0 +1,220 @@
+"""Optimizers and schedulers of torch as settings: the same rates and hyperparameters, or a refusal with its reason."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+from tests.conftest import CaseCounter
+from tiebreak.api.tasks import make_task
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, Task
+from tiebreak.engine.optimizers.settings import settings_of
+from tiebreak.engine.run.eager import checked
+from tiebreak.protocol.errors import ConfigurationError
+
+STEPS = 40
+O, S = torch.optim, lr_scheduler  # noqa: E741 (two namespaces that every line below names)
+
+
+class Net(nn.Module):
+    """Two layers, the first of them frozen, whose norm has parameters with brackets in no name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.layer = nn.Linear(4, 3)
+        self.odd = nn.ParameterDict({"a[0]*": nn.Parameter(torch.ones(3))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.frozen(x))) * self.odd["a[0]*"]
+
+
+def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ((model(x) - y) ** 2).mean()
+
+
+def task_of(model: nn.Module, optimizer: Any, schedule: Any = None, steps: int = STEPS) -> Task:
+    generator = torch.Generator().manual_seed(1)
+    data = {"x": torch.randn(9, 4, generator=generator), "y": torch.randn(9, 3, generator=generator)}
+    return make_task(model, squared_error, optimizer=optimizer, data=data, batch=3, steps=steps, schedule=schedule)
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+EQUAL: dict[str, tuple[Callable[[Any], O.Optimizer], Any]] = {
+    "sgd": (lambda p: O.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.2, nesterov=True, foreach=True),
+            SGD(lr=0.1, momentum=0.9, weight_decay=0.2, nesterov=True)),
+    "sgd, dampening without momentum": (lambda p: O.SGD(p, lr=0.1, dampening=0.5), SGD(lr=0.1)),
+    "adam": (lambda p: O.Adam(p, lr=torch.tensor(0.5), amsgrad=True, fused=True), Adam(lr=0.5, amsgrad=True)),
+    "adam, betas of tensors": (lambda p: O.Adam(p, lr=torch.tensor(0.5), foreach=False, capturable=True,
+                                                betas=(torch.tensor(0.5), torch.tensor(0.75))),
+                               Adam(lr=0.5, betas=(0.5, 0.75))),
+    "adam, decoupled": (lambda p: O.Adam(p, lr=0.5, weight_decay=0.1, decoupled_weight_decay=True),
+                        AdamW(lr=0.5, weight_decay=0.1)),
+    "adamw": (lambda p: O.AdamW(p, betas=(0.8, 0.95), eps=1e-6), AdamW(lr=1e-3, betas=(0.8, 0.95), eps=1e-6)),
+    "adafactor": (lambda p: O.Adafactor(p, d=2.0), Adafactor(d=2.0)),
+    "rmsprop": (lambda p: O.RMSprop(p, centered=True, momentum=0.5), RMSprop(centered=True, momentum=0.5)),
+    "adagrad": (lambda p: O.Adagrad(p, lr_decay=0.1, initial_accumulator_value=0.5),
+                Adagrad(lr_decay=0.1, initial_accumulator_value=0.5)),
+    "nadam": (lambda p: O.NAdam(p, momentum_decay=0.1, decoupled_weight_decay=True, weight_decay=0.1),
+              NAdam(momentum_decay=0.1, decoupled_weight_decay=True, weight_decay=0.1)),
+    "radam": (lambda p: O.RAdam(p, weight_decay=0.1), RAdam(weight_decay=0.1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_an_optimizer_is_its_settings(name: str) -> None:
+    make, settings = EQUAL[name]
+    model = Net()
+    for parameters in (trained(model), model.parameters()):
+        assert task_of(model, make(parameters)).optimizer == settings
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW, Adafactor, RMSprop, Adagrad, NAdam, RAdam])
+def test_defaults_are_torchs(kind: Any) -> None:
+    model = Net()
+    given = getattr(O, kind.__name__)(trained(model))
+    assert task_of(model, given).optimizer == kind(lr=given.defaults["lr"])
+
+
+def test_groups_keep_their_rates_and_decays() -> None:
+    model = Net()
+    given = O.AdamW([
+        {"params": [model.layer.weight], "name": "any further entry"},
+        {"params": [model.odd["a[0]*"]], "lr": 4e-3, "weight_decay": 0.0},
+        {"params": []},
+    ], lr=1e-3, weight_decay=0.25)  # fmt: skip
+    made = task_of(model, given).optimizer
+    assert (made.lr, made.weight_decay) == (1e-3, 0.25)
+    assert settings_of(made, "layer.weight") == (1.0, 0.25)
+    assert settings_of(made, "odd.a[0]*") == (4.0, 0.0)
+    assert settings_of(made, "layer.bias") == (0.0, 0.0), "what the optimizer does not hold stays as it is"
+    first = O.SGD([{"params": [model.layer.bias], "lr": 0.0}, {"params": [model.layer.weight]}], lr=0.5)
+    made = task_of(model, first).optimizer
+    assert (made.lr, settings_of(made, "layer.bias")[0], settings_of(made, "layer.weight")[0]) == (0.5, 0.0, 1.0)
+
+
+SCHEDULERS: dict[str, Callable[[O.Optimizer], S.LRScheduler]] = {
+    "lambda": lambda o: S.LambdaLR(o, lambda s: 1 / (s + 1)),
+    "warm-up from zero": lambda o: S.LambdaLR(o, lambda s: min(1.0, s / 7)),
+    "multiplicative": lambda o: S.MultiplicativeLR(o, lambda _: 0.9),
+    "step": lambda o: S.StepLR(o, 5, 0.3),
+    "multi-step": lambda o: S.MultiStepLR(o, [3, 9], 0.5),
+    "constant": lambda o: S.ConstantLR(o, 0.1, 6),
+    "linear": lambda o: S.LinearLR(o, 0.1, 1.0, 9),
+    "exponential": lambda o: S.ExponentialLR(o, 0.93),
+    "cosine": lambda o: S.CosineAnnealingLR(o, STEPS, eta_min=0.0),
+    "cosine, restarts": lambda o: S.CosineAnnealingWarmRestarts(o, 7, 2),
+    "polynomial": lambda o: S.PolynomialLR(o, 30, 2.0),
+    "one cycle": lambda o: S.OneCycleLR(o, [0.3, 0.6], total_steps=STEPS, cycle_momentum=False),
+    "cyclic": lambda o: S.CyclicLR(o, [0.1, 0.2], [0.5, 1.0], step_size_up=6, cycle_momentum=False),
+    "sequential": lambda o: S.SequentialLR(
+        o, [S.LinearLR(o, 0.1, 1.0, 8), S.CosineAnnealingLR(o, 32)], milestones=[8]
+    ),
+    "chained": lambda o: S.ChainedScheduler([S.ConstantLR(o, 0.1, 4), S.ExponentialLR(o, 0.9)]),
+    "averaging": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=[0.05, 0.1], anneal_epochs=10),
+}  # fmt: skip
+
+
+def two_groups(model: Net) -> O.Optimizer:
+    return O.SGD([{"params": [model.layer.weight]}, {"params": [model.layer.bias], "lr": 1.0}], lr=0.5, momentum=0.9)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_becomes_the_table_of_its_rates(name: str, cases: CaseCounter) -> None:
+    model = Net()
+    optimizer = two_groups(model)
+    scheduler = SCHEDULERS[name](optimizer)
+    before = [dict(group) for group in optimizer.param_groups], str(scheduler.state_dict())
+    task = task_of(model, optimizer, scheduler)
+    assert ([dict(group) for group in optimizer.param_groups], str(scheduler.state_dict())) == before
+    table, factor = task.learning_rates(), settings_of(task.optimizer, "layer.bias")[0]
+    for step in range(STEPS):  # now the user's own
+        first, second = (group["lr"] for group in optimizer.param_groups)
+        assert table[step].item() == pytest.approx(first, rel=2**-24, abs=1e-45), step
+        assert table[step].item() * factor == pytest.approx(second, rel=1e-6, abs=1e-45), step
+        optimizer.step()
+        if step + 1 < STEPS:
+            scheduler.step()
+        cases()
+    assert len(set(table.tolist())) > 1
+
+
+def test_a_scheduled_task_of_torchs_objects_passes_the_check() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = O.NAdam([{"params": model.layer.parameters()}, {"params": model.odd.parameters(), "lr": 0.2}], lr=0.1)
+    task = task_of(model, optimizer, S.LambdaLR(optimizer, lambda s: 1 / (s + 1)), steps=3)
+    compiled = checked(task)
+    assert compiled.checked
+    assert compiled.data["learning_rate"].tolist() == torch.tensor([0.1, 0.05, 0.1 / 3]).tolist()
+
+
+class Own(O.SGD):
+    """A user's own optimizer."""
+
+
+def stepped(model: Net) -> O.Optimizer:
+    given = O.AdamW(trained(model))
+    model(torch.ones(1, 4)).sum().backward()
+    given.step()
+    return given
+
+
+def hooked(model: Net) -> O.Optimizer:
+    given = O.SGD(trained(model), lr=0.1)
+    given.register_step_pre_hook(lambda *_: None)
+    return given
+
+
+REFUSED: dict[str, tuple[Callable[[Net], Any], Any, str]] = {
+    "another optimizer": (lambda m: O.LBFGS(trained(m)), None, "expected one of torch.optim's SGD, .* got LBFGS"),
+    "a subclass": (lambda m: Own(trained(m), lr=0.1), None, "got Own, whose update has no form"),
+    "no optimizer": (lambda _: "AdamW", None, "settings of an optimizer, such as .* got 'str'"),
+    "maximize": (lambda m: O.SGD(trained(m), lr=0.1, maximize=True), None, "without maximize: return the loss"),
+    "differentiable": (lambda m: O.SGD(trained(m), lr=0.1, differentiable=True), None, "without differentiable"),
+    "state": (stepped, None, "has not stepped yet .a job begins with moments of zero., got 'one with state'"),
+    "hooks": (hooked, None, "an optimizer without hooks"),
+    "foreign": (lambda _: O.SGD(Net().parameters(), lr=0.1), None, "of the model's own parameters"),
+    "groups": (lambda m: O.Adam([{"params": [m.layer.weight]}, {"params": [m.layer.bias], "betas": (0.1, 0.2)}]), None,
+               "groups that differ only in lr and weight_decay, .* not in betas, got"),
+    "no rate": (lambda m: O.SGD(trained(m), lr=0.0), None, "a positive learning rate"),
+    "plateau": (two_groups, S.ReduceLROnPlateau, "ReduceLROnPlateau, which reads its losses"),
+    "another's scheduler": (two_groups, lambda _: S.StepLR(O.SGD([torch.zeros(1)], lr=1.0), 3),
+                            "optimizer to be that of its lr_scheduler"),
+    "one cycle of momentum": (two_groups, lambda o: S.OneCycleLR(o, 0.1, total_steps=STEPS),
+                              "changes only the learning rate .OneCycleLR .* got 'a change of momentum after step 1'"),
+    "too short": (two_groups, lambda o: S.OneCycleLR(o, 0.1, total_steps=5, cycle_momentum=False),
+                  "OneCycleLR cannot be sampled for 40 steps: ValueError"),
+    "own factors": (two_groups, lambda o: S.LambdaLR(o, [lambda s: 1 / (s + 1), lambda s: 0.9**s]),
+                    "one schedule for all groups, up to a factor, got 'another multiple for group 1 in step 2"),
+    "negative": (two_groups, lambda o: S.LambdaLR(o, lambda s: 3.0 - s), "finite factors >= 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_translation_is_refused_with_the_reason(name: str) -> None:
+    make, scheduler, message = REFUSED[name]
+    model = Net()
+    optimizer = make(model)
+    with pytest.raises(ConfigurationError, match=message):
+        task_of(model, optimizer, scheduler and scheduler(optimizer))
+
+
+def test_gradient_scaling_is_refused_with_the_reason() -> None:
+    for enabled in (True, False):
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        task = task_of(Net(), AdamW(lr=0.1))
+        scaled = replace(task, loss=lambda net, x, y, s=scaler: s.scale(squared_error(net, x, y)))
+        if enabled:
+            with pytest.raises(ConfigurationError, match=r"test_translate.py:\d+\) it scales the loss .*GradScaler"):
+                compile_task(scaled)
+        else:
+            assert compile_task(scaled).program == compile_task(task).program
