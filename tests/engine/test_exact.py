@@ -1,5 +1,6 @@
 """Exact sums, compiled and in torch, against rationals; and that data made to be undecided get the reference's bits."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from tests.engine.arithmetic_cases import PLAIN, Maker, check, elements_of, kernel_with, tensor_of
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
-from tiebreak.engine.arithmetic.exact import LEAST, Digits, multiply_exactly
+from tiebreak.engine.arithmetic import Arithmetic, exact, reduce, ziv
+from tiebreak.engine.arithmetic.exact import LEAST, Digits, multiply_exactly, round_to_odd, two_sum
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.native import Build
 from tiebreak.engine.run import worst
@@ -107,6 +108,37 @@ def test_every_way_against_rationals(seed: int, k: int, precision: int) -> None:
     operands = [left.reshape(-1), right.reshape(-1)]
     found = Arithmetic(precision=precision).execute(matrices(m, k, n), operands, 0)
     assert elements_of(found.reshape(-1)) == wanted
+
+
+@pytest.mark.parametrize(("terms", "most", "below"), [(64, 64, 22_000_000), (1024, 2**31, 2**22)])
+def test_room_of_residues(terms: int, most: int, below: int) -> None:
+    """Sums of products of residues, and of residues and digits, stay below 2^53 over the widest range there is."""
+    basis = exact._basis(2 * 253 + 48 + most.bit_length() + 3, below)
+    sizes = [p // 2 + 2 for p in basis.primes]
+    assert terms * max(sizes) ** 2 < 2**53
+    assert basis.modulus > 4 * most * 2 ** (2 * 253 + 48)
+    numbers = (*(basis.modulus // p for p in basis.primes), -basis.modulus)
+    digits = [[int(digit) for digit in row] for row in basis.digits[0].T.tolist()]
+    assert [sum(digit << 26 * at for at, digit in enumerate(row)) for row in digits] == list(numbers)
+    for column in zip(*digits, strict=True):
+        assert sum(abs(digit) * size for digit, size in zip(column, (*sizes, len(sizes)), strict=True)) < 2**53 - 2**28
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32))
+def test_rounding_to_odd(seed: int) -> None:
+    draw = random.Random(seed)
+    a, b = (draw.choice((-1, 1)) * draw.getrandbits(53) * 2.0 ** draw.randint(-60, 60) for _ in range(2))
+    s, t = two_sum(*(torch.tensor([x], dtype=torch.float64) for x in (a, b)))
+    found, wanted = Fraction(round_to_odd(s, t).item()), Fraction(a) + Fraction(b)
+    down = s.nextafter(torch.full_like(s, -math.inf)).item()
+    up = s.nextafter(torch.full_like(s, math.inf)).item()
+    if wanted == Fraction(s.item()):
+        assert found == wanted
+    else:
+        assert found in (Fraction(down), Fraction(s.item()), Fraction(up))
+        assert abs(found - wanted) < Fraction(up - down)
+        assert int(torch.tensor(float(found), dtype=torch.float64).view(torch.int64)) & 1
 
 
 LONG = [(0, 1000), (1, 3000), (1, 20_000), (2, 20_000), (4, 100_000)]

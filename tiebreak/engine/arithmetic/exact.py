@@ -10,9 +10,10 @@ the remainders into the sums; the loop skips steps without remainders.
 
 **Matrices.** A tile of a matrix product with many undecided elements is computed as a whole, modulo primes below 2^22:
 residues are at most 2^21, so 2^10 of their products add exactly in FP64, in any order, and each prime costs one fast
-matrix product whatever the data (Ozaki's scheme II, 2025). With M the product of the primes, x is
-sum(y_i M / p_i) - q M for y_i = x (M / p_i)^-1 mod p_i; M is at least 4 |x|, so q is the nearest integer to
-sum(y_i / p_i). The number of primes depends on the range of the data's exponents, and is at most 27.
+matrix product whatever the data (Ozaki's scheme II, 2025). For at most 2^6 terms, primes go up to 2^24.39, and fewer
+are enough. With M the product of the primes, x is sum(y_i M / p_i) - q M for y_i = x (M / p_i)^-1 mod p_i; M is at
+least 4 |x|, so q is the nearest integer to sum(y_i / p_i). The number of primes depends on the range of the data's
+exponents, and is at most 27.
 
 **Rounding.** What does not fit a signed digit is carried, from the lowest digit up. Those below one then add up to less
 than 0.51 of its unit. So the sum in FP64 of the digits from the highest down to any one has the sign of the exact one,
@@ -23,7 +24,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
-from math import prod
+from math import isqrt, prod
+from operator import mul
 from typing import Final
 
 import numpy as np
@@ -107,9 +109,8 @@ def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def round_to_odd(s: Tensor, t: Tensor) -> Tensor:
     """s + t (|t| <= ulp(s)/2, FP64) rounded to FP64, to the neighbour with odd significand unless exact."""
     bits = s.contiguous().view(torch.int64)
-    away = torch.where((s > 0) == (t > 0), 1, -1)
-    odd = torch.where((t != 0) & (bits & 1 == 0), bits + away, bits)
-    return odd.view(torch.float64)
+    away = s.sign().mul_(t.sign()).to(torch.int64)  # 0 if exact
+    return away.mul_(~bits & 1).add_(bits).view(torch.float64)
 
 
 def _room(digits: int, like: Tensor) -> Tensor:
@@ -130,21 +131,30 @@ def _round_digits(digits: Tensor, bits: int, least: int, rounded: Round) -> Tens
     below[0] = 0
     for digit, under, here in zip(digits[1:], below, below[1:], strict=False):
         torch.add(digit, under, alpha=2.0**-bits, out=here)
-    exponent = (below[-1].view(torch.int64) >> 52).bitwise_and_(_EXPONENT).sub_(1023)
-    place = exponent.div_(bits, rounding_mode="floor").add_(len(digits) - 1).clamp_(2, len(digits) - 2)
-    over, top, under = (digits.gather(0, (place + n)[None])[0] for n in (1, 0, -1))
+    exponent = (below[-1].view(torch.int64) >> 52).bitwise_and_(_EXPONENT)
+    # floor((exponent - 1023) / bits), of a number that is not negative, because a division takes several times as long
+    whole = -(-1023 // bits)
+    place = exponent.add_(bits * whole - 1023).mul_(-(-(1 << 20) // bits)).bitwise_right_shift_(20)
+    place.add_(len(digits) - 1 - whole).clamp_(2, len(digits) - 2)
+    count = digits.shape[1]
+    at = torch.arange(-2 * count, -count, device=digits.device).add_(place, alpha=count)
+    over, top, under = (digits.view(-1)[n * count :].index_select(0, at) for n in (3, 2, 1))
+    rest = below.view(-1).index_select(0, at).sign_()
     high = over.mul_(2.0**bits).add_(top).mul_(2.0**bits)
-    odd = round_to_odd(*two_sum(high, under.add_(below.gather(0, place[None] - 2)[0].sign_(), alpha=0.5)))
+    odd = round_to_odd(*two_sum(high, under.add_(rest, alpha=0.5)))
     return rounded(odd.mul_(_power(place.sub_(3).mul_(bits).add_(least)))).add_(0.0)
 
 
 # ---- matrix products, modulo primes ----
 
-_PRIME_BITS: Final = 22
 _DIGIT_BITS: Final = 26
 _POWERS: Final = 254
 _BLOCK: Final = 1 << 10
-"""The number of products of residues that add exactly."""
+"""The number of products of residues that add exactly modulo primes below `_PRIMES_BELOW`."""
+_PRIMES_BELOW: Final = 1 << 22
+_FEW: Final = 1 << 6
+"""The number of products that add exactly modulo primes below `_GREATER_BELOW`."""
+_GREATER_BELOW: Final = 22_000_000
 TILE: Final = 1 << 18
 """The number of elements of a result that are computed at once."""
 
@@ -167,13 +177,16 @@ class _Basis:
 
     @cached_property
     def digits(self) -> tuple[Tensor, Tensor]:
-        """The digits of each M / p_i and of -M (digits, primes + 1), and 1 / p_i (primes,), in FP64."""
+        """The signed digits of each M / p_i and of -M (digits, primes + 1), and 1 / p_i (primes,), in FP64.
+
+        They are at most 2^25, but for the highest, so that sums of products with y_i and q stay below 2^53.
+        """
         count = self.modulus.bit_length() // (2 * _DIGIT_BITS) * 2 + 2
-        mask = (1 << _DIGIT_BITS) - 1
-        weights = [self.modulus // p for p in self.primes]
-        rows = [[n >> (_DIGIT_BITS * d) & mask for d in range(count)] for n in (*weights, self.modulus)]
+        rows, half = [], 1 << (_DIGIT_BITS - 1)
+        for n in (*(self.modulus // p for p in self.primes), -self.modulus):
+            lower = list(accumulate(range(count - 1), lambda n, _: (n + half) >> _DIGIT_BITS, initial=n))
+            rows.append([*((n + half) % (2 * half) - half for n in lower[:-1]), lower[-1]])
         found = torch.tensor(rows, dtype=torch.float64)
-        found[-1].neg_()
         return found.T.contiguous(), 1 / torch.tensor(self.primes, dtype=torch.float64)
 
     @cached_property
@@ -189,24 +202,25 @@ class _Basis:
 
 
 @cache
-def _primes() -> tuple[int, ...]:
-    """The 28 greatest primes below 2^22."""
+def _primes(below: int) -> tuple[int, ...]:
+    """The 28 greatest primes below an even number."""
     found: list[int] = []
-    at = (1 << _PRIME_BITS) - 1
+    at = below - 1
     while len(found) < 28:
-        if all(at % d for d in range(3, 1 << (_PRIME_BITS // 2), 2)):
+        if all(at % d for d in range(3, isqrt(at) + 1, 2)):
             found.append(at)
         at -= 2
     return tuple(found)
 
 
 @cache
-def _basis_of(count: int) -> _Basis:
-    return _Basis(_primes()[:count])
+def _basis(bits: int, below: int) -> _Basis:
+    products = accumulate(_primes(below), mul)
+    return _Basis(_primes(below)[: next(n for n, found in enumerate(products, 1) if found.bit_length() > bits)])
 
 
-def _basis(bits: int) -> _Basis:
-    return _basis_of(next(n for n in range(1, 29) if prod(_primes()[:n]).bit_length() > bits))
+_Primes = tuple[Tensor, Tensor]
+"""Some primes and their reciprocals, FP64, each (G, 1)."""
 
 
 @dataclass(frozen=True)
@@ -232,22 +246,29 @@ class Factors:
         low = min(low, high)
         return cls(whole, bit.sub_(low).clamp_min_(0), low, high)  # the bit of a zero is arbitrary
 
-    def modulo(self, p: int, powers: Tensor, out: Tensor, room: Tensor) -> Tensor:
-        """The residues of the numbers, FP64, in `out`, by those of `powers` of two. `room`: as for `_reduce`."""
-        flat = zip(*(torch.split(x.view(-1), CACHED) for x in (out, self.bit, self.whole)), strict=True)
-        for to, bit, whole in flat:
-            _reduce(torch.index_select(powers, 0, bit, out=to).mul_(whole), p, room)
-        return out
+    def modulo(self, primes: _Primes, powers: Tensor, out: Tensor, room: Tensor) -> Tensor:
+        """The residues of the numbers modulo G primes with `powers` of two (G, 254): FP64 (G, *shape).
+
+        They are in `out`, which has room for as many primes at least. `room`: as for `_reduce`.
+        """
+        out = out[: len(powers)]
+        pieces = (torch.split(x, max(1, CACHED // len(out)), -1) for x in (out, self.bit.view(-1), self.whole.view(-1)))
+        for to, bit, whole in zip(*pieces, strict=True):
+            for row, those in zip(to, powers, strict=True):
+                torch.index_select(those, 0, bit, out=row)
+            _reduce(to.mul_(whole), primes, room)
+        return out.view(len(out), *self.whole.shape)
 
 
-def _reduce(x: Tensor, p: int, room: Tensor) -> Tensor:
-    """x mod p for integers below 2^53 in FP64, in place: at most p / 2 in magnitude, or slightly more.
+def _reduce(x: Tensor, primes: _Primes, room: Tensor) -> Tensor:
+    """Integers below 2^53 in FP64, (G, n), modulo primes, in place: at most p / 2 in magnitude, or slightly more.
 
     `room`: FP64 memory for `CACHED` numbers, made once, because fresh pages cost more than the work on them.
     """
-    for piece in torch.split(x.view(-1), CACHED):
-        quotient = torch.mul(piece, 1 / p, out=room[: len(piece)]).round_()
-        piece.sub_(quotient, alpha=p)
+    p, inverse = primes
+    for piece in (x,) if x.numel() <= CACHED else torch.split(x, max(1, CACHED // len(x)), 1):
+        quotient = torch.mul(piece, inverse, out=room[: piece.numel()].view_as(piece)).round_()
+        piece.addcmul_(quotient, p, value=-1)
     return x
 
 
@@ -267,16 +288,22 @@ def multiply_exactly(a: Tensor, b: Tensor, rounded: Round) -> Tensor:
 def _multiply_factors(left: Factors, right: Factors, rounded: Round) -> Tensor:
     shape = (left.whole.shape[0], left.whole.shape[1], right.whole.shape[2])
     terms, device = left.whole.shape[2], left.whole.device
-    basis = _basis(left.high - left.low + right.high - right.low + 48 + terms.bit_length() + 3)
-    residues = torch.empty((len(basis.primes) + 1, prod(shape)), dtype=torch.float64, device=device)  # and q
-    a, b = torch.empty_like(left.whole), torch.empty_like(right.whole)
+    bits = left.high - left.low + right.high - right.low + 48 + terms.bit_length() + 3
+    basis = _basis(bits, _GREATER_BELOW if terms <= _FEW else _PRIMES_BELOW)
+    primes = torch.tensor(basis.primes, dtype=torch.float64, device=device)[:, None]
+    residues = torch.empty((len(primes) + 1, prod(shape)), dtype=torch.float64, device=device)  # and q
     room = torch.empty(CACHED, dtype=torch.float64, device=device)
-    plain, inverted = (powers.to(device) for powers in basis.powers)
-    for sums, p, powers, times in zip(residues[:-1], basis.primes, plain, inverted, strict=True):
-        _multiply_modulo(left.modulo(p, times, a, room), right.modulo(p, powers, b, room), p, sums.view(shape), room)
+    group = max(1, CACHED // max(left.whole.numel(), right.whole.numel()))
+    rooms = [torch.empty((group, x.whole.numel()), dtype=torch.float64, device=device) for x in (left, right)]
+    tables = (torch.split(x.to(device), group) for x in (residues[:-1], primes, 1 / primes, *basis.powers))
+    for sums, p, inverse, plain, inverted in zip(*tables, strict=True):
+        a = left.modulo((p, inverse), inverted, rooms[0], room)
+        b = right.modulo((p, inverse), plain, rooms[1], room)
+        for n, out in enumerate(sums):
+            _multiply_modulo(a[n], b[n], (p[n : n + 1], inverse[n : n + 1]), out.view(shape), room)
     weights, parts = (digits.to(device) for digits in basis.digits)
     found = []
-    for flat in torch.split(residues, CACHED // 4, 1):
+    for flat in torch.split(residues, CACHED // 2, 1):
         torch.mv(flat[:-1].T, parts, out=flat[-1]).round_()
         total = torch.mm(weights, flat)
         digits = _room(len(total) // 2, total)
@@ -285,11 +312,11 @@ def _multiply_factors(left: Factors, right: Factors, rounded: Round) -> Tensor:
     return torch.cat(found).view(shape)
 
 
-def _multiply_modulo(a: Tensor, b: Tensor, p: int, out: Tensor, room: Tensor) -> None:
-    """a x b mod p, for residues, in blocks of terms whose products add exactly; many at once if the result is small."""
+def _multiply_modulo(a: Tensor, b: Tensor, p: _Primes, out: Tensor, room: Tensor) -> None:
+    """a x b modulo one prime, for residues: blocks of terms whose products add exactly, many at once if few results."""
     (batch, m, terms), n = a.shape, b.shape[2]
     if terms <= _BLOCK:
-        _reduce(torch.bmm(a, b, out=out), p, room)
+        _reduce(torch.bmm(a, b, out=out).view(1, -1), p, room)
         return
     step = _BLOCK * max(1, min(terms // _BLOCK, TILE // out.numel()))
     out.zero_()
@@ -298,11 +325,12 @@ def _multiply_modulo(a: Tensor, b: Tensor, p: int, out: Tensor, room: Tensor) ->
         whole = slice(at, at + min(blocks * _BLOCK, terms - at))
         left = a[:, :, whole].reshape(batch, m, blocks, -1).transpose(1, 2).reshape(batch * blocks, m, -1)
         sums = torch.bmm(left, b[:, whole].reshape(batch * blocks, -1, n))
-        out.add_(_reduce(sums, p, room).view(batch, blocks, m, n).sum(1))
+        out.add_(_reduce(sums.view(1, -1), p, room).view(batch, blocks, m, n).sum(1))
         if whole.stop < min(at + step, terms):
             rest = slice(whole.stop, min(at + step, terms))
-            out.add_(_reduce(torch.bmm(a[:, :, rest], b[:, rest]), p, room))
-    _reduce(out, p, room)
+            sums = torch.bmm(a[:, :, rest], b[:, rest])
+            out.add_(_reduce(sums.view(1, -1), p, room).view(out.shape))
+    _reduce(out.view(1, -1), p, room)
 
 
 def _carried(digits: Tensor) -> tuple[Tensor, Tensor]:
