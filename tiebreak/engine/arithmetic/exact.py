@@ -132,8 +132,7 @@ def _round_digits(digits: Tensor, bits: int, least: int, rounded: Round) -> Tens
     for digit, under, here in zip(digits[1:], below, below[1:], strict=False):
         torch.add(digit, under, alpha=2.0**-bits, out=here)
     exponent = (below[-1].view(torch.int64) >> 52).bitwise_and_(_EXPONENT)
-    # floor((exponent - 1023) / bits), of a number that is not negative, because a division takes several times as long
-    whole = -(-1023 // bits)
+    whole = -(-1023 // bits)  # so that a product and a shift divide a number that is not negative
     place = exponent.add_(bits * whole - 1023).mul_(-(-(1 << 20) // bits)).bitwise_right_shift_(20)
     place.add_(len(digits) - 1 - whole).clamp_(2, len(digits) - 2)
     count = digits.shape[1]
@@ -177,10 +176,7 @@ class _Basis:
 
     @cached_property
     def digits(self) -> tuple[Tensor, Tensor]:
-        """The signed digits of each M / p_i and of -M (digits, primes + 1), and 1 / p_i (primes,), in FP64.
-
-        They are at most 2^25, but for the highest, so that sums of products with y_i and q stay below 2^53.
-        """
+        """The signed digits of each M / p_i and of -M (digits, primes + 1), and 1 / p_i (primes,), in FP64."""
         count = self.modulus.bit_length() // (2 * _DIGIT_BITS) * 2 + 2
         rows, half = [], 1 << (_DIGIT_BITS - 1)
         for n in (*(self.modulus // p for p in self.primes), -self.modulus):
@@ -247,10 +243,7 @@ class Factors:
         return cls(whole, bit.sub_(low).clamp_min_(0), low, high)  # the bit of a zero is arbitrary
 
     def modulo(self, primes: _Primes, powers: Tensor, out: Tensor, room: Tensor) -> Tensor:
-        """The residues of the numbers modulo G primes with `powers` of two (G, 254): FP64 (G, *shape).
-
-        They are in `out`, which has room for as many primes at least. `room`: as for `_reduce`.
-        """
+        """Residues modulo G primes with `powers` of two (G, 254), in `out`: (G, *shape). `room`: as for `_reduce`."""
         out = out[: len(powers)]
         pieces = (torch.split(x, max(1, CACHED // len(out)), -1) for x in (out, self.bit.view(-1), self.whole.view(-1)))
         for to, bit, whole in zip(*pieces, strict=True):
@@ -297,8 +290,7 @@ def _multiply_factors(left: Factors, right: Factors, rounded: Round) -> Tensor:
     rooms = [torch.empty((group, x.whole.numel()), dtype=torch.float64, device=device) for x in (left, right)]
     tables = (torch.split(x.to(device), group) for x in (residues[:-1], primes, 1 / primes, *basis.powers))
     for sums, p, inverse, plain, inverted in zip(*tables, strict=True):
-        a = left.modulo((p, inverse), inverted, rooms[0], room)
-        b = right.modulo((p, inverse), plain, rooms[1], room)
+        a, b = left.modulo((p, inverse), inverted, rooms[0], room), right.modulo((p, inverse), plain, rooms[1], room)
         for n, out in enumerate(sums):
             _multiply_modulo(a[n], b[n], (p[n : n + 1], inverse[n : n + 1]), out.view(shape), room)
     weights, parts = (digits.to(device) for digits in basis.digits)
