@@ -27,7 +27,8 @@ import click
 from benchmarks.table import Row, placed, publish
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.engine.run.agreement import Terms
-from tiebreak.node.mail import Mail, pieces_of
+from tiebreak.node.mail import Mail
+from tiebreak.node.pieces import pieces_of
 from tiebreak.protocol.chain.devnet import free_port
 from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN

@@ -13,7 +13,8 @@ from tiebreak.api.offers import complete
 from tiebreak.api.readers import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.node.library import Fetched, fetch, parts, publish, secret_of
-from tiebreak.node.mail import Letter, Mail, MailStopped, pieces_of
+from tiebreak.node.mail import Letter, Mail, MailStopped
+from tiebreak.node.pieces import pieces_of
 from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job

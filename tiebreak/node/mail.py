@@ -12,7 +12,6 @@ import base64
 import contextlib
 import http.client
 import json
-import os
 import random
 import threading
 import time
@@ -23,6 +22,7 @@ from io import FileIO
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from tiebreak.node.pieces import Part, good_bytes, pieces_of, write_at
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import (
     MAX_BLOB_BYTES,
@@ -31,13 +31,11 @@ from tiebreak.protocol.commitments.blobs import (
     check_piece,
     check_pieces,
     piece_count,
-    piece_digest,
 )
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.errors import (
     CannotCheck,
     ConfigurationError,
-    EncodingError,
     ProofError,
     StateError,
     TiebreakError,
@@ -265,7 +263,7 @@ class Mail:
                 held = self._json("PUT", f"{where}/pieces?size={size}", b"".join(digests)).get("held")
                 if type(held) is not int or not 0 <= held <= size or (held % PIECE_BYTES and held != size):
                     raise VerificationError(f"expected how much of {size} bytes the hub holds, got {held!r:.80}")
-                body = _Part(file, held, size)
+                body = Part(file, held, size)
                 found = self._json("PUT", f"{where}?offset={held}", body, length=size - held)
             except MailRefused as error:
                 if error.status != 409:
@@ -294,7 +292,7 @@ class Mail:
             digests = self._again(lambda: self._digests(root, size))
         except MailRefused as error:
             raise CannotCheck(str(error)) from error
-        held = _good(file, size, digests)
+        held = good_bytes(file, size, digests)
         pause = _Pause(self.stop)
         while held < size:
             before = held
@@ -323,11 +321,11 @@ class Mail:
     ) -> Generator[int, None, None]:
         """Read what is missing. Yields how much is right, all of it from the start, after each piece.
 
-        While a piece is hashed and written by another thread, the next one is read: larger blocks than one piece would
-        no longer be in the processor's cache by then.
+        A second thread hashes one piece while this one writes the piece before and reads the piece behind it: two
+        writers would wait for each other, and larger blocks would no longer be in the processor's cache.
         """
         connection = self._connect()
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(1) as pool:
             try:
                 headers = {"Range": f"bytes={held}-{size - 1}"}
                 connection.request("GET", f"{self._parts.path.rstrip('/')}/blobs/{root.hex()}", headers=headers)
@@ -335,20 +333,19 @@ class Mail:
                 if response.status != 206:
                     reason = _reason(response.read(1000))
                     raise _Away(f"{response.status}: {reason}")
-                at, waiting = held, list[tuple[int, Future[None]]]()
-                buffers = [bytearray(PIECE_BYTES) for _ in range(3)]
-                while at < size or waiting:
+                views = [memoryview(bytearray(PIECE_BYTES)) for _ in range(2)]
+                before: tuple[int, memoryview, Future[None]] | None = None
+                for at in [*range(held, size, PIECE_BYTES), size]:
                     if self.stop.is_set():
                         raise MailStopped("stopped while a blob was fetched")
-                    if len(waiting) == 2 or at == size:
-                        end, done = waiting.pop(0)
-                        done.result()
-                        yield end
-                        continue
-                    view = memoryview(buffers[at // PIECE_BYTES % 3])[: size - at]
+                    number, view = at // PIECE_BYTES, views[at // PIECE_BYTES % 2][: size - at]
                     _fill(response, view)
-                    waiting.append((at + len(view), pool.submit(_keep, file, at, view, digests)))
-                    at += len(view)
+                    if before is not None:
+                        before[2].result()
+                    checked = pool.submit(check_piece, digests, number, view) if view else None
+                    if before is not None:
+                        yield write_at(file.fileno(), before[1], before[0])
+                    before = None if checked is None else (at, view, checked)
             finally:
                 connection.close()
 
@@ -434,40 +431,6 @@ _OURS: Final = frozenset({2, 13, 20, 21, 27, 28, 30, 122})
 """Errors of this machine's files (ENOENT, EACCES, ENOSPC, ...), which no other attempt would mend."""
 
 
-class _Part:
-    """Some bytes of a file, as the body of a request. The position of the file stays as it is."""
-
-    def __init__(self, file: FileIO, at: int, end: int) -> None:
-        self._file, self._at, self._end = file, at, end
-
-    def read(self, size: int) -> bytes:
-        data = os.pread(self._file.fileno(), min(size, self._end - self._at), self._at)
-        self._at += len(data)
-        return data
-
-
-def pieces_of(file: FileIO, size: int) -> list[Digest]:
-    """The digests of the pieces of a file's first `size` bytes. Raises `EncodingError` if it has fewer."""
-    part, digests = _Part(file, 0, size), []
-    for number in range(piece_count(size)):
-        data = part.read(PIECE_BYTES)
-        if len(data) != min(PIECE_BYTES, size - number * PIECE_BYTES):
-            raise EncodingError(f"expected {size} bytes, got the end of the file before")
-        digests.append(piece_digest(data))
-    return digests
-
-
-def _good(file: FileIO, size: int, digests: Sequence[bytes]) -> int:
-    """How many bytes from the start are right, of what came before."""
-    part, good = _Part(file, 0, size), 0
-    for digest in digests:
-        data = part.read(PIECE_BYTES)
-        if len(data) != min(PIECE_BYTES, size - good) or piece_digest(data) != digest:
-            break
-        good += len(data)
-    return good
-
-
 def _fill(response: http.client.HTTPResponse, view: memoryview) -> None:
     at = 0
     while at < len(view):
@@ -475,14 +438,6 @@ def _fill(response: http.client.HTTPResponse, view: memoryview) -> None:
         if not found:
             raise _Away("the body ended early")
         at += found
-
-
-def _keep(file: FileIO, at: int, piece: memoryview, digests: Sequence[bytes]) -> None:
-    """Check a piece and write it. Raises `ProofError`."""
-    check_piece(digests, at // PIECE_BYTES, piece)
-    written = 0
-    while written < len(piece):
-        written += os.pwrite(file.fileno(), piece[written:], at + written)
 
 
 def _event(data: bytes) -> bytes:

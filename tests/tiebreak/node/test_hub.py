@@ -2,8 +2,11 @@
 
 import http.client
 import json
+import os
 import secrets
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sql
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tests.tiebreak.node.hubs import (
@@ -32,6 +36,8 @@ from tests.tiebreak.node.hubs import (
     upload,
 )
 from tiebreak.node.hub import app as app_module
+from tiebreak.node.hub import connection as connection_module
+from tiebreak.node.hub import streams as streams_module
 from tiebreak.node.hub.clerk import Clerk
 from tiebreak.node.hub.limits import Buckets, Limits, Recent
 from tiebreak.node.hub.store import Store
@@ -385,9 +391,102 @@ def test_the_stream_says_what_is_new_without_the_posts(hub: Running) -> None:
     connection.close()
 
 
-def test_streams_are_limited(tmp_path: Path) -> None:
-    with running(settings(tmp_path, streams_per_address=0)) as hub:
-        assert ask(hub, "GET", "/stream")[0] == 429
+def test_streams_and_pages_of_posts_are_limited(tmp_path: Path) -> None:
+    with running(settings(tmp_path, streams_per_address=0, reads_per_minute=2)) as hub:
+        for path, most in (("/stream", "at most 0 streams by one address"), ("/posts", "at most 2 pages of posts a")):
+            answers = [ask(hub, "GET", path) for _ in range(3)]
+            assert [status for status, _, _ in answers] == ([429] * 3 if path == "/stream" else [200, 200, 429])
+            assert most in json.loads(answers[-1][2])["error"]
+
+
+LARGE = posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000)
+
+
+def silent(hub: Running, path: str) -> socket.socket:
+    """A connection that asks for something, and reads nothing of the answer."""
+    found = socket.create_connection(("127.0.0.1", urlsplit(hub.url).port))
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    found.sendall(f"GET {path} HTTP/1.1\r\nHost: hub\r\n\r\n".encode())
+    return found
+
+
+def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def until_cut(hub: Running) -> None:
+    """Wait until the hub has no connection any more, though its reader still has one."""
+    until(lambda: not hub.server.server_state.connections)
+
+
+@pytest.mark.parametrize(("held", "patience"), [(1 << 40, 0.5), (1 << 19, 1e6)], ids=["time", "bytes"])
+def test_a_stream_that_nobody_reads_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, patience: float
+) -> None:
+    monkeypatch.setattr(streams_module, "MAX_HELD_BYTES", held)
+    monkeypatch.setattr(connection_module, "PATIENCE_SECONDS", patience)
+    with running(settings(tmp_path)) as hub, silent(hub, "/stream?posts=1"):
+        hub.mail().post(OFFER)
+        until(lambda: len(hub.hub.streams) == 1)
+        for number in range(40):  # more than the buffers of both sockets hold
+            hub.mail().post(post(LARGE, TRAINER, number))
+        until(lambda: not hub.hub.listening.held and not len(hub.hub.streams))
+        until_cut(hub)
+        assert len(page(hub, "limit=3")) == 3, "others are served"
+
+
+def test_a_page_of_posts_counts_until_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "PATIENCE_SECONDS", 3.0)
+    with running(settings(tmp_path, reads_per_address=1)) as hub:
+        hub.mail().post(OFFER)
+        for number in range(40):
+            hub.mail().post(post(LARGE, TRAINER, number))
+        with silent(hub, "/posts"):
+            until(lambda: bool(hub.hub.reading.held))
+            status, _, body = ask(hub, "GET", "/posts")
+            assert status == 429
+            assert b"at most 1 pages of posts by one address" in body
+            until(lambda: not hub.hub.reading.held)
+            assert ask(hub, "GET", "/posts")[0] == 200
+            until_cut(hub)
+
+
+def test_a_slow_reader_is_no_silent_one() -> None:
+    """It is cut once it has taken nothing for as long as the hub is patient, and not before."""
+    waiting, looks, cut = [10], list[Callable[[], None]](), list[int]()
+
+    class Stub:
+        def get_write_buffer_size(self) -> int:
+            return waiting[0]
+
+        def call_later(self, seconds: float, look: Callable[..., None], *given: Any) -> "Stub":
+            assert seconds == connection_module.PATIENCE_SECONDS
+            looks.append(lambda: look(*given))
+            return self
+
+        def cancel(self) -> None:
+            looks.clear()
+
+        def abort(self) -> None:
+            cut.append(waiting[0])
+
+    connection: Any = object.__new__(connection_module.Connection)
+    connection.transport = connection.loop = Stub()
+    connection.flow = FlowControl(connection.transport)
+    connection.pause_writing()
+    for left in (9, 3):
+        waiting[0] = left
+        looks.pop()()
+        assert not cut
+        assert len(looks) == 1
+    connection.resume_writing()
+    assert not looks
+    connection.pause_writing()
+    looks.pop()()
+    assert (cut, looks) == ([3], [])
 
 
 # ---------------------------------------------------------------- blobs
@@ -445,6 +544,31 @@ def test_blobs_of_every_end(tmp_path: Path, size: int) -> None:
         assert upload(hub.mail(), tmp_path / "up") == root
         download(hub.mail(), root, size, tmp_path / "down")
         assert (tmp_path / "down").read_bytes() == data
+
+
+def test_a_blob_that_nobody_reads_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "PATIENCE_SECONDS", 0.5)
+    data, root, _ = blob(16 * PIECE_BYTES)
+    with running(settings(tmp_path / "hub")) as hub:
+        name_it(hub, root, len(data))
+        (tmp_path / "up").write_bytes(data)
+        upload(hub.mail(), tmp_path / "up")
+        with silent(hub, f"/blobs/{root.hex()}"):
+            until(lambda: hub.hub.metrics.given._value.get() > 0)
+            assert hub.hub.metrics.given._value.get() < len(data)
+            until_cut(hub)
+        assert ask(hub, "GET", f"/blobs/{root.hex()}")[2] == data
+
+
+def test_a_blob_that_was_cut_on_the_disk_ends_short(tmp_path: Path) -> None:
+    with running(settings(tmp_path)) as hub:
+        name_it(hub)
+        ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)
+        assert ask(hub, "PUT", f"/blobs/{ROOT.hex()}", DATA)[0] == 200
+        hub.hub.blobs.size = lambda _root: SIZE  # type: ignore[method-assign]
+        os.truncate(hub.hub.blobs.path(ROOT), PIECE_BYTES)
+        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+            ask(hub, "GET", f"/blobs/{ROOT.hex()}")
 
 
 def test_hostile_blobs(tmp_path: Path) -> None:

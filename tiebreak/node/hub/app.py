@@ -23,12 +23,13 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from tiebreak.node.hub.blobs import Blobs, DiskFull
 from tiebreak.node.hub.clerk import Answer, Clerk
+from tiebreak.node.hub.connection import connection_of
 from tiebreak.node.hub.limits import Buckets, Limits
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Listener, Streams, follow
@@ -49,7 +50,6 @@ BODY_SECONDS: Final = 30.0
 """How long the hub waits for the next bytes of a body."""
 BLOCK_BYTES: Final = 4 * PIECE_BYTES
 """Of an upload that are checked and written at a time; each upload holds two blocks."""
-READ_BYTES: Final = 1 << 20
 HELD: Final = "x-tiebreak-held"
 """The header that says how many bytes of a blob are here."""
 _HEX: Final = re.compile("[0-9a-f]{64}")
@@ -133,6 +133,9 @@ class Hub:
         )
         self.streams = Streams()
         self.listening = Open("streams", settings.limits.streams_per_address)
+        self.reading = Open("pages of posts", settings.limits.reads_per_address)
+        reads = settings.limits.reads_per_minute
+        self.reads: Buckets[str] = Buckets(reads / 60, reads)
         self.uploading = Open("uploads", settings.limits.uploads_per_address)
         strikes = settings.limits.refusals_per_minute
         self.strikes: Buckets[str] = Buckets(strikes / 60, strikes)
@@ -214,10 +217,13 @@ async def _bug(_request: Request, _error: Exception) -> Response:
 
 
 class EventStream(Response):
-    """What is new, for as long as the client stays."""
+    """What is new, for as long as the client stays and reads."""
 
-    def __init__(self, hub: Hub, request: Request, listener: Listener, after: int) -> None:
-        self._hub, self._request, self._listener, self._after = hub, request, listener, after
+    def __init__(
+        self, hub: Hub, request: Request, jobs: Sequence[bytes] | None, after: int, *, with_posts: bool
+    ) -> None:
+        self._hub, self._request, self._after = hub, request, after
+        self._listener = Listener(jobs, with_posts=with_posts, cut=connection_of(request).cut)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         hub, listener = self._hub, self._listener
@@ -238,6 +244,40 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b""})
             finally:
                 leaving.cancel()
+
+
+class PostsPage(Response):
+    """Posts from the store. They take memory until the client has read them, so each address has few at once."""
+
+    def __init__(self, hub: Hub, request: Request, **wanted: Any) -> None:
+        self._hub, self._request, self._wanted = hub, request, wanted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._hub.reading.by(self._request):
+            found = await _read(self._hub.store.posts, **self._wanted)
+            body = pack([post.pack() for post in found])
+            await Response(body, media_type="application/msgpack")(scope, receive, send)
+            await connection_of(self._request).drained()
+
+
+class FileResponse(Response):
+    """A range of a blob."""
+
+    def __init__(self, hub: Hub, request: Request, status: int, headers: dict[str, str], span: tuple[int, int]) -> None:
+        super().__init__(None, status, headers, "application/octet-stream")
+        self._hub, self._request, self._span = hub, request, span
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        path = self._hub.blobs.path(_root(self._request))
+        descriptor = await run_in_threadpool(os.open, path, os.O_RDONLY)
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if self._request.method != "HEAD":
+                given = await connection_of(self._request).send_file(descriptor, *self._span)
+                self._hub.metrics.given.inc(given)
+            await send({"type": "http.response.body"})
+        finally:
+            os.close(descriptor)
 
 
 class _Api:
@@ -281,15 +321,18 @@ class _Api:
         after = _number(request, "after", 0, (1 << 63) - 1, 0)
         limit = _number(request, "limit", 1, MAX_PAGE, 500)
         jobs, games = _digests(request, "job", MAX_JOBS), _digests(request, "game", 1)
-        found = await _read(self.hub.store.posts, after, jobs=jobs, game=games[0] if games else None, limit=limit)
-        return Response(pack([post.pack() for post in found]), media_type="application/msgpack")
+        if not self.hub.reads.take(_address(request)):
+            most = self.hub.limits.reads_per_minute
+            raise HTTPException(429, f"expected at most {most} pages of posts a minute by one address, got more")
+        game = games[0] if games else None
+        return PostsPage(self.hub, request, after=after, jobs=jobs, game=game, limit=limit)
 
     async def stream(self, request: Request) -> Response:
         after = _number(request, "after", 0, (1 << 63) - 1, 0)
         with contextlib.suppress(ValueError):
             after = max(after, min(int(request.headers.get("last-event-id", "0")), (1 << 63) - 1))
-        listener = Listener(_digests(request, "job", MAX_JOBS), with_posts=_number(request, "posts", 0, 1, 0) == 1)
-        return EventStream(self.hub, request, listener, after)
+        with_posts = _number(request, "posts", 0, 1, 0) == 1
+        return EventStream(self.hub, request, _digests(request, "job", MAX_JOBS), after, with_posts=with_posts)
 
     # ------------------------------------------------------------------ blobs
 
@@ -385,23 +428,7 @@ class _Api:
         status = 200
         if "range" in request.headers:
             status, headers["content-range"] = 206, f"bytes {first}-{end - 1}/{size}"
-        body = b"" if request.method == "HEAD" else self._bytes(self.hub.blobs.path(root), first, end)
-        if isinstance(body, bytes):
-            return Response(body, status, headers, "application/octet-stream")
-        return StreamingResponse(body, status, headers, "application/octet-stream")
-
-    async def _bytes(self, path: Path, first: int, end: int) -> AsyncIterator[bytes]:
-        descriptor = await run_in_threadpool(os.open, path, os.O_RDONLY)
-        try:
-            while first < end:
-                data = await run_in_threadpool(os.pread, descriptor, min(READ_BYTES, end - first), first)
-                if not data:
-                    return  # cut on the disk: the connection ends short, and whoever reads it sees that
-                yield data
-                first += len(data)
-                self.hub.metrics.given.inc(len(data))
-        finally:
-            os.close(descriptor)
+        return FileResponse(self.hub, request, status, headers, (first, end))
 
     # ------------------------------------------------------------------ about the hub
 

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tiebreak.protocol.commitments.blobs import PIECE_BYTES, check_piece, check_pieces, piece_count, piece_digest
+from tiebreak.node.pieces import good_bytes, write_at
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, check_pieces, piece_count, piece_digest
 from tiebreak.protocol.errors import ProofError, StateError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 
@@ -89,14 +90,9 @@ class Blobs:
             return held
         found = self.pieces(root)
         assert found is not None, "a part has pieces"
-        digests, good = _split(found[1]), 0
-        with path.open("r+b") as file:
-            try:
-                for number in range(held // PIECE_BYTES):
-                    check_piece(digests, number, file.read(PIECE_BYTES))
-                    good += PIECE_BYTES
-            except ProofError:
-                file.truncate(good)
+        with path.open("r+b", buffering=0) as file:
+            good = good_bytes(file, held, _split(found[1]))
+            file.truncate(good)
         self._checked.add(name)
         return good
 
@@ -125,9 +121,7 @@ class Blobs:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.ftruncate(descriptor, offset)
-            written = 0
-            while written < len(data):
-                written += os.pwrite(descriptor, data[written:], offset + written)
+            write_at(descriptor, data, offset)
         except OSError:
             os.ftruncate(descriptor, offset)
             raise

@@ -32,6 +32,10 @@ class Limits:
     """What is left free on the disk: a job's client and trainer still post when blobs and strangers may not."""
     connections: int = 4096
     streams_per_address: int = 256
+    reads_per_minute: int = 600
+    """Pages of posts (`GET /posts`) by one address."""
+    reads_per_address: int = 8
+    """Such pages at once, until they were read; each may hold 8 MiB."""
     uploads_per_address: int = 16
     """An upload holds two blocks of 4 MiB: one is checked and written while the next one arrives."""
     waiting_posts: int = 2000

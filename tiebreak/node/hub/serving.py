@@ -10,6 +10,7 @@ import filelock
 import uvicorn
 from starlette.applications import Starlette
 
+from tiebreak.node.hub.connection import Connection
 from tiebreak.node.hub.limits import Limits
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
@@ -97,7 +98,7 @@ def configure(app: Starlette, *, host: str, port: int, limits: Limits) -> uvicor
         app,
         host=host,
         port=port,
-        http="h11",
+        http=Connection,
         ws="none",
         loop="asyncio",
         lifespan="on",

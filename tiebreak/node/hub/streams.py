@@ -15,6 +15,8 @@ from tiebreak.protocol.parties.posts import ReceivedPost, SignedPost
 
 MAX_HELD_BYTES: Final = 4 << 20
 """Events that wait for one slow listener. One above that is cut off, and comes back with its cursor."""
+_SENT_BYTES: Final = 1 << 16
+"""Joined and handed to a connection at a time. What is held until then is one copy for all listeners."""
 PING_SECONDS: Final = 15.0
 _PAGE: Final = 200
 _PAGE_BYTES: Final = 1 << 19
@@ -22,10 +24,13 @@ _PAGE_BYTES: Final = 1 << 19
 
 
 class Listener:
-    """One connection. `jobs`: whose posts it wants, or None for all; `with_posts`: whether events carry the posts."""
+    """One connection. `jobs`: whose posts it wants, or None for all; `with_posts`: whether events carry the posts.
 
-    def __init__(self, jobs: Collection[bytes] | None, *, with_posts: bool) -> None:
-        self.jobs, self.with_posts = jobs, with_posts
+    cut: ends the connection of a listener that does not read.
+    """
+
+    def __init__(self, jobs: Collection[bytes] | None, *, with_posts: bool, cut: Callable[[], None]) -> None:
+        self.jobs, self.with_posts, self._cut = jobs, with_posts, cut
         self.woken = asyncio.Event()
         self._held: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
@@ -34,25 +39,28 @@ class Listener:
     def put(self, place: int, event: bytes) -> None:
         self._bytes += len(event)
         if self._bytes > MAX_HELD_BYTES:
-            self.is_cut_off = True
+            self.cut_off()
         else:
             self._held.append((place, event))
-        self.woken.set()
+            self.woken.set()
 
     def cut_off(self) -> None:
         self.is_cut_off = True
+        self._cut()
         self.woken.set()
 
     def take(self, after: int) -> tuple[int, bytes]:
-        """All events that wait, of places after this one, with the last place."""
-        found = []
-        while self._held:
+        """Events that wait, of places after this one, with the last place: all, or as many as are sent at a time."""
+        found, size = [], 0
+        while self._held and size < _SENT_BYTES:
             place, event = self._held.popleft()
+            self._bytes -= len(event)
             if place > after:
                 after = place
                 found.append(event)
-        self._bytes = 0
-        self.woken.clear()
+                size += len(event)
+        if not self._held:
+            self.woken.clear()
         return after, b"".join(found)
 
 
@@ -110,7 +118,7 @@ async def follow(
     streams.add(listener)
     try:
         await send(b": what is new, by its place\n\n")
-        while page := await run_in_threadpool(_page, store, listener, after):
+        while not listener.is_cut_off and (page := await run_in_threadpool(_page, store, listener, after)):
             after = page[-1][0]
             for _, event in page:
                 await send(event)
