@@ -21,16 +21,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from eth_abi.exceptions import DecodingError
 
 from tiebreak.node.journal import read_place, write_place
+from tiebreak.node.patient import Patient
 from tiebreak.protocol.chain import Chain, ChainError, InsufficientFunds, NodeError, Reverted, Signer
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.following import FollowedBoard, Seen, head_in
 from tiebreak.protocol.chain.gas import gas_limit
-from tiebreak.protocol.chain.node import Tip
+from tiebreak.protocol.chain.node import Node, Tip
 from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
 from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -96,7 +97,9 @@ class ChainGround:
         """`chain` is attached to the board. Without a signer nothing can be sent. `first_block`: the board's own."""
         self.board = FollowedBoard()
         self.domain, self.pace = chain.domain, pace
-        self._chain, self._node, self._signer, self._steady = chain, chain.node, signer, steady
+        self._node = Patient(chain.node, steady)
+        self._chain = chain = chain.through(cast("Node", self._node))
+        self._signer, self._steady = signer, steady
         self._outbox: Outbox | None = None
         if signer is not None:
             kept = {} if notes is None else {"journal": notes.notes(), "record": notes.note}
@@ -152,6 +155,7 @@ class ChainGround:
         `NodeError` for one if there is nothing to tell; then it is to be called again.
         """
         problem: NodeError | None = None
+        self._node.begin()
         for part in (self._follow, self._send_unsent, self._look):
             try:
                 part()
@@ -165,9 +169,11 @@ class ChainGround:
 
     def _follow(self) -> None:
         newest = self._node.newest()
+        while self._marks and newest.number < self._marks[-1].number and self._node.may_ask_again():
+            newest = self._node.newest()  # the node is behind, or the one of several that was asked
         self._wind_back(newest)
         if self._marks and newest.number < self._marks[-1].number:
-            return  # the node is behind
+            return
         is_new = self._tip is None or newest.hash != self._tip.hash
         if self._late and any(job in self.board.unread for job in self._late):
             is_new = self._start_again() or is_new
@@ -351,6 +357,7 @@ class ChainGround:
         is_known = any(sent.name == name for sent in (*self._outbox.waiting, *self._ended))
         if not is_known and wanted.place not in self._unsent:
             self._unsent[wanted.place] = wanted
+            self._node.begin()
             self._send(wanted)
 
     def _send(self, wanted: e.Transact) -> None:

@@ -46,16 +46,16 @@ class Proxy:
     def _pass_on(self, source: socket.socket, target: socket.socket, is_request: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if self._strikes("delayed", 0.01):
+                if self._strikes("delayed", 0.03):
                     time.sleep(self._rng.uniform(0, LONGEST_DELAY))
-                if is_request and self._strikes("doubled", 0.05):
+                if is_request and self._strikes("doubled", 0.10):
                     with socket.create_connection(self._target) as twin:  # type: ignore[arg-type]
                         twin.sendall(data)
                         twin.shutdown(socket.SHUT_WR)
                         twin.settimeout(1)
                         with contextlib.suppress(OSError):
                             twin.recv(1 << 16)
-                if self._strikes("cut", 0.01):
+                if self._strikes("cut", 0.03):
                     target.sendall(data[: len(data) // 2])
                     break
                 target.sendall(data)

@@ -24,7 +24,7 @@ from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
 
 BLOCK = 12
-POLLS = 3
+POLLS = 1
 """How often each party looks between two blocks; a real one looks every second."""
 
 

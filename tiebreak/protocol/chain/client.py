@@ -81,6 +81,12 @@ class Chain:
         """Connect to a node (`Node.connect`). Raises `NodeError` if there is no answer."""
         return cls(Node.connect(endpoint))
 
+    def through(self, node: Node) -> "Chain":
+        """The same contracts, by way of another node."""
+        found = Chain(node)
+        found._deployment = self._deployment
+        return found
+
     # ------------------------------------------------------------------ contracts
 
     def deploy(self, signer: Signer, on_contract: Callable[[Creation], None] = lambda _: None) -> Deployment:

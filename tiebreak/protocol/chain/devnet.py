@@ -130,7 +130,7 @@ def running_node(*, port: int, accounts: int, embedded: bool = False) -> Iterato
     if binary is None:
         tester = new_tester(MNEMONIC, accounts, BALANCE)
         with RpcServer(tester, port) as server:
-            yield RunningNode(server.url, "embedded", lambda: None, server.mine_every)
+            yield RunningNode(server.url, "embedded", server.check, server.mine_every)
         return
     with run_anvil(binary, port=port, mnemonic=MNEMONIC, accounts=accounts) as anvil:
         yield anvil

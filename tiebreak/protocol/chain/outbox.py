@@ -13,6 +13,7 @@ sender decides afresh. So is, at worst, one whose receipt the node withholds: th
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -182,11 +183,14 @@ class Outbox:
         return max((used, *own)), bid
 
     def _count(self) -> int:
-        """How many transactions of the account are in blocks. What is not as expected has to be said twice."""
-        found = self._node.count(self._signer.address)
-        if found != self._ended and found != self._node.count(self._signer.address):
-            raise NodeError(f"expected that {found} transactions of the account are in blocks, got another number then")
-        return max(found, self._ended)
+        """How many transactions of the account are in blocks. More than it knows of has to be said several times."""
+        said: Counter[int] = Counter()
+        for _ in range(3 * LOOKS):
+            found = self._node.count(self._signer.address)
+            said[found] += 1
+            if found <= self._ended or said[found] == LOOKS:
+                return max(found, self._ended)
+        raise NodeError(f"expected how many transactions of the account are in blocks, got {sorted(said)}")
 
     def _cap_now(self, market: Market) -> int:
         return self._cap or CAP_FACTOR * (2 * market.base + market.tip)
@@ -243,6 +247,8 @@ class Outbox:
             sent.fate = Fate.EXPIRED
         elif not sent.doubts and newest.hash != sent.seen:
             self._send_again(sent, newest)
+        elif not sent.doubts and sent.problem:
+            sent.problem = self._node.broadcast(sent.raw)  # it may not have arrived
 
     def _receipt(self, sent: Sent) -> Mapping[str, Any] | None:
         """The receipt of one of its versions. What has not the form of one, or is another's, is none."""

@@ -48,6 +48,8 @@ class RpcServer(ThreadingHTTPServer):
         except OSError as error:
             raise NodeError(f"cannot listen on {HOST}:{port}: {error.strerror}; choose another --port") from error
         self._tester, self._lock, self._stopped = tester, Lock(), Event()
+        self._problem = ""
+        """Why no more blocks are made."""
         provider = EthereumTesterProvider(tester)
         # Use only the translation between JSON-RPC's names and the tester's, not what web3 does on a client's behalf.
         self._request = provider.request_func(Web3(provider), NamedElementOnion([]))
@@ -72,10 +74,18 @@ class RpcServer(ThreadingHTTPServer):
         Thread(target=self._mine, args=(seconds,), daemon=True).start()
 
     def _mine(self, seconds: int) -> None:
-        while not self._stopped.wait(seconds):
-            with self._lock:
-                self._catch_up()
-                self._tester.mine_block()
+        try:
+            while not self._stopped.wait(seconds):
+                with self._lock:
+                    self._catch_up()
+                    self._tester.mine_block()
+        except Exception as error:  # who waits for a block that never comes should be told
+            self._problem = f"the chain makes no more blocks: {error!r}"
+
+    def check(self) -> None:
+        """Raise `NodeError` if no more blocks are made."""
+        if self._problem:
+            raise NodeError(self._problem)
 
     def _catch_up(self) -> None:
         """Move the pending block's time to the machine's clock; the tester fixes it when it mines the block before."""
@@ -93,6 +103,8 @@ class RpcServer(ThreadingHTTPServer):
         method, number = request["method"], request.get("id")
         if not method.startswith(NAMESPACES):
             return _failed(number, NO_METHOD, f"expected a method of {', '.join(NAMESPACES)}, got {method}")
+        if self._problem:
+            return _failed(number, REFUSED, self._problem)
         try:
             with self._lock, node_errors():
                 if method in ("eth_call", "eth_estimateGas", "eth_sendTransaction", "eth_sendRawTransaction"):
