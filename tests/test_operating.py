@@ -9,7 +9,11 @@ from tests.source_tree import ROOT
 from tiebreak.cli.main import COMMANDS
 
 UNITS = sorted((ROOT / "examples" / "systemd").glob("*.service"))
-ALARMS = [*(ROOT / "tiebreak/protocol/parties").glob("*.py"), *(ROOT / "tiebreak/engine/data").glob("*.py")]
+ALARMS = [
+    *(ROOT / "tiebreak/protocol/parties").glob("*.py"),
+    *(ROOT / "tiebreak/engine/data").glob("*.py"),
+    ROOT / "tiebreak/node/driver.py",
+]
 
 
 def test_commands_on_the_page_exist(cases: Callable[[], None]) -> None:

@@ -95,6 +95,26 @@ def test_blocks_come_by_themselves() -> None:
         assert int(call(server, "eth_blockNumber")["result"], 16) >= first + 3
 
 
+def test_a_chain_that_makes_no_more_blocks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    tester = new_tester(MNEMONIC, 1, BALANCE)
+    with RpcServer(tester, 0) as server:
+        server.mine_every(1)
+        server.check()
+        assert int(call(server, "eth_blockNumber")["result"], 16) >= 0
+
+        def fail() -> None:
+            raise ValueError("no such state")
+
+        monkeypatch.setattr(tester, "mine_block", fail)
+        for _ in range(600):
+            if "error" in (answer := call(server, "eth_blockNumber")):
+                break
+            time.sleep(0.05)
+        assert answer["error"]["message"] == "the chain makes no more blocks: ValueError('no such state')"
+        with pytest.raises(NodeError, match="makes no more blocks"):
+            server.check()
+
+
 def test_a_block_is_executed_again_with_the_prevrandao_that_its_transactions_saw() -> None:
     """A final seal keeps it, and the tester executes the last block again for each transaction that comes."""
     tester = new_tester(MNEMONIC, 2, BALANCE)

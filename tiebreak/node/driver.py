@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from tiebreak.node import log
 from tiebreak.node.journal import Journal
+from tiebreak.node.linked import Linked
 from tiebreak.node.mail import Letter
 from tiebreak.node.parties import JOBS, OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake, draw_secret
 from tiebreak.node.work import Answer, Compute, Crew, Fetch, Publish, Steps, Task, Turn
@@ -65,6 +66,10 @@ class Ground(Protocol):
     @property
     def domain(self) -> Domain:
         """In which jobs, heads and posts are signed."""
+
+    @property
+    def linked(self) -> Linked | None:
+        """What its node is held to; None if it needs none."""
 
     def now(self) -> int:
         """Seconds by the clock of the chain or of the hub, never by this machine's."""
@@ -132,6 +137,7 @@ class Driver:
         self._due = 0.0
         """When to follow the ground again, by the machine's steady clock."""
         self._is_away = False
+        self._is_proven = True
         self._is_poor = False
         self.balance = 0
         """What the account could pay with when it was last asked for, in wei."""
@@ -247,6 +253,7 @@ class Driver:
         for work in held:
             self._start(work)
         self._note_board()
+        self._note_node()
         self._look_for_offers()
         self._fetch_inputs()
         self._fetch_wanted()
@@ -628,6 +635,21 @@ class Driver:
             case e.Refused(place=place, error=error):
                 self.notes.info("refused", f"{log.place(place)}: {error or 'the balance does not cover it'}")
 
+    def _note_node(self) -> None:
+        """Note what the node leaves out, once, and where nobody could tell."""
+        linked = self.ground.linked
+        if linked is None:
+            return
+        hidden = linked.hidden()
+        if hidden and not self.shown.get("withheld"):
+            text = "its header says that it may hold logs of the board, and the node neither shows nor disproves them"
+            self.notes.error("ground", f"block {hidden[0]}: {text}; ask another node, or several")
+        if self._is_proven and not linked.is_proven:
+            self.notes.warn(
+                "ground", "the node's headers do not hash to what they say: what it leaves out goes unnoticed"
+            )
+        self._is_proven = linked.is_proven
+
     def _note_board(self) -> None:
         """Note what has become of jobs and games."""
         for job in self.machine.jobs():
@@ -653,6 +675,8 @@ class Driver:
             for job in board.jobs.values()
         }  # fmt: skip
         found: dict[str, Any] = {"role": machine.ROLE, "jobs": jobs, "is_away": self._is_away}
+        if self.ground.linked is not None:
+            found["withheld"] = self.ground.linked.hidden()
         if self.has_key:
             own = machine.address
             items = at_stake(board, own, now)

@@ -10,7 +10,9 @@ A chain is known by what a node says of it, which may be late, incomplete or cha
 4. A node that has less than was followed is behind, not right: nothing is taken back until it says something else of a
    block.
 5. The board is rebuilt from the chain at each start. The only rows kept are the outbox's.
-6. A transaction is tried on the newest block before it is sent, is sent once under its name, and has counted once the
+6. Headers that hash to what they say link the newest blocks to each other, and show which of them hold logs. What a
+   node leaves out there is taken from receipts, or noticed (`tiebreak.node.linked`).
+7. A transaction is tried on the newest block before it is sent, is sent once under its name, and has counted once the
    board has followed the block that it is in. That it would be refused is believed of the block that the board is at:
    a machine that is told so may never try again.
 """
@@ -26,6 +28,7 @@ from typing import Any, Final, Protocol, cast
 from eth_abi.exceptions import DecodingError
 
 from tiebreak.node.journal import read_place, write_place
+from tiebreak.node.linked import LINKED, Linked
 from tiebreak.node.patient import Patient
 from tiebreak.protocol.chain import Chain, ChainError, InsufficientFunds, NodeError, Reverted, Signer
 from tiebreak.protocol.chain.calls import Call
@@ -115,6 +118,9 @@ class ChainGround:
         self._reads: deque[int] = deque(maxlen=READS)
         """Where the last reads began: what a node left out of one of them comes with the next."""
         self._followed: list[_Block] = []
+        self.linked = Linked(chain)
+        self._balances: dict[Address, tuple[bytes, int]] = {}
+        """What accounts had, and at which block."""
         self._unsent: dict[e.Place, e.Transact] = {}
         self._ended: list[Sent] = []
         """Mined, in blocks that the board has not followed yet."""
@@ -143,8 +149,11 @@ class ChainGround:
         return self._tip.timestamp + int(self._steady() - self._tip_seen)
 
     def balance(self, account: Address) -> int:
-        """Raises `NodeError` if the node does not answer."""
-        return self._node.balance(account)
+        """At the newest block followed. Raises `NodeError` if the node does not answer."""
+        at = b"" if self._tip is None else self._tip.hash
+        if self._balances.get(account, (b"", 0))[0] != at or not at:
+            self._balances[account] = (at, self._node.balance(account))
+        return self._balances[account][1]
 
     # ------------------------------------------------------------------ following
 
@@ -181,12 +190,15 @@ class ChainGround:
             return
         began = self._next
         while self._next <= newest.number:
-            again = min(self._next - OVERLAP, *self._reads, self._next)
+            unseen = (number for number in self.linked.withheld if number > newest.number - LINKED)
+            again = min(self._next - OVERLAP, self._next, *self._reads, *unseen)
             first = max(self._first_block, again, self._next - RANGE)
             last = min(newest.number, self._next + RANGE - 1)
             end = newest if last == newest.number else self._node.block(last)
+            if end == newest:
+                self.linked.link(newest, max(first, last - LINKED + 1))
             read = self._read(first, last)
-            if end is None or self._node.block(last) != end:
+            if end is None or (end != self.linked.at(last) and end != self._node.block(last)):
                 raise NodeError(f"expected one block number {last}, got two")
             if not self._take_in(first, read):
                 continue
@@ -201,10 +213,14 @@ class ChainGround:
         """Take back what was followed of blocks that the chain no longer has."""
         while self._marks:
             mark = self._marks[-1]
+            is_near = 0 < newest.number - mark.number <= LINKED
+            if is_near and self.linked.link(newest, mark.number + 1) == mark.hash:
+                return
             found = newest if newest.number == mark.number else self._node.block(mark.number)
             if found == mark or (found is None and self._agrees_below(newest)):
                 return
             self._marks.pop()
+            self.linked.drop(mark.number)
             self._next = self._marks[-1].number + 1 if self._marks else self._first_block
             self._take_back(self._next)
         if self._followed:
@@ -280,7 +296,7 @@ class ChainGround:
 
         Raises `NodeError` for logs that cannot be of one chain.
         """
-        logs = sorted(self._chain.logs(first, last), key=lambda log: (int(log["blockNumber"]), int(log["logIndex"])))
+        logs = sorted(self.linked.logs(first, last), key=lambda log: (int(log["blockNumber"]), int(log["logIndex"])))
         numbered: dict[int, list[Mapping[str, Any]]] = {}
         for log in logs:
             numbered.setdefault(int(log["blockNumber"]), []).append(log)
@@ -298,7 +314,7 @@ class ChainGround:
         for known in followed:
             if {known.tip.hash} == hashes and known.logs == places:
                 return known
-        tip = self._node.block(number)
+        tip = self.linked.at(number) or self._node.block(number)
         if tip is None or hashes != {tip.hash}:
             raise NodeError(f"expected logs of one block number {number}, got those of another")
         return _Block(tip, places)
@@ -426,6 +442,7 @@ class HubGround:
         pace: Pace, steady: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`post` keeps something to be said about a job, once for each tag, and says it until the hub has it."""
+        self.linked = None
         self._ledger = Ledger(domain)
         self.board: Board = self._ledger.board
         self.domain, self.pace = domain, pace

@@ -39,6 +39,8 @@ class PartyMetrics(Collector):
         yield GaugeMetricFamily("tiebreak_unsent", "Posts that the hub has not taken.", value=found.get("unsent", 0))
         away = "Whether the chain does not answer."
         yield GaugeMetricFamily("tiebreak_chain_away", away, value=float(found.get("is_away", False)))
+        words = "Blocks of which the node withholds logs, or the proof that there are none."
+        yield GaugeMetricFamily("tiebreak_withheld_blocks", words, value=len(found.get("withheld", ())))
         jobs = GaugeMetricFamily("tiebreak_jobs", "Jobs on the board by status.", labels=["status"])
         statuses = [job["status"] for job in found.get("jobs", {}).values()]
         for status in sorted(set(statuses)):

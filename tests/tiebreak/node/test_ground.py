@@ -1,6 +1,7 @@
 """Parties that follow a chain by themselves, before nodes that are away, behind, or lie, and blocks that vanish."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.tiebreak.node.village import Faulty, Village, Villager, game_of, new_
 from tiebreak.node.ground import ChainGround
 from tiebreak.protocol.chain import Chain, EmbeddedChain, NodeError, Reverted
 from tiebreak.protocol.chain.node import Several
+from tiebreak.protocol.chain.outbox import LOOKS
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
@@ -73,6 +75,7 @@ def unreliable(villager: Villager, rng: Random) -> Callable[[str, tuple[Any, ...
     def fault(name: str, args: tuple[Any, ...]) -> Any:
         luck = rng.random()
         if luck < 0.1:
+            villager.node.failed += 1
             raise NodeError("away")
         if name == "logs" and luck < 0.3:
             return list
@@ -98,7 +101,7 @@ def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: 
         villager.node.fault = unreliable(villager, rng)
         villager.clock = rng.randint(-300, 300)
     village.live()
-    assert sum(villager.away for villager in village.villagers.values()) > 10
+    assert sum(villager.node.failed for villager in village.villagers.values()) > 100
     as_the_chain_has_it(village)
     for villager in village.villagers.values():
         convicted(villager, Reason.TIMEOUT)  # of the liar, whose node fails as well
@@ -125,6 +128,63 @@ def test_of_several_nodes_one_suffices(chain: EmbeddedChain) -> None:
     as_the_chain_has_it(village)
     for villager in village.villagers.values():
         convicted(villager)
+
+
+@pytest.mark.parametrize("proves", [True, False], ids=["receipts shown", "receipts withheld too"])
+def test_a_node_that_withholds_the_same_logs_always_is_found_out(chain: EmbeddedChain, proves: bool) -> None:
+    """Their block's header says that it may hold some. Receipts under it show all; without them the party alarms."""
+    village = Village(chain, FALSE)
+    auditor, hidden = village.villagers["auditor"], list[int]()
+
+    def withhold(name: str, args: tuple[Any, ...]) -> Any:
+        if name == "logs":
+            said = chain.node.logs(*args)
+            if not hidden and said and auditor.ground.board.jobs:
+                hidden.append(int(said[-1]["blockNumber"]))
+            return lambda: [log for log in said if int(log["blockNumber"]) not in hidden]
+        if name == "logs_under" and not proves:
+            if hidden and args[0].number not in hidden:
+                return None
+            raise NodeError("no receipts")
+        return None
+
+    auditor.node.fault = withhold
+    if proves:
+        hidden += range(1, 10_000)  # it shows no logs at all
+        village.live()
+        as_the_chain_has_it(village)
+        convicted(auditor)
+        assert not auditor.ground.linked.withheld
+        return
+    for _ in village.rounds():
+        if auditor.ground.linked.withheld.get((hidden or [0])[0], 0) >= LOOKS:
+            break
+    assert list(auditor.ground.linked.withheld) == hidden
+    auditor.node.fault = lambda *_: None
+    village.live()
+    as_the_chain_has_it(village)
+    assert not auditor.ground.linked.withheld
+
+
+def test_headers_that_do_not_verify_prove_nothing(chain: EmbeddedChain) -> None:
+    """Then logs are believed, as far as they go."""
+    village = Village(chain, TRUTH)
+
+    def unproven(name: str, args: tuple[Any, ...]) -> Any:
+        if name not in ("newest", "block") or (found := getattr(chain.node, name)(*args)) is None:
+            return None
+        return lambda: replace(found, header=None)
+
+    watching = village.villagers["auditor"]
+    watching.node.fault = unproven
+    village.live()
+    assert not watching.ground.linked.withheld
+    assert (watching.ground.linked.is_proven, village.villagers["client"].ground.linked.is_proven) == (True, True)
+    as_the_chain_has_it(village)
+    watching.node.fault = unproven
+    village.mine()
+    watching.step()
+    assert not watching.ground.linked.is_proven
 
 
 def test_a_refusal_by_a_node_that_is_behind_is_not_believed(chain: EmbeddedChain) -> None:

@@ -33,7 +33,7 @@ class Faulty:
 
     def __init__(self, node: Node, fault: Callable[[str, tuple[Any, ...]], Any] = lambda *_: None) -> None:
         self._node, self.fault = node, fault
-        self.asked = 0
+        self.asked = self.failed = 0
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._node, name)

@@ -21,6 +21,7 @@ from tiebreak.protocol.chain.artifacts import (
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
 from tiebreak.protocol.chain.gas import gas_limit
+from tiebreak.protocol.chain.headers import rlp
 from tiebreak.protocol.chain.node import Node, Signer
 from tiebreak.protocol.chain.outbox import Outbox, Sent
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
@@ -306,10 +307,8 @@ class Chain:
 
 def created_by(account: Address, nonce: int) -> Address:
     """The address of the contract that an account's transaction with this number creates."""
-    digits = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
-    number = digits if 0 < nonce < 0x80 else bytes([0x80 + len(digits)]) + digits
-    listed = bytes([0x80 + len(account)]) + account + number  # RLP, as the yellow paper has it
-    return Address(bytes(keccak(bytes([0xC0 + len(listed)]) + listed))[12:])
+    number = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
+    return Address(bytes(keccak(rlp([account, number])))[12:])
 
 
 def _address(text: str) -> Address:

@@ -37,8 +37,9 @@ def new_tester(
     chain = backend.chain
     mine = chain.mine_block
     # A block keeps the `prevrandao` that its transactions saw. The backend would draw another one for its header, and
-    # whenever it then executes the block again, as it does for each transaction that waits, refuse it as false.
-    chain.mine_block = lambda **given: mine(**given | {"mix_hash": chain.header.mix_hash})
+    # whenever it then executes the block again, as it does for each transaction that waits, refuse it as false. And it
+    # shows 32 bytes of `extraData` in any case: they are there, so that its headers hash to what they say.
+    chain.mine_block = lambda **given: mine(**given | {"mix_hash": chain.header.mix_hash, "extra_data": bytes(32)})
     return EthereumTester(backend)
 
 

@@ -7,7 +7,7 @@ import ast
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar, cast
@@ -20,6 +20,7 @@ from eth_utils.exceptions import ValidationError
 from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.gas import MOST
+from tiebreak.protocol.chain.headers import Header, header_in, logs_under
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import About
 from tiebreak.protocol.errors import ConfigurationError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 RPC_SECONDS: Final = 10
 """How long a node may take for one answer, which is waited for once."""
+MOST_RECEIPTS: Final = 64
+"""How many receipts of a block are asked for one by one, where a node does not know `eth_getBlockReceipts`."""
 T = TypeVar("T")
 _EMBEDDED_PREFIX: Final = "execution reverted: "
 
@@ -67,6 +70,13 @@ class Tip:
     number: int
     hash: bytes
     timestamp: int
+    header: Header | None = field(default=None, compare=False, repr=False)
+    """What its hash proves; None if the node shows no header that hashes to it."""
+
+    @classmethod
+    def of(cls, block: Mapping[str, Any]) -> Self:
+        """The block, as web3 shows it."""
+        return cls(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]), header_in(block))
 
 
 def read_transaction(raw: bytes) -> dict[str, Any]:
@@ -132,8 +142,7 @@ class Node:
 
     def newest(self) -> Tip:
         with node_errors():
-            block = self.web3.eth.get_block("latest")
-            return Tip(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
+            return Tip.of(self.web3.eth.get_block("latest"))
 
     def block(self, number: int) -> Tip | None:
         """The block of this number; None if the node has none, as one that is behind or has changed its mind."""
@@ -141,10 +150,9 @@ class Node:
 
         with node_errors():
             try:
-                block = self.web3.eth.get_block(number)
+                return Tip.of(self.web3.eth.get_block(number))
             except BlockNotFound:
                 return None
-            return Tip(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
 
     def transaction(self, digest: bytes) -> Mapping[str, Any] | None:
         """A transaction by its hash; None if the node has none."""
@@ -193,6 +201,19 @@ class Node:
         wanted |= {"fromBlock": first_block, "toBlock": "latest" if last_block is None else last_block}
         with node_errors():
             return self.web3.eth.get_logs(wanted)
+
+    def logs_under(self, header: Header, addresses: Sequence[Address]) -> list[dict[str, Any]]:
+        """All logs of contracts in a block. Raises `NodeError` if the node does not show receipts that prove them."""
+        from web3.exceptions import MethodUnavailable  # noqa: PLC0415
+
+        with node_errors():
+            eth, digest = self.web3.eth, Hash32(header.hash)
+            try:
+                receipts: Any = eth.get_block_receipts(digest)
+            except (MethodUnavailable, NotImplementedError):
+                ours: Any = eth.get_block(digest)["transactions"][:MOST_RECEIPTS]
+                receipts = [eth.get_transaction_receipt(one) for one in ours]
+            return logs_under(header, receipts, addresses)
 
     def market(self) -> Market:
         with node_errors():

@@ -6,6 +6,7 @@ data, as Ethereum nodes do. Block times follow the machine's clock.
 """
 
 import json
+import sys
 import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +28,7 @@ NAMESPACES: Final = ("eth_", "net_", "web3_")
 SOCKET_SECONDS: Final = 30
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, REFUSED, REVERTED = -32700, -32600, -32601, -32000, 3
 ANY_BLOOM: Final = "0x" + 256 * "ff"
-"""A log filter that matches everything, because eth-tester's receipts have none."""
+"""The Bloom filter of receipts, which matches everything, because eth-tester's receipts have none."""
 
 Json = dict[str, Any] | list[Any] | str | int | float | bool | None
 
@@ -66,6 +67,11 @@ class RpcServer(ThreadingHTTPServer):
         self._stopped.set()
         self.shutdown()
         self.server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show what went wrong, but not that somebody hung up."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def mine_every(self, seconds: int) -> None:
         """From now on, mine a block every so many seconds, and only then."""
@@ -152,7 +158,9 @@ def _json(value: Any) -> Json:
         case list() | tuple():
             return [_json(item) for item in value]
     named = {str(key): _json(item) for key, item in value.items() if key != "state_root"}
-    return named | ({"logsBloom": ANY_BLOOM} if "logs" in named or "logsBloom" in named else {})
+    if isinstance(bloom := named.get("logsBloom"), str):  # of a block, without the zeros that it begins with
+        named["logsBloom"] = "0x" + bloom.removeprefix("0x").rjust(len(ANY_BLOOM) - 2, "0")
+    return named | ({"logsBloom": ANY_BLOOM} if "logs" in named else {})
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,0 +1,165 @@
+"""Blocks as their own hashes prove them: a header under its hash, the logs of a block under its header.
+
+A block's hash is that of its header. The header names its parent by hash, has a Bloom filter of the addresses and
+topics of all logs in the block, and the root of the tree of receipts, in which the logs lie whole. So whoever holds a
+hash can check that a node leaves no log out. Nobody's consensus is checked here: a node that makes up other blocks,
+with other hashes, is not found out.
+
+Sources: the Ethereum yellow paper (4.3 and appendices B to D), EIP-2718 for the types of receipts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Final
+
+from eth_hash.auto import keccak
+
+from tiebreak.protocol.chain.errors import NodeError
+from tiebreak.protocol.commitments.eip712 import Address
+
+Rlp = bytes | Sequence["Rlp"]
+BLOOM_BYTES: Final = 256
+_FIELDS: Final = (
+    "parentHash", "sha3Uncles", "miner", "stateRoot", "transactionsRoot", "receiptsRoot", "logsBloom", "difficulty",
+    "number", "gasLimit", "gasUsed", "timestamp", "extraData", "mixHash", "nonce",
+)  # fmt: skip
+_LATER: Final = ("baseFeePerGas", "withdrawalsRoot", "blobGasUsed", "excessBlobGas", "parentBeaconBlockRoot",
+                 "requestsHash")  # fmt: skip
+"""Fields that hardforks have added, in their order; blocks before them end without."""
+_OF_RECEIPTS: Final = ("depositNonce", "depositReceiptVersion")
+"""What receipts of deposits have besides, on chains of the OP stack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a header that hashes to the block's hash says."""
+
+    hash: bytes
+    number: int
+    parent: bytes
+    bloom: int
+    receipts_root: bytes
+
+    def may_log(self, addresses: Sequence[Address]) -> bool:
+        """Whether the block may hold logs of one of these contracts. False is certain; true may be chance."""
+        return any(self.bloom & bits == bits for bits in map(_bits, addresses))
+
+
+def header_in(block: Mapping[str, Any]) -> Header | None:
+    """The header of a block as web3 shows it; None if its fields do not hash to its hash."""
+    try:
+        bloom = bytes(block["logsBloom"]).rjust(BLOOM_BYTES, b"\0")
+        fields = [*_FIELDS, *takewhile(lambda name: block.get(name) is not None, _LATER)]
+        packed = [bloom if name == "logsBloom" else _field(block[name]) for name in fields]
+        digest, parent, root = (bytes(block[name]) for name in ("hash", "parentHash", "receiptsRoot"))
+    except (KeyError, TypeError, ValueError):
+        return None
+    if keccak(rlp(packed)) != digest:
+        return None
+    return Header(digest, int(block["number"]), parent, int.from_bytes(bloom, "big"), root)
+
+
+def logs_under(
+    header: Header, receipts: Sequence[Mapping[str, Any]], addresses: Sequence[Address]
+) -> list[dict[str, Any]]:
+    """The logs of contracts in a block, given all of its receipts as web3 shows them.
+
+    Only `transactionHash` is the node's word. Raises `NodeError` unless the receipts are those of the header.
+    """
+    packed, found, at = {}, [], 0
+    for index, receipt in enumerate(receipts):
+        logs = [(_field(log["address"]), [bytes(topic) for topic in log["topics"]], bytes(log["data"]))
+                for log in receipt["logs"]]  # fmt: skip
+        packed[rlp(_number(index))] = _receipt(receipt, logs)
+        for address, topics, data in logs:
+            if address in addresses:
+                found.append({
+                    "address": address, "topics": topics, "data": data, "logIndex": at, "blockHash": header.hash,
+                    "blockNumber": header.number, "transactionHash": bytes(receipt["transactionHash"]),
+                })  # fmt: skip
+            at += 1
+    if tree_root(packed) != header.receipts_root:
+        raise NodeError(f"expected the receipts of block {header.number} under its header, got others")
+    return found
+
+
+def _receipt(receipt: Mapping[str, Any], logs: Sequence[tuple[bytes, list[bytes], bytes]]) -> bytes:
+    bloom = 0
+    for address, topics, _ in logs:
+        for item in (address, *topics):
+            bloom |= _bits(item)
+    fields: list[Rlp] = [_number(int(receipt["status"])), _number(int(receipt["cumulativeGasUsed"])),
+              bloom.to_bytes(BLOOM_BYTES, "big"), [[*log] for log in logs]]  # fmt: skip
+    fields += [_field(receipt[name]) for name in _OF_RECEIPTS if receipt.get(name) is not None]
+    kind = receipt.get("type", 0)
+    kind = int(kind, 16) if isinstance(kind, str) else int(kind)
+    return (bytes([kind]) if kind else b"") + rlp(fields)
+
+
+def _bits(item: bytes) -> int:
+    """The three bits of the Bloom filter that an address or a topic sets."""
+    digest, bits = keccak(item), 0
+    for at in (0, 2, 4):
+        bits |= 1 << (int.from_bytes(digest[at : at + 2], "big") & 2047)
+    return bits
+
+
+# ---------------------------------------------------------------- encodings
+
+
+def _field(value: Any) -> bytes:
+    """A field in the form in which it is hashed; text is hexadecimal."""
+    if isinstance(value, str):
+        return bytes.fromhex(value.removeprefix("0x"))
+    return _number(value) if isinstance(value, int) else bytes(value)
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes((value.bit_length() + 7) // 8, "big")
+
+
+def rlp(item: Rlp) -> bytes:
+    """Recursive length prefix encoding: bytes, or lists of what it encodes."""
+    if isinstance(item, bytes):
+        return item if len(item) == 1 and item[0] < 0x80 else _prefix(len(item), 0x80) + item
+    body = b"".join(map(rlp, item))
+    return _prefix(len(body), 0xC0) + body
+
+
+def _prefix(length: int, base: int) -> bytes:
+    if length < 56:
+        return bytes([base + length])
+    digits = _number(length)
+    return bytes([base + 55 + len(digits)]) + digits
+
+
+def tree_root(values: Mapping[bytes, bytes]) -> bytes:
+    """The root of the Merkle Patricia tree of these values."""
+    items = sorted((key.hex(), value) for key, value in values.items())
+    return keccak(rlp(_node(items, 0)) if items else rlp(b""))
+
+
+def _node(items: Sequence[tuple[str, bytes]], depth: int) -> Rlp:
+    """The node of values whose keys, in hexadecimal digits, begin with the same `depth` digits."""
+    (first, value), last = items[0], items[-1][0]
+    if len(items) == 1:
+        return [_path(first[depth:], is_leaf=True), value]
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first[depth:], last[depth:], strict=False)))
+    if shared:
+        return [_path(first[depth : depth + shared], is_leaf=False), _child(items, depth + shared)]
+    own, below = (value, items[1:]) if len(first) == depth else (b"", items)
+    groups = [[item for item in below if item[0][depth] == digit] for digit in "0123456789abcdef"]
+    return [*(_child(group, depth + 1) if group else b"" for group in groups), own]
+
+
+def _child(items: Sequence[tuple[str, bytes]], depth: int) -> Rlp:
+    """A node within another: by its hash, if it is not short."""
+    node = _node(items, depth)
+    packed = rlp(node)
+    return node if len(packed) < 32 else keccak(packed)
+
+
+def _path(digits: str, *, is_leaf: bool) -> bytes:
+    odd = len(digits) % 2
+    return bytes.fromhex(f"{2 * is_leaf + odd:x}{'' if odd else '0'}{digits}")
