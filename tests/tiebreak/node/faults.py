@@ -14,7 +14,7 @@ LONGEST_DELAY = 3.0
 
 
 class Proxy:
-    """Passes connections on to a server of this machine. What overtakes what follows from the delays of each."""
+    """Passes connections on to a server of this machine."""
 
     def __init__(self, url: str, seed: int) -> None:
         parts = urlsplit(url)
@@ -43,18 +43,27 @@ class Proxy:
                 for pair, is_request in (((theirs, ours), True), ((ours, theirs), False)):
                     threading.Thread(target=self._pass_on, args=(*pair, is_request), daemon=True).start()
 
+    def _repeat_late(self, data: bytes) -> None:
+        """What was said comes once more after what was said later; delays overtake nobody who waits for answers."""
+        time.sleep(self._rng.uniform(0, LONGEST_DELAY))
+        self._repeat(data)
+
+    def _repeat(self, data: bytes) -> None:
+        with contextlib.suppress(OSError), socket.create_connection(self._target) as twin:  # type: ignore[arg-type]
+            twin.sendall(data)
+            twin.shutdown(socket.SHUT_WR)
+            twin.settimeout(1)
+            twin.recv(1 << 16)
+
     def _pass_on(self, source: socket.socket, target: socket.socket, is_request: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 if self._strikes("delayed", 0.03):
                     time.sleep(self._rng.uniform(0, LONGEST_DELAY))
                 if is_request and self._strikes("doubled", 0.10):
-                    with socket.create_connection(self._target) as twin:  # type: ignore[arg-type]
-                        twin.sendall(data)
-                        twin.shutdown(socket.SHUT_WR)
-                        twin.settimeout(1)
-                        with contextlib.suppress(OSError):
-                            twin.recv(1 << 16)
+                    self._repeat(data)
+                if is_request and self._strikes("reordered", 0.05):
+                    threading.Thread(target=self._repeat_late, args=(data,), daemon=True).start()
                 if self._strikes("cut", 0.03):
                     target.sendall(data[: len(data) // 2])
                     break

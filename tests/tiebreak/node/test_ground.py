@@ -101,7 +101,8 @@ def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: 
         villager.node.fault = unreliable(villager, rng)
         villager.clock = rng.randint(-300, 300)
     village.live()
-    assert sum(villager.node.failed for villager in village.villagers.values()) > 100
+    asked, failed = (sum(getattr(v.node, name) for v in village.villagers.values()) for name in ("asked", "failed"))
+    assert failed > max(20, asked // 20)
     as_the_chain_has_it(village)
     for villager in village.villagers.values():
         convicted(villager, Reason.TIMEOUT)  # of the liar, whose node fails as well
