@@ -3,6 +3,7 @@
 A run that was killed continues where it stopped. Its results follow from the seed, except for speed and environment.
 """
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from tiebreak.api.games import deal
 from tiebreak.cli.simulate import PromiseBroken, run
 from tiebreak.sim.games.mixes import ALL
 from tiebreak.sim.games.series import SUMMARY
-from tiebreak.sim.games.summary import PAGE
+from tiebreak.sim.games.summary import to_markdown
 
 DOCS: Final = RESULTS.parents[1] / "docs"
 
@@ -25,18 +26,22 @@ DOCS: Final = RESULTS.parents[1] / "docs"
 @click.option("--games", default=1000, show_default=True)
 @click.option("--seed", default=2026, show_default=True)
 @click.option("--mix", default=ALL, show_default=True)
+@click.option("--rough", is_flag=True, help="In rough weather, for a section of the page.")
 @click.option("--processes", default=usable_cores(), show_default="all cores")
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), default=Path("build") / "simulate")
 @placed
-def main(games: int, seed: int, mix: str, processes: int, work: Path, folder: Path) -> None:
+def main(games: int, seed: int, mix: str, rough: bool, processes: int, work: Path, folder: Path) -> None:
     """Play the games and keep their summary; with --commit, docs/simulation.md too."""
     try:
-        run(deal(seed, mix, games), work, processes, resume=True)
+        run(deal(seed, mix, games, rough=rough), work, processes, resume=True)
     except PromiseBroken as broken:
         sys.exit(str(broken))  # a summary with a broken promise is not a result to publish
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(work / SUMMARY, folder / "simulate.json")
-    shutil.copyfile(work / PAGE, (DOCS if folder == RESULTS else folder) / "simulation.md")
+    shutil.copyfile(work / SUMMARY, folder / ("rough.json" if rough else "simulate.json"))
+    found = [
+        json.loads(path.read_text()) for name in ("simulate", "rough") if (path := folder / f"{name}.json").exists()
+    ]
+    ((DOCS if folder == RESULTS else folder) / "simulation.md").write_text(to_markdown(*found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ def failing(line: str) -> dict[str, Any]:
 def playing(line: str) -> dict[str, Any]:
     nothing: dict[str, Any] = {name: [] for name in ("adversaries", "parties", "duels", "violations")}
     told = {"line": line, "catches": {}, "job_status": "settled", "false_head": False, "watched": True, "seconds": 1}
+    told["faults"] = {}
     return nothing | told
 
 

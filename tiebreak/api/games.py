@@ -20,10 +20,10 @@ def adversaries() -> dict[str, dict[str, Adversary]]:
     return {role: kinds for role, kinds in found.items() if kinds}
 
 
-def deal(seed: int, mix: str, games: int) -> Series:
+def deal(seed: int, mix: str, games: int, *, rough: bool = False) -> Series:
     """The games that follow from a seed. Raises `ConfigurationError` if the mix is invalid."""
     players = repertoire()
-    dealt = Mix.parse(mix, players)
+    dealt = Mix.parse(mix, players, rough=rough)
     head = Header(seed=seed, mix=str(dealt), environment=dict(describe()), adversaries=facts())
     return Series(head=head, mix=dealt, repertoire=players, games=games, play=play_json, preload=PRELOAD)
 

@@ -34,6 +34,7 @@ class PromiseBroken(VerificationError):
 @click.option("--mix", "-m", default=ALL, show_default=True, metavar="MIX",
               help=f"Which games: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
               f"{WEAKNESSES}, an adversary, or several adversaries joined by +.")  # fmt: skip
+@click.option("--rough", is_flag=True, help="Lose, double and delay messages, kill parties, let blocks vanish.")
 @click.option("--processes", "-j", type=click.IntRange(1, MAX_PROCESSES),
               help="Processes that play.  [default: one for each core]")  # fmt: skip
 @output_option("simulation", "Folder for games.jsonl, summary.json, summary.md and violations.txt.")
@@ -41,16 +42,16 @@ class PromiseBroken(VerificationError):
 @click.option("--replay", metavar="LINE", help="Play one game again, from its line, and tell it move by move.")
 @click.option("--list", "listing", is_flag=True, help="List the adversaries, what they hope for and how they end.")
 def simulate(
-    games: int, seed: int, mix: str, processes: int | None, output: Path, resume: bool, replay: str | None,
-    listing: bool,
+    games: int, seed: int, mix: str, rough: bool, processes: int | None, output: Path, resume: bool,
+    replay: str | None, listing: bool,
 ) -> None:  # fmt: skip
     """Play games in which somebody cheats, and check that the system keeps its promises.
 
     Each game is a small training job in simulated time. A client, a trainer, auditors and a block builder have their
-    own keys and use the real engine, signed messages and contract. Six promises are checked in each game: honest
+    own keys and use the real engine, signed messages and contract. These promises are checked in each game: honest
     parties lose nothing; a false head is not paid if an auditor watches; every adversary ends in one of the ways that
-    the rules allow it; the job board holds the money that it owes; the two referees agree; and a dispute finds the
-    first lie.
+    the rules allow it; the job board holds the money that it owes; the two referees agree; a dispute finds the first
+    lie; only audits that were made earn a seat's fee; and nobody signs two things in one place.
 
     One line of text determines a game. If a game breaks a promise, its line is printed at once and the exit code is 2.
     Use --replay LINE to play it again and see what happened, and --resume to continue after an interruption.
@@ -62,7 +63,7 @@ def simulate(
     elif replay is not None:
         retell(replay)
     else:
-        series = api.games.deal(seed, mix, games)
+        series = api.games.deal(seed, mix, games, rough=rough)
         run(series, output, api.environment.usable_cores() if processes is None else processes, resume=resume)
 
 

@@ -27,6 +27,7 @@ def result(line: str, **changes: Any) -> dict[str, Any]:
         "watched": True,
         "seconds": rng.randrange(10**5),
         "blocks": 9,
+        "faults": {},
         "violations": [],
         "parties": [
             party("trainer", "trainer", game.adversaries[0] if game.adversaries else None, wei=-rng.randrange(10**9)),

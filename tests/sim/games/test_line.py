@@ -48,6 +48,7 @@ GAMES = st.builds(
     window=seconds(1, MAX_SECONDS),
     clock=seconds(1, MAX_GAME_SECONDS // 4),
     replay=seconds(0, MAX_GAME_SECONDS // 12),
+    rough=st.integers(0, 1),
 )
 
 
@@ -91,11 +92,11 @@ def test_what_is_usual_belongs_to_the_version() -> None:
     assert USUAL == {
         "adversaries": (), "workshop": "exact", "auditors": 1, "levels": 4, "reward": 10**19,
         "trainer_stake": 4 * 10**19 + 1, "challenger_stake": 4 * 10**18, "window": 3600, "clock": 1800, "replay": 600,
-        "talk": 0, "seats": 0,
+        "talk": 0, "seats": 0, "rough": 0,
     }  # fmt: skip
     assert list(FIELDS) == [
         "seed", "game", "with", "workshop", "auditors", "levels", "reward", "trainer-stake", "challenger-stake",
-        "window", "clock", "replay", "talk", "seats",
+        "window", "clock", "replay", "talk", "seats", "rough",
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,13 @@ def test_names_and_weights_of_ones_own() -> None:
     assert Counter(line.adversaries for line in lines) == {("stall",): 20, ("censor", "poison"): 30}
     assert str(Mix.parse("stall:2,honest", HAND)) == "stall:2,honest:1"
     assert Mix.parse(str(Mix.parse("all", HAND)), HAND) == Mix.parse("all", HAND)
+
+
+def test_rough_weather_changes_nothing_else() -> None:
+    rough = Mix.parse("all", HAND, rough=True)
+    assert str(rough) == f"{Mix.parse('all', HAND)} in rough weather"
+    for game, calm in enumerate(dealt("all", 40)):
+        assert rough.deal(7, game, HAND) == replace(calm, rough=1)
 
 
 def test_what_is_not_caught_is_played_only_when_asked_for() -> None:

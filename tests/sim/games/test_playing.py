@@ -95,7 +95,7 @@ def test_names_of_who_shares_a_party_are_told_apart() -> None:
     played = GameResult(
         line="-", adversaries=(name,), catches={name: "timeout"},
         job_status="slashed", false_head=True, watched=True, seconds=0, parties=(trainer,), duels=(), blocks=0,
-        violations=(),
+        violations=(), faults={},
     )  # fmt: skip
     told = gathering.told(played)
     assert told.adversaries == ("poisoned label", "skipped steps")

@@ -9,9 +9,11 @@ import pytest
 
 from tests.sim.world.cheats import cheating, seats
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
+from tiebreak.protocol.parties.events import Record
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world import checks
 from tiebreak.sim.world.agents import Auditor
@@ -208,6 +210,24 @@ def test_6_a_conviction_elsewhere(slashed: Finished, monkeypatch: pytest.MonkeyP
             6,
             f"expected a conviction at step, leaf, element {(other.step, other.leaf)}"[:-1],
         )
+
+
+def test_8_a_place_of_a_journal_that_is_written_twice(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = settled.agents["trainer"].kept
+    monkeypatch.setattr(
+        settled.agents["trainer"], "kept", [*kept, next(one for one in kept if isinstance(one, Record))]
+    )
+    only(checks.violations(settled), 8, "trainer has two things at")
+
+
+def test_8_two_heads_of_an_honest_trainer(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a dishonest one an accomplice may have signed the second."""
+    mail, trainer = settled.world.mail, settled.agents["trainer"]
+    known = mail.heads[0]
+    other = SignedHead.sign(replace(known.head.head, run_root=Digest(bytes(32))), settled.world.domain, trainer.key)
+    monkeypatch.setattr(mail, "heads", [*mail.heads, replace(known, head=other)])
+    only(checks.violations(settled), 8, "trainer has two things at 'head shown'")
+    assert checks.nothing_twice(replace(settled, deviations={"trainer": "x"})) == []
 
 
 # ---------------------------------------------------------------- where adversaries end

@@ -105,7 +105,7 @@ class Unsealing(Resealing):
                     self.world.submit(self, calls.move_call(game.state, sealed), untried=True)
 
 
-def _deep(cast: Cast, rng: Random) -> int:
+def deep(cast: Cast, rng: Random) -> int:
     """How deep the builder goes, which the parties know and have time for."""
     for depth in range(rng.randint(1, DEEPEST), 0, -1):
         cast.confirmations = depth
@@ -118,7 +118,7 @@ def _deep(cast: Cast, rng: Random) -> int:
 def _seat_with_unsealer(cast: Cast, rng: Random, name: str, make: AgentFactory) -> None:
     """A mirror, and a builder that works for it."""
     seat_challenger(cast, rng, name, make)
-    unsealer = given(Unsealer, depth=_deep(cast, rng), friend=cast.auditors[-1].name)
+    unsealer = given(Unsealer, depth=deep(cast, rng), friend=cast.auditors[-1].name)
     seat_builder(cast, rng, name, unsealer)
 
 
@@ -129,10 +129,10 @@ ADVERSARIES: Final = (
         before=with_something_to_dispute, victims=victims_in, seconds=lambda cast, _: bearable(cast),
         first=between(0, 8), seated=True),
     builder("reorganised blocks", Reorganiser, "that a party acts on what did not happen", _HARMLESS,
-        before=with_something_to_dispute, depth=_deep, seconds=lambda cast, _: bearable(cast),
+        before=with_something_to_dispute, depth=deep, seconds=lambda cast, _: bearable(cast),
         reverses=one_of(False, False, True), seated=True),
     row(Role.BUILDER, _seat_with_unsealer, "reorganised seal", Unsealing,
         "an honest challenger's reward: its seal vanishes when its proof has been seen",
-        {Catch.UNPAID, Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT}, before=with_a_false_run, seated=True),
+        {Catch.UNPAID, Catch.HARMLESS, Catch.TIMEOUT}, before=with_a_false_run, seated=True),
 )
 # fmt: on

@@ -43,19 +43,19 @@ from tiebreak.sim.world.world import Pending, World
 _NOBODY: Final = Address(bytes(19) + b"\x01")
 
 
-def _job_of(cast: Cast) -> Job:
+def job_of(cast: Cast) -> Job:
     """A job on the cast's terms, without real parties."""
     return cast.workshop.job(client=_NOBODY, trainer=_NOBODY, nonce=0, terms=cast.terms)
 
 
 def turns_of(cast: Cast) -> int:
     """The moves of one side in the longest possible game."""
-    return turns(_job_of(cast), cast.workshop.program)
+    return turns(job_of(cast), cast.workshop.program)
 
 
 def bearable(cast: Cast) -> int:
     """The total seconds for which a party can be kept out of the blocks and still do everything in time."""
-    job, pace = _job_of(cast), cast.pace
+    job, pace = job_of(cast), cast.pace
     in_a_game = job.clock - pace.sending(turns_of(cast) + pace.confirmations)
     between_heads = job.challenge_window - job.checkpoint_interval * pace.step_seconds - pace.sending(2)
     return max(0, min(in_a_game, between_heads))

@@ -108,6 +108,7 @@ class GameLine:
     """One game. Amounts in wei, times in seconds.
 
     adversaries: slugs of the dishonest participants, in alphabetical order. auditors: number of diligent auditors.
+    rough: 1 in rough weather (`tiebreak.sim.world.weather`).
     """
 
     seed: Annotated[int, _number(0, MAX_SEED)]
@@ -124,6 +125,7 @@ class GameLine:
     replay: Annotated[int, _seconds(0, MAX_GAME_SECONDS // 12)] = 600
     talk: Annotated[int, _seconds(0, MAX_GAME_SECONDS // 4)] = 0
     seats: Annotated[int, _number(0, MAX_SEATS)] = 0
+    rough: Annotated[int, _number(0, 1)] = 0
 
     def __post_init__(self) -> None:
         for key, (name, form) in FIELDS.items():

@@ -66,15 +66,17 @@ class Mix:
     """
 
     parts: tuple[tuple[str, int], ...]
+    rough: bool = False
+    """Whether all games are played in rough weather (`tiebreak.sim.world.weather`)."""
 
     def __str__(self) -> str:
-        return ",".join(f"{name}:{weight}" for name, weight in self.parts)
+        return ",".join(f"{name}:{weight}" for name, weight in self.parts) + " in rough weather" * self.rough
 
     @classmethod
-    def parse(cls, text: str, repertoire: Repertoire) -> Self:
+    def parse(cls, text: str, repertoire: Repertoire, *, rough: bool = False) -> Self:
         """Parse a mix from the command line. Raises `ConfigurationError`, with the valid names, for an invalid one."""
         if text == ALL:
-            return cls(parts=PARTS_OF_ALL)
+            return cls(parts=PARTS_OF_ALL, rough=rough)
         parts = []
         for part in text.split(","):
             name, colon, weight = part.partition(":")
@@ -86,7 +88,7 @@ class Mix:
         names = [name for name, _ in parts]
         if len(set(names)) < len(names):
             raise ConfigurationError(f"expected each part of a mix once, got {text!r}")
-        return cls(parts=tuple(parts))
+        return cls(parts=tuple(parts), rough=rough)
 
     def deal(self, seed: int, game: int, repertoire: Repertoire) -> GameLine:
         """The game with this number in the series of a seed."""
@@ -98,7 +100,7 @@ class Mix:
             raise ConfigurationError(
                 f"expected adversaries who can play in one workshop, got {' and '.join(adversaries)}"
             )
-        drawn = draw_terms(seed, game, adversaries, rng.choice(workshops), rng)
+        drawn = replace(draw_terms(seed, game, adversaries, rng.choice(workshops), rng), rough=int(self.rough))
         may_have_seats = drawn.workshop == "exact" and repertoire.seated.issuperset(adversaries)
         return replace(drawn, seats=rng.choice(SEATS)) if may_have_seats else drawn
 

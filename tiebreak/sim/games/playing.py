@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations
+from random import Random
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -11,13 +12,16 @@ import torch
 
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.adversaries.base import TRAINER, Adversary, Catch, Role
+from tiebreak.sim.adversaries.base import BUILDER, TRAINER, Adversary, Catch, Role
+from tiebreak.sim.adversaries.blocks import deep
 from tiebreak.sim.adversaries.catalogue import CATALOGUE, WEAKNESSES
+from tiebreak.sim.adversaries.mempool import bearable, job_of
 from tiebreak.sim.games.line import WORKSHOPS, GameLine, slug
 from tiebreak.sim.games.mixes import Repertoire
 from tiebreak.sim.games.records import Json
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
 from tiebreak.sim.world.game import GameResult, watch
+from tiebreak.sim.world.weather import LATEST, READ_AGAIN, Weather
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
 
@@ -27,6 +31,14 @@ ADVERSARIES: Final[Mapping[str, Adversary]] = MappingProxyType(
 """All adversaries that a line can name, by slug."""
 CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.open)
 """The adversaries that the rules stop: the singles of a mix."""
+BY_CHALLENGE: Final = {Catch.ABANDONED: Catch.HARMLESS, Catch.PARTED: Catch.RECOMPUTED}
+"""How a trainer may end instead where somebody challenges without ground.
+
+Nobody can abandon a job with an open game, so one that is late may be paid in the end; and a challenge of what nobody
+can check may be right by chance.
+"""
+FOILED: Final = {Catch.HARMLESS, Catch.UNPAID, Catch.REFUSED}
+"""Where an adversary ends whose plan comes to nothing, which rough weather may do to any."""
 _EXCLUSIVE: Final = {"workshop": "computation", "deviation": "computation"} | {
     name: name for name in ("trainer", "client", "builder")
 }
@@ -87,21 +99,26 @@ class Gathering:
         A single adversary must end where it declares. Of several, the first that is caught ends the job for the others
         too. A trainer then ends where one of them must, or unpaid if there is no job. Any other party may end anywhere:
         its own catch may never come, or it may have hit a trainer that deserves it. A job of policy `logged` may part,
-        whatever its trainer did. In all cases no honest party loses and no false head is paid. Nothing is expected of
-        open weaknesses.
+        whatever its trainer did, and challenges without ground lead to other endings (`BY_CHALLENGE`). In rough weather
+        what any of them does may come too late, or not at all. In all cases no honest party loses and no false head is
+        paid. Nothing is expected of open weaknesses.
         """
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
         posting = [name for name in self.names if not kinds[name].seated]
         if self.cast.terms.seats and posting:
             raise ConfigurationError(f"{posting[0]}: expected a job without seats, got {self.cast.terms.seats}")
         ends = {end for name in self.names for end in kinds[name].caught}
+        groundless = [kinds[seat.adversary] for seat in self.cast.auditors if seat.adversary is not None]
+        challenged = any(kind.role is Role.CHALLENGER for kind in groundless)
         for party, names in self.behind.items():
             if len(names) > 1:
                 self._rename(party, joint(names))
             if set(names) & set(self.names) and not any(kinds[name].open for name in self.names):
                 beside = {Catch.UNPAID, Catch.PARTED} if self.cast.workshop.name == "logged" else {Catch.UNPAID}
+                beside |= {BY_CHALLENGE[end] for end in ends & set(BY_CHALLENGE) if challenged}
                 allowed = ends if len(self.names) == 1 else ends | beside if party == TRAINER else set(Catch)
-                self.cast.expected[joint(names)] = frozenset(end.value for end in allowed)
+                weather = set() if self.cast.weather is None else FOILED | beside
+                self.cast.expected[joint(names)] = frozenset(end.value for end in allowed | weather)
 
     def _rename(self, party: str, name: str) -> None:
         if party in self.cast.dishonest:
@@ -140,8 +157,24 @@ def gather(line: GameLine) -> Gathering:
     gathering = Gathering(cast=cast)
     for name in sorted(line.adversaries, key=lambda name: ADVERSARIES[name].role is not Role.TRAINER):
         gathering.join(ADVERSARIES[name], line)
+    if line.rough:
+        cast.weather = _rough(cast, line.random("weather"))
     gathering.close()
     return gathering
+
+
+def _rough(cast: Cast, rng: Random) -> Weather:
+    """The roughest weather that an honest party has time for. A dishonest builder takes that time for itself."""
+    if BUILDER in cast.dishonest:
+        return Weather(rng, seconds=0, depth=0)
+    depth = deep(cast, rng)
+    seconds = bearable(cast) - LATEST - READ_AGAIN
+    job = job_of(cast)
+    if job.seats:  # the draw and the audit share the time of the seats
+        audit = max(job.challenge_window, job.checkpoints * job.audit_time)
+        seconds = min(seconds, (audit - job.steps * cast.step_seconds - 2 * cast.pace.sending(2)) // 2)
+    # A trainer's segment waits for the client's receipt, and both may be held up.
+    return Weather(rng, seconds=max(0, seconds // 2 if job.is_logged else seconds), depth=depth)
 
 
 def play_line(text: str) -> GameResult:

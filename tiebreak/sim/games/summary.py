@@ -11,6 +11,7 @@ It depends on nothing but the JSON Lines: `summarize(*read(path))`.
                   "undetected"        ... and one was, and the job was settled nevertheless
                   "honest_slashed"    games in which an honest party lost a stake
                   "broken"            games with a violation, errors included}
+ "faults"        {what: how often} of games in rough weather; {} if it was fair in all of them
  "violations"    [{"game", "line", "violation"}, ...]: each promise that was broken, and the line to play it again
  "speed"         {"games_per_hour": of one process}
  "honest"        games without adversaries: S
@@ -75,6 +76,7 @@ def summarize(head: Header, records: Sequence[Json]) -> Json:
             "honest_slashed": sum(map(honest_slashed, results)),
             "broken": len({violation["game"] for violation in violations}),
         },
+        "faults": dict(sum((Counter(result["faults"]) for result in results), Counter())),
         "violations": violations,
         "speed": {"games_per_hour": round(3600 / fmean(walls)) if any(walls) else None},
         "honest": _story(honest),
@@ -187,13 +189,15 @@ ROLES: Final = ("trainer", "challenger", "auditor", "client", "builder")
 # ---------------------------------------------------------------- the page
 
 
-def to_markdown(summary: Json) -> str:
-    blocks = [_promises(summary), _endings(summary), _disputes(summary), _payments(summary), _replay(summary)]
+def to_markdown(summary: Json, rough: Json | None = None) -> str:
+    """The page of a summary. `rough`: the summary of other games, in rough weather, for a section of its own."""
+    blocks = [_promises(summary), [] if rough is None else _rough(rough), _endings(summary), _disputes(summary),
+              _payments(summary), _replay(summary)]  # fmt: skip
     return "\n\n".join(block for part in blocks for block in part) + "\n"
 
 
 def _promises(s: Json) -> Iterator[str]:
-    p, played = s["promises"], s["played"]
+    played = s["played"]
     yield "# Simulated games"
     yield (
         f"{s['games']:,} games of seed {s['seed']} and mix `{s['mix']}`: {played['alone']:,} with one adversary, "
@@ -201,21 +205,41 @@ def _promises(s: Json) -> Iterator[str]:
         "training job with its own client, trainer, auditors and block builder, played with the real engine, signed "
         "messages and contract in simulated time. `tiebreak simulate` plays such games and writes this page."
     )
+    yield "## Promises"
+    yield _kept(s)
+    if s["violations"]:
+        yield "### Broken promises"
+        yield table(
+            ("game", "promise", "line"), ((v["game"], v["violation"], f"`{v['line']}`") for v in s["violations"])
+        )
+
+
+def _rough(s: Json) -> Iterator[str]:
+    faults, played = s["faults"], s["played"]
+    yield "## In rough weather"
+    yield (
+        f"{s['games']:,} games of seed {s['seed']} and mix `{s['mix']}` ({played['alone']:,} with one adversary, "
+        f"{played['together']:,} with several, {played['honest']:,} with honest parties only), played with `--rough`. "
+        "What parties say to each other gets lost, or comes late, twice and in another order. Their transactions come "
+        "late, or get lost and are sent again. A party dies at any instant, amid its work or between two of its "
+        "actions, and begins again with nothing but its journal. Up to three of the newest blocks vanish, and what was "
+        "in them comes back in another order. The seconds that all this costs a party are bounded by those that its "
+        "clocks have to spare. An adversary may also come to nothing here: refused, unpaid, harmless or parted."
+    )
+    yield table(("what went wrong", "times"), ((what, faults[what]) for what in sorted(faults)))
+    yield _kept(s)
+
+
+def _kept(s: Json) -> str:
+    p = s["promises"]
     watched = p["false_heads"] - p["unwatched"]
-    yield "\n".join((
-        "## Promises",
-        "",
+    return "\n".join((
         f"- In {watched:,} games a trainer signed a false head while an auditor was watching; "
         f"in {p['undetected']:,} of them it was paid.",
         f"- In {p['unwatched']:,} games nobody watched a false head. Nothing is promised then.",
         f"- An honest party lost a stake in {p['honest_slashed']:,} games.",
         f"- {p['broken']:,} games broke a promise; {s['errors']:,} could not be played to their end.",
     ))  # fmt: skip
-    if s["violations"]:
-        yield "### Broken promises"
-        yield table(
-            ("game", "promise", "line"), ((v["game"], v["violation"], f"`{v['line']}`") for v in s["violations"])
-        )
 
 
 def _endings(s: Json) -> Iterator[str]:

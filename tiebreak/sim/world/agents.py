@@ -59,6 +59,14 @@ class Agent(Machine):
         self._inbox: deque[e.Event] = deque()
         self._is_busy = False
         self._ticks: set[int] = set()
+        self.lives = 1
+        self._is_down = False
+        self._since: dict[e.Work, int] = {}
+        """When the work that is under way was started."""
+        self._waiting: set[e.Place] = set()
+        """Its transactions that were sent, and have no end yet: they outlive it."""
+        self._ended: list[e.Event] = []
+        """What became of some of them while it was down."""
         self._heads_seen = 0
         self._known: set[bytes] = set()
         self._parties: dict[tuple[bytes, int | None], Party] = {}
@@ -111,17 +119,76 @@ class Agent(Machine):
     def tell(self, event: e.Event) -> None:
         """Feed an event to the machine and perform the actions that follow.
 
-        Events caused by these actions are queued.
+        Events caused by these actions are queued. In rough weather the party may die of an event, after any number of
+        its actions; what it is told while it is down is lost.
         """
+        if self._is_down:
+            return
         self._inbox.append(event)
         if self._is_busy:
             return
         self._is_busy = True
         while self._inbox:
             self.board.height = self.world.height
-            for action in self.observe(self._inbox.popleft()):
+            actions = self.observe(self._inbox.popleft())
+            death = self._death(len(actions))
+            for action in actions if death is None else actions[: death[0]]:
                 self.perform(action)
+            if death is not None:
+                self._die(death[1])
         self._is_busy = False
+
+    # ------------------------------------------------------------------ death, and what comes after
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its decisions are those of `tiebreak.protocol.parties`, so that all it knows is in its journal."""
+        return type(self) in (Client, Trainer, Auditor)
+
+    def _death(self, actions: int) -> tuple[int, int] | None:
+        if self.world.weather is None or not self.is_plain:
+            return None
+        lost = self.world.now - min(self._since.values(), default=self.world.now)
+        return self.world.weather.death(self.name, actions, lost)
+
+    def _die(self, down: int) -> None:
+        """Forget everything but the journal, the transactions that were sent, and what lies on the disk."""
+        self.lives += 1
+        self._is_down = True
+        for forgotten in (self._inbox, self._ticks, self._since, self._parties):
+            forgotten.clear()
+        self.spawn(self._wake_up(down))
+
+    def _wake_up(self, down: int) -> Process:
+        yield self.world.env.timeout(down)
+        super().__init__(
+            board=self.world.board, domain=self.world.domain, pace=self.world.pace, key=self.key, journal=self.journal()
+        )
+        self._is_down, self._heads_seen = False, 0
+        self.begin_again()
+        ended, self._ended = self._ended, []
+        for event in ended:
+            self.tell(event)
+        self._hear()
+
+    def journal(self) -> list[e.Record]:
+        """What it wrote down, oldest first."""
+        return [entry for entry in self.kept if isinstance(entry, e.Record)]
+
+    def begin_again(self) -> None:
+        """The first thing that its driver tells it in a new life."""
+        self.tell(e.Started(at=self.world.now))
+
+    def _mortal(self, work: e.Work) -> Process:
+        """Work that ends with the party's life."""
+        life, self._since[work] = self.lives, self.world.now
+        for event in self.work_on(work):
+            yield event
+            if self.lives != life:
+                return
+        self._since.pop(work, None)
+
+    # ------------------------------------------------------------------ what it hears
 
     def look(self) -> None:
         """Let the machine look again, when a script knows something that the world does not announce."""
@@ -139,6 +206,8 @@ class Agent(Machine):
     def _hear(self) -> None:
         """React to something that was mined or published."""
         self._listen()
+        if self._is_down:
+            return
         world, now = self.world, self.world.now
         for number, job in world.board.jobs.items():
             if number not in self._known and self.concerns(job):
@@ -150,7 +219,7 @@ class Agent(Machine):
             self._known.add(number)
         fresh, self._heads_seen = world.mail.heads[self._heads_seen :], len(world.mail.heads)
         for shown in fresh:
-            self.tell(e.HeadShown(at=now, head=shown.head, leaves=shown.leaves))
+            self._read(partial(e.HeadShown, head=shown.head, leaves=shown.leaves))
         self.tell(e.BoardChanged(at=now, block=world.blocks[-1].timestamp if world.blocks else now))
 
     def enter(self, game: PublicGame) -> None:
@@ -172,7 +241,7 @@ class Agent(Machine):
                 self.say(action)
             case e.FetchRun(job_id=job_id, count=count):
                 # Published runs lie in the shared mailbox, so a fetched run has arrived already.
-                self.tell(e.Arrived(at=now, job_id=job_id, count=count))
+                self._read(partial(e.Arrived, job_id=job_id, count=count))
             case e.PublishRun():
                 self.publish_run(action)
             case e.Record() | e.Alarm():
@@ -180,14 +249,13 @@ class Agent(Machine):
 
     def say(self, statement: e.Statement) -> None:
         """Publish or send a statement that the machine signed, or ask another party to sign it."""
-        now = self.world.now
         match statement:
             case e.ShowHead():
                 self.publish_head(statement.head)
             case e.ShowLogReceipt(receipt=receipt):
                 self.account.sent(len(receipt.encode()))
                 trainer = self.world.party_at(self.world.board.jobs[receipt.head.job_id].job.trainer)
-                trainer.tell(e.LogReceiptShown(at=now, receipt=receipt))
+                self._post(trainer, partial(e.LogReceiptShown, receipt=receipt))
             case e.ShowMove():
                 self._deliver(self.world.board.games[statement.game_id], statement.wire)
             case e.ShowReceipt():
@@ -195,15 +263,29 @@ class Agent(Machine):
             case e.OfferJob(job=job):
                 self.offer(job)
             case e.SignJob(job=job):
-                self.world.party_at(job.client).tell(e.JobSigned(at=now, job=job, signature=statement.signature))
+                client = self.world.party_at(job.client)
+                self._post(client, partial(e.JobSigned, job=job, signature=statement.signature))
 
     def _transact(self, action: e.Transact) -> None:
-        call = call_of(action.transaction, self.world.board)
+        if action.place in self._waiting:
+            return
+        self._waiting.add(action.place)
+        call, weather = call_of(action.transaction, self.world.board), self.world.weather
+        if weather is not None and self.is_plain and (late := weather.transaction(self.name, self.pace.block_seconds)):
+            self.spawn(self._submit_late(action, call, late))
+        else:
+            self._submit(action, call)
+
+    def _submit_late(self, action: e.Transact, call: Call, seconds: int) -> Process:
+        yield self.world.env.timeout(seconds)
+        self._submit(action, call)
+
+    def _submit(self, action: e.Transact, call: Call) -> None:
         _on(self.world.submit(self, call, untried=action.untried), partial(self._resolve, action.place))
 
     def _begin(self, work: e.Work) -> None:
         if not isinstance(work, e.Gather):
-            self.spawn(self.work_on(work))
+            self.spawn(self.work_on(work) if self.world.weather is None or not self.is_plain else self._mortal(work))
             return
         game = self.world.board.games[work.game_id]
         party, state, answered = self.party_of(game, work.said), game.state, game.answered
@@ -230,10 +312,12 @@ class Agent(Machine):
     def _resolve(self, place: e.Place, done: simpy.Event) -> None:
         now, error = self.world.now, done.value
         self._listen()
-        if done.ok:
-            self.tell(e.Mined(at=now, place=place))
-        else:
-            self.tell(e.Refused(at=now, place=place, error=error.name if isinstance(error, Reverted) else ""))
+        self._waiting.discard(place)
+        name = error.name if isinstance(error, Reverted) else ""
+        event = e.Mined(at=now, place=place) if done.ok else e.Refused(at=now, place=place, error=name)
+        if self._is_down:
+            self._ended.append(event)
+        self.tell(event)
 
     def _deliver(self, game: PublicGame, wire: bytes) -> None:
         trainer = game.job.job.trainer
@@ -245,7 +329,7 @@ class Agent(Machine):
             self._send(game, wire=wire)
         elif is_accepted:
             other = self.world.party_at(game.challenger if self.address == trainer else trainer)
-            other.tell(e.MoveShown(at=self.world.now, game_id=game.id, wire=wire))
+            self._post(other, partial(e.MoveShown, game_id=game.id, wire=wire))
 
     def _send(self, game: PublicGame, *, wire: bytes = b"", receipt: bytes = b"") -> None:
         """Post a message or a receipt of a talk."""
@@ -254,15 +338,31 @@ class Agent(Machine):
         if receipt:
             self.account.sent(len(receipt))
             mail.note(game, self.name, self.world.now, SignedStanding.decode(receipt))
-        for delay in mail.fate(game):
-            self.spawn(self._arrive(other, game, delay, wire, receipt))
+        event: Callable[..., e.Event] = partial(e.MoveShown, game_id=game.id, wire=wire)
+        if not wire:
+            event = partial(e.ReceiptShown, game_id=game.id, receipt=receipt)
+        for delay in mail.fate(game) if self.world.weather is None else self.world.weather.posts():
+            self.spawn(self._arrive(other, delay, event))
 
-    def _arrive(self, other: Participant, game: PublicGame, delay: int, wire: bytes, receipt: bytes) -> Process:
+    def _post(self, other: Participant, event: Callable[..., e.Event]) -> None:
+        """Post what arrives at once, unless the weather is rough. `event` is made when it arrives."""
+        if self.world.weather is None:
+            other.tell(event(at=self.world.now))
+            return
+        for delay in self.world.weather.posts():
+            self.spawn(self._arrive(other, delay, event))
+
+    def _read(self, event: Callable[..., e.Event]) -> None:
+        """As `_post`, for what the party itself asks for until it comes."""
+        for delay in [0] if self.world.weather is None else self.world.weather.readings():
+            if delay:
+                self.spawn(self._arrive(self, delay, event))
+            else:
+                self.tell(event(at=self.world.now))
+
+    def _arrive(self, other: Participant, delay: int, event: Callable[..., e.Event]) -> Process:
         yield self.world.env.timeout(delay)
-        if wire:
-            other.tell(e.MoveShown(at=self.world.now, game_id=game.id, wire=wire))
-        else:
-            other.tell(e.ReceiptShown(at=self.world.now, game_id=game.id, receipt=receipt))
+        other.tell(event(at=self.world.now))
 
     def work_on(self, work: e.Work) -> Process:
         """Do a piece of work, in the time that it takes, and tell the machine when it is done."""
@@ -280,7 +380,7 @@ class Agent(Machine):
         return ()
 
     def offer(self, job: Job) -> None:
-        self.world.party_at(job.trainer).tell(e.JobOffered(at=self.world.now, job=job))
+        self._post(self.world.party_at(job.trainer), partial(e.JobOffered, job=job))
 
     # ------------------------------------------------------------------ what scripts wait with, and send
 
@@ -342,11 +442,19 @@ class Builder(Agent):
 class Client(Agent, client.Client):
     secret = b""
     """Of the draw of its job's seats."""
+    wish: e.JobDrafted | None = None
 
     def run(self) -> Process:
         self.secret = self.rng.randbytes(SALT_BYTES) if self.world.terms.seats else b""
-        self.tell(e.JobDrafted(at=self.world.now, job=self.draft(), secret=self.secret))
+        self.wish = e.JobDrafted(at=self.world.now, job=self.draft(), secret=self.secret)
+        self.tell(self.wish)
         yield from ()
+
+    def begin_again(self) -> None:
+        """Also tells it what its owner wants, which lies on the disk."""
+        super().begin_again()
+        if self.wish is not None:
+            self.tell(replace(self.wish, at=self.world.now))
 
     def draft(self) -> Job:
         trainer = self.world.parties["trainer"]

@@ -7,6 +7,7 @@ from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.sim.world.agents import Agent, Auditor, Builder, Client, Trainer
+from tiebreak.sim.world.weather import Weather
 from tiebreak.sim.world.workshop import Deviation, Workshop
 from tiebreak.sim.world.world import BLOCK_SECONDS, STEP_SECONDS, World
 
@@ -65,6 +66,7 @@ class Cast:
     step_seconds: int = STEP_SECONDS
     confirmations: int = 0
     """How many blocks the parties want on top of one, before they act as if it could not vanish."""
+    weather: Weather | None = None
 
     @property
     def pace(self) -> Pace:

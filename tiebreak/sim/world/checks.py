@@ -8,18 +8,22 @@
 5. The Python referee and the contract agree at every move.
 6. A cheat that an honest auditor convicts by recomputing is convicted at its first lie.
 7. No seat of a true run is paid for an audit that was not made.
+8. No party signs two things in one place, even if it died in between.
 
 Where an adversary ended (`ending`) is judged by what happened and not by what it claims. `sim.adversaries` lists the
 names of the endings.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.events import Place, Record
 from tiebreak.protocol.parties.trainer import AHEAD
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.agents import Agent, Trainer
@@ -85,6 +89,7 @@ def violations(finished: Finished) -> tuple[str, ...]:
         referees_agree,
         first_lies,
         audits_are_made,
+        nothing_twice,
     )
     return tuple(sentence for promise in promises for sentence in promise(finished))
 
@@ -263,6 +268,26 @@ def audits_are_made(finished: Finished) -> list[str]:
             if amount > job.job.seat_bond and finished.agents[name].account.steps < job.job.steps:
                 found.append(f"7: seat {seat} paid {name} {amount} wei for an audit that was not made")
     return found
+
+
+def nothing_twice(finished: Finished) -> list[str]:
+    """Promise 8: journals of all whose decisions are those of honest parties, and heads of honest trainers."""
+    found = []
+    for agent in finished.agents.values():
+        if not agent.is_plain:
+            continue
+        places: list[Place] = [entry.place for entry in agent.kept if isinstance(entry, Record)]
+        if agent.name not in finished.deviations:  # of others, an accomplice may have the key
+            heads = {known.head for known in finished.world.mail.heads if _signed_by(finished, known.head, agent)}
+            places += [("head shown", head.head.job_id, head.head.count) for head in heads]
+        twice = [place for place, times in Counter(places).items() if times > 1]
+        found += [f"8: {agent.name} has two things at {place[0]!r}" for place in twice]
+    return found
+
+
+def _signed_by(finished: Finished, head: SignedHead, agent: Agent) -> bool:
+    job = finished.world.board.jobs.get(head.head.job_id)
+    return job is not None and job.job.trainer == agent.address and finished.world.mail.is_valid(head, job.job)
 
 
 # ---------------------------------------------------------------- where an adversary ended

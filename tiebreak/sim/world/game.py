@@ -89,6 +89,8 @@ class GameResult:
     blocks: int
     violations: tuple[str, ...]
     """The promises that were broken. Each is a counter-example."""
+    faults: dict[str, int]
+    """What went wrong in rough weather, and how often."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -141,6 +143,7 @@ def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
         block_seconds=cast.block_seconds,
         step_seconds=cast.step_seconds,
         confirmations=cast.confirmations,
+        weather=cast.weather,
     )
     builder = cast.builder(world, "builder", keys["builder"])
     agents: dict[str, Agent] = {"builder": builder}
@@ -186,6 +189,7 @@ def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, c
         duels=tuple(_duel(world, finished.name_of(game.challenger), game) for game in finished.games),
         blocks=len(world.blocks),
         violations=checks.violations(finished),
+        faults={} if world.weather is None else dict(world.weather.faults),
     )
 
 

@@ -34,6 +34,7 @@ from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.board import Board
 from tiebreak.sim.world.mail import Account, Mail
+from tiebreak.sim.world.weather import Weather
 from tiebreak.sim.world.workshop import Deviation, Workshop
 
 GENESIS: Final = 2_000_000_000
@@ -127,7 +128,7 @@ class World:
     def __init__(
         self, *, chain: SimulatedChain, workshop: Workshop, terms: Terms, rng: Random,
         deviation: Deviation | None = None, block_seconds: int = BLOCK_SECONDS, step_seconds: int = STEP_SECONDS,
-        confirmations: int = 0,
+        confirmations: int = 0, weather: Weather | None = None,
     ) -> None:  # fmt: skip
         """`chain` has begun at `GENESIS`. `deviation` is what the trainer computes instead of the job.
 
@@ -142,6 +143,7 @@ class World:
         self.block_seconds = block_seconds
         self.step_seconds = step_seconds
         self.confirmations = confirmations
+        self.weather = weather
         self.board = Board(chain.domain, self.talk_of)
         self.mail = Mail(chain.domain, self.notify)
         self.parties: dict[str, Participant] = {}
@@ -300,7 +302,10 @@ class World:
                 account.gas -= applied.gas_used
                 account.fees_wei -= applied.gas_used * BASE_FEE
                 account.refused -= applied.reverted is not None
-            self.pending = [*(included.pending for included in block.transactions), *self.pending]
+            again = [included.pending for included in block.transactions]
+            if self.weather is not None:
+                again = [again[place] for place in self.weather.order(len(again))]
+            self.pending = [*again, *self.pending]
             self._drafting = None
 
     def _make_block(self) -> None:
@@ -322,6 +327,8 @@ class World:
         self.blocks.append(block)
         for party in list(self.parties.values()):
             party.on_block(block)
+        if self.weather is not None and (depth := self.weather.vanishing(self.block_seconds)):
+            self.reorganise(depth)
         self.notify()
 
     def _assemble(self, ordered: list[Pending]) -> _Drafting:
