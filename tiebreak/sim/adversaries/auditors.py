@@ -33,6 +33,7 @@ EARNED_NOTHING: Final = frozenset({Catch.UNPAID, Catch.HARMLESS, Catch.REFUSED})
 
 Refused if another's challenge in the same block made its own dearer.
 """
+_SENT_NOTHING: Final = EARNED_NOTHING - {Catch.REFUSED}
 
 
 def moves_of(game: PublicGame, side: Side) -> int:
@@ -180,10 +181,11 @@ _auditor: Final = partial(row, Role.AUDITOR, seat_auditor, before=with_a_cheat, 
 _poor: Final = partial(row, Role.AUDITOR, partial(seat_auditor, is_poor=True), before=with_a_cheat)
 # fmt: off
 ADVERSARIES: Final = (
-    _auditor("lazy auditor", Lazy, "an auditor's standing without an auditor's work"),
+    _auditor("lazy auditor", Lazy, "an auditor's standing without an auditor's work", caught=_SENT_NOTHING),
     _auditor("sampling auditor", Sampler, "an auditor's reward at part of its cost", sample=between(1, 3)),
     _auditor("copying auditor", Follower, "no replay of anything that is true"),
-    _auditor("silent auditor", Bribed, "no stake at risk, and whatever silence is worth to somebody"),
+    _auditor("silent auditor", Bribed, "no stake at risk, and whatever silence is worth to somebody",
+        caught=_SENT_NOTHING),
     _auditor("bribed auditor", Bribed, "the bribe, which has to be worth more than half of the trainer's stake",
         caught=EARNED_NOTHING | {Catch.CONCEDED}, at=bribe),
     _poor("auditor that cannot pay its stake", Auditor, "nothing: it should not have started", EARNED_NOTHING),

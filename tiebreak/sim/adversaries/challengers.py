@@ -322,6 +322,7 @@ ADVERSARIES: Final = (
         "a competitor's trainer that pays for gas and waits for its money", {Catch.TIMEOUT, Catch.REFUSED}),
     challenger("challenge after the window", Tardy, "a job that can never be settled", {Catch.REFUSED}),
     challenger("all segments challenged at once", Swarm,
-        "half of the stake of an honest trainer that cannot be everywhere", _LOST, before=with_one_machine),
+        "half of the stake of an honest trainer that cannot be everywhere", {Catch.RECOMPUTED},
+        before=with_one_machine),
 )
 # fmt: on

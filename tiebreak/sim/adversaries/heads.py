@@ -232,8 +232,7 @@ ADVERSARIES: Final = (
     trainer("heads at the last second", LastSecond, "time, for whatever it uses its machines for meanwhile",
         {Catch.HARMLESS}),
     trainer("heads at the last second, past the deadline", LastSecond,
-        # Harmless: nobody can abandon a job over the open game of somebody who challenges without ground.
-        "a reward that is held for as long as there are checkpoints", {Catch.ABANDONED, Catch.PARTED, Catch.HARMLESS},
+        "a reward that is held for as long as there are checkpoints", {Catch.ABANDONED, Catch.PARTED},
         before=with_a_deadline),
     trainer("a head too late", TooLate, "time that was not agreed", {Catch.ABANDONED}),
     trainer("heads replayed from elsewhere", Foreign, "pay for a run with the heads of another one", _REFUSED),

@@ -442,9 +442,7 @@ ADVERSARIES: Final = (
     _computes("codes of padding in a log", padding_words, "a run that is right, and that nobody can check",
         _PARTED, has_deviated=has_other_commitments),
     _computes("code 3 in a log", code_three, "a wrong number that nobody can check, its log unreadable", _PARTED),
-    # Who challenges without ground may be right by chance.
-    _computes("logs withheld", withheld_logs, "the reward for anything at all, for nobody can check it",
-        _PARTED | {Catch.RECOMPUTED}),
+    _computes("logs withheld", withheld_logs, "the reward for anything at all, for nobody can check it", _PARTED),
     _computes("other logs than committed", other_logs, "looks as if it published its logs", _PARTED),
 )
 # fmt: on
