@@ -88,17 +88,20 @@ class Ending:
 
 
 class Child:
-    """One of the processes. Its output goes into a file, and line by line to who listens."""
+    """One of the processes. Its output goes into a file, and line by line to whoever listens.
+
+    It ends with this process, even if that is killed: its standard input is a pipe that nothing is written to.
+    """
 
     def __init__(
         self, name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str],
         on_line: Callable[[str, str], None] = lambda _name, _line: None,
     ) -> None:  # fmt: skip
         self.name = name
-        command = [sys.executable, "-m", "tiebreak", *arguments]
+        command = [sys.executable, "-m", "tiebreak.node.leash", *arguments]
         self.log = folder / f"{name}.log"
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env=dict(environment), text=True, encoding="utf-8", errors="replace", start_new_session=True,
         )  # fmt: skip
         self._on_line = on_line
@@ -147,6 +150,8 @@ class Child:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
 
 class Town:

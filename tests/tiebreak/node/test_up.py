@@ -1,10 +1,15 @@
 """`tiebreak up`: real processes on this machine, and what they leave, also when they are killed at any instant."""
 
+import os
 import random
+import secrets
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -123,6 +128,37 @@ def test_a_job_ends_as_it_should(tmp_path: Path, cheat: str, ending: str) -> Non
     assert not said_twice(tmp_path / "town")
     assert ("client game challenger wins: recomputed" in town.ending.moments) is bool(cheat)
     assert (roots(tmp_path / "town")[4].startswith(TRUE_ROOT)) is not bool(cheat)
+
+
+def with_mark(mark: str) -> list[str]:
+    """The command lines of all processes that have this text in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile, or is not ours
+            if mark.encode() in (path / "environ").read_bytes():
+                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+def test_no_process_outlives_it(tmp_path: Path) -> None:
+    """Also when `up` is killed, and its processes have workers and a node of their own."""
+    mark = f"UP_TEST={secrets.token_hex(16)}"
+    command = [sys.executable, "-m", "tiebreak", "up", str(TASK), "--port", "0", "--output", str(tmp_path / "town")]
+    environment = os.environ | dict([mark.split("=")])
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "trained to checkpoint 1" in line:
+                break
+        kinds = [" devnet ", " hub ", " client run", " trainer run", " auditor run", "multiprocessing"]
+        alive = with_mark(mark)
+        assert [kind for kind in kinds if not any(kind in line for line in alive)] == []
+        process.kill()
+    end = time.monotonic() + 60
+    while left := with_mark(mark):
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("seed", range(2))
