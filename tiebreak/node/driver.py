@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from tiebreak.node import log
 from tiebreak.node.journal import Journal
 from tiebreak.node.linked import Linked
-from tiebreak.node.mail import Letter
+from tiebreak.node.mail import Letter, MailForgot
 from tiebreak.node.parties import JOBS, OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake, draw_secret
 from tiebreak.node.work import Answer, Compute, Crew, Fetch, Publish, Steps, Task, Turn
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -110,11 +110,14 @@ class Mail(Protocol):
     def post(self, wire: bytes) -> posts.Received:
         """Deliver a post, however long it takes. Raises `TiebreakError` if the hub refuses it."""
 
+    def holds(self, place: int, wire: bytes) -> bool:
+        """Whether the hub still has a post in its place."""
+
     def close(self) -> None:
         """Let `follow`, and requests that are tried again, end in the threads that wait in them."""
 
     def follow(self, after: int) -> Iterator[Letter]:
-        """All posts behind a place, without end; each once and in order."""
+        """All posts behind a place, without end; each once and in order. Raises `MailForgot` (`tiebreak.node.mail`)."""
 
 
 class Driver:
@@ -142,6 +145,8 @@ class Driver:
         self.balance = 0
         """What the account could pay with when it was last asked for, in wei."""
         self._letters = Flag()
+        self._is_met = False
+        """Whether the hub was asked if it still has what it took."""
         self._trouble = ""
         self._threads: list[Thread] = []
         self._early: deque[e.Event] = deque(maxlen=MAX_EARLY)
@@ -342,6 +347,9 @@ class Driver:
         if self.journal.fact("hub") != self.mail.hub:
             self.journal.say_all_again()  # another hub knows nothing of what the last one was told
             self.journal.keep_fact("hub", self.mail.hub)
+        elif not self._is_met and (last := self.journal.last_heard()) is not None and not self.mail.holds(*last):
+            self._say_all_again()
+        self._is_met = True
         for waiting in self.journal.unheard():
             if self.stop.is_set():
                 return
@@ -353,6 +361,12 @@ class Driver:
                 continue
             self.journal.heard(waiting, place)
 
+    def _say_all_again(self) -> None:
+        """The hub has lost what it had: say all to it again."""
+        self.notes.warn("hub", "it has lost posts that it had taken; all is said again")
+        self.journal.say_all_again()
+        self._letters.set()
+
     def _read_mail(self) -> None:
         """Runs in a thread of its own: reads everything that the hub has."""
         while not self.stop.is_set():
@@ -361,6 +375,11 @@ class Driver:
                     self.inbox.put(partial(self._read, letter))
                     if self.stop.is_set():
                         return
+            except MailForgot:
+                self._say_all_again()
+                if isinstance(self.ground, Listening):
+                    self.notes.error("hub", "the posts that made the board are gone; start this party again")
+                    self.stop.set()  # then it makes the board anew, of what comes now
             except TiebreakError as error:
                 self._note(str(error))
                 self.stop.wait(PAUSE_SECONDS)

@@ -157,6 +157,11 @@ class Journal:
         """The hub has taken a post, and gave it this place. A negative place: it refused the post for good."""
         self._write("UPDATE posts SET place = ? WHERE id = ?", place, waiting.id)
 
+    def last_heard(self) -> tuple[int, bytes] | None:
+        """The highest place that the hub gave to a post, and the post's bytes."""
+        rows = self._read("SELECT place, wire FROM posts WHERE place >= 0 ORDER BY place DESC LIMIT 1")
+        return tuple(rows[0]) if rows else None
+
     def say_all_again(self) -> None:
         """Send everything again, as to a hub that has lost it or is another one."""
         self._write("UPDATE posts SET place = NULL WHERE place >= 0")

@@ -71,6 +71,10 @@ class MailStopped(TiebreakError):
     """The mail was told to stop while it was trying."""
 
 
+class MailForgot(TiebreakError):
+    """The hub no longer has a letter that it gave: it lost its posts, or another with its key has taken over."""
+
+
 class _Away(Exception):
     """The hub did not answer, or not with what it should; ask again later."""
 
@@ -154,9 +158,16 @@ class Mail:
 
         return self._again(once)
 
-    def page(self, after: int, *, jobs: Sequence[bytes] = (), game: bytes | None = None) -> tuple[list[Letter], int]:
+    def holds(self, place: int, wire: bytes) -> bool:
+        """Whether the hub has these bytes in a place that it gave them."""
+        letters, _ = self.page(place - 1, limit=1)
+        return [(letter.place, letter.received.wire) for letter in letters] == [(place, wire)]
+
+    def page(
+        self, after: int, *, jobs: Sequence[bytes] = (), game: bytes | None = None, limit: int = PAGE
+    ) -> tuple[list[Letter], int]:
         """The letters after a place, and the place up to which the hub has been read; the same place if none came."""
-        query = [f"after={after}", f"limit={PAGE}", *(f"job={job.hex()}" for job in jobs)]
+        query = [f"after={after}", f"limit={limit}", *(f"job={job.hex()}" for job in jobs)]
         if game is not None:
             query.append(f"game={game.hex()}")
 
@@ -173,15 +184,22 @@ class Mail:
         return self._again(once)
 
     def follow(self, after: int, *, jobs: Sequence[bytes] = ()) -> Iterator[Letter]:
-        """Letters as they come, each once and in order, until `stop` is set."""
-        pause = _Pause(self.stop)
+        """Letters as they come, each once and in order, until `stop` is set.
+
+        Raises `MailForgot` if the hub, after a break, does not have the last of them any more.
+        """
+        pause, last = _Pause(self.stop), None
         while not self.stop.is_set():
             try:
-                for letter, last in self._listen(after, jobs):
-                    after = last
+                if last is not None and not self.holds(last.place, last.received.wire):
+                    raise MailForgot(f"expected the post in place {last.place} as before, got another or none")
+                for letter, place in self._listen(after, jobs):
+                    after, last = place, letter or last
                     pause.reset()
                     if letter is not None:
                         yield letter
+            except MailStopped:
+                return
             except (_Away, VerificationError, OSError, http.client.HTTPException) as error:
                 self.lies += isinstance(error, VerificationError)
             except MailRefused as error:

@@ -68,10 +68,13 @@ def test_a_post_is_numbered_once_and_waits_until_it_is_heard(tmp_path: Path) -> 
     assert not journal.post(JOB, b"x", lambda number: b"again%d" % number)
     waiting = journal.unheard()
     assert [one.wire for one in waiting] == [b"x0", b"y1", b"z0"]
+    assert journal.last_heard() is None
     journal.heard(waiting[0], 5)
     journal.heard(waiting[1], -1)
     assert [one.wire for one in journal.unheard()] == [b"z0"]
+    assert journal.last_heard() == (5, b"x0")
     journal.say_all_again()
+    assert journal.last_heard() is None
     assert [one.wire for one in journal.unheard()] == [b"x0", b"z0"]
 
 

@@ -27,7 +27,7 @@ from tests.tiebreak.node.hubs import (
     upload,
 )
 from tiebreak.node import mail as mail_module
-from tiebreak.node.mail import Mail, MailRefused, MailStopped
+from tiebreak.node.mail import Mail, MailForgot, MailRefused, MailStopped
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
 from tiebreak.protocol.packing import pack
@@ -214,6 +214,8 @@ def test_a_stream_that_breaks_lies_and_repeats_is_followed_to_its_end() -> None:
     )
 
     def script(head: bytes) -> list[bytes | float]:
+        if head.split(b" ")[1] == b"/posts?after=1&limit=1":
+            return [answer(page(made[1]))]  # it is asked whether it still has what it gave last
         asked.append(head.split(b" ")[1])
         return scripts(head)
 
@@ -227,6 +229,30 @@ def test_a_stream_that_breaks_lies_and_repeats_is_followed_to_its_end() -> None:
         assert client.lies == 3
         assert asked[0].startswith(b"/stream?after=0&")
         assert all(path.startswith(b"/stream?after=2&") for path in asked[1:])
+
+
+@pytest.mark.parametrize("case", ["the same", "empty", "filled again"])
+def test_a_hub_that_forgot_is_found_out_when_it_comes_back(tmp_path: Path, case: str) -> None:
+    """Its key is the same, and so may be the number of its posts."""
+    with running(settings(tmp_path / "hub")) as hub:
+        port = int(hub.url.rsplit(":", 1)[1])
+        client = hub.mail()
+        for wire in (OFFER, steps(0), steps(1)):
+            client.post(wire)
+        coming = client.follow(0)
+        assert [next(coming).place for _ in range(3)] == [1, 2, 3]
+        hub.stop()
+    with running(settings(tmp_path / ("hub" if case == "the same" else "other")), port) as hub:
+        wires = {"the same": (steps(2),), "empty": (), "filled again": (OFFER, steps(1), steps(0), steps(2))}[case]
+        for wire in wires:
+            hub.mail().post(wire)
+        assert client.holds(3, steps(1)) is (case == "the same")
+        if case == "the same":
+            assert next(coming).received.wire == steps(2)
+        else:
+            with pytest.raises(MailForgot, match="expected the post in place 3"):
+                next(coming)
+        client.close()
 
 
 def test_a_stream_that_is_refused_says_so() -> None:
