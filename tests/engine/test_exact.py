@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.arithmetic_cases import PLAIN, Maker, check, elements_of, kernel_with, tensor_of
+from tests.engine.test_contraction import HAS_LIMBS
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, exact, reduce, ziv
 from tiebreak.engine.arithmetic.exact import LEAST, Digits, multiply_exactly, round_to_odd, two_sum
@@ -161,6 +163,32 @@ def test_long_sums(seed: int, k: int) -> None:
     assert elements_of(arithmetic.execute(plain, [left.view(-1)], 0)) == wanted
     columns = replace(plain, operands=(Access(0, 0, (1, 2)),))
     assert elements_of(arithmetic.execute(columns, [left.T.contiguous().view(-1)], 0)) == wanted
+
+
+FAULTS_OF_CHUNKS = [
+    ("chunks == 1 ? 0 : r;", "0;"),  # rows of several chunks share their sums
+    ("if (c + 1 < chunks) continue;", ""),  # sums are rounded before the last chunk
+]
+
+
+@pytest.mark.parametrize(("old", "new"), slow_except(FAULTS_OF_CHUNKS, several=True))
+def test_a_fault_between_chunks_is_caught(
+    old: str, new: str, kernel: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By terms that cancel over all exponents, of more than one chunk."""
+    if kernel != "compiled" or not HAS_LIMBS:
+        return  # other ways have no chunks
+    left, right = cancelled(1, numbers(1, 4 * 300).view(4, 300), numbers(2, 300 * 9).view(300, 9))
+    terms = (left.double()[:, None] * right.double().T).reshape(36, 300)
+    wanted = right_bits(terms.tolist(), 32)
+
+    def found() -> list[int]:
+        return elements_of(Arithmetic().execute(matrices(4, 300, 9), [left.view(-1), right.view(-1)], 0).view(-1))
+
+    assert found() == wanted
+    built = kernel_with(tmp_path, (old, new))
+    monkeypatch.setattr(reduce, "build", lambda: built)
+    assert found() != wanted
 
 
 @pytest.mark.parametrize("k", [2048, 8192])

@@ -125,7 +125,7 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
 /* ---- exact sums of a block of which many elements are undecided ---- */
 
 typedef struct {
-    int64_t undecided, wrong;
+    int32_t wrong[WIDE]; /* by lane */
     int precision;
 } tally;
 
@@ -150,10 +150,7 @@ static void put_row(
     int32_t open[WIDE], wrong[WIDE];
     if (found->precision == 32) judge(c, left, held.squares_b + j, width, value, open, wrong, 32);
     else judge(c, left, held.squares_b + j, width, value, open, wrong, found->precision);
-    for (int64_t s = 0; s < width; s++) {
-        found->undecided += open[s];
-        found->wrong += wrong[s];
-    }
+    for (int64_t s = 0; s < width; s++) found->wrong[s] += wrong[s];
     if (consecutive(t->out_n + at->n0 + j, width))
         for (int64_t s = 0; s < width; s++) first[s] = open[s] ? value[s] : first[s];
     else
@@ -343,10 +340,10 @@ ADDER(1) ADDER(2) ADDER(3) ADDER(4) ADDER(5) ADDER(6)
 static void (*const adders[])(int64_t *, const sorted_terms *, const limb_row *) = {0, add_1, add_2, add_3, add_4, add_5, add_6};
 
 /* Counts what a chunk's offsets and complements have added; `offsets` begin with the lowest window. */
-static OUTSIDE void count_offsets(int64_t *offsets, const sorted_terms *from, int lo, int hi, int limbs) {
-    for (int p = lo; p <= hi; p++) offsets[p] -= from->negative[p];
-    for (int p = lo; p <= hi; p++) offsets[p + 2 * limbs - 1] += from->sum[p];
-    for (int p = lo; p <= hi; p++) offsets[p + 2 * limbs] += from->negative[p];
+static OUTSIDE void count_offsets(int64_t *restrict offsets, const sorted_terms *restrict from, int lo, int hi, int limbs) {
+    for (int p = lo; p <= hi; p++) offsets[p] -= from->negative[p]; /* of windows without factors: 0 */
+    for (int p = 0; p < SHIFTED; p++) offsets[p + 2 * limbs - 1] += from->sum[p];
+    for (int p = 0; p < SHIFTED; p++) offsets[p + 2 * limbs] += from->negative[p];
 }
 
 static OUTSIDE void carry_26(int64_t *sums, int64_t *offsets, int lo, int hi) { carry(sums, offsets, lo, hi, 26); }
@@ -380,24 +377,27 @@ static void settle_rows(const contraction *t, const block *at, int64_t row, cons
     for (int64_t j = 0; j < at->n; j += WIDE) {
         const int64_t width = at->n - j < WIDE ? at->n - j : WIDE;
         int first = BINS_26, last = -1, added = 0;
-        for (int64_t c = 0, k = 0; c < chunks && hi >= 0; c++, k += TOGETHER) {
+        for (int64_t c = 0, k = 0; c < chunks; c++, k += TOGETHER) {
             const int64_t n = t->k - k < TOGETHER ? t->k - k : TOGETHER;
             int low = 0;
-            const int limbs = cut_columns(x, b, t->b_n + at->n0 + j, width, t->b_k + k, x->common + k, n, &low);
-            if (!limbs) continue;
-            added++;
-            first = lo + low < first ? lo + low : first;
-            last = hi + low + 2 * limbs > last ? hi + low + 2 * limbs : last;
-            for (int64_t r = 0; r < count; r++) {
-                adders[limbs](x->sums[r] + low * WIDE, x->sorted + r * chunks + c, (const void *)x->limbs);
-                count_offsets(x->offsets[r] + low, x->sorted + r * chunks + c, lo, hi, limbs);
-                if (added % CARRIED == 0) carry_26(x->sums[r], x->offsets[r], first, last);
+            const int limbs = hi < 0 ? 0 : cut_columns(x, b, t->b_n + at->n0 + j, width, t->b_k + k, x->common + k, n, &low);
+            if (limbs) {
+                added++;
+                first = lo + low < first ? lo + low : first;
+                last = hi + low + 2 * limbs > last ? hi + low + 2 * limbs : last;
             }
-        }
-        for (int64_t r = 0; r < count; r++) {
-            float value[WIDE] = {0};
-            if (last >= 0) round_26(x->sums[r], x->offsets[r], first, last, found->precision, value);
-            put_row(t, at, row, rows[r], j, width, value, found);
+            for (int64_t r = 0; r < count; r++) {
+                float value[WIDE] = {0};
+                const int64_t own = chunks == 1 ? 0 : r; /* if rounded at once, the sums of one row stay in the first-level cache */
+                if (limbs) {
+                    adders[limbs](x->sums[own] + low * WIDE, x->sorted + r * chunks + c, (const void *)x->limbs);
+                    count_offsets(x->offsets[own] + low, x->sorted + r * chunks + c, lo, hi, limbs);
+                    if (added % CARRIED == 0) carry_26(x->sums[own], x->offsets[own], first, last);
+                }
+                if (c + 1 < chunks) continue;
+                if (last >= 0) round_26(x->sums[own], x->offsets[own], first, last, found->precision, value);
+                put_row(t, at, row, rows[r], j, width, value, found);
+            }
         }
     }
 }
@@ -623,13 +623,13 @@ static int settle_open(const contraction *t, const block *at, int64_t row, tally
 #endif
 
 /* Exact sums of all undecided elements of a block that has many; 0 if memory ran out before any was settled. */
-static int settle_block(const contraction *t, const block *at, int64_t row, progress *shared) {
+static int settle_block(const contraction *t, const block *at, int64_t row, int64_t opens, progress *shared) {
     const int64_t started = now();
     tally found = {.precision = (int)shared->precision};
     if (!settle_open(t, at, row, &found)) return 0;
-    shared->undecided += found.undecided;
-    shared->twice += found.undecided;
-    shared->wrong += found.wrong;
+    shared->undecided += opens;
+    shared->twice += opens;
+    for (int s = 0; s < WIDE; s++) shared->wrong += found.wrong[s];
     shared->nanoseconds += now() - started;
     return 1;
 }
@@ -649,7 +649,7 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
         for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
     }
     const int dense = opens >= WIDE && opens * DENSE >= rows * at->n && !(shared->limit > 0);
-    if (!opens || (dense && settle_block(t, at, row, shared))) return;
+    if (!opens || (dense && settle_block(t, at, row, opens, shared))) return;
     const terms from = {t->a_k, t->b_k, t->k, 1};
     element open[OPEN];
     for (int64_t i = 0; i < at->m; i++) {
