@@ -68,8 +68,8 @@ hardest: setup ## Search all 2^32 arguments of each transcendental for the harde
 contracts: setup ## Solidity: format, build, test, compare with Python, gas and artifacts (needs Node)
 	$(MAKE) -C contracts setup fmt-check build test differential snapshot-check artifacts-check
 
-anvil: setup ## The games on anvil, the node that `make contracts` installs; elsewhere these tests are skipped
-	$(BIN)/python -m pytest -n0 tests/chain/test_anvil.py
+anvil: setup ## Games and parties on anvil, the node that `make contracts` installs; elsewhere these tests are skipped
+	$(BIN)/python -m pytest -n0 -m "slow or not slow" -k anvil tests/chain tests/tiebreak/node
 
 model: ## The game and the job board, model-checked by SPIN within bounds (needs spin and a C compiler)
 	$(PYTHON) model/check.py

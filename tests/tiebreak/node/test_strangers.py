@@ -1,4 +1,7 @@
-"""Jobs among strangers, over real processes: sealed ones, of which a hub sees ciphertext, and ones with seats."""
+"""Jobs among strangers, over real processes: sealed ones, of which a hub sees ciphertext, and ones with seats.
+
+Also both at once, and sealed ones whose parties are killed. `make anvil` plays seats on anvil.
+"""
 
 import json
 import re
@@ -7,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiebreak.node.test_up import TASK, free_port, said
+from tests.tiebreak.node.test_up import TASK, TRUE_ROOT, Stormy, free_port, roots, said, said_twice
 from tiebreak.api.readers import Card
 from tiebreak.engine.run.directory import DATA, PROGRAM, RECORDS
 from tiebreak.node import up
 from tiebreak.node.up import TERMS, Plan, Town
-from tiebreak.protocol.chain.devnet import BALANCE
+from tiebreak.protocol.chain.devnet import BALANCE, find_anvil
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.parties import posts
 
@@ -25,17 +28,25 @@ WINDOW = 24
 
 
 class Sealing(Town):
-    """Seals its job to the trainer and the auditor."""
+    """Seals its job to the trainer and the auditors."""
 
     def wishes(self) -> list[str]:
-        keys = [self.key(name) for name in ("trainer", "auditor")]
+        keys = [self.key(name) for name in self.plan.parties if name != "client"]
         return [part for key in keys for part in ("--seal-to", Card.of(key).text(key))]
 
 
-def play(town: type[Town], folder: Path, *, cheat: str = "", seats: int = 0) -> Town:
+class SealingInStorm(Sealing, Stormy):
+    pass
+
+
+def plan_of(folder: Path, *, cheat: str = "", seats: int = 0, embedded: bool = True, window: int = 0) -> Plan:
+    terms = TERMS | ({"challenge-window": window} if window else {})
+    return Plan(task=str(TASK), steps=None, cheat=cheat, chain=True, embedded=embedded, port=free_port(), folder=folder,
+                until_over=True, terms=terms, seats=seats)  # fmt: skip
+
+
+def play(town: type[Town], plan: Plan) -> Town:
     story: list[str] = []
-    plan = Plan(task=str(TASK), steps=None, cheat=cheat, chain=True, embedded=True, port=free_port(), folder=folder,
-                until_over=True, terms=TERMS, seats=seats)  # fmt: skip
     made = town(plan, story.append)
     try:
         made.run()
@@ -55,7 +66,28 @@ def windows(path: Path) -> Iterator[bytes]:
 
 def test_a_hub_sees_nothing_of_a_sealed_job_but_what_its_dispute_opens(tmp_path: Path) -> None:
     folder = tmp_path / "town"
-    assert play(Sealing, folder, cheat="rate").ending.status == "slashed"
+    assert play(Sealing, plan_of(folder, cheat="rate")).ending.status == "slashed"
+    the_hub_is_blind(folder)
+
+
+@pytest.mark.parametrize(("seed", "cheat"), [(2, ""), (3, "weight")])
+def test_kills_at_any_instant_change_nothing_for_a_sealed_job(tmp_path: Path, seed: int, cheat: str) -> None:
+    """Endings and roots are those of an undisturbed job, nothing is signed twice, and nothing lies open for a while."""
+    folder = tmp_path / "town"
+    town = SealingInStorm(plan_of(folder, cheat=cheat, embedded=False, window=120), seed, 8)
+    try:
+        town.run()
+    finally:
+        print("\n".join(town.story))
+    assert len(town.killed) >= 4, town.killed
+    assert town.ending.status == ("slashed" if cheat else "settled")
+    assert not said_twice(folder)
+    assert roots(folder)[4].startswith(TRUE_ROOT) is not bool(cheat)
+    the_hub_is_blind(folder)
+
+
+def the_hub_is_blind(folder: Path) -> None:
+    """Of what its parties hold, a hub has nothing in the clear but what a dispute has opened."""
     (job,) = (folder / "trainer" / "jobs").iterdir()
     states = sorted((job / "checkpoints").iterdir())
     plain = {name: set(windows(path)) for path in (job / PROGRAM, job / DATA, job / RECORDS, *states)
@@ -71,7 +103,7 @@ def test_a_hub_sees_nothing_of_a_sealed_job_but_what_its_dispute_opens(tmp_path:
     assert shown <= {posts.PostKind.MOVE}, "a move opens what the referee needs, and no other post shows anything"
     assert not [post for post in said(folder) if post.kind == posts.PostKind.STEPS], "losses are not told"
 
-    for party in ("client", "trainer", "auditor"):
+    for party in ("client", "trainer", "auditor", "auditor2"):
         for name in ("jobs", "replays"):
             place = folder / party / name
             assert not place.exists() or place.stat().st_mode & 0o77 == 0
@@ -85,14 +117,24 @@ STORY = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("town", "embedded"),
+    [
+        pytest.param(Town, True, id="embedded"),
+        pytest.param(Town, False, id="anvil", marks=pytest.mark.skipif(find_anvil() is None, reason="needs anvil")),
+        pytest.param(Sealing, True, id="sealed"),
+    ],
+)
 @pytest.mark.parametrize(("cheat", "status"), [("", "settled"), ("rate", "slashed")])
-def test_auditors_are_paid_for_seats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cheat: str, status: str) -> None:
+def test_auditors_are_paid_for_seats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, town: type[Town], embedded: bool, cheat: str, status: str
+) -> None:
     """Heads are sealed, the client draws, the seats' auditors seal what they computed, and only then a head is shown.
 
     Fees and shares are those of SPEC section 11.1, to the gas of the transactions. One auditor may have both seats.
     """
     monkeypatch.setattr(up, "AFTER_SECONDS", 15)
-    ending = play(Town, tmp_path / "town", cheat=cheat, seats=2).ending
+    ending = play(town, plan_of(tmp_path / "town", cheat=cheat, seats=2, embedded=embedded)).ending
     assert ending.status == status
     order = [min(at for moment, at in ending.moments.items() if re.fullmatch(words, moment)) for words in STORY]
     assert order == sorted(order)
@@ -107,3 +149,5 @@ def test_auditors_are_paid_for_seats(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert -GAS < balance - (BALANCE - BOND + earned) <= 0, name
         paid += seats
     assert paid == 2
+    if town is Sealing:
+        the_hub_is_blind(tmp_path / "town")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tiebreak.node.up import PARTIES, TERMS, Plan, Town
+from tiebreak.node.up import TERMS, Plan, Town
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.packing import unpack
@@ -38,14 +38,14 @@ class Stormy(Town):
         self._due_at = self.rng.randrange(3, 12)
 
     def told(self, name: str, line: str) -> None:
-        self._count += name in PARTIES
+        self._count += name in self.plan.parties
         super().told(name, line)
 
     def disturb(self) -> None:
         """Kill a party a moment after a line of any party's log, and start it again at once or a little later."""
         if len(self.killed) >= self.kills or self._count < self._due_at:
             return
-        role = self.rng.choice(PARTIES)
+        role = self.rng.choice(self.plan.parties)
         time.sleep(self.rng.uniform(0, 0.4))
         self.kill(role)
         self.killed.append(role)
