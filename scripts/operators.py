@@ -74,6 +74,7 @@ _FAMILIES = {
     "window": ("window", "cat"),
     "iota": ("iota",),
     "random": ("random",),
+    "shuffle": ("shuffle",),
 }
 """The methods of `tiebreak.engine.lowering.builder.Builder` that emit instructions of each family."""
 

@@ -31,7 +31,8 @@ class Compiled:
     """A captured task. `state` is the initial state; `data` is everything else that the steps read.
 
     gradients: by parameter, how to read its gradient, before clipping, from the values of the program's body. draws: as
-    in `Builder`. checked: whether the program was compared with eager PyTorch.
+    in `Builder`, by number in the body; None also for what is not in it. checked: whether the program was compared with
+    eager PyTorch.
     """
 
     program: Program
@@ -87,7 +88,8 @@ def compile_in_place(task: Task) -> Compiled:
     data |= step.constants
     data = {name: data[name].contiguous() for name in program.data_spec()}
     placed = {name: replace(g, value=b.numbers[g.value]) for name, g in raw.items() if g.value in b.numbers}
-    return Compiled(program, state, data, placed, tuple(b.draws))
+    draws = tuple(None if value is None else b.numbers.get(value) for value in b.draws)
+    return Compiled(program, state, data, placed, draws)
 
 
 def _telling(task: Task) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 
 _ORDER = "an order of values is not an instruction; use the greatest and its index (`max`, `amax`, `argmax`) instead"
 _SHAPE = "the shape of its result depends on data; keep the shape and use masks and `where`"
-_RANDOM = "only uniform draws, `bernoulli` and dropout have a form; make it of `torch.rand`, or give it as data"
+_RANDOM = "of draws only uniform, normal, exponential, integers within bounds, permutations and `bernoulli` have a form"
 _MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
 _FUNCTION = "only exp, log, tanh, erf, sin and cos are instructions; move it out of the step or approximate it"
 _COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
@@ -14,8 +14,8 @@ _COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
 HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "searchsorted"), _ORDER),
     **dict.fromkeys(("nonzero", "masked_select", "_unique2", "unique_dim", "bincount"), _SHAPE),
-    **dict.fromkeys(("normal", "normal_functional", "randn", "randn_like", "randint", "randint_like", "randperm",
-                     "multinomial", "poisson", "exponential", "geometric", "cauchy", "uniform", "log_normal"), _RANDOM),
+    **dict.fromkeys(("multinomial", "poisson", "geometric", "cauchy", "log_normal", "random", "randint_like",
+                     "_standard_gamma", "_sample_dirichlet", "binomial"), _RANDOM),
     **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu",
                      "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "triangular_solve",
                      "linalg_solve_triangular", "linalg_matrix_exp", "_linalg_check_errors", "linalg_eig"), _MATRIX),

@@ -154,7 +154,8 @@ class _Lowering:
             self._fail(node, "no lowering rule; operators that take functions or write to their arguments have no form")
             return
         if not node.users:
-            self.builder.draws += [None] * (_name(node).partition(".")[0] in _DRAWING)
+            drawing = _name(node) in RULES and torch.Tag.nondeterministic_seeded in node.target.tags
+            self.builder.draws += [None] * drawing
             return
         arguments = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         if (bad := _unknown_dtype(node)) is not None:
@@ -229,8 +230,6 @@ def _unknown_dtype(node: fx.Node) -> torch.dtype | None:
     return next((t.dtype for t in tensors if isinstance(t, Tensor) and element_type(t.dtype) is None), None)
 
 
-_DRAWING: Final = ("native_dropout", "bernoulli", "rand", "rand_like")
-"""Operators that draw numbers of which programs have the like."""
 _FAILED = object()
 UNCOVERED: Final = "no form for these arguments"
 """Begins the problem of an operator whose rule fails by an exception: a gap of ours, in a message for the user."""

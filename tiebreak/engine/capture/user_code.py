@@ -119,6 +119,7 @@ _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
     (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
+    (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
     (
         ("NoneType",),
         "while torch exports, the model leaves an argument None that it makes up otherwise; give it in the "

@@ -152,7 +152,7 @@ class Builder:
         self._known: dict[Instruction, int] = {}
         self._streams = 0
         self.draws: list[int | None] = []
-        """The stream of each random tensor in the order of the traced step; None for one that nothing reads."""
+        """What each draw of the traced step is made of, in its order: a value; None for one that nothing reads."""
         self.numbers: dict[int, int] = {}
         """The number in the finished program of each value that is still in it."""
         self._data: dict[str, Ref] = {}
@@ -458,7 +458,6 @@ class Builder:
     def random(self, shape: Sequence[int]) -> Ref:
         """Uniform f32 in [0, 1), drawn anew in every step; the key is the job's seed."""
         seed, step = (scalar.expand(shape).access() for scalar in (self.seed(), self.step()))
-        self.draws.append(self._streams)
         return self.emit(Opcode.RANDOM, DType.F32, shape, seed, step, params=RandomParams(stream=self._next_stream()))
 
     def shuffle(self, index: Ref, epoch: Ref, n: int) -> Ref:

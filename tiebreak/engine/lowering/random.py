@@ -1,28 +1,108 @@
-"""Random and unset tensors, and dropout. Philox keyed by (seed, step, instruction) stands in for torch's generators."""
+"""Random and unset tensors, and dropout. Philox keyed by (seed, step, instruction) stands in for torch's generators.
 
-from typing import Any
+Whatever is drawn is made of `random`, u = k * 2^-24 in [0, 1), and of `shuffle`, by instructions that round correctly:
 
-from tiebreak.engine.lowering.builder import Ref
+    normal       z = sqrt(-2 * log(1 - u)) * cos(2 pi * v)                  (Box and Muller 1958; |z| < 5.77)
+    exponential  e = -log(min(1 - u, 1 - 2^-24))                            (2^-24 <= e < 16.7, so its log is finite)
+    integer      i = low + (u * 2^48 + v * 2^24) mod (high - low)           (each equally likely up to range / 2^48)
+    permutation  shuffle of 0 ... n-1, with the step as its epoch
+
+u and v are the two halves of one `random`. Beside the result, each rule notes what it was made of (u, z, e, the integer
+before the modulus, the permutation), which `tiebreak.engine.run.eager` gives to eager PyTorch.
+"""
+
+import math
+from typing import Any, Final
+
+from tiebreak.engine.lowering.builder import Builder, Ref, Scalar
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
+MAX_RANGE: Final = 1 << 32
+"""The greatest range of random integers: no value is more than 2^-16 likelier than another."""
 
-@lowers("bernoulli.p")
-def bernoulli_p(c: Context, x: Ref, p: float = 0.5, **_: Any) -> Ref:
+
+def _noted(b: Builder, drawn: Ref) -> Ref:
+    b.draws.append(drawn.value)
+    return drawn
+
+
+@lowers("bernoulli.p", "bernoulli.Tensor")
+def bernoulli_p(c: Context, x: Ref, p: Ref | float = 0.5, **_: Any) -> Ref:
     """1 with probability p, else 0, in x's shape: random < p."""
-    return c.b.cast(c.b.compare(MapFunction.LT, c.b.random(x.shape), c.b.const(p)), x.dtype)
+    return c.b.cast(c.b.compare(MapFunction.LT, _noted(c.b, c.b.random(x.shape)), c.ref(p, DType.F32)), x.dtype)
 
 
 @lowers("bernoulli.default")
 def bernoulli(c: Context, x: Ref, **_: Any) -> Ref:
     """1 with the probability that stands in x, else 0: random < x."""
-    return c.b.cast(c.b.compare(MapFunction.LT, c.b.random(x.shape), x), x.dtype)
+    return bernoulli_p(c, x, x)
 
 
 @lowers("rand.default", "rand_like.default")
 def rand(c: Context, *_: Any, **__: Any) -> Ref:
     """Uniform in [0, 1)."""
-    return c.b.random(c.shape)
+    return _noted(c.b, c.b.random(c.shape))
+
+
+@lowers("uniform.default")
+def uniform(c: Context, _x: Ref, low: float = 0.0, high: float = 1.0) -> Ref:
+    """low + (high - low) * random."""
+    u = rand(c)
+    return u if (low, high) == (0, 1) else c.b.add(c.b.scale(u, high - low), c.b.const(low))
+
+
+@lowers("randn.default", "randn_like.default")
+def randn(c: Context, *_: Any, **__: Any) -> Ref:
+    """Normal: sqrt(-2 * log(1 - u)) * cos(2 pi * v) of two random numbers."""
+    b, (u, v) = c.b, _two(c)
+    radius = b.map(MapFunction.SQRT, b.scale(b.map(MapFunction.LOG, b.sub(b.const(1.0), u)), -2.0))
+    return _noted(b, b.mul(radius, b.map(MapFunction.COS, b.scale(v, 2 * math.pi))))
+
+
+@lowers("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", "normal.float_float")
+def normal(c: Context, mean: Ref | float = 0.0, std: Ref | float = 1.0, *_: Any, **__: Any) -> Ref:
+    """Normal number * std + mean."""
+    z = randn(c)
+    return z if (mean, std) == (0, 1) else c.b.add(c.b.mul(z, c.ref(std)), c.ref(mean))
+
+
+@lowers("normal_functional.default")
+def normal_functional(c: Context, _x: Ref, mean: float = 0.0, std: float = 1.0) -> Ref:
+    """Normal number * std + mean."""
+    return normal(c, mean, std)
+
+
+@lowers("exponential.default")
+def exponential(c: Context, _x: Ref, lambd: float = 1.0) -> Ref:
+    """-log(min(1 - random, 1 - 2^-24)) / lambd."""
+    b = c.b
+    rest = b.map(MapFunction.MIN, b.sub(b.const(1.0), b.random(c.shape)), b.const(1 - 2.0**-24))
+    drawn = _noted(b, b.map(MapFunction.NEG, b.map(MapFunction.LOG, rest)))
+    return drawn if lambd == 1 else b.div(drawn, b.const(lambd))
+
+
+@lowers("randint.low", "randint_like.low_dtype", "random.to", "randint.default", "randint_like.default")
+def randint(c: Context, *given: Any, **_: Any) -> Ref:
+    """low + i mod (high - low) for an integer i of 48 random bits."""
+    low, high = bounds([g for g in given if isinstance(g, int)])
+    if not 0 < high - low <= MAX_RANGE:
+        raise NotImplementedError(f"random integers of a range of {high - low}: only of 1 ... 2^32")
+    b, (u, v) = c.b, (c.b.cast(c.b.scale(half, 2.0**24), DType.I64) for half in _two(c))
+    drawn = _noted(b, b.add(b.scale(u, 1 << 24), v))
+    return c.ref(b.add(b.map(MapFunction.MOD, drawn, b.const(high - low, DType.I64)), b.const(low, DType.I64)))
+
+
+def bounds(given: list[Scalar]) -> tuple[int, int]:
+    """Least value and end of random integers, from an operator's numbers: (low, end), or (end) alone."""
+    low, high = (0, *given) if len(given) == 1 else given
+    return int(low), int(high)
+
+
+@lowers("randperm.default")
+def randperm(c: Context, n: int, **_: Any) -> Ref:
+    """The keyed permutation of 0 ... n-1 with the step as its epoch."""
+    return c.ref(_noted(c.b, c.b.shuffle(c.b.iota((n,), (1,)), c.b.step(), n)))
 
 
 @lowers("native_dropout.default")
@@ -33,7 +113,7 @@ def native_dropout(c: Context, x: Ref, p: float, train: bool | None) -> tuple[Re
         return x, b.full(x.shape, True, DType.BOOL)
     if p == 1:
         return b.full(x.shape, 0.0), b.full(x.shape, False, DType.BOOL)
-    kept = b.compare(MapFunction.LT, b.random(x.shape), b.const(1 - p))
+    kept = b.compare(MapFunction.LT, _noted(b, b.random(x.shape)), b.const(1 - p))
     return b.mul(x, b.scale(b.cast(kept, DType.F32), 1 / (1 - p))), kept
 
 
@@ -42,3 +122,9 @@ def native_dropout(c: Context, x: Ref, p: float, train: bool | None) -> tuple[Re
 def empty(c: Context, *_: Any, **__: Any) -> Ref:
     """Zeros: memory that torch leaves unset must have one value here."""
     return c.b.full(c.shape, 0, c.dtype)
+
+
+def _two(c: Context) -> tuple[Ref, Ref]:
+    """Two random numbers for each element of the result."""
+    both = c.b.random((2, *c.shape))
+    return both.select(0, 0), both.select(0, 1)

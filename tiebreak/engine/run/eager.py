@@ -11,7 +11,7 @@ What departs is named with the first module whose output departs, or with the fi
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +40,7 @@ from tiebreak.engine.run.cost import require_memory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
-from tiebreak.protocol.program.isa import Opcode, RandomParams, ShuffleParams
+from tiebreak.protocol.program.isa import ShuffleParams
 
 NOISE: Final = 16.0
 """How many times the distance between eager FP32 and FP64 a result may be from FP64."""
@@ -116,7 +116,7 @@ class _Outcome:
     state: Mapping[str, Tensor] = field(default_factory=dict)
     """All state before and after, where the engine has run."""
     drawn: Sequence[Tensor | None] = ()
-    """The random numbers of each draw (None for one that the program leaves out), where the engine has run."""
+    """What each draw is made of (None for one that the program leaves out), where the engine has run."""
 
     def results(self) -> Iterator[tuple[str, Tensor]]:
         yield "the loss", self.loss
@@ -238,14 +238,13 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _engine(task: Task, compiled: Compiled, step: int, state: Mapping[str, Tensor]) -> _Outcome:
-    body, streams, values = compiled.program.body, dict[int, Tensor](), dict[int, Tensor]()
-    wanted = {ref.value for ref in compiled.gradients.values()}
+    values = dict[int, Tensor]()
+    drawn = {value for value in compiled.draws if value is not None}
+    wanted = {ref.value for ref in compiled.gradients.values()} | drawn
 
     def observe(leaf: int, tensor: Tensor) -> Tensor:
         if leaf in wanted:
-            values[leaf] = tensor
-        if leaf < len(body) and isinstance(body[leaf].params, RandomParams) and body[leaf].opcode == Opcode.RANDOM:
-            streams[body[leaf].params.stream] = tensor.clone()  # type: ignore[union-attr]
+            values[leaf] = tensor.clone() if leaf in drawn else tensor
         return tensor
 
     machine = Interpreter(compiled.program, Arithmetic())
@@ -253,8 +252,8 @@ def _engine(task: Task, compiled: Compiled, step: int, state: Mapping[str, Tenso
     result = machine.step(step, held, data, observe, check_finite=False)
     gradients = {name: _read(values[ref.value], ref) for name, ref in compiled.gradients.items()}
     buffers = {name: result.state[MODEL + name] for name, _ in task.model.named_buffers()}
-    drawn = [None if stream is None else streams.get(stream) for stream in compiled.draws]
-    return _Outcome(torch.tensor(result.loss), gradients, buffers, [], state, result.state, drawn)
+    numbers = [None if value is None else values[value] for value in compiled.draws]
+    return _Outcome(torch.tensor(result.loss), gradients, buffers, [], state, result.state, numbers)
 
 
 def _read(value: Tensor, ref: Ref) -> Tensor:
@@ -284,12 +283,12 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._numbers = list(numbers)
 
-    def _next(self, shape: torch.Size) -> Tensor:
+    def _next(self, shape: torch.Size) -> Tensor | None:
         found = self._numbers[0] if self._numbers else None
         if found is not None and found.shape != shape:
-            return torch.rand(shape, dtype=torch.float32)  # nothing reads it, and the trace left it out
+            return None  # nothing reads it, and the trace left it out
         del self._numbers[:1]
-        return torch.rand(shape, dtype=torch.float32) if found is None else found
+        return found
 
     def check_all_drawn(self) -> None:
         """Raises `ConfigurationError` if the program draws what eager PyTorch did not."""
@@ -300,18 +299,36 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        aten = torch.ops.aten
-        if func is aten.bernoulli_.float:
-            p = torch.tensor(args[1] if len(args) > 1 else 0.5, dtype=torch.float32)
-            return args[0].copy_(self._next(args[0].shape) < p)
-        if func in (aten.bernoulli.default, aten.bernoulli_.Tensor):
-            p = args[-1]
-            drawn = (self._next(args[0].shape) < p).to(args[0].dtype)
-            return args[0].copy_(drawn) if func is aten.bernoulli_.Tensor else drawn
         result = func(*args, **(kwargs or {}))
-        if func in (aten.rand.default, aten.rand_like.default):
-            result.copy_(self._next(result.shape))
+        form = _FORMS.get(func._schema.name.removeprefix("aten::").rstrip("_"))
+        if form is not None and (number := self._next(result.shape)) is not None:
+            given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
+            given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+            wide = number.is_floating_point() and result.is_floating_point()
+            result.copy_(form(number.to(result.dtype) if wide else number, given))
         return result
+
+
+def _below(u: Tensor, given: Mapping[str, Any]) -> Tensor:
+    p = given.get("p", given["self"])
+    return u < (p if isinstance(p, Tensor) else torch.tensor(p, dtype=torch.float32))
+
+
+def _integers(drawn: Tensor, given: Mapping[str, Any]) -> Tensor:
+    low, high = given.get("low", 0), given.get("high", given.get("to"))
+    found: Tensor = low + torch.remainder(drawn, high - low)
+    return found
+
+
+_FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
+    "bernoulli": _below,
+    "uniform": lambda u, given: given["from"] + (given["to"] - given["from"]) * u,
+    "normal": lambda z, given: given["mean"] + given["std"] * z,
+    "exponential": lambda e, given: e / given["lambd"],
+    **dict.fromkeys(("randint", "randint_like", "random"), _integers),
+    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "randperm"), lambda drawn, _: drawn),
+}
+"""What eager PyTorch makes of the engine's numbers (see `tiebreak.engine.lowering.random`), by operator."""
 
 
 def _by_name(task: Task, model: nn.Module, *batch: Tensor) -> Tensor:

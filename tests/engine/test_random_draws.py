@@ -1,0 +1,299 @@
+"""Draws inside a step: bits by an oracle of many digits, distributions, and eager PyTorch on the same numbers."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.conftest import CaseCounter
+from tests.protocol.whole_steps import execute, new_state
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.data.tensors import tensor_bytes
+from tiebreak.engine.lowering import RULES
+from tiebreak.engine.run import eager
+from tiebreak.engine.run.eager import checked
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import round_ratio
+from tiebreak.protocol.numbers.philox import random_bits, shuffle
+from tiebreak.protocol.program.isa import RandomParams, ShuffleParams
+
+SEED = 77
+MEAN, SPREAD = torch.tensor([-2.0, 0.5, 3.0]), torch.tensor([0.25, 1.0, 7.0])
+
+
+class Drawing(nn.Module):
+    """Keeps what it draws in a buffer, and lets the loss depend on it."""
+
+    def __init__(self, draw: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+        with torch.random.fork_rng(devices=[]):
+            drawn = draw()
+        self.register_buffer("seen", torch.zeros_like(drawn))
+        self.weight = nn.Parameter(torch.ones(drawn.shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = self.draw()
+        self.seen.copy_(drawn)
+        return (self.weight * drawn).mean() + x.mean()
+
+
+def task_of(model: nn.Module, steps: int = 3, seed: int = SEED) -> Task:
+    return Task(
+        name="draws", model=model, loss=lambda net, x: net(x), optimizer=SGD(lr=1e-3), data={"x": torch.ones(4, 2)},
+        batch=Batch(size=2, examples=Rows(names=("x",))), steps=steps, checkpoint_interval=1, seed=seed,
+    )  # fmt: skip
+
+
+def seen(draw: Callable[[], Tensor], steps: int = 3) -> tuple[list[Tensor], int]:
+    """What each step drew, and the stream that it was drawn from."""
+    compiled = compile_task(task_of(Drawing(draw), steps))
+    params = [i.params for i in compiled.program.body]
+    streams = [p.stream for p in params if isinstance(p, RandomParams)]
+    streams += [p.stream for p in params if isinstance(p, ShuffleParams) and not streams and p.n != 4]
+    machine = Interpreter(compiled.program, Arithmetic())
+    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    found = []
+    for step in range(1, steps + 1):
+        state = machine.step(step, state, data).state
+        found.append(state["model.seen"].clone())
+    return found, streams[0]
+
+
+DRAWS: dict[str, Callable[[], Tensor]] = {
+    "rand": lambda: torch.rand(3, 5),
+    "rand_like": lambda: torch.rand_like(torch.ones(3, 5)),
+    "uniform_": lambda: torch.empty(3, 5).uniform_(-2.0, 0.5),
+    "randn": lambda: torch.randn(3, 5),
+    "randn_like": lambda: torch.randn_like(torch.ones(3, 5)),
+    "randn, scalar": lambda: torch.randn(()),
+    "normal_": lambda: torch.empty(3, 5).normal_(1.5, 0.3),
+    "normal, tensors": lambda: torch.normal(MEAN, SPREAD),
+    "normal, mean": lambda: torch.normal(MEAN, 2.0),
+    "normal, spread": lambda: torch.normal(1.0, SPREAD),
+    "normal, numbers": lambda: torch.normal(1.0, 3.0, (4, 2)),
+    "exponential_": lambda: torch.empty(3, 5).exponential_(),
+    "exponential_, rate": lambda: torch.empty(3, 5).exponential_(2.5),
+    "randint": lambda: torch.randint(9, (3, 5)).float(),
+    "randint, low": lambda: torch.randint(-3, 4, (3, 5), dtype=torch.float32),
+    "randint, narrow": lambda: torch.randint(0, 1000, (3, 5), dtype=torch.int32).float(),
+    "randint_like": lambda: torch.randint_like(torch.ones(3, 5), -5, 5),
+    "random_": lambda: torch.empty(3, 5, dtype=torch.int64).random_(10).float(),
+    "randperm": lambda: torch.randperm(13).float(),
+    "bernoulli_": lambda: torch.empty(3, 5).bernoulli_(0.3),
+    "bernoulli_, tensor": lambda: torch.empty(3).bernoulli_(SPREAD / 8),
+    "bernoulli": lambda: torch.bernoulli(SPREAD / 8),
+    "gumbel": lambda: F.gumbel_softmax(torch.zeros(4, 3), tau=0.5),
+    "distribution": lambda: torch.distributions.Normal(MEAN, SPREAD, validate_args=False).rsample((2,)),
+    "mixed": lambda: torch.randn(3, 2) * torch.rand(3, 2) + torch.randn(2)[torch.randperm(2)],
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_step_with_draws_is_eager_pytorchs_on_the_same_numbers(name: str) -> None:
+    compiled = checked(task_of(Drawing(DRAWS[name])))
+    machine, auditor = Interpreter(compiled.program, Arithmetic()), Interpreter(compiled.program, Arithmetic(permute=5))
+    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    before, given = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (state, data))
+    after = machine.step(1, state, data).state
+    assert all(torch.equal(t, after[n]) for n, t in auditor.step(1, state, data).state.items())
+    reference = new_state(compiled.program, execute(compiled.program, before, given, 1))
+    assert {n: bytes(tensor_bytes(t)) for n, t in after.items()} == reference
+
+
+def uniforms(step: int, stream: int, count: int) -> list[Fraction]:
+    bits = [random_bits(SEED, step, stream, i) for i in range(count)]
+    return [Fraction(float(x)) for x in np.array(bits, dtype=np.uint32).view(np.float32)]
+
+
+def rn(value: Any) -> Fraction:
+    """The FP32 number nearest to an exact fraction, or to a number of 200 bits, as a fraction."""
+    if isinstance(value, mpmath.mpf):
+        mantissa, exponent = value.man_exp
+        value = Fraction(int(mpmath.sign(value)) * abs(mantissa)) * Fraction(2) ** exponent
+    size = np.array(round_ratio(abs(value).numerator, abs(value).denominator), dtype=np.uint32).view(np.float32)[()]
+    return Fraction(float(size)) * (-1 if value < 0 else 1)
+
+
+def exact(x: Fraction) -> mpmath.mpf:
+    return mpmath.mpf(x.numerator) / x.denominator
+
+
+def test_normal_numbers_are_those_of_the_definition_bit_for_bit(cases: CaseCounter) -> None:
+    found, stream = seen(lambda: torch.randn(40, 6))
+    two_pi = rn(Fraction(2 * math.pi))
+    with mpmath.workprec(200):
+        for step, values in enumerate(found):
+            drawn = uniforms(step, stream, 2 * 240)
+            for u, v, z in zip(drawn[:240], drawn[240:], values.flatten().tolist(), strict=True):
+                logarithm = rn(mpmath.log(exact(1 - u)))
+                radius = rn(mpmath.sqrt(exact(-2 * logarithm)))
+                assert Fraction(z) == rn(radius * rn(mpmath.cos(exact(rn(v * two_pi))))), (step, u, v)
+                ideal = mpmath.sqrt(-2 * mpmath.log(exact(1 - u))) * mpmath.cos(2 * mpmath.pi * exact(v))
+                assert abs(z - ideal) < 2.0**-20
+                cases()
+
+
+def test_the_other_draws_are_those_of_their_definitions_bit_for_bit(cases: CaseCounter) -> None:
+    width = rn(Fraction(0.7 - -2.0))
+    found, stream = seen(lambda: torch.empty(90).uniform_(-2.0, 0.7))
+    for step, values in enumerate(found):
+        expected = [rn(rn(u * width) - 2) for u in uniforms(step, stream, 90)]
+        assert list(map(Fraction, values.tolist())) == expected
+        cases(90)
+    found, stream = seen(lambda: torch.empty(90).exponential_(2.5))
+    with mpmath.workprec(200):
+        for step, values in enumerate(found):
+            rest = [min(1 - u, 1 - Fraction(1, 1 << 24)) for u in uniforms(step, stream, 90)]
+            expected = [rn(-rn(mpmath.log(exact(x))) / Fraction(2.5)) for x in rest]
+            assert list(map(Fraction, values.tolist())) == expected
+            cases(90)
+    found, stream = seen(lambda: torch.randint(-7, 1_000_003, (90,)))
+    for step, values in enumerate(found):
+        drawn = uniforms(step, stream, 180)
+        wide = [int(u * (1 << 48)) + int(v * (1 << 24)) for u, v in zip(drawn[:90], drawn[90:], strict=True)]
+        assert values.tolist() == [w % 1_000_010 - 7 for w in wide]
+        cases(90)
+    found, stream = seen(lambda: torch.randperm(90))
+    for step, values in enumerate(found):
+        assert values.tolist() == [shuffle(i, SEED, step, 90, stream) for i in range(90)]
+        assert sorted(values.tolist()) == list(range(90))
+        cases(90)
+
+
+def test_the_ends_of_the_uniform_numbers_are_drawn_finite() -> None:
+    """The rules at u = 0 and the greatest u below 1, in place of numbers that a test would wait years for."""
+    ends = torch.tensor([0.0, 1 - 2.0**-24])
+    largest = math.sqrt(-2 * math.log(2.0**-24))
+    z = [math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v) for u in ends.tolist() for v in ends.tolist()]
+    assert max(map(abs, z)) == pytest.approx(largest)
+    assert largest == pytest.approx(5.768, abs=1e-3)
+    e = [-math.log(min(1 - u, 1 - 2.0**-24)) for u in ends.tolist()]
+    assert e == [pytest.approx(2.0**-24), pytest.approx(16.6355, abs=1e-3)]
+    assert all(math.isfinite(math.log(x)) for x in e)
+
+
+def kolmogorov(sample: Tensor, distribution: Callable[[Tensor], Tensor]) -> float:
+    """The Kolmogorov-Smirnov statistic times the root of the sample's size; above 2.2 with a chance of 1 in 8,000."""
+    ordered = sample.double().flatten().sort().values
+    n = len(ordered)
+    expected, place = distribution(ordered), torch.arange(n, dtype=torch.float64)
+    return max((expected - place / n).max().item(), ((place + 1) / n - expected).max().item()) * math.sqrt(n)
+
+
+def test_distributions(cases: CaseCounter) -> None:
+    """200,000 numbers each: fixed by the seed, so what passes once passes always."""
+    n = 100_000
+    (z, again), _ = seen(lambda: torch.randn(n), 2)
+    assert not torch.equal(z, again)
+    z = torch.cat([z, again]).double()
+    for power, moment in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 3.0), (6, 15.0)):
+        deviation = math.sqrt(math.prod(range(1, 2 * power, 2)) - moment**2) / math.sqrt(2 * n)
+        assert abs((z**power).mean().item() - moment) < 4 * deviation, power
+    assert kolmogorov(z, lambda x: (1 + torch.erf(x / math.sqrt(2))) / 2) < 2.2
+    assert abs((z[:-1] * z[1:]).mean().item()) < 4 / math.sqrt(2 * n)
+    assert abs((z[:n] * z[n:]).mean().item()) < 4 / math.sqrt(n)
+    (u, _), _ = seen(lambda: torch.empty(n).uniform_(2.0, 6.0), 2)
+    assert kolmogorov(u, lambda x: (x - 2) / 4) < 2.2
+    (e, _), _ = seen(lambda: torch.empty(n).exponential_(0.5), 2)
+    assert kolmogorov(e, lambda x: 1 - torch.exp(-x / 2)) < 2.2
+    assert e.min().item() > 0
+    (k, _), _ = seen(lambda: torch.randint(-3, 8, (n,)), 2)
+    counts = torch.bincount(k + 3, minlength=11).double()
+    assert counts.shape == (11,)
+    assert ((counts - n / 11) ** 2 / (n / 11)).sum().item() < 35.6  # chi-square of 10 degrees: 1 in 10,000
+    cases(5)
+
+
+def test_every_permutation_of_three_is_as_likely(cases: CaseCounter) -> None:
+    steps = 6000
+    found = [tuple(shuffle(i, SEED, step, 3, 5) for i in range(3)) for step in range(steps)]
+    counts = [found.count(p) for p in sorted(set(found))]
+    assert len(counts) == 6
+    assert sum((c - steps / 6) ** 2 / (steps / 6) for c in counts) < 25.7  # chi-square of 5 degrees: 1 in 10,000
+    cases(steps)
+
+
+WRONG: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    "spread": ("normal_", "normal_functional.default",
+               lambda c, x, mean, std: RULES["normal.float_float"](c, mean, std * 1.01)),
+    "mean": ("normal, tensors", "normal.Tensor_Tensor",
+             lambda c, mean, std: RULES["normal.float_Tensor"](c, c.b.scale(mean, 1.01), std)),
+    "rate": ("exponential_, rate", "exponential.default",
+             lambda c, x, lambd: REAL["exponential.default"](c, x, lambd + 0.1)),
+    "bounds": ("randint", "randint.default", lambda c, high, *_, **__: REAL["randint.low"](c, 1, high + 1)),
+    "ends": ("uniform_", "uniform.default", lambda c, x, low, high: REAL["uniform.default"](c, x, low, high + 0.1)),
+    "probability": ("bernoulli_, tensor", "bernoulli.Tensor", lambda c, x, p: REAL["bernoulli.p"](c, x, 0.9)),
+}  # fmt: skip
+REAL = dict(RULES)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_check_sees_a_wrong_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, operator, rule = WRONG[name]
+    monkeypatch.setitem(RULES, operator, rule)
+    with pytest.raises(ConfigurationError, match="the program is not the model"):
+        checked(task_of(Drawing(DRAWS[draw])))
+
+
+def test_draws_that_nothing_reads_take_none_of_the_others() -> None:
+    def draw() -> Tensor:
+        torch.randn(3)
+        torch.empty(2).uniform_()
+        torch.randperm(4)
+        return torch.randn(3)
+
+    compiled = checked(task_of(Drawing(draw)))
+    assert [value is None for value in compiled.draws] == [True, True, True, False]
+
+
+REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "poisson": (lambda: torch.poisson(SPREAD), "poisson.*of draws only uniform, normal, exponential"),
+    "cauchy": (lambda: torch.empty(3).cauchy_(), "cauchy.*of draws only"),
+    "without bounds": (lambda: torch.empty(3, dtype=torch.int64).random_(), "random.default.*of draws only"),
+    "a wide range": (lambda: torch.randint(0, 1 << 33, (3,)), "range of 8589934592: only of 1 ... 2.32"),
+    "bounds in place": (lambda: torch.empty(3).random_(1, 5), "torch.randint.low, high, shape"),
+    "a generator": (lambda: torch.randn(3, generator=torch.Generator()), "draws from a generator of its own"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_draws_without_a_form_are_refused(name: str) -> None:
+    draw, message = REFUSED[name]
+    with pytest.raises(ConfigurationError, match=message):
+        compile_task(task_of(Drawing(draw)))
+
+
+def test_gradients_flow_through_what_is_made_of_draws() -> None:
+    class Variational(nn.Module):
+        """A variational autoencoder with noise on its input, and a mask of a random permutation."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode, self.decode = nn.Linear(6, 4), nn.Linear(2, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            noisy = x + 0.1 * torch.randn_like(x)
+            mean, spread = self.encode(noisy[:, torch.randperm(6)]).chunk(2, dim=1)
+            latent = mean + torch.exp(0.5 * spread) * torch.randn_like(spread)
+            time = torch.randint(0, 10, (x.shape[0], 1)) / 10
+            divergence = -0.5 * (1 + spread - mean.square() - spread.exp()).mean()
+            return F.mse_loss(self.decode(latent) * time, x) + divergence
+
+    torch.manual_seed(0)
+    task = replace(task_of(Variational()), data={"x": torch.randn(9, 6)}, loss=lambda net, x: net(x), accumulation=2)
+    compiled = checked(task)
+    assert len(compiled.draws) == 8
+    assert all(value is not None for value in compiled.draws)
+    assert eager._FORMS.keys() >= {"randn_like", "randperm", "randint"}
