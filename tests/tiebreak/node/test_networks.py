@@ -26,7 +26,10 @@ def the_liar_loses(there: Town, folder: Path) -> None:
 
 
 def test_who_is_honest_wins_over_a_bad_network(tmp_path: Path) -> None:
-    """Which lies before the hub, and before one of the two addresses of the node."""
+    """Which lies before the hub, and before one of the two addresses of the node.
+
+    The talk has 30 seconds; if it takes longer, the chain wants a clock of 150 between a seal and its proof.
+    """
     with town(tmp_path) as there, proxy(there.hub_url, 1) as hub, proxy(there.chain_url, 2) as node:
         there.hub_url, there.chain_url = hub.url, f"{there.chain_url},{node.url}"
         there.join("client")
