@@ -9,7 +9,18 @@ import pytest
 from tests.conftest import CaseCounter
 from tests.engine.opinfo import full_name, operators, sweep
 
-FEW = ("exp", "max.reduction_with_dim", "unfold", "isinf", "cat", "linspace", "nn.functional.conv2d", "topk", "sgn")
+FEW = (
+    "exp",
+    "max.reduction_with_dim",
+    "unfold",
+    "isinf",
+    "cat",
+    "linspace",
+    "nn.functional.conv2d",
+    "topk",
+    "sgn",
+    "mode",
+)
 SHARDS = 8
 
 
@@ -26,7 +37,7 @@ def _check(ops: Sequence[Any], kind: str = "float") -> Counter[str]:
 
 def test_a_few_operators(cases: CaseCounter) -> None:
     counts = _check([op for op in operators() if full_name(op) in FEW])
-    assert counts == {"right": 8, "refused": 1}
+    assert counts == {"right": 9, "refused": 1}
     integers = _check([op for op in operators() if full_name(op) in ("isinf", "nn.functional.max_pool2d")], "integer")
     assert integers == {"right": 2}
     cases(counts.total() + integers.total())

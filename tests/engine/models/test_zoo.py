@@ -13,16 +13,19 @@ pytestmark = pytest.mark.slow
 PASS = (
     "LlamaForCausalLM",
     "MambaForCausalLM",
+    "MixtralForCausalLM",
+    "DeepseekV3ForCausalLM",
     "BertForSequenceClassification",
     "T5ForConditionalGeneration",
     "ViTForImageClassification",
     "ResNetForImageClassification",
     "CLIPModel",
+    "ViTMAEForPreTraining",
     "ASTForAudioClassification",
 )
 REFUSED = {
-    "MixtralForCausalLM": r"topk.default \(at model\.layers\.0\.mlp\.gate: \S+/modeling_mixtral\.py:\d+ .*an order of "
-    r"values is not an instruction; use the greatest and its index \(`max`, `amax`, `argmax`\)",
+    "DeepseekV2ForCausalLM": r"polar.default \(at model\.rotary_emb: \S+/modeling_deepseek_v2\.py:\d+ .*"
+    r"complex numbers have no form; write real and imaginary parts apart",
     "JetMoeForCausalLM": r"module model\.layers\.0\.self_attention\.experts\.router \(\S+/modeling_jetmoe\.py:\d+\).*"
     r"needs the values of tensors.*use `where` and masks",
     "FNetForSequenceClassification": r"\(at fnet\.encoder\.layer\.0\.fourier\.self: \S+/modeling_fnet\.py:\d+ .*"

@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-_ORDER = "an order of values is not an instruction; use the greatest and its index (`max`, `amax`, `argmax`) instead"
+_ORDER = "of orders `sort`, `topk`, `kthvalue` and `median` have a form; use one of them, or comparisons and sums"
 _SHAPE = "the shape of its result depends on data; keep the shape and use masks and `where`"
 _RANDOM = "of draws only uniform, normal, exponential, integers within bounds, permutations and `bernoulli` have a form"
 _MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
@@ -12,7 +12,7 @@ _FUNCTION = "only exp, log, tanh, erf, sin and cos are instructions; move it out
 _COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
 
 HINTS: Final[dict[str, str]] = {
-    **dict.fromkeys(("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "searchsorted"), _ORDER),
+    **dict.fromkeys(("nanmedian", "mode", "searchsorted"), _ORDER),
     **dict.fromkeys(("nonzero", "masked_select", "_unique2", "unique_dim", "bincount"), _SHAPE),
     **dict.fromkeys(("multinomial", "poisson", "geometric", "cauchy", "log_normal", "random", "randint_like",
                      "_standard_gamma", "_sample_dirichlet", "binomial"), _RANDOM),
@@ -24,12 +24,11 @@ HINTS: Final[dict[str, str]] = {
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",
     "_ctc_loss": "its lattice is built from data; use a loss over aligned labels (`cross_entropy`)",
     "grid_sampler_2d": "sampling at computed places has a form only for integers (`gather`)",
-    **dict.fromkeys(("bucketize", "histc"), "compare with each boundary and sum the results"),
+    "bucketize": "compare with each boundary and sum the results",
     **dict.fromkeys(("lgamma", "digamma", "polygamma", "erfinv", "special_i0", "special_bessel_j0"), _FUNCTION),
     **dict.fromkeys(("cummax", "cummin", "logcumsumexp"), "of scans only `cumsum` and `cumprod` have a form"),
     **dict.fromkeys(("atan", "atan2", "asin", "acos", "asinh", "acosh", "atanh"), _FUNCTION),
     "pow": "use a constant exponent that is a multiple of 1/2, or exp(y * log(x))",
-    "index_put": "accumulation by index tensors has a form, replacement has not; use `where` or `scatter`",
     **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_functional"), "its slopes are drawn; use a fixed slope"),
     "_sparse_coo_tensor_with_dims_and_tensors": "gradients are dense here; use Embedding(sparse=False)",
     "_cdist": "write the distance as (x - y).square().sum().sqrt()",

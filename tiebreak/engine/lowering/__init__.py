@@ -3,15 +3,18 @@
 from tiebreak.engine.lowering import (  # noqa: F401 - each fills its part of the table
     convolution,
     elementwise,
+    grouped,
     indexing,
     losses,
     normalization,
+    ordering,
     pooling,
     random,
     reductions,
     resampling,
     scalars,
     scans,
+    scattering,
     views,
 )
 from tiebreak.engine.lowering.registry import INTEGERS, RULES, WHOLE, Context, element_type

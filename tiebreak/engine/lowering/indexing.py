@@ -1,8 +1,7 @@
-"""Indexed reads and their gradients."""
+"""Indexed reads; what is written at indices is in `tiebreak.engine.lowering.scattering`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from tiebreak.engine.lowering.builder import Ref, Scalar, broadcast
 from tiebreak.engine.lowering.registry import Context, lowers
@@ -40,18 +39,18 @@ def index_select(c: Context, x: Ref, d: int, index: Ref) -> Ref:
 @lowers("index.Tensor", "_unsafe_index.Tensor")
 def index_tensor(c: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
     """x[index, ...] for integer tensors in any positions; known ranges cost no instruction."""
-    if (several := _Indexed.of(c, x, indices)) is None:
+    if (several := Indexed.of(c, x, indices)) is None:
         return x
     if (view := several.view()) is not None:
         return several.placed(view)
     if len(several.dims) == 1:
-        return several.placed(c.b.rows(several.moved, _from_end(c, several.indices[0], several.moved.shape[0])))
+        return several.placed(c.b.rows(several.moved, from_end(c, several.indices[0], several.moved.shape[0])))
     rows = c.b.rows(c.b.reshape(several.moved, (-1, *several.rest)), several.row())
     return several.placed(rows)
 
 
 @dataclass(frozen=True)
-class _Indexed:
+class Indexed:
     """x under index tensors of one shape.
 
     `dims` are the dims that they index; `moved` is x with those dims in front.
@@ -64,7 +63,7 @@ class _Indexed:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, c: Context, x: Ref, indices: Sequence[Ref | None]) -> "_Indexed | None":
+    def of(cls, c: Context, x: Ref, indices: Sequence[Ref | None]) -> "Indexed | None":
         """Returns None if nothing is indexed. Raises `NotImplementedError` for a mask."""
         used = {d: index for d, index in enumerate(indices) if index is not None}
         if any(index.dtype != DType.I64 for index in used.values()):
@@ -79,6 +78,12 @@ class _Indexed:
     @property
     def rest(self) -> tuple[int, ...]:
         return self.moved.shape[len(self.dims) :]
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The shape of torch's x[indices]."""
+        whole = (*self.shape, *self.rest)
+        return tuple(whole[d] for d in self._order)
 
     @property
     def _order(self) -> list[int]:
@@ -124,14 +129,14 @@ class _Indexed:
         row, right = zero, b.const(True, DType.BOOL)
         for index, size in zip(self.indices, self.moved.shape, strict=False):
             limit = b.const(size, DType.I64)
-            at = _from_end(self.c, index, size)
+            at = from_end(self.c, index, size)
             fits = b.map(MapFunction.AND, b.compare(MapFunction.LE, zero, at), b.compare(MapFunction.LT, at, limit))
             right = b.map(MapFunction.AND, right, fits)
             row = b.add(b.mul(row, limit), at)
         return b.where(right, row, b.const(-1, DType.I64))
 
 
-def _from_end(c: Context, index: Ref, size: int) -> Ref:
+def from_end(c: Context, index: Ref, size: int) -> Ref:
     """Replaces negative indices, which count from the end, by non-negative ones."""
     negative = c.b.compare(MapFunction.LT, index, c.b.const(0, DType.I64))
     return c.b.where(negative, c.b.add(index, c.b.const(size, DType.I64)), index)
@@ -145,60 +150,3 @@ def gather(c: Context, x: Ref, d: int, index: Ref, **_: bool) -> Ref:
     d = x.dim(d)
     strides = tuple(0 if e == d else s for e, s in enumerate(x.strides))
     return c.b.gather(x, index, x.strides[d], x.shape[d], strides)
-
-
-@lowers("scatter.value", "scatter.src")
-def scatter(c: Context, x: Ref, d: int, index: Ref, value: Ref | Scalar) -> Ref:
-    """x with one element along dim d replaced (an index of size 1 there)."""
-    if not x.rank:
-        return c.ref(value)
-    d = x.dim(d)
-    if index.shape[d] != 1 or any(n != m for e, (n, m) in enumerate(zip(index.shape, x.shape, strict=True)) if e != d):
-        raise NotImplementedError("scatter with more than one index along its dim")
-    positions = c.b.iota(x.shape, tuple(int(e == d) for e in range(x.rank)))
-    hit = c.b.compare(MapFunction.EQ, index.expand(x.shape), positions)
-    if isinstance(value, Ref):
-        value = value.slice(d, 0, 1)
-    return c.b.where(hit, c.ref(value), c.ref(x))
-
-
-@lowers("scatter_add.default")
-def scatter_add(c: Context, x: Ref, d: int, index: Ref, source: Ref) -> Ref:
-    """x plus the exact sums of what lands on each element; index and source of equal shape, full outside d."""
-    d = x.dim(d)
-    if index.shape != source.shape or any(index.shape[e] != x.shape[e] for e in range(x.rank) if e != d):
-        raise NotImplementedError("scatter_add of a part")
-    order = [*(e for e in range(x.rank) if e != d), d]
-    sums = c.b.put(source.permute(order), index.permute(order), x.shape, [d])
-    return sums if c.b.constant_value(x) == 0 else c.b.add(x, sums)
-
-
-@lowers("index_put.default", "_unsafe_index_put.default")
-def index_put(c: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, accumulate: bool = False) -> Ref:
-    """x[index, ...] += values with exact sums; or one value put where a mask of leading dims holds."""
-    if not accumulate:
-        return _put_one(c, x, indices, values)
-    several = _Indexed.of(c, x, indices)
-    if several is None:
-        return c.b.add(x, values.expand(x.shape))
-    shape = several.placed(
-        Ref(0, x.dtype, (*several.shape, *several.rest), (0,) * (len(several.shape) + x.rank - len(several.dims)))
-    ).shape
-    source = several.unplaced(values.expand(shape))
-    moved = several.moved
-    if len(several.dims) == 1:
-        sums = c.b.scatter_rows(source, _from_end(c, several.indices[0], moved.shape[0]), moved.shape[0])
-    else:
-        count = prod(moved.shape[: len(several.dims)])
-        sums = c.b.reshape(c.b.scatter_rows(source, several.row(), count), moved.shape)
-    sums = sums.unpermute([*several.dims, *(d for d in range(x.rank) if d not in several.dims)])
-    return sums if c.b.constant_value(x) == 0 else c.b.add(x, sums)
-
-
-def _put_one(c: Context, x: Ref, indices: Sequence[Ref | None], value: Ref) -> Ref:
-    mask = indices[0] if indices else None
-    if len(indices) != 1 or mask is None or mask.dtype != DType.BOOL or prod(value.shape) != 1:
-        raise NotImplementedError("index_put other than accumulation, or one value under one mask; use `where`")
-    for _ in range(x.rank - mask.rank):
-        mask = mask.unsqueeze(-1)
-    return c.b.where(mask.expand(x.shape), c.b.reshape(value, ()), x)

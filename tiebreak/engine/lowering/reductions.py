@@ -29,33 +29,33 @@ def mean(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = 
     return c.b.mean(x, _dims(x, dims), keepdim=keepdim) if x.rank else x
 
 
-def _ordered(c: Context, x: Ref) -> Ref:
+def ordered(c: Context, x: Ref) -> Ref:
     """x as numbers: bools have no order of their own."""
     return c.b.cast(x, DType.I64) if x.dtype == DType.BOOL else x
 
 
-def _reversed(c: Context, x: Ref) -> Ref:
+def backwards(c: Context, x: Ref) -> Ref:
     """x in reversed order: -x, or -1 - x of integers, whose least has no negative."""
-    x = _ordered(c, x)
+    x = ordered(c, x)
     return c.b.map(MapFunction.NEG, x) if x.dtype == DType.F32 else c.b.sub(c.b.const(-1, x.dtype), x)
 
 
-@lowers("min.default", "amin.default", order=_reversed)
-@lowers("max.default", "amax.default", order=_ordered)
+@lowers("min.default", "amin.default", order=backwards)
+@lowers("max.default", "amax.default", order=ordered)
 def extreme(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False, *, order: Order) -> Ref:
     """Greatest, or (min) least: the greatest in reversed order."""
     return c.ref(order(c, c.b.max(order(c, x), _dims(x, dims), keepdim=keepdim)))
 
 
-@lowers("argmin.default", order=_reversed)
-@lowers("argmax.default", order=_ordered)
+@lowers("argmin.default", order=backwards)
+@lowers("argmax.default", order=ordered)
 def position(c: Context, x: Ref, d: int | None = None, keepdim: bool = False, *, order: Order) -> Ref:
     """First index of the greatest, or (argmin) of the least."""
     return c.b.reduce_dims(ReduceFunction.ARGMAX, _dims(x, d), order(c, x), keepdim=keepdim)
 
 
-@lowers("min.dim", order=_reversed)
-@lowers("max.dim", order=_ordered)
+@lowers("min.dim", order=backwards)
+@lowers("max.dim", order=ordered)
 def extreme_and_position(c: Context, x: Ref, d: int, keepdim: bool = False, *, order: Order) -> tuple[Ref, Ref]:
     """Greatest, or (min) least, and its first index."""
     x = order(c, x)

@@ -55,9 +55,13 @@ def prod(c: Context, x: Ref, d: int | None = None, _keepdim: bool = False, **_: 
         x, d = c.b.reshape(x, (-1,)), 0
     if 0 in x.shape:
         return c.b.full(c.shape, 1, x.dtype)
-    d = x.dim(d)
+    return c.b.reshape(halved(c, x, x.dim(d)), c.shape)
+
+
+def halved(c: Context, x: Ref, d: int) -> Ref:
+    """The product along dim d, which keeps size 1."""
     while (n := x.shape[d]) > 1:
         half = n // 2
         product = c.b.mul(x.slice(d, 0, half), x.slice(d, half, 2 * half))
         x = c.b.cat([product, x.slice(d, 2 * half, n)], d) if n % 2 else product
-    return c.b.reshape(x, c.shape)
+    return x

@@ -1,0 +1,62 @@
+"""Models that choose by order: mixtures of experts, whose router takes the best k, and masked autoencoders."""
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from tests.conftest import CaseCounter
+from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tests.parts import slow_except
+from tiebreak.engine.capture.task import Batch, Rows, Task
+
+VOCABULARY, EXAMPLES, LENGTH = 31, 4, 6
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "output_router_logits": True,
+}  # fmt: skip
+
+
+def causal(model: nn.Module, x: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=x, labels=x).loss
+    return loss
+
+
+def looping(model: nn.Module) -> nn.Module:
+    """The model with the experts' own loop, which is the reference, and has a form in FP64."""
+    model.config._experts_implementation = "eager"  # type: ignore[union-attr]
+    return model
+
+
+def task(model: nn.Module, data: dict[str, Tensor], loss: object) -> Task:
+    return Task(
+        name="chosen", model=model, loss=loss, optimizer=OPTIMIZER_FOR_TESTS, data=data, steps=4, seed=5,  # type: ignore[arg-type]
+        batch=Batch(size=2, examples=Rows(names=tuple(data))), checkpoint_interval=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("experts", slow_except(["grouped_mm", "batched_mm"], "grouped_mm"))
+@pytest.mark.parametrize("kind", slow_except(["Mixtral", "Qwen2Moe"], "Mixtral"))
+def test_mixture_of_experts(kind: str, experts: str, cases: CaseCounter) -> None:
+    config = getattr(transformers, f"{kind}Config")(**SIZES, num_local_experts=4, num_experts=4)
+    config._experts_implementation = experts
+    model = randomised(getattr(transformers, f"{kind}ForCausalLM")(config), seed=2, scale=0.2)
+    trained = check(
+        task(model, {"x": tokens(1, EXAMPLES, LENGTH, vocabulary=VOCABULARY)}, causal), cases, eager=looping
+    )
+    assert "REDUCE 2 F->I" in trained.kinds  # the best expert of each token
+    assert "GATHER 0 FI->F" in trained.kinds
+
+
+@pytest.mark.slow
+def test_masked_autoencoder(cases: CaseCounter) -> None:
+    config = transformers.ViTMAEConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, image_size=16, patch_size=4,
+        decoder_num_attention_heads=2, decoder_hidden_size=8, decoder_num_hidden_layers=1, decoder_intermediate_size=12,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(3)
+    data = {"pixel_values": torch.randn(4, 3, 16, 16, generator=generator)}
+    model = randomised(transformers.ViTMAEForPreTraining(config), seed=4, scale=0.2)
+    trained = check(task(model, data, lambda model, pixel_values: model(pixel_values).loss), cases)
+    assert "RANDOM 0 II->F" in trained.kinds  # the noise whose order says what is masked

@@ -1,0 +1,248 @@
+"""Orders of values and writes at indices: bit for bit as eager PyTorch, where eager PyTorch is deterministic."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.conftest import CaseCounter
+from tests.engine.lowering_bench import Function, check_modules
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
+from tiebreak.engine.lowering import RULES, Context
+from tiebreak.engine.lowering import ordering as orders
+from tiebreak.engine.lowering.builder import Builder, Ref
+
+INF, NAN = math.inf, math.nan
+VALUES = (0.0, -0.0, 1.0, -1.0, 2.5, INF, -INF)
+"""Few, so that most orders have ties."""
+
+
+def both(operator: str, *arguments: Any, **named: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The results of one operator's rule, executed by the engine, and those of eager PyTorch."""
+    name, _, overload = operator.partition(".")
+    eager = getattr(getattr(torch.ops.aten, name), overload)(*arguments, **named)
+    b, data = Builder(), list[Tensor]()
+
+    def ref(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return [ref(v) for v in value] if isinstance(value, list) else value
+        if not value.numel():
+            return b.full(value.shape, 0, PROTOCOL_DTYPES[value.dtype])
+        data.append(value)
+        return b.data(f"x{len(data)}", PROTOCOL_DTYPES[value.dtype], tuple(value.shape))
+
+    refs = [ref(value) for value in arguments]
+    made = RULES[operator](Context(b, eager), *refs, **named)
+    found = [b.copy(r) for r in ([made] if isinstance(made, Ref) else made)]
+    values, arithmetic = list(data), Arithmetic()
+    for i in b.instructions[len(data) :]:
+        values.append(arithmetic.execute(i, [values[o.value] for o in i.operands], 0))
+    results = [torch.empty(r.shape) if 0 in r.shape else values[r.value].view(r.shape) for r in found]
+    return results, [eager] if isinstance(eager, Tensor) else list(eager)
+
+
+def assert_same(operator: str, *arguments: Any, **named: Any) -> None:
+    found, expected = both(operator, *arguments, **named)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert torch.equal(ours.nan_to_num(7e7), theirs.nan_to_num(7e7)), (operator, arguments, named, ours, theirs)
+
+
+@st.composite
+def tied(draw: st.DrawFn, values: tuple[float, ...] = VALUES) -> tuple[Tensor, int]:
+    """A tensor with ties, and a dim; sometimes of integers."""
+    shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
+    numbers = draw(st.lists(st.sampled_from(values), min_size=math.prod(shape), max_size=math.prod(shape)))
+    x = torch.tensor(numbers).view(shape)
+    if draw(st.booleans()):
+        x = x.nan_to_num(posinf=(1 << 62), neginf=-5.0).to(torch.int64)
+    return x, draw(st.integers(-len(shape), len(shape) - 1))
+
+
+@given(tied(), st.booleans())
+def test_sort_is_stable(case: tuple[Tensor, int], descending: bool) -> None:
+    x, d = case
+    assert_same("sort.stable", x, stable=True, dim=d, descending=descending)
+
+
+@given(tied(), st.booleans(), st.data())
+def test_topk_is_the_beginning_of_a_stable_sort(case: tuple[Tensor, int], largest: bool, data: st.DataObject) -> None:
+    x, d = case
+    k = data.draw(st.integers(1, x.shape[d]))
+    (values, index), (eager, _) = both("topk.default", x, k, d, largest)
+    assert torch.equal(values, eager)  # which of equal values eager PyTorch takes is not defined
+    whole = x.sort(dim=d, descending=largest, stable=True).indices
+    assert torch.equal(index, whole.narrow(d, 0, k))
+
+
+@given(tied(), st.booleans())
+def test_rounds_and_ranks_find_the_same(case: tuple[Tensor, int], largest: bool) -> None:
+    x, d = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(orders, "MAX_ROUNDS", 0)
+        ranks, _ = both("topk.default", x, max(1, x.shape[d] // 2), d, largest)
+    rounds, _ = both("topk.default", x, max(1, x.shape[d] // 2), d, largest)
+    assert all(torch.equal(a, b) for a, b in zip(ranks, rounds, strict=True))
+
+
+@given(tied((*VALUES[:-2], NAN)), st.booleans())
+def test_nan_is_the_greatest(case: tuple[Tensor, int], descending: bool) -> None:
+    x, d = case
+    assert_same("sort.stable", x, stable=True, dim=d, descending=descending)
+
+
+@given(tied((*VALUES[:-2], NAN)), st.booleans(), st.data())
+def test_medians_and_kth_values(case: tuple[Tensor, int], keepdim: bool, data: st.DataObject) -> None:
+    x, d = case
+    k = data.draw(st.integers(1, x.shape[d]))
+    for operator, arguments in (("median.dim", ()), ("kthvalue.default", (k,))):
+        (value, index), (eager, _) = both(operator, x, *arguments, d, keepdim)
+        assert value.shape == index.shape == eager.shape
+        assert torch.equal(value.nan_to_num(9e9), eager.nan_to_num(9e9))
+    assert_same("median.default", x)
+
+
+def test_orders_of_single_numbers_and_of_nothing(cases: CaseCounter) -> None:
+    for x in (torch.tensor(3.0), torch.empty(0, 4), torch.empty(2, 0)):
+        assert_same("sort.stable", x, stable=True)
+        assert_same("sort.default", x, 0 if x.ndim else -1, True)
+        assert_same("topk.default", x, min(x.shape[-1], 2) if x.ndim else 1)
+        cases(3)
+    assert_same("kthvalue.default", torch.tensor(3.0), 1)
+    assert_same("median.dim", torch.tensor(3), 0)
+
+
+def test_too_many_comparisons_are_refused() -> None:
+    b = Builder()
+    x = b.data("x", PROTOCOL_DTYPES[torch.float32], (1 << 15,))
+    with pytest.raises(NotImplementedError, match="to order 32768 elements takes as many comparisons"):
+        RULES["sort.default"](Context(b, None), x)
+    index = b.add(b.iota((1 << 15,), (5,)), b.const(1, PROTOCOL_DTYPES[torch.int64]))
+    with pytest.raises(NotImplementedError, match="32768 indices compared with 32768 places"):
+        RULES["index_put.default"](Context(b, None), x, [index], x)
+    values, _ = RULES["topk.default"](Context(b, None), x, 8)
+    assert values.shape == (8,)
+
+
+@given(st.lists(st.sampled_from([*range(-1, 8), 2.5, 6.999]), min_size=1, max_size=12), st.integers(1, 9))
+def test_counts_by_bins(values: list[float], bins: int) -> None:
+    assert_same("histc.default", torch.tensor(values, dtype=torch.float32), bins, 0, 6)
+
+
+# writes
+
+
+@st.composite
+def writes(draw: st.DrawFn) -> tuple[Tensor, int, Tensor, Tensor]:
+    """x, a dim, indices with repetitions that reach a part of x, and a source that is larger than they are."""
+    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    d = draw(st.integers(0, len(shape) - 1))
+    part = [draw(st.integers(1, 6 if e == d else n)) for e, n in enumerate(shape)]
+    source = [n + draw(st.integers(0, 2)) for n in part]
+    seeded = torch.Generator().manual_seed(draw(st.integers(0, 1 << 20)))
+    index = torch.randint(0, shape[d], part, generator=seeded)
+    return torch.randn(shape, generator=seeded), d, index, torch.randn(source, generator=seeded)
+
+
+@given(writes(), st.booleans())
+def test_of_several_writes_to_an_element_the_last_counts(case: tuple[Tensor, int, Tensor, Tensor], whole: bool) -> None:
+    x, d, index, source = case
+    if whole:  # integers, as for a mask that is built by scattering ones
+        x, source = (8 * x).to(torch.int64), (8 * source).to(torch.int64)
+    expected = x.clone()  # in plain loops: eager PyTorch does not define which one counts
+    for place in torch.cartesian_prod(*map(torch.arange, index.shape)).view(-1, index.ndim).tolist():
+        to = [int(index[tuple(place)]) if e == d else p for e, p in enumerate(place)]
+        expected[tuple(to)] = source[tuple(place)]
+    (found,), _ = both("scatter.src", x, d, index, source)
+    assert torch.equal(found, expected)
+    assert_same("scatter.value", x, d, index, 3)
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "amax", "amin", "prod"])
+@given(writes(), st.booleans())
+def test_reductions_of_what_is_scattered(
+    kind: str, case: tuple[Tensor, int, Tensor, Tensor], include_self: bool
+) -> None:
+    x, d, index, source = case
+    (found,), (eager,) = both("scatter_reduce.two", x, d, index, source, kind, include_self=include_self)
+    torch.testing.assert_close(found, eager)
+    if kind in ("amax", "amin"):
+        assert torch.equal(found, eager)
+    (found,), (eager,) = both("scatter_add.default", x, d, index, source)
+    torch.testing.assert_close(found, eager)
+
+
+@given(st.data())
+def test_rows_put_at_indices(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
+    used = data.draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)).filter(any))
+    count = data.draw(st.integers(1, 2))
+    seeded = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 20)))
+    indices = [
+        torch.randint(-n, n, (3, count), generator=seeded) if u else None for n, u in zip(shape, used, strict=True)
+    ]
+    x = torch.randn(shape, generator=seeded)
+    source = torch.randn(x[tuple(slice(None) if i is None else i for i in indices)].shape, generator=seeded)
+    places = torch.arange(x.numel()).view(shape)[tuple(slice(None) if i is None else i for i in indices)]
+    expected = x.clone()
+    for place, value in zip(places.flatten().tolist(), source.flatten().tolist(), strict=True):
+        expected.view(-1)[place] = value  # the last one counts
+    (found,), _ = both("index_put.default", x, indices, source)
+    assert torch.equal(found, expected)
+    (found,), (eager,) = both("index_put.default", x, indices, source, True)
+    torch.testing.assert_close(found, eager)
+    flat, one = indices[used.index(True)], x.transpose(0, used.index(True)).flatten(1)[:, 0].contiguous()
+    assert_same("put.default", one, flat % len(one), torch.ones(flat.shape))
+
+
+def _put(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, INDEX] = 2 * x[:, :3]
+    y[torch.tensor([1, -2])] = 5.0
+    y[:, INDEX.view(3, 1), torch.tensor([1, 0])] = x[:, :3, :2] * x[:, 1:4, 1:3]
+    return y
+
+
+INDEX = torch.tensor([2, 0, 1])
+PLACES = torch.tensor([[[0, 1], [2, 0]], [[1, 0], [3, 2]]])
+AGAIN = torch.tensor([[[0, 3], [2, 3]], [[1, 2], [1, 0]]])
+
+
+def _unpooled(x: Tensor) -> Tensor:
+    pooled, index = F.max_pool2d(x.unsqueeze(1), 2, return_indices=True)
+    return F.max_unpool2d(pooled, index, 2, output_size=[x.shape[0], 1, *x.shape[1:]])
+
+
+FUNCTIONS: dict[str, Function] = {
+    "topk": lambda x: x.topk(2)[0], "least": lambda x: x.topk(3, dim=1, largest=False)[0],
+    "sort": lambda x: x.sort(1)[0], "mode of k": lambda x: x.topk(1, dim=1)[0],
+    "unsorted": lambda x: x.topk(4, sorted=False)[0].sum(-1), "backwards": lambda x: x.sort(descending=True)[0],
+    "argsort": lambda x: x.sin().gather(2, x.argsort(2, descending=True)), "msort": lambda x: x.msort(),
+    "along": lambda x: torch.take_along_dim(x, x.argsort(1), 1), "median": lambda x: x.median(1)[0],
+    "median of all": lambda x: x.median(), "kth": lambda x: x.kthvalue(2)[0], "quantile": lambda x: x.quantile(0.3, 1),
+    "one of k": lambda x: (F.one_hot(x.topk(2)[1], 5) * x.unsqueeze(-2)).sum(-1),
+    "mask of k": lambda x: torch.zeros_like(x).scatter_(1, x.topk(2, dim=1)[1], 1) * x, "put": _put,
+    "index_fill": lambda x: x.index_fill(1, INDEX, 2.0), "index_copy": lambda x: x.index_copy(1, INDEX, x[:, :3].sin()),
+    "scatter": lambda x: x.scatter(1, PLACES, x[:, :2, :2].sin()), "take": lambda x: x.take(INDEX),
+    "scatter a value": lambda x: x.scatter(1, PLACES, 3.0) * x.sin(), "unpool": _unpooled,
+    "scatter_add": lambda x: x.scatter_add(1, AGAIN, x[:, :2, :2].sin()),
+    "put flat": lambda x: x.put(INDEX, x[0, 0, :3].sin()) + x.put(INDEX, x[0, 1, :3], accumulate=True),
+    **{
+        f"{kind}, {include}": lambda x, kind=kind, include=include: x.scatter_reduce(
+            1, AGAIN, x[:, :2, :2].sin(), kind, include_self=include
+        )
+        for kind in ("sum", "mean", "amax", "amin", "prod")
+        for include in (True, False)
+    },
+}  # fmt: skip
+
+
+def test_gradients(cases: CaseCounter) -> None:
+    check_modules(FUNCTIONS, (4, 5))
+    cases(len(FUNCTIONS))
