@@ -271,6 +271,38 @@ def test_a_faulty_rounding_is_caught(old: str, new: str, monkeypatch: pytest.Mon
     assert wrong() > 0
 
 
+FAULTS_OF_SCATTERED_TERMS = [
+    ("sums[l] += product;", ""),  # the terms themselves
+    ("sizes[l] += fabs(product);", ""),  # the error bound
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), slow_except(FAULTS_OF_SCATTERED_TERMS, FAULTS_OF_SCATTERED_TERMS[1], several=True)
+)
+def test_a_fault_in_scattered_terms_is_caught(
+    old: str, new: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Terms that do not follow each other: plain sums, and sums of products, of more than a chunk."""
+    terms = 600
+    bits = torch.zeros(2, terms, 2, dtype=torch.int64)
+    bits[0, :: terms // len(HARD), 0][: len(HARD)] = torch.tensor(HARD)
+    bits[1, 7::9, 0] = ONE
+    data = bits.to(torch.int32).view(torch.float32).view(-1)
+    access = Access(0, 0, (2 * terms, 2))
+    plain = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2,), reduction=(terms,), operands=(access,))
+    products = replace(plain, operands=(access, replace(access, value=1)))
+    cases = [(plain, [data]), (products, [data, torch.ones_like(data)])]
+
+    def right() -> bool:
+        return all(elements_of(Arithmetic().execute(i, given, 0)) == expected(i, given) for i, given in cases)
+
+    assert right()
+    built = kernel_with(tmp_path, (old, new))
+    monkeypatch.setattr(reduce, "build", lambda: built)
+    assert not right()
+
+
 def test_operands_may_be_swapped_and_the_output_of_any_order() -> None:
     """Rows of the output that neither operand reads in one run."""
     make = Maker(random.Random(3))

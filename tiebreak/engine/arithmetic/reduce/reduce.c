@@ -731,7 +731,15 @@ static const float *b_of(const contraction *t, int64_t output) {
 static void add_row(const contraction *t, int64_t output, int64_t k0, int64_t k1, double *sum, double *size) {
     const float *a = a_of(t, output), *b = b_of(t, output);
     double total = 0, total_size = 0, sums[CHAINS] = {0}, sizes[CHAINS] = {0};
-    for (int64_t k = k0; k < k1;) {
+    int64_t k = k0;
+    if (t->run_k == 1) /* scattered terms: without a division for each, and without waiting for the addition before */
+        for (; k + CHAINS <= k1; k += CHAINS)
+            for (int l = 0; l < CHAINS; l++) {
+                const double x = (double)a[t->a_k[k + l]], product = b ? x * (double)b[t->b_k[k + l]] : x;
+                sums[l] += product;
+                sizes[l] += fabs(product);
+            }
+    while (k < k1) {
         const int64_t r = k / t->run_k, skip = k % t->run_k;
         const int64_t length = t->run_k - skip < k1 - k ? t->run_k - skip : k1 - k;
         const float *x = a + t->a_k[r] + skip, *y = b ? b + t->b_k[r] + skip : 0;
@@ -792,13 +800,14 @@ static void add_columns(
 /* Outputs [first, first + n) over [k0, k1), by the way that reads memory in runs. */
 static void add_tile(
     const contraction *t, int64_t first, int64_t n, int64_t k0, int64_t k1, double *sum, double *size) {
-    for (int64_t j = 0; j < n; j++) sum[j] = size[j] = 0;
-    for (int64_t k = k0; k < k1; k += CHUNK) {
+    const int by_row = t->run_batch == 1 || t->run_k >= CHAINS;
+    for (int64_t j = 0; j < n; j++) {
+        sum[j] = size[j] = 0;
+        for (int64_t k = k0; by_row && k < k1; k += CHUNK)
+            add_row(t, first + j, k, k1 - k < CHUNK ? k1 : k + CHUNK, sum + j, size + j);
+    }
+    for (int64_t k = k0; !by_row && k < k1; k += CHUNK) {
         const int64_t end = k1 - k < CHUNK ? k1 : k + CHUNK;
-        if (t->run_batch == 1 || t->run_k >= CHAINS) {
-            for (int64_t j = 0; j < n; j++) add_row(t, first + j, k, end, sum + j, size + j);
-            continue;
-        }
         for (int64_t j = 0; j < n;) {
             const int64_t run = t->run_batch - (first + j) % t->run_batch, length = run < n - j ? run : n - j;
             add_columns(t, first + j, length, k, end, sum + j, size + j);
