@@ -399,6 +399,16 @@ def test_streams_and_pages_of_posts_are_limited(tmp_path: Path) -> None:
             assert most in json.loads(answers[-1][2])["error"]
 
 
+def test_what_never_has_a_body_gets_no_events(tmp_path: Path) -> None:
+    with running(settings(tmp_path)) as hub:
+        hub.mail().post(OFFER)
+        with socket.create_connection(("127.0.0.1", urlsplit(hub.url).port)) as reader:
+            reader.sendall(b"HEAD /stream HTTP/1.1\r\nHost: hub\r\n\r\n")
+            until(lambda: any(listener.has_all for listener in hub.hub.streams._all))
+            assert [hub.mail().post(steps(number)).place for number in range(3)] == [2, 3, 4]
+            assert reader.recv(1 << 16).endswith(b"\r\n\r\n")
+
+
 LARGE = posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000)
 
 

@@ -223,7 +223,8 @@ class EventStream(Response):
         self, hub: Hub, request: Request, jobs: Sequence[bytes] | None, after: int, *, with_posts: bool
     ) -> None:
         self._hub, self._request, self._after = hub, request, after
-        self._listener = Listener(jobs, with_posts=with_posts, cut=connection_of(request).cut)
+        connection = connection_of(request)
+        self._listener = Listener(jobs, with_posts=with_posts, write=connection.write, cut=connection.cut)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         hub, listener = self._hub, self._listener

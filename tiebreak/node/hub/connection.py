@@ -77,6 +77,13 @@ class Connection(H11Protocol):
         """End the connection, and drop what waits for its reader."""
         self.transport.abort()
 
+    def write(self, data: bytes) -> bool:
+        """Write a part of a body that goes on. Returns False, and does not, if earlier parts wait for the reader."""
+        if self.flow.write_paused or self.transport.is_closing() or self.scope["method"] == "HEAD":
+            return False
+        self.transport.write(self.conn.send(h11.Data(data=data)) or b"")
+        return True
+
     async def drained(self) -> None:
         """Wait until the reader has taken everything, or is gone."""
         await self.flow.drain()

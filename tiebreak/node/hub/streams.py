@@ -26,17 +26,24 @@ _PAGE_BYTES: Final = 1 << 19
 class Listener:
     """One connection. `jobs`: whose posts it wants, or None for all; `with_posts`: whether events carry the posts.
 
-    cut: ends the connection of a listener that does not read.
+    write: sends an event at once, or returns False if earlier ones still wait for the reader. cut: ends the connection.
     """
 
-    def __init__(self, jobs: Collection[bytes] | None, *, with_posts: bool, cut: Callable[[], None]) -> None:
-        self.jobs, self.with_posts, self._cut = jobs, with_posts, cut
+    def __init__(
+        self, jobs: Collection[bytes] | None, *, with_posts: bool, write: Callable[[bytes], bool],
+        cut: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.jobs, self.with_posts, self._write, self._cut = jobs, with_posts, write, cut
+        self.has_all = False
+        """Whether all earlier events have been written, so that the next one may be, past the task that follows."""
         self.woken = asyncio.Event()
         self._held: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self.is_cut_off = False
 
     def put(self, place: int, event: bytes) -> None:
+        if self.has_all and not self._held and self._write(event):
+            return
         self._bytes += len(event)
         if self._bytes > MAX_HELD_BYTES:
             self.cut_off()
@@ -124,7 +131,9 @@ async def follow(
                 await send(event)
         while not listener.is_cut_off:
             ping = loop.call_later(PING_SECONDS, listener.woken.set)
+            listener.has_all = True
             await listener.woken.wait()
+            listener.has_all = False
             ping.cancel()
             after, events = listener.take(after)
             await send(events or b":\n\n")
