@@ -11,6 +11,7 @@ from tiebreak.sim.games.playing import play_line, watch_line
 from tiebreak.sim.world import weather
 from tiebreak.sim.world.agents import Agent
 from tiebreak.sim.world.weather import LATEST, READ_AGAIN, Weather
+from tiebreak.sim.world.world import World
 
 SETTLED = "v1 seed=5 game={} window=1d clock=6h talk=1h rough=1"
 SLASHED = "v1 seed=5 game={} with=one-false-sum window=1d clock=6h talk=1h rough=1"
@@ -57,6 +58,23 @@ def test_the_same_line_is_the_same_weather() -> None:
     assert calm.faults == {}
     assert (calm.catches, calm.job_status) == (once.catches, once.job_status)
     assert world.weather is not None
+
+
+def test_what_vanishes_comes_back_in_the_order_of_each_accounts_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    vanish, waited = World._vanish, list[int]()
+
+    def checked(world: World) -> None:
+        vanish(world)
+        for party in world.parties.values():
+            sent = [pending.at for pending in world.pending if pending.sender is party]
+            assert sent == sorted(sent)
+            waited.append(len(sent))
+
+    monkeypatch.setattr(World, "_vanish", checked)
+    monkeypatch.setattr(weather, "VANISHING", 0.9)
+    for game in range(2):
+        play_line(f"v1 seed=5 game={game} with=stalled-challenge levels=1 window=3d clock=6h rough=1")
+    assert max(waited) >= 2
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ Nobody can abandon a job with an open game, so one that is late may be paid in t
 can check may be right by chance.
 """
 FOILED: Final = {Catch.HARMLESS, Catch.UNPAID, Catch.REFUSED}
-"""Where an adversary ends whose plan comes to nothing, which rough weather may do to any."""
+"""Where a trainer ends whose plan comes to nothing, which rough weather may do to any."""
 _EXCLUSIVE: Final = {"workshop": "computation", "deviation": "computation"} | {
     name: name for name in ("trainer", "client", "builder")
 }
@@ -99,9 +99,9 @@ class Gathering:
         A single adversary must end where it declares. Of several, the first that is caught ends the job for the others
         too. A trainer then ends where one of them must, or unpaid if there is no job. Any other party may end anywhere:
         its own catch may never come, or it may have hit a trainer that deserves it. A job of policy `logged` may part,
-        whatever its trainer did, and challenges without ground lead to other endings (`BY_CHALLENGE`). In rough weather
-        what any of them does may come too late, or not at all. In all cases no honest party loses and no false head is
-        paid. Nothing is expected of open weaknesses.
+        whatever its trainer did, and challenges without ground lead to other endings (`BY_CHALLENGE`). Rough weather
+        does to one alone what others would: what it does may come too late, or not at all. In all cases no honest party
+        loses and no false head is paid. Nothing is expected of open weaknesses.
         """
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
         posting = [name for name in self.names if not kinds[name].seated]
@@ -116,9 +116,10 @@ class Gathering:
             if set(names) & set(self.names) and not any(kinds[name].open for name in self.names):
                 beside = {Catch.UNPAID, Catch.PARTED} if self.cast.workshop.name == "logged" else {Catch.UNPAID}
                 beside |= {BY_CHALLENGE[end] for end in ends & set(BY_CHALLENGE) if challenged}
-                allowed = ends if len(self.names) == 1 else ends | beside if party == TRAINER else set(Catch)
-                weather = set() if self.cast.weather is None else FOILED | beside
-                self.cast.expected[joint(names)] = frozenset(end.value for end in allowed | weather)
+                beside |= set() if self.cast.weather is None else FOILED
+                undisturbed = len(self.names) == 1 and self.cast.weather is None
+                allowed = ends if undisturbed else ends | beside if party == TRAINER else set(Catch)
+                self.cast.expected[joint(names)] = frozenset(end.value for end in allowed)
 
     def _rename(self, party: str, name: str) -> None:
         if party in self.cast.dishonest:

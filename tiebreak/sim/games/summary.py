@@ -224,7 +224,8 @@ def _rough(s: Json) -> Iterator[str]:
         "late, or get lost and are sent again. A party dies at any instant, amid its work or between two of its "
         "actions, and begins again with nothing but its journal. Up to three of the newest blocks vanish, and what was "
         "in them comes back in another order. The seconds that all this costs a party are bounded by those that its "
-        "clocks have to spare. An adversary may also come to nothing here: refused, unpaid, harmless or parted."
+        "clocks have to spare. What an adversary does may be lost, too, so one that is alone may end as if others were "
+        "there."
     )
     yield table(("what went wrong", "times"), ((what, faults[what]) for what in sorted(faults)))
     yield _kept(s)

@@ -304,7 +304,7 @@ class World:
                 account.refused -= applied.reverted is not None
             again = [included.pending for included in block.transactions]
             if self.weather is not None:
-                again = [again[place] for place in self.weather.order(len(again))]
+                again = _by_sender([again[place] for place in self.weather.order(len(again))], again)
             self.pending = [*again, *self.pending]
             self._drafting = None
 
