@@ -46,8 +46,8 @@ def make_task(
         function (`F.mse_loss`), which is called with model(*batch[:-1]) and the target batch[-1].
     optimizer: `tiebreak.AdamW(...)` and the like, or one of `torch.optim` over the model's parameters, as it is before
         its first step. Groups may differ in lr and weight_decay.
-    data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or int64
-        tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
+    data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or
+        integer tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
         Hugging Face `datasets.Dataset`, of which the columns that the loss names are taken, or all that are numbers.
     batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
         `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).

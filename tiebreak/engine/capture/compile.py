@@ -8,8 +8,11 @@ from torch import Tensor
 from tiebreak.engine.capture.purity import same_tensors, untouched
 from tiebreak.engine.capture.step import capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
+from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
+from tiebreak.engine.lowering import INTEGERS
 from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.lowering.scalars import wrapped
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
 from tiebreak.engine.optimizers.clipping import clipped
@@ -58,7 +61,10 @@ def compile_in_place(task: Task) -> Compiled:
     b = Builder()
     initial = task.initial_state()
     refs = {name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
-    data = dict(task.data) | {"seed": torch.tensor(task.seed), "learning_rate": task.learning_rates()}
+    data = {name: stored(array) for name, array in task.data.items()} | {
+        "seed": torch.tensor(task.seed),
+        "learning_rate": task.learning_rates(),
+    }
     data |= tables(task.optimizer, task.steps)
     b.origin = "batch"
     batch = _batch(b, task)
@@ -147,11 +153,28 @@ def _telemetry(b: Builder, loss: Ref, interval: int) -> Ref:
 def _take(b: Builder, task: Task, examples: Examples, chosen_B: Ref) -> list[Ref]:
     match examples:
         case Rows(names=names):
-            tables = [b.data(n, PROTOCOL_DTYPES[task.data[n].dtype], tuple(task.data[n].shape)) for n in names]
+            tables = [_data(b, task.data[name], name) for name in names]
             b.origin = "batch"
-            return [b.rows(table, chosen_B) for table in tables]
+            rows = [b.rows(table, chosen_B) for table in tables]
+            return [_apart(b, row, task.data[n]) for n, row in zip(names, rows, strict=True)]
         case Windows(name=name, length=length, stride=stride):
-            tokens = b.data(name, PROTOCOL_DTYPES[task.data[name].dtype], tuple(task.data[name].shape))
+            tokens = _data(b, task.data[name], name)
             b.origin = "batch"
             index_BT = chosen_B.unsqueeze(1).expand((chosen_B.shape[0], length))
             return [b.gather(tokens, index_BT, stride, task.examples, (0, 1))]
+
+
+def _data(b: Builder, array: Tensor, name: str) -> Ref:
+    shape = words_of(array) if fills_words(array) else tuple(array.shape)
+    return b.data(name, DType.I64 if array.dtype in NARROW else PROTOCOL_DTYPES[array.dtype], shape)
+
+
+def _apart(b: Builder, words_BW: Ref, array: Tensor) -> Ref:
+    """The rows of an array of narrow integers, from their words: (word // 2^(bits * place)) mod 2^bits."""
+    if not fills_words(array):
+        return words_BW
+    low, bits = INTEGERS[array.dtype]
+    places = [b.const(1 << bits * place, DType.I64).unsqueeze(0) for place in range(64 // bits)]
+    shifted = b.map(MapFunction.FLOORDIV, words_BW.unsqueeze(-1), b.cat(places, 0))
+    parts = wrapped(b, shifted, low, bits) if low else b.map(MapFunction.MOD, shifted, b.const(1 << bits, DType.I64))
+    return b.reshape(parts, (words_BW.shape[0], *array.shape[1:]))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tiebreak.engine.data import not_finite
+from tiebreak.engine.data.narrow import NARROW
 from tiebreak.engine.optimizers.rates import warmup_linear
 from tiebreak.engine.optimizers.settings import (
     SGD,
@@ -43,7 +44,7 @@ __all__ = [
     "NAdam", "Optimizer", "RAdam", "RMSprop", "Rows", "Task", "Windows", "no_decay", "warmup_linear",
 ]  # fmt: skip
 
-DATA_DTYPES: Final = (torch.float32, torch.int64)
+DATA_DTYPES: Final = (torch.float32, torch.int64, *NARROW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +187,8 @@ class Task:
     Gradients are added in the order of the batches and divided by their number; so is the loss.
     clip: see `Clip`; applies to the gradients after this division.
     average: the decay of a moving average of the trained parameters, which the state holds as `average.NAME`.
-    data: arrays by name, float32 or int64, on the CPU. Everything the batch reads must be here.
+    data: arrays by name, float32, int64 or narrower integers (`tiebreak.engine.data.narrow`), on the CPU. Everything
+    the batch reads must be here.
     seed: of the example order and of dropout.
     checkpoint_interval: steps between two signed checkpoints (k of the specification).
     evaluate: see `Evaluation`; runs outside the job, on data that need not be part of it, every `evaluate_every` steps
@@ -235,7 +237,8 @@ class Task:
 
     def _check_data(self) -> None:
         for name, array in self.data.items():
-            require(array.dtype in DATA_DTYPES, f"float32 or int64 in data {name!r} (convert it)", array.dtype)
+            known = f"float32 or int64 in data {name!r}, or uint8, int8, int16 or int32 (convert it)"
+            require(array.dtype in DATA_DTYPES, known, array.dtype)
             require(not array.requires_grad, f"data {name!r} without a gradient (`.detach()`)", "requires_grad")
             require(array.numel() > 0, f"elements in data {name!r}", tuple(array.shape))
             if array.dtype == torch.float32:

@@ -51,6 +51,11 @@ class Element(StrEnum):
         return DType.__members__.get(self)
 
     @property
+    def mapped(self) -> bool:
+        """Whether a task takes these elements from their file as they are: committed ones and narrow integers."""
+        return self.committed is not None or self in (Element.U8, Element.I8, Element.I16, Element.I32)
+
+    @property
     def converted(self) -> DType:
         """Its type after import: a task takes f32 and i64."""
         return DType.F32 if self in (Element.F64, Element.F32, Element.F16, Element.BF16) else DType.I64

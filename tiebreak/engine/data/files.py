@@ -84,19 +84,18 @@ class ArrayFile:
             self._check_stamp(Stamp.of(file))
 
     def tensor(self) -> Tensor:
-        """The array as a tensor on the mapped file, float32, int64 or bool. Only bools are read at once, to check them.
+        """The array as a tensor on the mapped file: float32, int64, a narrower integer or bool.
 
-        The tensor must not be written to. Raises `ConfigurationError` for elements that have to be converted first,
-        `StateError` if the file has changed, and `EncodingError` for bools other than 0 and 1.
+        Only bools are read at once, to check them. The tensor must not be written to. Raises `ConfigurationError` for
+        elements that have to be converted first, `StateError` if the file has changed, and `EncodingError` for bools
+        other than 0 and 1.
         """
-        if self.committed is None or self.offset % self.element.size:
-            got = (
-                "elements that are not aligned"
-                if self.committed
-                else f"{'big-endian ' * self.big_endian}{self.element}"
-            )
+        usable = self.element.mapped and not self.big_endian
+        if not usable or self.offset % self.element.size:
+            got = "elements that are not aligned" if usable else f"{'big-endian ' * self.big_endian}{self.element}"
             raise ConfigurationError(
-                f"{self}: expected little-endian F32, I64 or BOOL, got {got}; convert it with `tiebreak data import`"
+                f"{self}: expected little-endian F32, I64, I32, I16, I8, U8 or BOOL, got {got}; convert it with "
+                "`tiebreak data import`"
             )
         if self.committed == DType.BOOL:
             for block in self.blocks():

@@ -1,0 +1,144 @@
+"""Integers of fewer than 64 bits as data: the same bytes on the disk and under the data root, the same steps as i64."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tiebreak
+from tests.conftest import CaseCounter
+from tests.protocol.whole_steps import execute, new_state
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task, Windows
+from tiebreak.engine.data import open_array
+from tiebreak.engine.data.files import source_of
+from tiebreak.engine.data.narrow import NARROW, stored
+from tiebreak.engine.data.tensors import identities, tensor_bytes
+from tiebreak.engine.run.eager import checked
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.errors import ConfigurationError
+
+STEPS = 20
+
+
+def values(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Random integers of the whole range, with both ends among them."""
+    info = torch.iinfo(dtype)
+    drawn = torch.randint(info.min, info.max + 1, shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    drawn.view(-1)[:4] = torch.tensor([info.min, info.max, 0, info.max]).to(dtype)
+    return drawn
+
+
+class Pictures(nn.Module):
+    """Keeps the batch that it was given in a buffer, as i64."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((3, *shape), dtype=torch.int64))
+        self.layer = nn.Linear(int(np.prod(shape)), 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.seen.copy_(x)
+        return F.cross_entropy(self.layer((x.float() / torch.iinfo(torch.uint8).max).flatten(1) * 1e-9), y.long())
+
+
+def task_of(x: Tensor, y: Tensor, steps: int = STEPS) -> Task:
+    torch.manual_seed(0)
+    return Task(
+        name="pictures", model=Pictures(tuple(x.shape[1:])), loss=lambda net, x, y: net(x, y), optimizer=SGD(lr=0.1),
+        data={"x": x, "y": y}, batch=Batch(size=3, examples=Rows(names=("x", "y"))), steps=steps, checkpoint_interval=1,
+    )  # fmt: skip
+
+
+SHAPES = {"words": (7, 2, 4, 4), "rows that fill no word": (7, 3, 3), "one dimension": (7,)}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_steps_are_those_of_the_same_numbers_as_i64(dtype: torch.dtype, shape: str, cases: CaseCounter) -> None:
+    x, y = values(dtype, SHAPES[shape]), torch.arange(7, dtype=torch.uint8) % 5
+    if len(SHAPES[shape]) == 1:
+        x = x[:, None].expand(7, 8 // dtype.itemsize)  # not contiguous, and it fills a word
+    narrow, wide = checked(task_of(x, y)), checked(task_of(x.to(torch.int64), y.to(torch.int64)))
+    filled = x[0].numel() * dtype.itemsize % 8 == 0
+    assert narrow.data["x"].nbytes == (x.numel() * dtype.itemsize if filled else x.numel() * 8)
+    if filled:
+        assert bytes(tensor_bytes(narrow.data["x"])) == x.contiguous().numpy().tobytes()
+    machines = [Interpreter(c.program, Arithmetic(permute=p)) for c, p in ((narrow, None), (narrow, 3), (wide, None))]
+    states = [m.to_device(narrow.state) for m in machines]
+    data = [m.to_device(c.data) for m, c in zip(machines, (narrow, narrow, wide), strict=True)]
+    for step in range(1, STEPS + 1):
+        before = states[0]
+        states = [m.step(step, s, d).state for m, s, d in zip(machines, states, data, strict=True)]
+        assert all(torch.equal(t, other[name]) for other in states[1:] for name, t in states[0].items())
+        cases()
+    given, raw = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (before, narrow.data))
+    found = new_state(narrow.program, execute(narrow.program, given, raw, STEPS))
+    assert {n: bytes(tensor_bytes(t)) for n, t in states[0].items()} == found
+
+
+def test_tokens_in_windows() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(9, 9)
+
+        def forward(self, t: Tensor) -> Tensor:
+            return F.cross_entropy(self.table(t[:, :-1]).flatten(0, 1), t[:, 1:].flatten().long())
+
+    tokens = torch.randint(0, 9, (50,), generator=torch.Generator().manual_seed(3))
+    compiled = []
+    for given in (tokens, tokens.to(torch.int32)):
+        torch.manual_seed(0)
+        compiled.append(checked(Task(
+            name="tokens", model=Tokens(), loss=lambda net, t: net(t), optimizer=SGD(lr=0.1), data={"t": given},
+            batch=Batch(size=4, examples=Windows(name="t", length=6, stride=5)), steps=2, checkpoint_interval=1,
+        )))  # fmt: skip
+    assert compiled[0].program == compiled[1].program
+    assert torch.equal(compiled[0].data["t"], compiled[1].data["t"])
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_a_mapped_file_stays_where_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
+    x = values(dtype, (6, 4, 16))
+    np.save(tmp_path / "x.npy", x.numpy())
+    mapped = open_array(tmp_path / "x.npy").tensor()
+    assert torch.equal(mapped, x)
+    words = stored(mapped)
+    assert source_of(words) is not None
+    assert bytes(tensor_bytes(words)) == x.numpy().tobytes()
+    assert identities({"x": words}) == identities({"x": stored(x)})
+    (tmp_path / "raw").write_bytes(bytes(4) + x.numpy().tobytes())
+    odd = open_array(tmp_path / "raw", dtype=x.numpy().dtype.str, shape=tuple(x.shape), offset=4).tensor()
+    assert source_of(stored(odd)) is None, "words that are not aligned are copied"
+    assert torch.equal(stored(odd), words)
+
+
+def test_what_is_not_taken_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((4, 8), np.uint16))
+    with pytest.raises(
+        ConfigurationError, match=r"expected little-endian F32, .* U8 or BOOL, got U16; convert it with"
+    ):
+        open_array(tmp_path / "x.npy").tensor()
+    np.save(tmp_path / "x.npy", np.zeros((4, 8), ">i4"))
+    with pytest.raises(ConfigurationError, match="got big-endian I32"):
+        open_array(tmp_path / "x.npy").tensor()
+    with pytest.raises(ConfigurationError, match=r"float32 or int64 in data 'x', or uint8, .*got torch.bool"):
+        task_of(torch.zeros(7, 8, dtype=torch.bool), torch.zeros(7, dtype=torch.int64))
+
+
+def test_a_run_of_pictures_in_a_file_is_audited(tmp_path: Path) -> None:
+    x = values(torch.uint8, (12, 1, 4, 4))
+    np.save(tmp_path / "x.npy", x.numpy())
+    torch.manual_seed(0)
+    run = tiebreak.train(
+        Pictures((1, 4, 4)), lambda net, x, y: net(x, y), optimizer=SGD(lr=0.1),
+        data={"x": tmp_path / "x.npy", "y": (torch.arange(12) % 5).to(torch.int32)}, batch=3, steps=4,
+        directory=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert run.audit().agrees
+    file = (tmp_path / "run" / "data.safetensors").read_bytes()
+    assert x.numpy().tobytes() in file
