@@ -237,3 +237,17 @@ def test_whole_channels_are_dropped() -> None:
     kept = gradient[:, 0] != 0
     assert torch.allclose(gradient[kept], torch.tensor(4 / 3)), gradient
     assert 30 < int(kept.sum()) < 62
+
+
+def test_pooling_by_windows_far_larger_than_the_image(cases: CaseCounter) -> None:
+    modules: dict[str, Any] = {
+        f"{settings}": lambda x, settings=settings: F.avg_pool2d(x, **settings)
+        for settings in (
+            {"kernel_size": 2560, "ceil_mode": True}, {"kernel_size": (9, 3), "ceil_mode": True},
+            {"kernel_size": 13, "padding": 6, "ceil_mode": True}, {"kernel_size": 13, "padding": (5, 6), "stride": 40,
+             "ceil_mode": True, "count_include_pad": False},
+        )
+    }  # fmt: skip
+    program = check_modules(modules, (3, 4, 5))
+    assert max(i.terms for i in program.body) < 1000
+    cases(len(modules))

@@ -107,10 +107,13 @@ def avg_pool(
 ) -> Ref:  # fmt: skip
     """Sum of each window, divided by its size."""
     k, s, p = (spread(sizes, rank) for sizes in (kernel, stride or kernel, padding))
-    out = c.shape[-rank:]
+    out, space = c.shape[-rank:], x.shape[-rank:]
+    count = _divisor(c, out, space, k, s, p, count_include_pad, divisor)
+    for d, (o, n, a, q) in enumerate(zip(out, space, k, p, strict=True)):
+        if o == 1 and a - q > n:  # one window, larger than the space: only what is inside is read
+            k, p = (*k[:d], n, *k[d + 1 :]), (*p[:d], 0, *p[d + 1 :])
     view = _padded_windows(c, x, out, k, s, p, (1,) * rank, 0.0)
-    total = c.b.reduce(ReduceFunction.SUM, c.shape, k, view.access())
-    return c.b.div(total, _divisor(c, out, x.shape[-rank:], k, s, p, count_include_pad, divisor))
+    return c.b.div(c.b.reduce(ReduceFunction.SUM, c.shape, k, view.access()), count)
 
 
 @lowers("avg_pool2d_backward.default", rank=2)
