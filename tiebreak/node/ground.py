@@ -196,7 +196,8 @@ class ChainGround:
             last = min(newest.number, self._next + RANGE - 1)
             end = newest if last == newest.number else self._node.block(last)
             if end == newest:
-                self.linked.link(newest, max(first, last - LINKED + 1))
+                linked = LINKED if self._marks else OVERLAP  # a start is to be quick: each block is a request
+                self.linked.link(newest, max(first, last - linked + 1))
             read = self._read(first, last)
             if end is None or (end != self.linked.at(last) and end != self._node.block(last)):
                 raise NodeError(f"expected one block number {last}, got two")
