@@ -9,7 +9,7 @@ from tiebreak.protocol.commitments.blobs import PIECE_BYTES, piece_count, piece_
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.tags import Digest
 
-_WRITE_BYTES: Final = 1 << 16
+_WRITE_BYTES: Final = 1 << 14
 """The larger a write, the larger the blocks of memory that Linux takes for it; in a virtual machine large ones are
 often those that the host has taken back, and cost three times the processor time."""
 
