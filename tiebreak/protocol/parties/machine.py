@@ -220,7 +220,8 @@ class Machine:
         sending = self._sending.setdefault(event.place, _Sending())
         sending.is_pending = False
         sending.refusals += 1
-        if event.error in PASSING:
+        # A move may have stood behind other moves than its own, in a block that took the place of one that vanished.
+        if event.error in PASSING or (event.error and event.place[0] == "move"):
             sending.retry_at = self.next_slot()
             return
         sending.is_given_up = True
