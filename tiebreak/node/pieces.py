@@ -11,7 +11,7 @@ from tiebreak.protocol.tags import Digest
 
 _WRITE_BYTES: Final = 1 << 14
 """The larger a write, the larger the blocks of memory that Linux takes for it; in a virtual machine large ones are
-often those that the host has taken back, and cost three times the processor time."""
+probably those that the host has taken back, and cost up to three times the processor time."""
 
 
 class Part:
