@@ -12,7 +12,7 @@ from tiebreak.sim.games.playing import ADVERSARIES, CAUGHT
 from tiebreak.sim.games.series import to_text
 from tiebreak.sim.games.summary import to_markdown
 
-PATH = ROOT / "benchmarks" / "results" / "simulate.json"
+PATH, ROUGH = (ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("simulate", "rough"))
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,14 @@ def summary() -> Any:
     return json.loads(PATH.read_text())
 
 
-def test_no_promise_was_broken_in_any_game(summary: Any) -> None:
+@pytest.fixture(scope="module")
+def rough() -> Any:
+    return json.loads(ROUGH.read_text())
+
+
+@pytest.mark.parametrize("series", ["summary", "rough"])
+def test_no_promise_was_broken_in_any_game(series: str, request: pytest.FixtureRequest) -> None:
+    summary = request.getfixturevalue(series)
     assert summary["games"] >= 1000
     assert summary["promises"] == {
         "false_heads": summary["promises"]["false_heads"],
@@ -46,7 +53,19 @@ def test_everyone_took_part_and_ended_where_it_must(summary: Any, cases: Callabl
         cases()
 
 
-def test_it_is_small_and_as_it_is_written(summary: Any) -> None:
-    assert PATH.stat().st_size < 130_000
-    assert PATH.read_text() == to_text(summary)
-    assert (ROOT / "docs" / "simulation.md").read_text() == to_markdown(summary)
+def test_the_weather_was_rough_and_everyone_was_out_in_it(rough: Any) -> None:
+    assert rough["mix"].endswith("in rough weather")
+    assert set(rough["faults"]) == {
+        "posts lost", "posts late", "posts doubled", "transactions lost", "transactions late", "restarts",
+        "reorganisations",
+    }  # fmt: skip
+    assert min(rough["faults"].values()) >= rough["games"] // 4
+    assert rough["faults"]["restarts"] >= 2 * rough["games"]
+    assert all(rough["adversaries"][name]["games"] for name in CAUGHT)
+
+
+def test_it_is_small_and_as_it_is_written(summary: Any, rough: Any) -> None:
+    for path, found in ((PATH, summary), (ROUGH, rough)):
+        assert path.stat().st_size < 130_000
+        assert path.read_text() == to_text(found)
+    assert (ROOT / "docs" / "simulation.md").read_text() == to_markdown(summary, rough)
