@@ -9,6 +9,8 @@ PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.13 python3;
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# Many slow tests wait for blocks and for windows to end.
+SLOW_WORKERS ?= 3
 # Some containers switch byte code off: then every worker, and every command that a test starts, compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 # The stamp is keyed on what is installed: a change of either file installs again.
@@ -39,7 +41,7 @@ test: setup ## Everything once, in minutes on two cores, with floors on how many
 	$(PYTEST) --full
 
 test-all: setup ## The tests that `make test` leaves out, in some twenty minutes
-	$(PYTEST) -m slow --full
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m slow --full
 
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)
 	$(BIN)/python -m pytest -n0 tests/engine/models/full_size.py

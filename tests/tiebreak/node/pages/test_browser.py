@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -225,7 +226,7 @@ def test_the_keyboard_reaches_every_link(page: Page, site: Site) -> None:
 
 
 class Tour(Town):
-    """`tiebreak up`, until the reader has seen enough."""
+    """`tiebreak up`, until the reader has seen enough. The trainer talks slowly, else it is over in a second."""
 
     def __init__(self, folder: Path, cheat: str, *, chain: bool) -> None:
         self.story: list[str] = []
@@ -238,6 +239,19 @@ class Tour(Town):
     def disturb(self) -> None:
         if self.is_seen.is_set():
             raise KeyboardInterrupt
+
+    def _heard(self, name: str, line: str) -> None:
+        super()._heard(name, line)
+        if name == "auditor" and "challenging" in line:
+            threading.Thread(target=self._slow_down, daemon=True).start()
+
+    def _slow_down(self) -> None:
+        trainer = self._children["trainer"]._process
+        for _ in range(10):
+            for number, seconds in ((signal.SIGSTOP, 1.2), (signal.SIGCONT, 0.1)):
+                if not self.is_seen.is_set() or number == signal.SIGCONT:
+                    trainer.send_signal(number)
+                    time.sleep(seconds)
 
 
 @contextmanager
