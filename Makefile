@@ -71,6 +71,8 @@ contracts: setup ## Solidity: format, build, test, compare with Python, gas and 
 	$(MAKE) -C contracts setup fmt-check build test differential snapshot-check artifacts-check
 
 anvil: setup ## Games and parties on anvil, the node that `make contracts` installs; elsewhere these tests are skipped
+	@$(BIN)/python -c 'from tiebreak.protocol.chain.devnet import find_anvil; raise SystemExit(find_anvil() is None)' \
+		|| { echo "expected anvil, which make contracts installs, got none" >&2; exit 1; }
 	$(BIN)/python -m pytest -n0 -m "slow or not slow" -k anvil tests/chain tests/tiebreak/node
 
 model: ## The game and the job board, model-checked by SPIN within bounds (needs spin and a C compiler)
