@@ -353,7 +353,7 @@ inline partWays() {
 inline plays(g) {
     if
     :: live(g, OPEN) -> moved(g, SELECT)
-    :: live(g, OPEN) && !trainerHonest -> convicted(g)                  /* a broken tie, or it concedes */
+    :: live(g, OPEN) && !trainerHonest -> convicted(g)                  /* it concedes */
     :: live(g, SELECT) && (g) == 0 -> games[g].seal = RIGHT; moved(g, PROVE)
     :: live(g, SELECT) && (g) != 0 && (computes || published) -> games[g].seal = RIGHT; moved(g, PROVE)
     :: live(g, SELECT) && (g) != 0 -> games[g].seal = WRONG; moved(g, PROVE)

@@ -24,7 +24,7 @@
 mtype:phase = { DESCEND, SELECT, OPEN_STEPS, OPEN_VALUES, OPEN_TENSOR, OPEN_CHUNK, SELECT_ELEMENT, OPEN_TERMS, PROVE, OVER };
 mtype:level = { RUN, STEPS, VALUES, CHUNKS, TERMS };
 mtype:side = { NOBODY, DEFENDER, CHALLENGER };
-mtype:reason = { NO_REASON, BROKEN_TIE, PADDING, RECOMPUTED, TIMEOUT, CONCEDED };
+mtype:reason = { NO_REASON, PADDING, RECOMPUTED, TIMEOUT, CONCEDED };
 mtype:seal = { NO_SEAL, TRUTH, OTHER };
 
 /* What the rules remember. */
@@ -193,12 +193,16 @@ inline spend() {
 
 /* ------------------------------------------------------------------ moves */
 
-/* 1. Nodes that do not fold to the node are a broken tie. */
+/* A move whose tie fails is illegal, so it is none. What does tie is made of any lies here. */
+#define isLie(p)        ((lies >> (p)) & 1)
+#define makeLie(p)      lies = lies | (1 << (p))
+#define makeTrue(p)     lies = lies & ~(1 << (p))
+
+/* 1. The nodes fold to the node. */
 inline play_descend() {
     spend();
     if
     :: phase = SELECT
-    :: honest != DEFENDER -> finish(CHALLENGER, BROKEN_TIE)
 #ifdef MUTANT_NO_TIE_DESCEND
     :: honest != DEFENDER -> lies = 0; phase = SELECT
 #endif
@@ -253,20 +257,17 @@ inline chooseSeal() {
 inline play_openSteps() {
     spend();
     if
-    :: honest != DEFENDER -> finish(CHALLENGER, BROKEN_TIE)
-    :: true ->
-        if
-        :: leaves = 2 :: leaves = 3
-        fi;
-        depthOf(leaves, depth);
-        chooseLies(1 << depth);
-        if
+    :: leaves = 2 :: leaves = 3
+    fi;
+    depthOf(leaves, depth);
+    chooseLies(1 << depth);
 #ifndef MUTANT_NO_TIE_STEPS
-        :: ((lies >> (leaves - 1)) & 1) != nodeLies -> finish(CHALLENGER, BROKEN_TIE)
+    if
+    :: nodeLies -> makeLie(leaves - 1)
+    :: else -> makeTrue(leaves - 1)
+    fi;
 #endif
-        :: else -> enter(STEPS, depth)
-        fi
-    fi
+    enter(STEPS, depth)
 }
 
 /* 4. The record is the node: it lies exactly if the loss or the state does. The loss is the last value of the body; the
@@ -274,36 +275,30 @@ inline play_openSteps() {
 inline play_openValues() {
     spend();
     if
-    :: honest != DEFENDER -> finish(CHALLENGER, BROKEN_TIE)
-    :: true ->
-        if
-        :: body = 1 :: body = 2 :: body = 3
-        fi;
-        if
-        :: states = 1 :: states = 2 :: states = 3
-        fi;
-        depthOf(body, halfDepth);
-        depthOf(states, depth);
-        halfDepth = (halfDepth > depth -> halfDepth : depth);
-        chooseLies(2 << halfDepth);
-        if
+    :: body = 1 :: body = 2 :: body = 3
+    fi;
+    if
+    :: states = 1 :: states = 2 :: states = 3
+    fi;
+    depthOf(body, halfDepth);
+    depthOf(states, depth);
+    halfDepth = (halfDepth > depth -> halfDepth : depth);
+    chooseLies(2 << halfDepth);
+    lies = lies & ((1 << (half + (1 << depth))) - 1);
 #ifndef MUTANT_NO_TIE_VALUES
-        :: (((lies >> (body - 1)) & 1) || (lies >> half)) != nodeLies -> finish(CHALLENGER, BROKEN_TIE)
+    if
+    :: nodeLies && (isLie(body - 1) || (lies >> half))
+    :: nodeLies && !(isLie(body - 1) || (lies >> half)) -> makeLie(body - 1)
+    :: !nodeLies -> lies = lies & ((1 << half) - 1); makeTrue(body - 1)
+    fi;
 #endif
-        :: else ->
-            if
-            :: (lies >> half >> (1 << depth)) != 0 -> finish(CHALLENGER, BROKEN_TIE)
-            :: else -> enter(VALUES, halfDepth + 1)
-            fi
-        fi
-    fi
+    enter(VALUES, halfDepth + 1)
 }
 
 /* 5. The instruction is the program's; the id binds the chunk root. A source's value is judged as it is. */
 inline play_openTensor() {
     spend();
     if
-    :: honest != DEFENDER -> finish(CHALLENGER, BROKEN_TIE)
     :: phase = PROVE
     :: true ->
         if
@@ -311,25 +306,26 @@ inline play_openTensor() {
         fi;
         depthOf(leaves, depth);
         chooseLies(1 << depth);
-        if
-        :: (lies != 0) != nodeLies -> finish(CHALLENGER, BROKEN_TIE)
-        :: else -> enter(CHUNKS, depth)
-        fi
+        tieToNode();
+        enter(CHUNKS, depth)
+    fi
+}
+
+/* A tree whose root is that of the node. */
+inline tieToNode() {
+    if
+    :: nodeLies && lies == 0 -> makeLie(0)
+    :: nodeLies && lies != 0
+    :: !nodeLies -> lies = 0
     fi
 }
 
 /* 6. The chunk is the committed one: two elements, one of which lies if the chunk does. */
 inline play_openChunk() {
     spend();
-    if
-    :: honest != DEFENDER -> finish(CHALLENGER, BROKEN_TIE)
-    :: true ->
-        chooseLies(2);
-        if
-        :: (lies != 0) != nodeLies -> finish(CHALLENGER, BROKEN_TIE)
-        :: else -> phase = SELECT_ELEMENT
-        fi
-    fi
+    chooseLies(2);
+    tieToNode();
+    phase = SELECT_ELEMENT
 }
 
 /* 7. A long reduction has a tree of terms (and is sealed there), another element is proved at once. */
@@ -347,24 +343,28 @@ inline play_selectElement() {
 }
 
 /* 8. The last accumulator rounds to the claimed value. A lie does only if the accumulator is one; a true value may also
- * come of an accumulator that is a lie. */
+ * come of an accumulator that is a lie. The move names its element: else an answer of an honest defender might be about
+ * another one of the same value, after a reorganisation, and its other partial sums would be lies here. */
 inline play_openTerms() {
     spend();
     if
-    :: honest != DEFENDER -> finish(CHALLENGER, BROKEN_TIE)
-    :: true ->
-        if
-        :: leaves = 2 :: leaves = 3
-        fi;
-        depthOf(leaves, depth);
-        chooseLies(1 << depth);
-        if
-#ifndef MUTANT_NO_TIE_TERMS
-        :: nodeLies && !((lies >> (leaves - 1)) & 1) -> finish(CHALLENGER, BROKEN_TIE)
+    :: leaves = 2 :: leaves = 3
+    fi;
+    depthOf(leaves, depth);
+    chooseLies(1 << depth);
+#ifdef MUTANT_ANY_ELEMENT
+    if
+    :: honest == DEFENDER -> makeLie(0)
+    :: true
+    fi;
 #endif
-        :: else -> enter(TERMS, depth)
-        fi
-    fi
+#ifndef MUTANT_NO_TIE_TERMS
+    if
+    :: nodeLies -> makeLie(leaves - 1)
+    :: else
+    fi;
+#endif
+    enter(TERMS, depth)
 }
 
 /* 9. The referee recomputes the leaf from what lies left of it. If that is all true, so is the answer; else nobody knows.

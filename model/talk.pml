@@ -22,7 +22,7 @@
 #define NONE 255
 
 mtype:side = { NOBODY, DEFENDER, CHALLENGER };
-mtype:reason = { NO_REASON, BROKEN_TIE, RECOMPUTED, TIMEOUT, CONCEDED, FORKED };
+mtype:reason = { NO_REASON, RECOMPUTED, TIMEOUT, CONCEDED, FORKED };
 
 /* A state of the game in a byte: the number of moves, the lies among the two leaves shown (after 4 moves: the seal, 1 is
  * the truth and 2 anything else), whether the node is a lie, whether all that lies left of the path is true, and the
@@ -47,7 +47,6 @@ byte defenderRest = CLOCK, challengerRest = CLOCK, ticks;
 
 byte line[LAST + 1] = NONE;     /* the honest side's line of moves, by number */
 byte spoken;                    /* how far it has come in talking */
-bool isOver;                    /* nothing more comes of talking */
 byte own[LAST + 1] = NONE;      /* what the honest side signed, by number: the opponent has it */
 byte theirs[LAST + 1] = NONE;   /* what its opponent signed and the honest side has */
 bool forked, signsTwice;        /* the honest side has two different ones of a number; the opponent tried */
@@ -69,8 +68,8 @@ inline finish(who, why) {
 
 /* ------------------------------------------------------------------ moves */
 
-/* A state after any move from `p`, of its mover's choice; NONE: its tie is broken. Legal moves and honest ones are as in
- * game.pml: an honest challenger takes the first leaf that is a lie, and seals the truth. */
+/* A state after any move from `p`, of its mover's choice. Legal moves and honest ones are as in game.pml: an honest
+ * challenger takes the first leaf that is a lie, and seals the truth. */
 inline step(p) {
     if
     :: moves(p) == 0 && honest == DEFENDER -> next = place(1, 0, 0, clean(p), 0)
@@ -80,7 +79,6 @@ inline step(p) {
         :: lies(p) -> next = place(1, 2, 1, clean(p), 0)
         :: lies(p) -> next = place(1, 3, 1, clean(p), 0)
         :: !lies(p) -> next = place(1, 0, 0, clean(p), 0)
-        :: next = NONE
         fi
     :: moves(p) == 1 ->
         if
@@ -92,7 +90,6 @@ inline step(p) {
         if
         :: next = place(3, 2 * lies(p), lies(p), clean(p), first(p))
         :: next = place(3, 2 * lies(p) + 1, lies(p), clean(p), first(p))
-        :: next = NONE
         fi
     :: moves(p) == 3 ->
         if
@@ -141,10 +138,7 @@ inline moveOnChain() {
     step(chain);
     charge();
     age = 0;
-    if
-    :: next == NONE -> finish(CHALLENGER, BROKEN_TIE)
-    :: else -> chain = next
-    fi;
+    chain = next;
     next = 0
 }
 
@@ -211,17 +205,13 @@ inline say() {
 
 inline hear() {
     step(line[spoken]);
-    if
-    :: next == NONE -> isOver = true        /* a broken tie leaves no state to sign: on to the chain */
-    :: next != NONE ->
-        spoken++;
-        line[spoken] = next;
-        theirs[spoken] = next
-    fi;
+    spoken++;
+    line[spoken] = next;
+    theirs[spoken] = next;
     next = 0
 }
 
-#define hisTurn         (honest != NOBODY && winner == NOBODY && talks && !isOver && spoken < LAST && isOnLine)
+#define hisTurn         (honest != NOBODY && winner == NOBODY && talks && spoken < LAST && isOnLine)
 
 active proctype Game() {
     byte next, at;
@@ -243,7 +233,7 @@ active proctype Game() {
         honest != NOBODY && winner == NOBODY && talks && spoken > 0 && theirs[spoken] != NONE && !signsTwice ->
         signsTwice = true;
         step(line[spoken - 1]);
-        forked = (next != NONE && next != theirs[spoken]);
+        forked = (next != theirs[spoken]);
         next = 0 }
     /* A sealed state is the challenger's, and the proof is too: the defender acknowledges it. */
     :: atomic { honest == DEFENDER && winner == NOBODY && talks && spoken == LAST && own[LAST] == NONE && isOnLine -> sign(line[LAST]) }

@@ -105,7 +105,7 @@ contract BoardAttacksTest is GameBase {
         if (which == 11) return (abi.encodeCall(IGame.openTensor, (gameId, "", two, two)), 0);
         if (which == 12) return (abi.encodeCall(IGame.openChunk, (gameId, "", 0, none)), 0);
         if (which == 13) return (abi.encodeCall(IGame.selectElement, (gameId, 0, "", 0)), 0);
-        if (which == 14) return (abi.encodeCall(IGame.openTerms, (gameId, two, "", two)), 0);
+        if (which == 14) return (abi.encodeCall(IGame.openTerms, (gameId, 0, 0, 0, two, "", two)), 0);
         if (which == 15) return (abi.encodeCall(IGame.prove, (gameId, proof, 0, two)), 0);
         if (which == 16) return (abi.encodeCall(IGame.concede, (gameId)), 0);
         if (which == 17) return (abi.encodeCall(IGame.timeout, (gameId)), 0);

@@ -393,32 +393,17 @@ contract BoardHandler is GameBase {
             _play(side, abi.encodeCall(IGame.concede, (gameId)));
         } else if (current - Instant.unwrap(state.last) > rest) {
             games.timeout(gameId);
-        } else if (state.phase == IGame.Phase.DESCEND && seed % 8 != 0) {
+        } else if (state.phase == IGame.Phase.DESCEND) {
             bytes32[] memory nodes = GameTrees.below(runLeaves, state.height, state.position, 1);
             _play(side, abi.encodeCall(IGame.descend, (gameId, nodes)));
         } else if (state.phase == IGame.Phase.SELECT) {
             uint256 position = 2 * uint256(state.position) + (seed >> 4) % 2;
             _play(side, _selection(runLeaves, state.height - 1, position, 0));
         } else {
-            _breakTie(side, state.phase);
+            _play(side, abi.encodeCall(IGame.concede, (gameId)));
         }
         if (games.game(gameId).phase == IGame.Phase.OVER) ++verdicts;
         if (board.job(state.jobId).status == IJobBoard.JobStatus.SLASHED) ++slashed;
-    }
-
-    /// @dev A defender's move with a link that does not hold: legal, and the end of the game.
-    function _breakTie(address side, IGame.Phase phase) private {
-        bytes32[] memory two = new bytes32[](2);
-        if (phase == IGame.Phase.DESCEND) {
-            _play(side, abi.encodeCall(IGame.descend, (gameId, two)));
-        } else if (phase == IGame.Phase.OPEN_STEPS) {
-            _play(side, abi.encodeCall(IGame.openSteps, (gameId, two, two, 0, 0, 0)));
-        } else {
-            IGame.GameState memory state = games.game(gameId);
-            bool hasLog = board.job(state.jobId).policy == 1 && state.leaves > 1;
-            bytes32[] memory siblings = hasLog ? two : new bytes32[](0);
-            _play(side, abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, two, two, 0, siblings)));
-        }
     }
 
     // ---------------------------------------------------------------- helpers

@@ -675,7 +675,7 @@ contract BoardJobsTest is BoardBase {
         _equal(0, board.credit(trainer), "trainer");
         _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
         VM.prank(trainer);
-        games.descend(gameId, new bytes32[](2));
+        games.concede(gameId);
         _warp(current + CLOCK + 1);
         _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
         games.timeout(gameId);

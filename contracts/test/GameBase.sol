@@ -216,6 +216,10 @@ abstract contract GameBase is BoardBase {
         pendingReason = reason;
     }
 
+    function _expectBrokenTie() internal {
+        _expect(abi.encodeWithSelector(IGame.BrokenTie.selector));
+    }
+
     function _play(address who, bytes memory move) internal virtual {
         VM.prank(who);
         (bool success, bytes memory reason) = address(games).call(move);
@@ -364,7 +368,22 @@ abstract contract GameBase is BoardBase {
     }
 
     function _terms(bytes32[] memory nodes, bytes memory accumulator, bytes32[] memory siblings) internal {
-        _play(trainer, abi.encodeCall(IGame.openTerms, (gameId, nodes, accumulator, siblings)));
+        IGame.GameState memory state = games.game(gameId);
+        _termsOf(state.step, state.instruction, state.element, nodes, accumulator, siblings);
+    }
+
+    function _termsOf(
+        uint64 step,
+        uint32 value,
+        uint64 element,
+        bytes32[] memory nodes,
+        bytes memory accumulator,
+        bytes32[] memory siblings
+    ) internal {
+        bytes memory move = abi.encodeCall(
+            IGame.openTerms, (gameId, step, value, element, nodes, accumulator, siblings)
+        );
+        _play(trainer, move);
     }
 
     /// @dev A second after the move before.

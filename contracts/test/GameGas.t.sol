@@ -357,7 +357,18 @@ contract GameGasTest is BoardBase {
         _move(
             "openTerms",
             trainer,
-            abi.encodeCall(IGame.openTerms, (gameId, _children(terms, 8), accumulator, lastTerms.siblings)),
+            abi.encodeCall(
+                IGame.openTerms,
+                (
+                    gameId,
+                    games.game(gameId).step,
+                    games.game(gameId).instruction,
+                    games.game(gameId).element,
+                    _children(terms, 8),
+                    accumulator,
+                    lastTerms.siblings
+                )
+            ),
             0
         );
         opened.push(_root(terms));

@@ -362,7 +362,7 @@ contract HonestHandler is GameBase {
             bytes32[] memory nodes = GameTrees.opening(leaves, levels);
             bytes memory last = _sum(which, bits, isTrue, 2);
             referee.expectRounding(_rounding(state.step, state.element));
-            _play(trainer, abi.encodeCall(IGame.openTerms, (gameId, nodes, last, GameTrees.proof(leaves, 2))));
+            _terms(nodes, last, GameTrees.proof(leaves, 2));
             p.opened.push(GameTrees.root(leaves));
         }
     }

@@ -115,27 +115,18 @@ contract GameLogsTest is GameBase {
             if (which == 1) lossBits ^= 1;
             if (which == 2) logRoot = _logRoot(0);
             if (which == 3) logRoot = 0; // as of a run that logs nothing at all
+            _expectBrokenTie();
             _openSteps(_stepLeaves(1), stateRoot, lossBits, logRoot);
-            _defenderLost(IGame.Reason.BROKEN_TIE);
             VM.revertToState(id);
         }
     }
 
-    function test_steps_that_do_not_end_in_the_checkpoint_lose_with_any_log() external {
+    function test_steps_that_do_not_end_in_the_checkpoint_are_refused_with_any_log() external {
         _keepLogs();
         _start();
         _walk(runLeaves, 0);
+        _expectBrokenTie();
         _openSteps(_stepLeaves(1), _stateRoot(3), LOSS_BITS, _logRoot(0));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
-    }
-
-    function test_a_tie_of_the_log_that_fails_makes_no_illegal_move_legal() external {
-        _keepLogs();
-        _start();
-        _walk(runLeaves, 0);
-        _expectLength(2, 3);
-        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](2), new bytes32[](3), WRONG, 0, WRONG)));
-        _requirePhase(gameId, IGame.Phase.OPEN_STEPS);
     }
 
     // ---------------------------------------------------------------- 4 OPEN_VALUES
@@ -151,16 +142,16 @@ contract GameLogsTest is GameBase {
         }
     }
 
-    function test_another_steps_log_loses() external {
+    function test_another_steps_log_is_refused() external {
         _keepLogs();
         for (uint64 other = 4; other < 8; ++other) {
             uint256 id = VM.snapshotState();
             _walkToStep(5);
             // With its own siblings it stands under the same root, at another place; 7 is of another segment.
             bytes32[] memory siblings = GameTrees.proof(_stepLogs(1), (other - 4) % 3);
+            if (other != 5) _expectBrokenTie();
             _play(trainer, _values(5, _valueLeaves(5), _logRoot(1), _stepLog(other), siblings));
             if (other == 5) _requirePhase(gameId, IGame.Phase.SELECT);
-            else _defenderLost(IGame.Reason.BROKEN_TIE);
             VM.revertToState(id);
         }
     }
@@ -178,15 +169,15 @@ contract GameLogsTest is GameBase {
         _walk(runLeaves, 1);
         _openSteps(records);
         _walk(records, 1);
+        _expectBrokenTie();
         _play(trainer, _values(5, _valueLeaves(5), other, _stepLog(5), siblings));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_the_log_root_must_be_the_records() external {
         _keepLogs();
         _walkToStep(5);
+        _expectBrokenTie();
         _play(trainer, _values(5, _valueLeaves(5), _logRoot(0), _stepLog(2), GameTrees.proof(_stepLogs(0), 1)));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_a_segment_of_one_step_has_its_own_log_root() external {
@@ -206,8 +197,8 @@ contract GameLogsTest is GameBase {
         _keepLogs();
         _start();
         _walk(runLeaves, 2);
+        _expectBrokenTie();
         _play(trainer, _values(7, _valueLeaves(7), _stepLog(7), _stepLog(6), none));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     // ---------------------------------------------------------------- 6 OPEN_CHUNK
@@ -222,7 +213,7 @@ contract GameLogsTest is GameBase {
         }
     }
 
-    function test_a_word_of_another_place_loses() external {
+    function test_a_word_of_another_place_is_refused() external {
         _keepLogs();
         // Another chunk's, with its own siblings; the own one left out or altered; another step's; the leaf for a word.
         bytes32[5] memory words = [_word(5, 2), 0, _word(5, 0) ^ bytes32(uint256(1)), _word(6, 0), _wordLeaves(5)[0]];
@@ -230,24 +221,24 @@ contract GameLogsTest is GameBase {
             uint256 id = VM.snapshotState();
             _walkToChunk(5, 0);
             uint64 step = which == 3 ? 6 : 5;
+            _expectBrokenTie();
             _openChunk(_chunk(0), words[which], _wordProof(step, which == 0 ? 2 : 0));
-            _defenderLost(IGame.Reason.BROKEN_TIE);
             VM.revertToState(id);
         }
     }
 
-    function test_an_entry_where_the_log_has_none_loses() external {
+    function test_an_entry_where_the_log_has_none_is_refused() external {
         _keepLogs();
         _walkToChunk(5, 1);
+        _expectBrokenTie();
         _openChunk(_chunk(1), bytes32(uint256(1)), _wordProof(5, 1));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_another_chunk_loses_with_the_right_word() external {
+    function test_another_chunk_is_refused_with_the_right_word() external {
         _keepLogs();
         _walkToChunk(5, 0);
+        _expectBrokenTie();
         _openChunk(_chunk(2), _word(5, 0), _wordProof(5, 0));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_what_is_no_logged_sum_has_no_word() external {

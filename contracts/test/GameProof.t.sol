@@ -203,8 +203,8 @@ contract GameProofTest is GameBase {
         gameId = _challenge(jobId, 3, root, 0);
         _equal(root, games.game(gameId).opened, "t_0");
         // (The walk cannot leave such a root: nothing is known to fold to it. The length alone refuses it.)
+        _expectBrokenTie();
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     // ---------------------------------------------------------------- what the referee is told

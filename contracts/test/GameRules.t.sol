@@ -34,10 +34,10 @@ contract GameRulesTest is GameBase {
         }
     }
 
-    function test_nodes_that_do_not_fold_lose() external {
+    function test_nodes_that_do_not_fold_are_refused() external {
         _start();
+        _expectBrokenTie();
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_a_descent_reveals_no_more_levels_than_remain() external {
@@ -231,8 +231,8 @@ contract GameRulesTest is GameBase {
     function test_open_steps_must_end_in_the_checkpoint() external {
         _start();
         _walk(runLeaves, 0);
+        _expectBrokenTie();
         _openSteps(1); // another segment's
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_open_steps_needs_nodes_and_proof_of_the_right_number() external {
@@ -267,39 +267,39 @@ contract GameRulesTest is GameBase {
         _equal(5, state.step, "step");
     }
 
-    function test_open_values_of_another_step_loses() external {
+    function test_open_values_of_another_step_is_refused() external {
         _walkToStep(5);
+        _expectBrokenTie();
         _openValues(4);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_a_rounding_log_under_policy_exact_loses() external {
+    function test_a_rounding_log_under_policy_exact_is_refused() external {
         // A defender that has committed to a log in its records.
         bytes32[] memory leaves = runLeaves;
         leaves[2] = _record(7, WRONG);
         _startWith(leaves, 3);
         _walk(leaves, 2);
+        _expectBrokenTie();
         _play(trainer, _values(7, _valueLeaves(7), WRONG, 0, new bytes32[](0)));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_a_body_without_the_loss_loses() external {
+    function test_a_body_without_the_loss_is_refused() external {
         _walkToStep(5);
         bytes32[] memory all = _valueLeaves(5);
         all[2] = WRONG;
+        _expectBrokenTie();
         _openValues(5, all);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     /// The right half of the value tree is the state's, at any width of descent.
     /// forge-config: ci.fuzz.runs = 500
-    function testFuzz_commits_of_another_state_lose(uint256 seed) external {
+    function testFuzz_commits_of_another_state_are_refused(uint256 seed) external {
         levels = uint8(1 + seed % 5);
         _walkToStep(5);
         bytes32[] memory all = _valueLeaves(5);
         all[4 + (seed >> 8) % 4] = WRONG;
+        _expectBrokenTie();
         _openValues(5, all);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_open_values_needs_d_siblings_and_the_nodes() external {
@@ -341,18 +341,18 @@ contract GameRulesTest is GameBase {
         _equal(_valueLeaves(2)[SOURCE], games.game(gameId).node, "the leaf is what is proved");
     }
 
-    function test_open_tensor_of_another_instruction_loses() external {
+    function test_open_tensor_of_another_instruction_is_refused() external {
         _walkToValue(2, LONG);
+        _expectBrokenTie();
         _openTensor(_instruction(2), GameTrees.proof(programLeaves, 2), GameTrees.opening(chunkLeaves, 1));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_open_tensor_must_hash_to_the_value() external {
         _walkToValue(2, LONG);
         bytes32[] memory nodes = new bytes32[](2);
         (nodes[0], nodes[1]) = (WRONG, WRONG);
+        _expectBrokenTie();
         _openTensor(_instruction(LONG), GameTrees.proof(programLeaves, LONG), nodes);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_open_tensor_needs_a_proof_of_the_program_trees_depth() external {
@@ -383,30 +383,30 @@ contract GameRulesTest is GameBase {
         _equal(299, games.game(gameId).element, "the last element");
     }
 
-    function test_a_chunk_of_other_bytes_loses() external {
+    function test_a_chunk_of_other_bytes_is_refused() external {
         _walkToChunk(2, 1);
         bytes memory data = _chunk(1);
         data[511] ^= 0x01;
+        _expectBrokenTie();
         _openChunk(data);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_a_chunk_of_another_length_loses_though_it_hashes_right() external {
+    function test_a_chunk_of_another_length_is_refused_though_it_hashes_right() external {
         // The defender has committed to a second chunk of 508 bytes, and to a last one of 512.
         bytes memory short = new bytes(508);
         chunkLeaves[1] = sha256(abi.encodePacked("tb.chunk", short));
         chunkLeaves[2] = sha256(abi.encodePacked("tb.chunk", new bytes(512)));
         _walkToChunk(2, 1);
+        _expectBrokenTie();
         _openChunk(short);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_a_long_last_chunk_loses_though_it_hashes_right() external {
+    function test_a_long_last_chunk_is_refused_though_it_hashes_right() external {
         bytes memory long = new bytes(512);
         chunkLeaves[2] = sha256(abi.encodePacked("tb.chunk", long));
         _walkToChunk(2, 2);
+        _expectBrokenTie();
         _openChunk(long);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_select_element_must_repeat_the_chunk() external {
@@ -479,28 +479,41 @@ contract GameRulesTest is GameBase {
         _equal(133, state.element, "the element is kept");
     }
 
-    function test_accumulators_that_do_not_give_the_claimed_bits_lose() external {
+    function test_accumulators_that_do_not_give_the_claimed_bits_are_refused() external {
         _walkToElement(2, 1);
         bytes memory other = abi.encode(true, uint64(6));
         termLeaves[2] = keccak256(other);
+        _expectBrokenTie();
         _terms(GameTrees.opening(termLeaves, 1), other, GameTrees.proof(termLeaves, 2));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_an_accumulator_that_is_none_loses() external {
+    function test_an_accumulator_that_is_none_is_refused() external {
         _walkToElement(2, 1);
         bytes memory other = abi.encode(false, uint64(5));
         termLeaves[2] = keccak256(other);
+        _expectBrokenTie();
         _terms(GameTrees.opening(termLeaves, 1), other, GameTrees.proof(termLeaves, 2));
-        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_the_last_accumulator_must_stand_in_the_tree() external {
         _walkToElement(2, 1);
         bytes32[] memory siblings = GameTrees.proof(termLeaves, 2);
         siblings[1] = WRONG;
+        _expectBrokenTie();
         _terms(GameTrees.opening(termLeaves, 1), _accumulator(2), siblings);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
+    }
+
+    /// Another element may have the same bits, so its partial sums would tie.
+    function test_open_terms_names_the_selected_element() external {
+        _walkToElement(2, 1);
+        bytes32[] memory nodes = GameTrees.opening(termLeaves, 1);
+        bytes32[] memory siblings = GameTrees.proof(termLeaves, 2);
+        for (uint256 which = 0; which < 3; ++which) {
+            _expect(abi.encodeWithSelector(IGame.WrongPlace.selector, 2, LONG, 133));
+            _termsOf(which == 0 ? 1 : 2, which == 1 ? 2 : 1, which == 2 ? 5 : 133, nodes, _accumulator(2), siblings);
+        }
+        _termsOf(2, 1, 133, nodes, _accumulator(2), siblings);
+        _requirePhase(gameId, IGame.Phase.SELECT);
     }
 
     function test_open_terms_needs_nodes_and_proof_of_the_right_number() external {

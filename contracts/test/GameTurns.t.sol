@@ -36,7 +36,7 @@ contract GameTurnsTest is GameBase {
         _wrongPhase(IGame.Phase.OPEN_TENSOR, abi.encodeCall(IGame.openTensor, (gameId, "", none, none)));
         _wrongPhase(IGame.Phase.OPEN_CHUNK, abi.encodeCall(IGame.openChunk, (gameId, "", 0, none)));
         _wrongPhase(IGame.Phase.SELECT_ELEMENT, abi.encodeCall(IGame.selectElement, (gameId, 0, "", 0)));
-        _wrongPhase(IGame.Phase.OPEN_TERMS, abi.encodeCall(IGame.openTerms, (gameId, none, "", none)));
+        _wrongPhase(IGame.Phase.OPEN_TERMS, abi.encodeCall(IGame.openTerms, (gameId, 0, 0, 0, none, "", none)));
         _wrongPhase(IGame.Phase.PROVE, abi.encodeCall(IGame.prove, (gameId, proof, SALT, none)));
     }
 
@@ -56,7 +56,7 @@ contract GameTurnsTest is GameBase {
         _play(address(this), abi.encodeCall(IGame.reclaim, (none)));
         require(games.mover(none) == address(0), "no mover");
         _start();
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
+        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
         bytes memory over = abi.encodeWithSelector(IGame.GameIsOver.selector, gameId);
         _expect(over);
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
@@ -79,13 +79,11 @@ contract GameTurnsTest is GameBase {
         GameId second = _challengeAs(stranger, jobId, 3, GameTrees.root(runLeaves), 0);
         GameId third = _challengeAs(client, jobId, 3, GameTrees.root(runLeaves), 0);
         _play(trainer, abi.encodeCall(IGame.descend, (third, GameTrees.below(runLeaves, 2, 0, 2))));
-        _play(trainer, abi.encodeCall(IGame.descend, (second, new bytes32[](4))));
+        _play(trainer, abi.encodeCall(IGame.concede, (second)));
         bytes memory slashed = abi.encodeWithSelector(
             IJobBoard.WrongJobStatus.selector, jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED
         );
-        // Nothing that would end a game is legal any more: not a broken tie either.
-        _expect(slashed);
-        _play(trainer, abi.encodeCall(IGame.descend, (first, new bytes32[](4))));
+        // Nothing that would end a game is legal any more.
         _expect(slashed);
         _play(trainer, abi.encodeCall(IGame.concede, (first)));
         _expect(slashed);

@@ -89,7 +89,7 @@ moves = st.one_of(
     st.builds(OpenTensor, instruction=data, siblings=digests, nodes=digests),
     st.builds(OpenChunk, chunk=data),
     st.builds(SelectElement, index=u32, chunk=data, seal=digest),
-    st.builds(OpenTerms, nodes=digests, accumulator=data, siblings=digests),
+    st.builds(OpenTerms, step=u64, value=u32, element=u64, nodes=digests, accumulator=data, siblings=digests),
     st.builds(Prove, instruction=data, previous=data, siblings=digests, witness=witnesses, salt=digest, **openings),
     st.just(Concede()),
 )
@@ -186,12 +186,11 @@ def test_a_call_is_tried_at_the_time_of_the_next_block(pending: int | None, numb
     assert seen == [("latest", {"time": time}, 125), ("latest", {"time": time}, MOST)]
 
 
-def test_a_move_that_no_message_can_carry_counts_as_one_without_bytes() -> None:
-    """The contract takes such an opening, as a broken tie."""
+def test_what_no_message_can_carry_is_no_move() -> None:
     large = Call("openChunk", (GAME, bytes(513), bytes(32), ()))
     with pytest.raises(EncodingError, match=r"OpenChunk\.chunk: expected at most 512 bytes, got 513"):
         read_move(large)
-    assert Call.decode(large.data).move == OpenChunk(chunk=b"")
+    assert Call.decode(large.data).move is None
     with pytest.raises(ChainError, match="expected a function of the contracts"):
         Call.decode(b"abcd")
 

@@ -31,7 +31,8 @@ from tiebreak.protocol.commitments import eip712
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Head, Job, game_id
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.game.moves import Descend
+from tiebreak.protocol.game.moves import Concede, Descend
+from tiebreak.protocol.trees import parent
 
 BURNED = Address(bytes.fromhex("000000000000000000000000000000000000dead"))
 NONCES = count(1)
@@ -209,12 +210,10 @@ def test_the_defenders_clock(chain: EmbeddedChain, counted: int) -> None:
 def test_the_defender_may_use_its_whole_clock(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
-    game, receipt = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
+    game, receipt = chain.challenge(CHALLENGER, head(chain, job, 3, parent(RUN, OTHER_RUN)), 0)
     chain.travel_to(receipt.timestamp + CLOCK)
-    # Out of the blue, but in time: the nodes do not fold, and the defender loses for that.
-    chain.send(TRAINER, Call("descend", (game, (RUN, RUN))))
+    chain.send(TRAINER, Call("descend", (game, (RUN, OTHER_RUN))))
     assert chain.game_state(game).defender_rest == 0
-    assert chain.job_state(job.id).status is JobStatus.SLASHED
 
 
 def test_other_games_of_a_slashed_job_are_reclaimed(chain: EmbeddedChain) -> None:
@@ -223,7 +222,7 @@ def test_other_games_of_a_slashed_job_are_reclaimed(chain: EmbeddedChain) -> Non
     game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
     other, _ = chain.challenge(STRANGER, head(chain, job, 3), 0)
     assert game != other
-    chain.send(TRAINER, Call("descend", (game, (RUN, RUN))))
+    chain.send(TRAINER, calls.concede(game))
     before = chain.credit(STRANGER.address)
     chain.send(CLIENT, calls.reclaim(other))
     assert chain.credit(STRANGER.address) - before == 2 * job.challenger_stake
@@ -249,12 +248,13 @@ def test_unknown_jobs_and_games_read_as_none(chain: EmbeddedChain) -> None:
 def test_the_log_tells_the_story(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
-    game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 7)
+    game, _ = chain.challenge(CHALLENGER, head(chain, job, 3, parent(RUN, OTHER_RUN)), 7)
     chain.send(TRAINER, Call("descend", (game, (RUN, OTHER_RUN))))
+    chain.send(TRAINER, calls.concede(game))
     names = [event.name for event in events_of(chain, game)]
     assert names == ["GameStarted", "Descended", "GameEnded"]
     assert events_of(chain, game)[1].values["nodes"] == (RUN, OTHER_RUN)
-    assert moves_in(chain, game) == [Descend(nodes=(RUN, OTHER_RUN))]
+    assert moves_in(chain, game) == [Descend(nodes=(RUN, OTHER_RUN)), Concede()]
     mine = {e.name for e in events_of(chain) if e.values.get("jobId") == job.id}
     assert mine == {"JobCreated", "JobAccepted", "GameStarted", "JobSlashed"}
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+import pytest
+
 from tests.protocol.bounds import max_moves, tree_over
 from tests.protocol.oracles import value as exact
 from tests.protocol.programs import every_kind, initial_state, job_data
@@ -24,11 +26,12 @@ from tiebreak.protocol.commitments.records import (
     state_tree,
     tensor_tree,
 )
+from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.moves import Move, Side
-from tiebreak.protocol.game.rules import GameState
-from tiebreak.protocol.game.sides import Party
+from tiebreak.protocol.game.rules import GameState, Reason
+from tiebreak.protocol.game.sides import Defender, Party
 from tiebreak.protocol.program.accumulator import Kind, decode_for, encode
 from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program, half_and_half
@@ -323,6 +326,18 @@ def duel(
         if on_move is not None:
             on_move(played.before, played.move, played.after)
     return played.after
+
+
+def stuck(defender: Defender, challenger: Party) -> tuple[GameState, str]:
+    """Where a defender of false runs gives up, for it has nothing to show, and why what it has is illegal there."""
+    made: list[tuple[GameState, Move, GameState]] = []
+    end = duel(defender.oracle, defender, challenger, on_move=lambda *move: made.append(move))  # type: ignore[arg-type]
+    before, _, _ = made[-1]
+    assert end.verdict is not None
+    assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.CONCEDED)
+    with pytest.raises(IllegalMove) as refused:
+        game.apply(before, defender.opening(before), before.last)
+    return before, str(refused.value)
 
 
 def ordinary_element(run: Run, step: int, leaf: int) -> int | None:

@@ -25,7 +25,7 @@ from tests.protocol.logged import (
     random_logs,
 )
 from tests.protocol.programs import job_data
-from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, make_job, program
+from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, make_job, program, stuck
 from tests.protocol.walks import Erratic, Garbage, RandomChallenger, check_invariants
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.commitments.job import Job
@@ -157,10 +157,10 @@ def test_10_an_honest_challenger_wins_wherever_the_lie_is(
 
 
 class ErraticLogs(Erratic):
-    """Sometimes also posts something else about its logs, of the right shape."""
+    """Sometimes also has something else to show of its logs, of the right shape."""
 
-    def move(self, state: GameState, answered: Move | None) -> Move:
-        move = super().move(state, answered)
+    def opening(self, state: GameState) -> Move:
+        move = super().opening(state)
         if self._random.random() > 0.3:
             return move
         noise = self._random.randbytes(32)
@@ -282,7 +282,8 @@ def test_who_does_not_follow_the_log_loses_at_that_element(leaf: int, cheat: str
     elif bent:
         assert (end.verdict.reason, end.level, end.position) == (Reason.RECOMPUTED, Level.TERMS, 1)
     else:
-        assert end.verdict.detail == "the last accumulator is not the claimed element"
+        _, refused = stuck(Defender(liar), Challenger(at.run, SECRET))
+        assert refused == "the last accumulator is not the claimed element"
     # Who audits by such arithmetic and challenges the true run loses in its turn.
     end = end_of(at.run, liar)
     assert end.verdict is not None
@@ -324,10 +325,8 @@ class OpensOther(Defender):
         super().__init__(oracle)
         self._opened, self._phase = Defender(Opened(oracle, opened)), phase
 
-    def move(self, state: GameState, answered: Move | None) -> Move:
-        if state.phase is self._phase:
-            return self._opened.move(state, answered)
-        return super().move(state, answered)
+    def opening(self, state: GameState) -> Move:
+        return self._opened.opening(state) if state.phase is self._phase else super().opening(state)
 
 
 class Opened(Run):
@@ -366,15 +365,12 @@ def test_who_computes_by_other_logs_than_its_head_commits_to_loses(interval: int
     assert truthful.verdict.winner is Side.CHALLENGER
     assert truthful.step == 1
     assert truthful.leaf in SUMS
-    false = end_of(forked, honest)
-    assert false.verdict is not None
-    assert (false.verdict.winner, false.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
-    assert "step log" in false.verdict.detail
+    _, refused = stuck(Defender(forked), Challenger(honest, SECRET))
+    assert refused == "the step log is not the step's under the log root"
     # And with the published step log, but a word of its own.
-    mixed = end_of(forked, honest, OpensOther(Opened(forked, LOGS), OTHER_LOGS, Phase.OPEN_CHUNK))
-    assert mixed.verdict is not None
-    assert (mixed.verdict.winner, mixed.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
-    assert "log word" in mixed.verdict.detail
+    mixed = OpensOther(Opened(forked, LOGS), OTHER_LOGS, Phase.OPEN_CHUNK)
+    _, refused = stuck(mixed, Challenger(honest, SECRET))
+    assert refused == "the log word is not the chunk's under the step log"
 
 
 def test_a_log_swapped_inside_the_segment_loses() -> None:
@@ -388,10 +384,8 @@ def test_a_log_swapped_inside_the_segment_loses() -> None:
     liar = Swapped(JOB, logs=swapped)
     assert liar.record(2).digest == HONEST.record(2).digest
     assert liar.record(4).digest != HONEST.record(4).digest
-    end = end_of(liar, HONEST)
-    assert end.verdict is not None
-    assert (end.verdict.reason, end.step) == (Reason.BROKEN_TIE, 3)
-    assert end.verdict.detail == "the step log is not the step's under the log root"
+    at, refused = stuck(Defender(liar), Challenger(HONEST, SECRET))
+    assert (at.step, refused) == (3, "the step log is not the step's under the log root")
 
 
 def test_a_record_inside_the_segment_with_another_log_root_loses() -> None:
@@ -405,10 +399,8 @@ def test_a_record_inside_the_segment_with_another_log_root_loses() -> None:
             return lied.computed(step)
 
     lied = Liar(JOB, 3, 24, 7, logs=LOGS)
-    end = end_of(Mixed(JOB, logs=LOGS), HONEST)
-    assert end.verdict is not None
-    assert (end.verdict.reason, end.step) == (Reason.BROKEN_TIE, 3)
-    assert end.verdict.detail == "the log root of the record is not the checkpoint's"
+    at, refused = stuck(Defender(Mixed(JOB, logs=LOGS)), Challenger(HONEST, SECRET))
+    assert (at.step, refused) == (3, "the log root of the record is not the checkpoint's")
 
 
 def test_a_checkpoint_that_is_no_record_cannot_be_opened() -> None:
@@ -421,9 +413,8 @@ def test_a_checkpoint_that_is_no_record_cannot_be_opened() -> None:
             tree = super().steps_tree(checkpoint)
             return Tree([tree.node(0, 0), Digest(b"\1" * 32)]) if checkpoint == 1 else tree
 
-    end = end_of(Nothing(JOB, logs=LOGS), HONEST)
-    assert end.verdict is not None
-    assert end.verdict.detail == "the last record is not the checkpoint"
+    _, refused = stuck(Defender(Nothing(JOB, logs=LOGS)), Challenger(HONEST, SECRET))
+    assert refused == "the last record is not the checkpoint"
 
 
 def test_a_challenger_by_other_logs_than_the_committed_ones_loses() -> None:

@@ -80,7 +80,9 @@ moves: st.SearchStrategy[Move] = st.one_of(
     st.builds(OpenTensor, instruction=instructions, siblings=lists, nodes=lists),
     st.builds(OpenChunk, chunk=st.binary(max_size=512), word=digests, siblings=lists),
     st.builds(SelectElement, index=u32, chunk=st.binary(max_size=512), seal=digests),
-    st.builds(OpenTerms, nodes=lists, accumulator=st.binary(max_size=97), siblings=lists),
+    st.builds(
+        OpenTerms, step=u64, value=u32, element=u64, nodes=lists, accumulator=st.binary(max_size=97), siblings=lists
+    ),
     st.builds(Concede),
     st.builds(
         Prove,
@@ -262,8 +264,8 @@ def test_moves_check_their_fields() -> None:
         lambda: replace(VALUES, log_siblings=(bytes(31),)),
         lambda: OpenTensor(instruction=bytes(4097), siblings=(), nodes=()),
         lambda: OpenSteps(nodes=(), siblings=(bytes(32),) * 65),
-        lambda: OpenTerms(nodes=(bytes(32),) * 33, accumulator=b"", siblings=()),
-        lambda: OpenTerms(nodes=(), accumulator=bytes(98), siblings=()),
+        lambda: OpenTerms(step=1, value=0, element=0, nodes=(bytes(32),) * 33, accumulator=b"", siblings=()),
+        lambda: OpenTerms(step=1, value=0, element=0, nodes=(), accumulator=bytes(98), siblings=()),
         lambda: Prove(instruction=b"", salt=bytes(31)),
         lambda: Prove(instruction=b"", chunks=(ChunkOpening(tensor=0, chunk_index=0, data=b"", siblings=()),) * 33),
         lambda: TensorOpening(value=0, dtype=0, dims=(1,) * 9, chunk_root=bytes(32), siblings=()),

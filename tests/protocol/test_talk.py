@@ -177,14 +177,15 @@ def test_3_a_replay_knows_who_conceded(side: Side) -> None:
     assert (verdict.winner, verdict.reason) == (side.other, Reason.CONCEDED)
 
 
-def test_a_broken_tie_ends_the_talk_without_a_state() -> None:
+def test_nobody_says_what_does_not_tie() -> None:
     log = new_transcript()
     first = WALKS["terms"][0][1]
     assert isinstance(first, Descend)
     broken = replace(first, nodes=(other(first.nodes[0]), *first.nodes[1:]))
-    log.append(log.seal(broken, TRAINER))
-    assert log.state.verdict is not None
-    assert (log.state.verdict.reason, log.latest(D), log.is_closed) == (Reason.BROKEN_TIE, None, True)
+    with pytest.raises(IllegalMove, match="do not fold to the node above"):
+        log.seal(broken, TRAINER)
+    refused(log, seal(log.next_message(broken), DOMAIN, TRAINER, None), IllegalMove, "do not fold to the node above")
+    assert (log.messages, log.latest(D), log.is_closed) == (0, None, False)
 
 
 # ---------------------------------------------------------------- forks

@@ -146,14 +146,14 @@ class Garbage(Run):
 
 
 class Erratic(Defender):
-    """Sometimes posts something else than its own trees, of the right shape."""
+    """Sometimes has something else to show than its own trees, of the right shape; it gives up if that does not tie."""
 
     def __init__(self, oracle: Run, random: Random) -> None:
         super().__init__(oracle)
         self._random = random
 
-    def move(self, state: GameState, answered: Move | None) -> Move:
-        move = super().move(state, answered)
+    def opening(self, state: GameState) -> Move:
+        move = super().opening(state)
         if self._random.random() > 0.05:
             return move
         noise = self._random.randbytes(32)

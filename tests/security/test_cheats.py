@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.protocol.programs import every_kind
-from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, SECRET, TRAINER, Run, duel, make_job
+from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, SECRET, TRAINER, Run, duel, make_job, stuck
 from tiebreak.protocol.commitments.job import Head, game_id
 from tiebreak.protocol.commitments.records import StepRecord, loss_id
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.messages import Transcript, seal
 from tiebreak.protocol.game.moves import Descend, OpenTensor, Phase, Prove, Side, TensorWitness
-from tiebreak.protocol.game.rules import GameState, Level, Reason
+from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.isa import (
     Access,
@@ -184,7 +184,6 @@ def test_a_record_of_another_step_does_not_tie() -> None:
             return replace(super().record(step), step=1) if step == 2 else super().record(step)
 
     cheat = Stale(make_job())
-    end: GameState = duel(cheat, Defender(cheat), Challenger(Run(make_job()), SECRET))
-    assert end.verdict is not None
-    assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
+    at, refused = stuck(Defender(cheat), Challenger(Run(make_job()), SECRET))
+    assert (at.step, refused) == (2, "the step record is not the disputed one")
     assert loss_id(0x7FC00000) != loss_id(0x7FC00001)

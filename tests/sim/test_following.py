@@ -100,7 +100,7 @@ def facts(found: PublicGame, *, judged: bool) -> dict[str, Any]:
     if verdict is None:
         return shown
     shown["state"] = replace(found.state, verdict=replace(verdict, detail=""))
-    if verdict.reason in (Reason.RECOMPUTED, Reason.BROKEN_TIE):
+    if verdict.reason is Reason.RECOMPUTED:
         del shown["moves"]  # the last of them is not in the log
     if judged:
         del shown["entries"]

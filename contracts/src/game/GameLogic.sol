@@ -16,7 +16,7 @@ import {Turns} from "./Turns.sol";
 /// @title The rules of the game (SPEC section 10), on a game's storage
 /// @notice One function per move. The caller has checked that the game exists, that it is the mover's turn and that
 /// it is in time. A function reverts (illegal move), or changes the game and the turn, which the caller saves; the
-/// game may then be OVER. `tied`: what `GameLogs` found of the move's part of the rounding log.
+/// game may then be OVER. `GameLogs` has the part of the rounding log.
 library GameLogic {
     using Turns for Turns.Turn;
 
@@ -56,7 +56,7 @@ library GameLogic {
 
     function descend(Turns.Game storage game, Turns.Turn memory turn, bytes32[] calldata nodes) internal view {
         _requireNodes(turn, turn.height, nodes.length);
-        if (Trees.foldNodes(nodes) != _node(game, turn)) return _brokenTie(turn);
+        requireTie(Trees.foldNodes(nodes) == _node(game, turn));
         turn.phase = IGame.Phase.SELECT;
     }
 
@@ -94,15 +94,14 @@ library GameLogic {
         Turns.Game storage game,
         Turns.Turn memory turn,
         bytes32[] calldata nodes,
-        bytes32[] calldata siblings,
-        bool tied
+        bytes32[] calldata siblings
     ) internal {
         uint64 steps = game.leaves;
         uint256 depth = Trees.depthOf(steps);
         _requireNodes(turn, depth, nodes.length);
         requireProofLength(depth, siblings.length);
         bytes32 root = Trees.foldNodes(nodes);
-        if (!tied || Trees.fold(_node(game, turn), steps - 1, siblings) != root) return _brokenTie(turn);
+        requireTie(Trees.fold(_node(game, turn), steps - 1, siblings) == root);
         _extend(game, root);
         // A segment of one step is not opened, so the depth is at least 1.
         _enter(game, turn, IGame.Level.STEPS, root, depth);
@@ -115,20 +114,17 @@ library GameLogic {
         uint32 lossBits,
         bytes32 logRoot,
         bytes32[] calldata nodes,
-        bytes32[] calldata siblings,
-        bool tied
+        bytes32[] calldata siblings
     ) internal {
         uint256 depth = game.depth;
         _requireNodes(turn, depth + 1, nodes.length);
         requireProofLength(depth, siblings.length);
-        if (!tied || Commitments.record(game.step, stateRoot, lossBits, logRoot) != game.node) return _brokenTie(turn);
+        requireTie(Commitments.record(game.step, stateRoot, lossBits, logRoot) == game.node);
         uint256 half = nodes.length / 2;
         bytes32 bodyRoot = Trees.foldNodes(nodes[:half]);
-        if (Trees.fold(Commitments.lossId(lossBits), game.bodyCount - 1, siblings) != bodyRoot) {
-            return _brokenTie(turn);
-        }
+        requireTie(Trees.fold(Commitments.lossId(lossBits), game.bodyCount - 1, siblings) == bodyRoot);
         bytes32 stateHalf = Trees.pad(stateRoot, Trees.depthOf(game.stateCount), depth);
-        if (Trees.foldNodes(nodes[half:]) != stateHalf) return _brokenTie(turn);
+        requireTie(Trees.foldNodes(nodes[half:]) == stateHalf);
         _extend(game, bodyRoot);
         _enter(game, turn, IGame.Level.VALUES, Trees.parent(bodyRoot, stateHalf), depth + 1);
     }
@@ -144,7 +140,7 @@ library GameLogic {
     ) internal {
         requireProofLength(uint256(game.depth) + 1, siblings.length);
         bytes32 leaf = Commitments.instructionLeaf(instruction);
-        if (Trees.fold(leaf, game.instruction, siblings) != board.programRoot(game.jobId)) return _brokenTie(turn);
+        requireTie(Trees.fold(leaf, game.instruction, siblings) == board.programRoot(game.jobId));
         // Whether the number of nodes is right is known only below; one that is no level's is never.
         bytes32 root = Trees.isLevel(nodes.length) ? Trees.foldNodes(nodes) : bytes32(0);
         IReferee.Description memory description = RefereeCalls.describe(referee, instruction, root);
@@ -156,15 +152,15 @@ library GameLogic {
         }
         uint256 depth = Trees.depthOf(description.chunks);
         _requireNodes(turn, depth, nodes.length);
-        if (description.id != game.node) return _brokenTie(turn);
+        requireTie(description.id == game.node);
         _extend(game, leaf);
         _keep(game, turn, description, game.policy != 0);
         _enter(game, turn, IGame.Level.CHUNKS, root, depth);
     }
 
-    function openChunk(Turns.Game storage game, Turns.Turn memory turn, bytes calldata chunk, bool tied) internal view {
+    function openChunk(Turns.Game storage game, Turns.Turn memory turn, bytes calldata chunk) internal view {
         uint256 length = turn.position + 1 == game.leaves ? game.lastChunkBytes : Isa.CHUNK_BYTES;
-        if (!tied || chunk.length != length || Commitments.chunkLeaf(chunk) != game.node) return _brokenTie(turn);
+        requireTie(chunk.length == length && Commitments.chunkLeaf(chunk) == game.node);
         turn.phase = IGame.Phase.SELECT_ELEMENT;
     }
 
@@ -195,6 +191,12 @@ library GameLogic {
         }
     }
 
+    /// @dev INVARIANT 12: partial sums tie to the element's bits alone, and another element may have the same.
+    function requirePlace(Turns.Game storage game, uint64 step, uint32 value, uint64 element) internal view {
+        bool isSelected = step == game.step && value == game.instruction && element == game.element;
+        if (!isSelected) revert IGame.WrongPlace(game.step, game.instruction, game.element);
+    }
+
     function openTerms(
         Turns.Game storage game,
         Turns.Turn memory turn,
@@ -210,9 +212,9 @@ library GameLogic {
         (bool canonical, bytes32 leaf, uint64 bits) = referee.finish(
             turn.accumulator(), ProofContext.rounding(game.precision, game.tolerances, turn.summation), accumulator
         );
-        if (!canonical || bytes32(uint256(bits)) != game.node) return _brokenTie(turn);
+        requireTie(canonical && bytes32(uint256(bits)) == game.node);
         bytes32 root = Trees.foldNodes(nodes);
-        if (Trees.fold(leaf, leaves - 1, siblings) != root) return _brokenTie(turn);
+        requireTie(Trees.fold(leaf, leaves - 1, siblings) == root);
         _extend(game, root);
         // More than 4 terms are at least 2 leaves: the depth is at least 1.
         _enter(game, turn, IGame.Level.TERMS, root, depth);
@@ -363,10 +365,6 @@ library GameLogic {
         }
     }
 
-    function _brokenTie(Turns.Turn memory turn) private pure {
-        turn.end(true, IGame.Reason.BROKEN_TIE);
-    }
-
     /// @return min(r, height)
     function _levels(Turns.Turn memory turn, uint256 height) private pure returns (uint256) {
         return height < turn.descentLevels ? height : turn.descentLevels;
@@ -375,6 +373,11 @@ library GameLogic {
     function _requireNodes(Turns.Turn memory turn, uint256 height, uint256 count) private pure {
         uint256 expected = uint256(1) << _levels(turn, height);
         if (count != expected) revert IGame.WrongNodeCount(expected, count);
+    }
+
+    /// @dev What the defender shows has to hang together with what it had committed to.
+    function requireTie(bool holds) internal pure {
+        if (!holds) revert IGame.BrokenTie();
     }
 
     function requireProofLength(uint256 expected, uint256 actual) internal pure {

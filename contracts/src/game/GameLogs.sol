@@ -10,9 +10,7 @@ import {Turns} from "./Turns.sol";
 /// @title What three of the defender's openings say of the rounding log (SPEC section 10)
 /// @notice Each part is tied to the one before, down to the word of one chunk: the records of a segment hold the root over
 /// the logs of its steps, a step log the root over its words (INVARIANT 11). Under policy `exact` there is none of it.
-///
-/// A function reverts (illegal move), or says whether its ties hold. The move's own function comes after it: a move may be
-/// illegal in spite of a tie that fails, and then changes nothing.
+/// A function reverts (illegal move), or keeps what was opened.
 library GameLogs {
     using Turns for Turns.Turn;
 
@@ -24,16 +22,16 @@ library GameLogs {
         bytes32 stateRoot,
         uint32 lossBits,
         bytes32 logRoot
-    ) internal returns (bool tied) {
+    ) internal {
         if (!logged) {
             _requireNone(stateRoot);
             _requireNone(bytes32(uint256(lossBits)));
             _requireNone(logRoot);
-            return true;
+            return;
         }
-        uint64 last = game.step + game.leaves - 1;
+        bytes32 record = Commitments.record(game.step + game.leaves - 1, stateRoot, lossBits, logRoot);
+        GameLogic.requireTie(record == GameLogic.nodeOf(game, turn.level, turn.fresh));
         game.log = logRoot;
-        return Commitments.record(last, stateRoot, lossBits, logRoot) == GameLogic.nodeOf(game, turn.level, turn.fresh);
     }
 
     /// @notice OPEN_VALUES: the log root of the step's record, and its step log.
@@ -44,34 +42,33 @@ library GameLogs {
         bytes32 logRoot,
         bytes32 stepLog,
         bytes32[] calldata siblings
-    ) internal returns (bool tied) {
+    ) internal {
         if (!logged) {
             GameLogic.requireProofLength(0, siblings.length);
             _requireNone(stepLog);
-            return logRoot == bytes32(0);
+            return GameLogic.requireTie(logRoot == bytes32(0));
         }
         uint64 steps = game.leaves;
         GameLogic.requireProofLength(Trees.depthOf(steps), siblings.length);
         // The record of a segment of one step is all that holds its log root.
-        tied = (steps == 1 || logRoot == game.log) && Trees.fold(stepLog, turn.position, siblings) == logRoot;
+        GameLogic.requireTie(steps == 1 || logRoot == game.log);
+        GameLogic.requireTie(Trees.fold(stepLog, turn.position, siblings) == logRoot);
         game.log = stepLog;
     }
 
     /// @notice OPEN_CHUNK: the log word of the chunk, if it is one of a logged sum.
     function openChunk(Turns.Game storage game, Turns.Turn memory turn, bytes32 word, bytes32[] calldata siblings)
         internal
-        returns (bool tied)
     {
         if (turn.sumKind() == 0) {
             GameLogic.requireProofLength(0, siblings.length);
-            _requireNone(word);
-            return true;
+            return _requireNone(word);
         }
         uint256 depth = Trees.depthOf(game.leaves);
         GameLogic.requireProofLength(depth + game.depth, siblings.length);
         // The instruction is one of the body: it stands in the log tree where it stands in the left half of the values.
         uint256 position = uint256(game.instruction) << depth | turn.position;
-        tied = Trees.fold(Commitments.logLeaf(word), position, siblings) == game.log;
+        GameLogic.requireTie(Trees.fold(Commitments.logLeaf(word), position, siblings) == game.log);
         game.log = word;
     }
 

@@ -79,8 +79,8 @@ contract Games is IGame {
         emit StepsOpened(gameId, nodes);
         bool logged = state.policy != 0;
         if (logged) emit LogOpened(gameId, logRoot);
-        bool tied = GameLogs.openSteps(state, turn, logged, stateRoot, lossBits, logRoot);
-        GameLogic.openSteps(state, turn, nodes, siblings, tied);
+        GameLogs.openSteps(state, turn, logged, stateRoot, lossBits, logRoot);
+        GameLogic.openSteps(state, turn, nodes, siblings);
         _close(gameId, state, turn);
     }
 
@@ -100,8 +100,8 @@ contract Games is IGame {
         emit ValuesOpened(gameId, stateRoot, lossBits, nodes);
         bool logged = state.policy != 0;
         if (logged) emit LogOpened(gameId, stepLog);
-        bool tied = GameLogs.openValues(state, turn, logged, logRoot, stepLog, logSiblings);
-        GameLogic.openValues(state, turn, stateRoot, lossBits, logRoot, nodes, siblings, tied);
+        GameLogs.openValues(state, turn, logged, logRoot, stepLog, logSiblings);
+        GameLogic.openValues(state, turn, stateRoot, lossBits, logRoot, nodes, siblings);
         _close(gameId, state, turn);
     }
 
@@ -125,7 +125,8 @@ contract Games is IGame {
         Turns.Game storage state = _turn(gameId, turn, Phase.OPEN_CHUNK);
         emit ChunkOpened(gameId, chunk);
         if (turn.sumKind() != 0) emit LogOpened(gameId, word);
-        GameLogic.openChunk(state, turn, chunk, GameLogs.openChunk(state, turn, word, siblings));
+        GameLogs.openChunk(state, turn, word, siblings);
+        GameLogic.openChunk(state, turn, chunk);
         _close(gameId, state, turn);
     }
 
@@ -139,12 +140,19 @@ contract Games is IGame {
     }
 
     /// @inheritdoc IGame
-    function openTerms(GameId gameId, bytes32[] calldata nodes, bytes calldata accumulator, bytes32[] calldata siblings)
-        external
-    {
+    function openTerms(
+        GameId gameId,
+        uint64 step,
+        uint32 value,
+        uint64 element,
+        bytes32[] calldata nodes,
+        bytes calldata accumulator,
+        bytes32[] calldata siblings
+    ) external {
         Turns.Turn memory turn;
         Turns.Game storage state = _turn(gameId, turn, Phase.OPEN_TERMS);
         emit TermsOpened(gameId, nodes, accumulator);
+        GameLogic.requirePlace(state, step, value, element);
         GameLogic.openTerms(state, turn, REFEREE, nodes, accumulator, siblings);
         _close(gameId, state, turn);
     }

@@ -9,8 +9,8 @@ import {IReferee} from "./IReferee.sol";
 type GameId is bytes32;
 
 /// @title The game: one walk down run, steps, values, chunks, terms (SPEC section 10)
-/// @notice The defender is the job's trainer; the challenger is whoever called `challenge`. A *tie* that fails is a
-/// verdict (the defender loses at once); a malformed or out-of-turn move reverts and changes nothing.
+/// @notice The defender is the job's trainer; the challenger is whoever called `challenge`. A move whose
+/// *tie* fails is as illegal as a malformed or out-of-turn one: it reverts, and its maker's clock runs on.
 ///
 /// Invariants of a game that has no verdict:
 ///  1. `node` is the defender's: revealed by it, or tied to what it had committed before.
@@ -30,6 +30,9 @@ type GameId is bytes32;
 ///     had as long to come into a block.
 /// 11. `log` is the defender's too: its records commit to it, each part is tied to the one before. A game of policy
 ///     `exact` has none.
+/// 12. What an honest defender shows is right wherever it is legal: it ties to `node`, and by record, instruction or
+///     element to its place. So an answer to a choice that a reorganisation took back is right for the choice that stands
+///     there instead, or reverts.
 ///
 /// The job of a game may have been slashed meanwhile, by another game or for equivocation. Then no move, timeout or
 /// concession can end the game (`WrongJobStatus`, from the board); `reclaim` does.
@@ -71,8 +74,6 @@ interface IGame {
     /// Why a game ended.
     enum Reason {
         NONE,
-        /// A tie that failed.
-        BROKEN_TIE,
         /// The walk ended on a position that must be empty.
         PADDING,
         /// The referee recomputed the leaf.
@@ -219,6 +220,10 @@ interface IGame {
     error NodeDoesNotFold(bytes32 expected, bytes32 actual);
     error IndexOutOfRange(uint256 limit, uint256 index);
     error WrongChunk(bytes32 expected, bytes32 actual);
+    /// The terms of another element than this, which was selected.
+    error WrongPlace(uint64 step, uint32 value, uint64 element);
+    /// What the defender shows does not hang together with what it had committed to.
+    error BrokenTie();
     /// A seal where none is kept.
     error UnexpectedSeal(bytes32 seal);
     /// A part of a rounding log, or of the record that holds it, where none is shown.
@@ -293,9 +298,17 @@ interface IGame {
     /// next; zero if its terms are opened first.
     function selectElement(GameId gameId, uint256 index, bytes calldata chunk, bytes32 seal) external;
 
-    /// @notice 8, defender: first nodes and last leaf of the element's accumulator tree.
-    function openTerms(GameId gameId, bytes32[] calldata nodes, bytes calldata accumulator, bytes32[] calldata siblings)
-        external;
+    /// @notice 8, defender: first nodes and last leaf of the accumulator tree of the element selected, which it names: that
+    /// element of the output of instruction `value` in that step.
+    function openTerms(
+        GameId gameId,
+        uint64 step,
+        uint32 value,
+        uint64 element,
+        bytes32[] calldata nodes,
+        bytes calldata accumulator,
+        bytes32[] calldata siblings
+    ) external;
 
     /// @notice 9, challenger, a clock after the move before or later, which costs it nothing of its own: the operands. The referee recomputes the leaf. Parts that
     /// this leaf has no use for are empty.

@@ -114,10 +114,10 @@ def test_without_forgery_a_sum_loses_where_its_partial_sums_are_opened(yard: Yar
     assert_caught_at(duel.match, cheat)
     verdict = duel.match.final.verdict
     assert verdict is not None
-    assert (verdict.winner, verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
+    assert (verdict.winner, verdict.reason) == (Side.CHALLENGER, Reason.CONCEDED)
     match = yard.settle(duel)
     assert_same_end(match)
-    assert match.chain.record.reason is Reason.BROKEN_TIE
+    assert match.chain.record.reason is Reason.CONCEDED
 
 
 @pytest.mark.slow
@@ -134,5 +134,5 @@ def test_a_maximum_has_no_forged_history(yard: Yard, function: ReduceFunction) -
     assert_caught_at(duel.match, cheat)
     verdict = duel.match.final.verdict
     assert verdict is not None
-    assert verdict.reason is Reason.BROKEN_TIE
+    assert verdict.reason is Reason.CONCEDED
     assert_same_end(yard.settle(duel))

@@ -9,9 +9,9 @@ from tiebreak.sim.world.world import BLOCK_SECONDS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 2])
-def test_an_opening_of_kilobytes_is_a_broken_tie_to_both_referees(seed: int) -> None:
-    """No message can carry it. The contract takes the transaction, and the walk ends there."""
-    assert duel(played("oversized openings", seed), "auditor").reason == "broken tie"
+def test_an_opening_of_kilobytes_is_refused_by_both_referees(seed: int) -> None:
+    """No message can carry it, and the contract reverts; the clock runs on."""
+    assert duel(played("oversized openings", seed), "auditor").reason == "timeout"
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def test_the_chain_leaves_the_line_of_the_talk(name: str) -> None:
         assert tuple(game.moves[: len(talk)]) != talk, "another selection on the chain"
 
 
-def test_other_openings_on_the_chain_are_broken_ties() -> None:
+def test_other_openings_on_the_chain_do_not_tie() -> None:
     _, result, sent = told("other openings on the chain than in the talk", 1)
-    assert result.catches == {"other openings on the chain than in the talk": "broken tie"}
+    assert result.catches == {"other openings on the chain than in the talk": "timeout"}
     assert sent["prove"] + sent["enterAndProve"] == 0

@@ -73,7 +73,7 @@ class Misreported:
         return getattr(self.honest, name)
 
 
-def test_a_record_beside_its_values_is_no_lie_but_a_broken_tie(workshop: Workshop) -> None:
+def test_a_record_beside_its_values_is_no_lie(workshop: Workshop) -> None:
     with pytest.raises(ConfigurationError, match="expected values that differ in step 3, as its records do"):
         first_lie(Misreported(workshop), workshop.evidence())  # type: ignore[arg-type]
 

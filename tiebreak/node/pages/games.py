@@ -149,8 +149,6 @@ def _verdict(game: PublicGame) -> Verdict | None:
             )
         case Reason.RECOMPUTED:
             sentence = "A referee recomputed this one place from what was opened, and got the bits that were committed."
-        case Reason.BROKEN_TIE:
-            sentence = "What the trainer opened does not tie to what it had signed."
         case Reason.PADDING:
             sentence = "A place that must be empty was not, or the other way round."
         case Reason.TIMEOUT:

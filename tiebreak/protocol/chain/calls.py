@@ -1,7 +1,7 @@
 """Transactions to the board: a function to build each kind, and a class to read those of anyone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -12,22 +12,14 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.game.moves import MAX_ACCUMULATOR_BYTES, MOVES, Move, Prove, kind_name, unpack_move
+from tiebreak.protocol.game.moves import MOVES, Move, Prove, kind_name, unpack_move
 from tiebreak.protocol.game.snapshot import Fork, Snapshot, opened
 from tiebreak.protocol.game.state import GameState
-from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.packing import Packed, camel_case
-from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES
 from tiebreak.protocol.tags import Digest
 
 MOVE_KINDS: Final = {camel_case(kind_name(move)): kind for kind, move in MOVES.items()}
 """The move kind for each function of the board that is a move. Moves and functions have the same names and fields."""
-_BYTES_SHOWN: Final = {
-    "openTensor": (1, MAX_INSTRUCTION_BYTES),
-    "openChunk": (1, CHUNK_BYTES),
-    "openTerms": (2, MAX_ACCUMULATOR_BYTES),
-}
-"""For a defender's move with a bytes argument: the argument's index, and the most bytes that a message may carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +90,11 @@ class Call:
 
     @property
     def move(self) -> Move | None:
-        """The move that the call makes; None if it makes none, or one that exceeds the limits of SPEC section 9.
-
-        An opening with more bytes than those limits allow is read as the same opening with no bytes. No message can
-        carry it, but the contract accepts the transaction, and by the rules both are the same broken tie.
-        """
+        """The move that the call makes; None if it makes none, or one that exceeds the limits of SPEC section 9."""
         if not self.is_move:
             return None
-        arguments = list(self.arguments)
-        at, limit = _BYTES_SHOWN.get(self.kind, (0, 0))
-        if limit and len(arguments[at]) > limit:
-            arguments[at] = b""
         try:
-            return read_move(replace(self, arguments=tuple(arguments)))
+            return read_move(self)
         except EncodingError:
             return None
 

@@ -41,7 +41,7 @@ _ENDINGS: Final = {
     "JobAbandoned": JobStatus.ABANDONED,
     "JobParted": JobStatus.PARTED,
 }
-_OF_MOVES: Final = (Reason.BROKEN_TIE, Reason.PADDING, Reason.RECOMPUTED, Reason.FORKED)
+_OF_MOVES: Final = (Reason.PADDING, Reason.RECOMPUTED, Reason.FORKED)
 """Reasons of endings that another event of the same call comes before."""
 _WITH_BEFORE: Final = ("LogOpened", "GameEnded")
 MOST_TRIED: Final = 256

@@ -56,7 +56,10 @@ def move_in(  # noqa: C901  # one case an event
                 index = said["element"] % (CHUNK_BYTES // state.dtype.size)
                 return moves.SelectElement(index=index, chunk=chunk, seal=said["seal"])
             case "TermsOpened", _:
-                return moves.OpenTerms(nodes=said["nodes"], accumulator=said["accumulator"], siblings=())
+                return moves.OpenTerms(
+                    step=state.step, value=state.leaf, element=state.element, nodes=said["nodes"],
+                    accumulator=said["accumulator"], siblings=(),
+                )  # fmt: skip
             case (("Selected" | "ElementSelected"), _):
                 raise ChainError(f"expected {name} after what the defender showed, got it after {answered}")
     return None

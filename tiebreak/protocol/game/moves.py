@@ -176,9 +176,15 @@ class SelectElement(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTerms(Record):
-    """Defender: shows nodes of the element's accumulator tree, and its last leaf with siblings."""
+    """Defender: shows nodes of the selected element's accumulator tree, and its last leaf with siblings.
+
+    It names the element, of the output of body instruction `value` in a step, for another may have the same bits.
+    """
 
     KIND: ClassVar = Phase.OPEN_TERMS
+    step: U64
+    value: U32
+    element: U64
     nodes: Nodes
     accumulator: AccumulatorBytes
     siblings: Siblings

@@ -37,6 +37,9 @@ Invariants, each with a test named by its number:
     however old: that costs time, never money.
 14. From a state in PROVE that the defender has signed, the challenger may prove at any time before the verdict,
     wherever the game stands. Whoever signed that for another than an honest challenger could as well concede to it.
+15. What an honest defender shows is right wherever it is legal: it ties to the node, and by record, instruction or
+    element to its place. So an answer to a choice that a reorganisation of the chain took back is right for the choice
+    that stands there instead, or illegal.
 """
 
 from collections.abc import Callable
@@ -55,7 +58,7 @@ from tiebreak.protocol.commitments.records import (
     loss_id,
     tensor_id,
 )
-from tiebreak.protocol.errors import EncodingError, IllegalMove, VerificationError
+from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import moves, proof, seals
 from tiebreak.protocol.game.moves import NO_SEAL, Concede, Move, Phase, Prove, Select, SelectElement, Side
 from tiebreak.protocol.game.state import GameState, Level, Reason, Verdict
@@ -65,10 +68,6 @@ from tiebreak.protocol.program.program import decode_alone, instruction_digest
 from tiebreak.protocol.program.rounding import Direction
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import depth_of, fold, fold_nodes, pad
-
-
-class _BrokenTieError(Exception):
-    """A link that the defender posted does not hold, so the defender loses."""
 
 
 def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
@@ -91,7 +90,7 @@ def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
 
 
 def apply(state: GameState, move: Move, now: int) -> GameState:
-    """The state after a move at instant `now`. Raises `IllegalMove`; a broken tie is not an error but ends the game."""
+    """The state after a move at instant `now`. Raises `IllegalMove`."""
     if state.is_over:
         raise IllegalMove("the game is over")
     if move.KIND not in (state.phase, Phase.OVER):
@@ -110,8 +109,6 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
 def _made(state: GameState, move: Move) -> GameState:
     try:
         return _RULES[move.KIND](state, move)
-    except _BrokenTieError as broken:
-        return _end(state, Side.CHALLENGER, Reason.BROKEN_TIE, str(broken))
     except IllegalMove:
         raise
     except VerificationError as error:
@@ -314,8 +311,9 @@ def _enter_steps(state: GameState, root: bytes, depth: int) -> GameState:
 
 
 def _tie(holds: bool, what: str) -> None:
+    """What the defender shows has to hang together with what it had committed to."""
     if not holds:
-        raise _BrokenTieError(what)
+        raise IllegalMove(what)
 
 
 def _require_count(what: str, expected: int, found: int) -> None:
@@ -480,11 +478,12 @@ def _open_terms(state: GameState, move: moves.OpenTerms) -> GameState:
     assert state.operation is not None  # opened in OPEN_TENSOR
     leaves = -(-state.terms // TERMS_PER_LEAF)
     _require_count("siblings", depth_of(leaves), len(move.siblings))
+    # INVARIANT 15: partial sums tie to the element's bits alone, and another element may have the same.
+    selected, named = (state.step, state.leaf, state.element), (move.step, move.value, move.element)
+    if named != selected:
+        raise IllegalMove(f"expected the terms of (step, value, element) {selected}, got those of {named}")
     root = _root_over(state.job, move.nodes, depth_of(leaves))
-    try:
-        leaf, value = proof.finish(state.operation, move.accumulator, state.rounding)
-    except EncodingError as error:
-        raise _BrokenTieError(f"the last accumulator is not canonical: {error}") from error
+    leaf, value = proof.finish(state.operation, move.accumulator, state.rounding)
     _tie(value == state.claimed, "the last accumulator is not the claimed element")
     found = fold(leaf, leaves - 1, move.siblings)
     _tie(found == root, "the last accumulator is not the last leaf under its root")

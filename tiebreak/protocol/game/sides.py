@@ -16,7 +16,7 @@ from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf
-from tiebreak.protocol.errors import StateError, VerificationError
+from tiebreak.protocol.errors import IllegalMove, StateError, VerificationError
 from tiebreak.protocol.game import moves, seals
 from tiebreak.protocol.game.moves import NO_SEAL, Concede, Move, Opening, Phase, Prove, Select, SelectElement, kind_name
 from tiebreak.protocol.game.proof import record_place
@@ -108,12 +108,24 @@ def choose(nodes: Sequence[bytes], index: int, seal: bytes = NO_SEAL) -> Select:
 
 
 class Defender:
-    """Reveals the trees of its own run. Honest if its oracle is; a cheat plays with the oracle of a tampered run."""
+    """Reveals the trees of its own run. Honest if its oracle is; a cheat plays with the oracle of a tampered run.
+
+    If what it would show does not tie to what it has signed, there is nothing that it can show, and it concedes.
+    """
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
 
     def move(self, state: GameState, answered: Move | None) -> Move:  # noqa: ARG002  # the state says it all
+        move = self.opening(state)
+        try:
+            apply(state, move, state.last)
+        except IllegalMove:
+            return Concede()
+        return move
+
+    def opening(self, state: GameState) -> Move:
+        """What its run shows here, whether or not that ties to what it has signed."""
         match state.phase:
             case Phase.DESCEND:
                 tree = level_tree(self.oracle, state)
@@ -173,6 +185,9 @@ class Defender:
     def _open_terms(self, state: GameState) -> moves.OpenTerms:
         tree = self.oracle.accumulators(state.step, state.leaf, state.element)
         return moves.OpenTerms(
+            step=state.step,
+            value=state.leaf,
+            element=state.element,
             nodes=first_nodes(tree, state.job),
             accumulator=tree.last,
             siblings=tuple(tree.proof(tree.count - 1)),

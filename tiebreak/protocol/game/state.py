@@ -26,13 +26,12 @@ class Reason(IntEnum):
     """Why a game ended. The numbers are the contract's, which also has one for games that go on or were made void."""
 
     NONE = 0
-    BROKEN_TIE = 1
-    PADDING = 2
-    RECOMPUTED = 3
-    TIMEOUT = 4
-    CONCEDED = 5
-    JOB_SLASHED = 6
-    FORKED = 7
+    PADDING = 1
+    RECOMPUTED = 2
+    TIMEOUT = 3
+    CONCEDED = 4
+    JOB_SLASHED = 5
+    FORKED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,9 @@ MAX_MOVE_BYTES: Final = 1 << 17
 PATIENCE_BLOCKS: Final = 2
 """After how many blocks without an answer a message is repeated, and then after twice as many, and so on."""
 _MOVE: Final = AnyMove()
+_UNTIED: Final = (
+    "expected a run that ties to its signed head, got another; put its files back from a backup and restart"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +142,13 @@ class Player(Machine):
         return True
 
     def reply(self, view: GameView) -> Reply:
-        """Choose what to do in a turn; asked once per turn. By default, play the move from its own run at once."""
+        """Choose what to do in a turn; asked once per turn. By default, play the move from its own run at once.
+
+        A defender whose run has nothing to show leaves the rest of the clock to its owner, who may have a backup.
+        """
+        if view.side is Side.DEFENDER and isinstance(view.move, Concede):
+            self.alarm(f"game {view.game.id.hex()[:8]}: {_UNTIED}", is_error=True)
+            return Reply(move=None)
         return Reply(move=view.move)
 
     def acknowledges(self, view: GameView) -> bool:  # noqa: ARG002

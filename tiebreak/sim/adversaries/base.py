@@ -48,7 +48,6 @@ class Catch(StrEnum):
 
     RECOMPUTED = "recomputed"
     PADDING = "padding"
-    BROKEN_TIE = "broken tie"
     TIMEOUT = "timeout"
     CONCEDED = "conceded"
     EQUIVOCATION = "equivocation"

@@ -5,12 +5,17 @@ deep a reorganisation may be (`confirmations`): within that, nothing may be lost
 """
 
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from tiebreak.protocol.chain import calls
-from tiebreak.protocol.game.moves import Prove, Side
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.moves import Prove, Select, SelectElement, Side
+from tiebreak.protocol.game.sides import Party, resume
+from tiebreak.protocol.parties.board import PublicGame
+from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import moves_of
 from tiebreak.sim.adversaries.base import (
+    TRIES,
     Catch,
     Role,
     between,
@@ -21,6 +26,7 @@ from tiebreak.sim.adversaries.base import (
     seat_builder,
     seat_challenger,
 )
+from tiebreak.sim.adversaries.challengers import Accusing, Careful
 from tiebreak.sim.adversaries.mempool import (
     Censor,
     Resealing,
@@ -105,6 +111,55 @@ class Unsealing(Resealing):
                     self.world.submit(self, calls.move_call(game.state, sealed), untried=True)
 
 
+class Retaking(Accusing, Builder):
+    """Challenges without ground, and takes choices back once they are answered.
+
+    The choice's block vanishes, and another choice stands before the answer, which is in the mempool.
+    """
+
+    ROLE: ClassVar = Builder.ROLE
+    after: int
+    """It begins after so many moves."""
+    seconds: int
+    """The most that the vanished blocks of a game may last, all together."""
+    lost: int = 0
+    taken: PublicGame | None = None
+    """The game in which the next block has another choice."""
+    answers_met: int = 0
+    """How many answers found another choice than the one that they answer."""
+
+    def party_in(self, game: PublicGame) -> Party:
+        return Careful(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
+
+    def on_pending(self, pending: Pending) -> None:
+        """Let the blocks since the choice vanish, if this is the answer to one."""
+        game, bound = self.world.board.games.get(pending.call.game_id or Digest(b"")), self.world.block_seconds
+        if game is None or game.challenger != self.address or game.is_stopped or pending.call.move is None:
+            return
+        is_answer = isinstance(game.answered, Select | SelectElement) and game.state.moves > self.after
+        depth = self.world.height + 1 - game.height
+        if is_answer and depth <= DEEPEST and self.lost + (depth + 2) * bound <= self.seconds:
+            self.lost += (depth + 2) * bound
+            self.taken = game
+            self.world.reorganise(depth)
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
+        """The other choice, what others have sent, and at last its own, of which the first choice reverts."""
+        game, self.taken = self.taken, None
+        own = [waiting for waiting in pending if waiting.sender is self]
+        if game is None or game.mover() != self.address or not own:
+            return pending
+        party = self.party_in(game)
+        resume(party, rules.start(game.job.job, game.head.head, game.id, game.started), game.moves)
+        for _ in range(TRIES):
+            other = party.move(game.state, game.answered)
+            if other != own[0].call.move:
+                self.answers_met += 1
+                others = [waiting for waiting in pending if waiting.sender is not self]
+                return [self.own(calls.move_call(game.state, other)), *others, *own]
+        return pending
+
+
 def deep(cast: Cast, rng: Random) -> int:
     """How deep the builder goes, which the parties know and have time for."""
     for depth in range(rng.randint(1, DEEPEST), 0, -1):
@@ -134,5 +189,9 @@ ADVERSARIES: Final = (
     row(Role.BUILDER, _seat_with_unsealer, "reorganised seal", Unsealing,
         "an honest challenger's reward: its seal vanishes when its proof has been seen",
         {Catch.UNPAID, Catch.HARMLESS, Catch.TIMEOUT}, before=with_a_false_run, seated=True),
+    row(Role.BUILDER, seat_builder, "choice taken back under its answer", Retaking,
+        "an honest trainer's stake, for what it opened answers another choice",
+        {Catch.RECOMPUTED, Catch.PADDING, Catch.TIMEOUT}, after=between(0, 12),
+        seconds=lambda cast, _: bearable(cast)),
 )
 # fmt: on

@@ -1,11 +1,11 @@
 """Trainers of false runs that, once challenged, do not open their commitments in time, or open something else.
 
 What they send in place of an honest opening is made by a `Spoil`: it changes one field of the move that follows from
-the defender's own run, or gives None if it does not apply in the phase. A *broken tie* ends the game at once; an
-*illegal* move changes nothing, and the clock runs on.
+the defender's own run, or gives None if it does not apply in the phase. Such a move is illegal: it changes
+nothing, and the clock runs on.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
@@ -87,7 +87,7 @@ def _changing(shown: type | tuple[type, ...], field: str, change: Callable[[Any,
     return spoil
 
 
-# ---------------------------------------------------------------- broken ties
+# ---------------------------------------------------------------- ties that do not hold
 
 other_nodes: Final = _changing(_NODES, "nodes", _one_flipped)
 other_siblings: Final = _changing(_SIBLINGS, "siblings", _one_flipped)
@@ -134,7 +134,7 @@ def chunk_of_another_length(scene: Scene) -> Move | None:
     return replace(move, chunk=(move.chunk + bytes(CHUNK_BYTES))[:length])
 
 
-# ---------------------------------------------------------------- illegal moves
+# ---------------------------------------------------------------- another number of things
 
 MISCOUNTED: Final[tuple[Spoil, ...]] = (
     # Every node twice, if a message can hold so many; half of the nodes; one sibling more than the tree is deep.
@@ -212,7 +212,7 @@ class Swollen(Trainer):
 
     def _swell(self, call: Call) -> Call:
         """The same call with `size` bytes in place of the chunk, the instruction or the partial sum."""
-        at = 2 if self.kind is OpenTerms else 1
+        at = 5 if self.kind is OpenTerms else 1
         filled = (*call.arguments[:at], self.rng.randbytes(self.size), *call.arguments[at + 1 :])
         return replace(call, arguments=filled)
 
@@ -294,11 +294,9 @@ def garbage_behind_the_values(workshop: Workshop, job: Job, rng: Random) -> Work
 _STEPWISE: Final = false_sum(stepwise=True)
 
 
-def spoils(
-    name: str, gain: str, *ways: Spoil, caught: Set[Catch] = frozenset({Catch.BROKEN_TIE}), early: int = EARLY
-) -> Adversary:
+def spoils(name: str, gain: str, *ways: Spoil, early: int = EARLY) -> Adversary:
     """A row: a trainer that replaces an opening in one of these ways, from one of its first moves on."""
-    return trainer(name, Spoiling, gain, caught, run=_STEPWISE, spoil=one_of(*ways), after=between(0, early))
+    return trainer(name, Spoiling, gain, {Catch.TIMEOUT}, run=_STEPWISE, spoil=one_of(*ways), after=between(0, early))
 
 
 # fmt: off
@@ -314,8 +312,8 @@ ADVERSARIES: Final = (
     spoils("program other than agreed", "a value that is right, of an operation that nobody ordered",
         other_instruction, changed_instruction),
     spoils("openings of another size", "bytes that a challenger must wade through, or a node more than there is",
-        *MISCOUNTED, caught={Catch.TIMEOUT}),
-    trainer("oversized openings", Swollen, "a challenger that chokes on what it has to read", {Catch.BROKEN_TIE},
+        *MISCOUNTED),
+    trainer("oversized openings", Swollen, "a challenger that chokes on what it has to read", {Catch.TIMEOUT},
         run=_STEPWISE, kind=one_of(OpenChunk, OpenTensor, OpenTerms), size=one_of(*KILOBYTES)),
     trainer("endless openings", Babbling, "a challenger that gives up before the stream does", {Catch.TIMEOUT},
         run=_STEPWISE, after=between(0, EARLY), times=between(10, 30)),

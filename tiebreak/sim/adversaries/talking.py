@@ -264,7 +264,7 @@ ADVERSARIES: Final = (
     trainer("moves on the chain beside the talk", Hasty, "a challenger that loses its place between two games",
         before=with_a_talk, run=_STEPWISE),
     trainer("other openings on the chain than in the talk", TwoFaced, "an opening that is taken back",
-        {Catch.BROKEN_TIE}, before=with_a_talk, run=_STEPWISE, after=between(0, EARLY)),
+        {Catch.TIMEOUT}, before=with_a_talk, run=_STEPWISE, after=between(0, EARLY)),
     challenger("challenge that falls silent in the talk", WithholdingChallenger, "the trainer's pay held up by a talk",
         _LOST, before=with_a_talk, after=between(0, EARLY)),
     challenger("answer sealed and not proved", Unproving, "a trainer that waits for a proof and misses its own time",

@@ -168,7 +168,6 @@ PAGE: Final = "summary.md"
 ENDINGS: Final = {
     "recomputed": "it lost a dispute: the referee computed the disputed instruction and got another result",
     "padding": "it lost a dispute: what it committed to had data where only padding may be",
-    "broken tie": "it lost a dispute: what it opened did not match what it had committed to",
     "timeout": "it lost a dispute: its clock ran out",
     "conceded": "it conceded a dispute",
     "equivocation": "it was slashed for signing two different heads of the same length",

@@ -33,7 +33,6 @@ from tiebreak.sim.world.world import World
 _REASONS: Final = {
     Reason.RECOMPUTED: "recomputed",
     Reason.PADDING: "padding",
-    Reason.BROKEN_TIE: "broken tie",
     Reason.TIMEOUT: "timeout",
     Reason.CONCEDED: "conceded",
     Reason.FORKED: "forked",

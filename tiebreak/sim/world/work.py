@@ -175,7 +175,7 @@ class Bound:
 def first_lie(shown: Oracle, truth: Oracle) -> Lie | None:
     """Where two parties' trees first differ, in the order of the game's walk; None if their runs are the same.
 
-    Raises `ConfigurationError` if the records of a step differ and its values do not: that is a broken tie, not a lie.
+    Raises `ConfigurationError` if the records of a step differ and its values do not: nobody can open that.
     """
     job = truth.job
     for checkpoint in range(job.checkpoints):
