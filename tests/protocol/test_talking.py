@@ -67,6 +67,23 @@ def test_a_talked_dispute_is_two_transactions() -> None:
     assert not any(town.board.credits.values())
 
 
+class Damaged(Town):
+    """The trainer's files give something else than it has signed, so it has nothing to show."""
+
+    def done(self, work: e.Work) -> e.Event:
+        event = super().done(work)
+        is_opening = isinstance(event, e.Done) and event.move is not None and event.move.KIND.mover is Side.DEFENDER
+        return replace(event, move=Concede()) if is_opening else event  # type: ignore[call-arg]
+
+
+def test_a_trainer_with_nothing_to_show_tells_its_owner_and_sends_nothing() -> None:
+    town = Damaged(TALKED_FALSE).play()
+    assert verdict(town) == (Side.CHALLENGER, Reason.TIMEOUT)
+    assert {type(one) for one in sent(town)} == {e.ClaimTimeout}
+    alarms = {action for action in town.seen["trainer"].actions if isinstance(action, e.Alarm)}
+    assert [(alarm.is_error, "ties to its signed head" in alarm.text) for alarm in alarms] == [(True, True)]
+
+
 class Conceding(KnowingTrainer):
     """A cheat that gives up when its opponent has sealed an answer."""
 

@@ -8,7 +8,7 @@ import pytest
 from tests.parts import slow_except
 from tests.sim.adversaries.playing import HALF, of, party, played, stage
 from tiebreak.sim.adversaries.base import false_sum
-from tiebreak.sim.adversaries.blocks import Halting, Reorganiser, Unsealer, Unsealing
+from tiebreak.sim.adversaries.blocks import Halting, Reorganiser, Retaking, Unsealer, Unsealing
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
 from tiebreak.sim.world.game import play, seat
 from tiebreak.sim.world.workshop import Workshop
@@ -49,6 +49,21 @@ def test_blocks_do_vanish_and_late_they_are(seed: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(Halting, "order", noted)
     played("delayed blocks", seed, **LONG)
     assert sum(halted) >= 10
+
+
+def test_answers_to_choices_that_vanished_hurt_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is made where another choice stands by then, and reverts."""
+    builders, begin = list[Retaking](), Retaking.start
+
+    def noted(builder: Retaking) -> None:
+        builders.append(builder)
+        begin(builder)
+
+    monkeypatch.setattr(Retaking, "start", noted)
+    for seed in (1, 5):
+        result = played("choice taken back under its answer", seed, **LONG)
+        assert (result.job_status, party(result, "trainer").wei > TERMS.reward) == ("settled", True)
+    assert all(builder.answers_met >= 3 for builder in builders)
 
 
 def test_confirmations_keep_a_seal_from_vanishing_under_its_proof() -> None:
