@@ -176,10 +176,7 @@ class SelectElement(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTerms(Record):
-    """Defender: shows nodes of the selected element's accumulator tree, and its last leaf with siblings.
-
-    It names the element, of the output of body instruction `value` in a step, for another may have the same bits.
-    """
+    """Defender: shows nodes of the accumulator tree of the element selected, which it names, and its last leaf."""
 
     KIND: ClassVar = Phase.OPEN_TERMS
     step: U64

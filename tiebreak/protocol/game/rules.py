@@ -38,8 +38,7 @@ Invariants, each with a test named by its number:
 14. From a state in PROVE that the defender has signed, the challenger may prove at any time before the verdict,
     wherever the game stands. Whoever signed that for another than an honest challenger could as well concede to it.
 15. What an honest defender shows is right wherever it is legal: it ties to the node, and by record, instruction or
-    element to its place. So an answer to a choice that a reorganisation of the chain took back is right for the choice
-    that stands there instead, or illegal.
+    element to its place. So an answer to a choice that a reorganisation took back is right there too, or illegal.
 """
 
 from collections.abc import Callable
@@ -311,7 +310,6 @@ def _enter_steps(state: GameState, root: bytes, depth: int) -> GameState:
 
 
 def _tie(holds: bool, what: str) -> None:
-    """What the defender shows has to hang together with what it had committed to."""
     if not holds:
         raise IllegalMove(what)
 

@@ -8,6 +8,7 @@ so that after a crash a game can be resumed with nothing but the secret and the 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
@@ -108,9 +109,9 @@ def choose(nodes: Sequence[bytes], index: int, seal: bytes = NO_SEAL) -> Select:
 
 
 class Defender:
-    """Reveals the trees of its own run. Honest if its oracle is; a cheat plays with the oracle of a tampered run.
+    """Reveals the trees of its own run, and concedes where these do not tie to what it has signed.
 
-    If what it would show does not tie to what it has signed, there is nothing that it can show, and it concedes.
+    Honest if its oracle is; a cheat plays with the oracle of a tampered run.
     """
 
     def __init__(self, oracle: Oracle) -> None:
@@ -118,11 +119,10 @@ class Defender:
 
     def move(self, state: GameState, answered: Move | None) -> Move:  # noqa: ARG002  # the state says it all
         move = self.opening(state)
-        try:
+        with suppress(IllegalMove):
             apply(state, move, state.last)
-        except IllegalMove:
-            return Concede()
-        return move
+            return move
+        return Concede()
 
     def opening(self, state: GameState) -> Move:
         """What its run shows here, whether or not that ties to what it has signed."""

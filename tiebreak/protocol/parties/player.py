@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.messages import Transcript, leads_on
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, Transcript, leads_on
 from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Prove, Side
 from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Snapshot, opened
 from tiebreak.protocol.game.state import GameState
@@ -24,13 +24,10 @@ from tiebreak.protocol.parties.machine import Machine
 from tiebreak.protocol.parties.terms import ENTERING
 from tiebreak.protocol.tags import Digest
 
-MAX_MOVE_BYTES: Final = 1 << 17
 PATIENCE_BLOCKS: Final = 2
 """After how many blocks without an answer a message is repeated, and then after twice as many, and so on."""
 _MOVE: Final = AnyMove()
-_UNTIED: Final = (
-    "expected a run that ties to its signed head, got another; put its files back from a backup and restart"
-)
+_UNTIED: Final = "expected a run that ties to its signed head, got another; put its files back and restart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +141,12 @@ class Player(Machine):
     def reply(self, view: GameView) -> Reply:
         """Choose what to do in a turn; asked once per turn. By default, play the move from its own run at once.
 
-        A defender whose run has nothing to show leaves the rest of the clock to its owner, who may have a backup.
+        A defender with nothing to show leaves the rest of the clock to its owner, who may have a backup.
         """
-        if view.side is Side.DEFENDER and isinstance(view.move, Concede):
+        is_stuck = view.side is Side.DEFENDER and isinstance(view.move, Concede)
+        if is_stuck:
             self.alarm(f"game {view.game.id.hex()[:8]}: {_UNTIED}", is_error=True)
-            return Reply(move=None)
-        return Reply(move=view.move)
+        return Reply(move=None if is_stuck else view.move)
 
     def acknowledges(self, view: GameView) -> bool:  # noqa: ARG002
         """Decide whether a defender signs the state before a proof, so that the proof can enter with it."""
@@ -411,5 +408,5 @@ def _entering(state: GameState, signed: SignedStanding) -> e.Enter:
 
 
 def _move_in(data: bytes) -> Move:
-    found: Move = _MOVE.unpack("move", unpack(data, MAX_MOVE_BYTES))
+    found: Move = _MOVE.unpack("move", unpack(data, MAX_MESSAGE_BYTES))
     return found
