@@ -121,7 +121,6 @@ class Retaking(Accusing, Builder):
     after: int
     """It begins after so many moves."""
     seconds: int
-    """The most that the vanished blocks of a game may last, all together."""
     lost: int = 0
     taken: PublicGame | None = None
     """The game in which the next block has another choice."""

@@ -179,7 +179,7 @@ class Late(Trainer):
 
 
 class Spoiling(Trainer):
-    """From move `after` on, replaces the first of its moves that `spoil` can replace."""
+    """From move `after` on, replaces the first of its moves that `spoil` can replace, and then falls silent."""
 
     spoil: Spoil
     after: int
@@ -189,7 +189,13 @@ class Spoiling(Trainer):
         if honest.move is None or game.state.moves < self.after:
             return honest
         other = self.spoil(scene_of(self, game.state, honest.move))
-        return honest if other is None else replace(honest, move=other, untried=True)
+        if other is not None and game.talk is None:
+            self.spam([move_call(game.state, other)])
+        elif other is not None and game.talk is not None:
+            wire = seal(game.talk.next_message(other), self.domain, self.key, None)
+            self.world.mail.deliver(game.game, wire, self.account)
+            self._send(game.game, wire=wire)
+        return honest if other is None else Reply(move=None)
 
 
 KILOBYTES: Final = (CHUNK_BYTES + 1, 4 << 10, 16 << 10)

@@ -211,7 +211,9 @@ class TwoFaced(Withholding):
         if honest.move is None or view.talk is not None:
             return honest
         other = other_nodes(scene_of(self, view.state, honest.move))
-        return honest if other is None else replace(honest, move=other, untried=True)
+        if other is not None:
+            self.spam([calls.move_call(view.state, other)])
+        return honest if other is None else Reply(move=None)
 
 
 class TwoWays(Strolling):
