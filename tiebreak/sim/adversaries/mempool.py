@@ -295,7 +295,10 @@ class Copier(Copying, Builder):
         while not game.is_stopped:
             yield from self.until(partial(self.can_copy, game))
             if not game.is_stopped:
+                before = self.world.now
                 yield from self._copy(game, self.shown[moves_of(game, Side.CHALLENGER)])
+                if self.world.now == before:  # nothing can be sent in this block
+                    yield from self.sleep(self.world.next_block - before)
 
     def _copy(self, game: PublicGame, move: Move) -> Process:
         """Sends a copied move untried, and waits if the move fails."""
