@@ -113,7 +113,7 @@ def the_hub_is_blind(folder: Path) -> None:
 
 STORY = (
     "trainer mined seal [0-9a-f]+ 4", "client mined draw .*", "auditor2? work audit", "auditor2? mined sit .*",
-    "trainer mined open .*", "trainer say ShowHead 4", "auditor2? mined claim .*", "auditor2? mined withdraw",
+    "trainer mined open .*|trainer say ShowHead 4", "auditor2? mined claim .*", "auditor2? mined withdraw",
 )  # fmt: skip
 
 
