@@ -47,7 +47,7 @@ EXECUTED: Final = {
     "enter": 150_000,
     "descend": 75_000,
     "select": 76_000,
-    "openSteps": 93_872,
+    "openSteps": 95_101,
     "openValues": 103_644,
     "openTensor": 123_000,
     "openChunk": 89_876,
