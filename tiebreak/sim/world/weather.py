@@ -46,7 +46,9 @@ class Weather:
         return late
 
     def readings(self) -> list[int]:
-        """As `posts`, of what a party asks for until it comes."""
+        """As `posts`, of what a party asks for until it comes; that is at once where it has no time to lose."""
+        if not self._seconds:
+            return [0]
         lost = 0
         while not (late := self.posts()):
             lost += READ_AGAIN
