@@ -39,13 +39,15 @@ def test_what_holds_a_party_up_is_no_more_than_it_can_bear(seed: int, seconds: i
 
 
 def test_posts_get_lost_and_what_is_read_does_not() -> None:
-    found = Weather(Random(1), seconds=0, depth=0)
+    found = Weather(Random(1), seconds=1, depth=0)
     posts = [found.posts() for _ in range(1000)]
     assert {len(copies) for copies in posts} == {0, 1, 2, 3}
     assert all(0 <= late < LATEST for copies in posts for late in copies)
     readings = [found.readings() for _ in range(1000)]
     assert min(map(len, readings)) == 1
     assert max(min(late) for late in readings) >= READ_AGAIN
+    # A builder that takes all of a party's time leaves none for the weather.
+    assert {tuple(Weather(Random(k), seconds=0, depth=0).readings()) for k in range(100)} == {(0,)}
 
 
 def test_the_same_line_is_the_same_weather() -> None:
