@@ -58,6 +58,7 @@ def unsafe(tree: ast.AST) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_python_test_has_a_runner(cases: Callable[[], None]) -> None:
     """pytest collects tests/**/test_*.py, and make names what is too large for that; no other test would ever run."""
     named_by_make = set(re.findall(r"-m pytest .*?(tests/\S+\.py)$", (ROOT / "Makefile").read_text(), re.MULTILINE))

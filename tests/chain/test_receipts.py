@@ -116,6 +116,7 @@ class Life:
         assert self.chain.receipts(job.id) == job.receipts
 
 
+@pytest.mark.slow
 def test_random_lives_go_on_as_in_python(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
     rng, seen, calls_made = Random(14), dict[str, int](), 0
     for nonce in range(30):

@@ -48,6 +48,7 @@ def test_accounts_are_those_of_the_mnemonic_and_have_money(server: RpcServer) ->
         assert int(call(server, "eth_getBalance", "0x" + key.address.hex(), "latest")["result"], 16) == BALANCE
 
 
+@pytest.mark.slow
 def test_the_contracts_through_it(server: RpcServer, tmp_path: Any) -> None:
     chain = Chain.connect(server.url)
     made: list[Any] = []
@@ -80,12 +81,14 @@ def test_the_contracts_through_it(server: RpcServer, tmp_path: Any) -> None:
         check_deployment(chain, path)
 
 
+@pytest.mark.slow
 def test_blocks_follow_the_clock(server: RpcServer) -> None:
     chain = Chain.connect(server.url)
     chain.deploy(KEYS[0])
     assert abs(chain.now() - time.time()) < 60
 
 
+@pytest.mark.slow
 def test_blocks_come_by_themselves() -> None:
     with RpcServer(new_tester(MNEMONIC, 2, BALANCE), 0) as server:
         server.mine_every(1)

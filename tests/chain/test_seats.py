@@ -357,6 +357,7 @@ def play(seed: int, steps: int) -> Town:
     return town
 
 
+@pytest.mark.slow
 def test_seats_follow_the_rules_in_any_order() -> None:
     town = play(1, 120)
     # Most calls come to pass, and many are refused for the reason that the rules name.

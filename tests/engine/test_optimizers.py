@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
+from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
@@ -266,7 +267,7 @@ AGAINST_TORCH: dict[str, tuple[Optimizer, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("name", AGAINST_TORCH)
+@pytest.mark.parametrize("name", slow_except(AGAINST_TORCH, *list(AGAINST_TORCH)[::3]))
 def test_twenty_four_steps_are_close_to_torch_in_fp64(name: str) -> None:
     """Within 2e-5: the rounding of FP32 (6e-8 an operation) through 24 steps, and constants that are FP32 here."""
     optimizer, changes = AGAINST_TORCH[name]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.parts import slow_except
 from tests.protocol.programs import every_kind
 from tests.protocol.test_program import BROKEN, PROGRAM
 from tiebreak.protocol.errors import EncodingError, ProgramError, VerificationError
@@ -272,7 +273,7 @@ WRONG_SLOTS: dict[str, tuple[str, Callable[[list[bytes], list[bytes]], None]]] =
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG_SLOTS)
+@pytest.mark.parametrize("wrong", slow_except(WRONG_SLOTS, *list(WRONG_SLOTS)[::3]))
 def test_one_wrong_slot_is_found_alone(wrong: str, made: list[bytes]) -> None:
     rule, spoil = WRONG_SLOTS[wrong]
     for count in (10, BLOCK + 3):
@@ -303,7 +304,7 @@ WRONG: dict[str, Callable[[int], Instruction]] = {
 
 
 @pytest.mark.parametrize("rule", WRONG)
-@pytest.mark.parametrize("at", [BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+@pytest.mark.parametrize("at", slow_except([BLOCK - 1, BLOCK, 2 * BLOCK + 3], BLOCK))
 def test_one_that_is_wrong_is_found_alone(rule: str, at: int, made: list[bytes]) -> None:
     body, commits = large(2 * BLOCK + 5)
     changed = list(body)

@@ -12,6 +12,7 @@ import click
 import pytest
 
 import tiebreak as tiebreak_api
+from tests.parts import slow_except
 from tests.source_tree import ROOT, imports_of, package_modules, parse
 from tiebreak.api import calibrating
 from tiebreak.api.datasets import text
@@ -167,7 +168,7 @@ def test_the_command_answers_before_it_imports(arguments: list[str]) -> None:
     assert len(found) < 250
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", slow_except(sorted(COMMANDS), "audit", "hub", "train", "up"))
 def test_help_imports_nothing_heavy(name: str) -> None:
     assert not (HEAVY - {"numpy"}) & imported_by(SEEN + f"run(main.tiebreak, [{name!r}, '--help'])")
 
@@ -215,6 +216,7 @@ def test_defaults_in_the_help_are_those_of_the_api() -> None:
     assert tuple(data.CUTS) == tuple(text.CUTS)
 
 
+@pytest.mark.slow
 def test_what_only_trains_and_audits_needs_no_extra() -> None:
     """Every module of the protocol outside its chain, of the engine and the API, where no extra is installed."""
     names = [
@@ -238,6 +240,7 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
     assert "torch" in imported_by(blocked + imports)
 
 
+@pytest.mark.slow
 def test_nothing_but_a_capture_imports_the_tracer_and_nothing_but_its_task_scikit_learn() -> None:
     found = imported_by("import sys\nimport tiebreak.api.runs, tiebreak.api.audits, tiebreak.demo.tasks.loader")
     assert "torch" in found

@@ -67,6 +67,7 @@ def trained(tmp_path: Path, train: list[str]) -> RunDirectory:
     return run
 
 
+@pytest.mark.slow
 def test_a_logged_run_is_trained_audited_and_its_logs_are_told_of(
     trained: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

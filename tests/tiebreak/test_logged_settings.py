@@ -155,6 +155,7 @@ def test_thirty_two_bits(name: str, folder: Path, parties: Parties, tmp_path: Pa
     assert (found["log"]["steps"], found["log"]["missing"], found["log"]["elsewhere"]) == (STEPS, 0, 0)
 
 
+@pytest.mark.slow
 def test_training_says_what_it_logged(
     folder: Path, parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import tiebreak
 from tests.conftest import CaseCounter
+from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task, Windows
@@ -57,7 +58,7 @@ SHAPES = {"words": (7, 2, 4, 4), "rows that fill no word": (7, 3, 3), "one dimen
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("dtype", slow_except(NARROW, torch.uint8), ids=str)
 def test_steps_are_those_of_the_same_numbers_as_i64(dtype: torch.dtype, shape: str, cases: CaseCounter) -> None:
     x, y = values(dtype, SHAPES[shape]), torch.arange(7, dtype=torch.uint8) % 5
     if len(SHAPES[shape]) == 1:

@@ -66,6 +66,7 @@ def test_answers_to_choices_that_vanished_hurt_nobody(monkeypatch: pytest.Monkey
     assert all(builder.answers_met >= 3 for builder in builders)
 
 
+@pytest.mark.slow
 def test_confirmations_keep_a_seal_from_vanishing_under_its_proof() -> None:
     """With as many as blocks can vanish; and a proof's wait for a clock is longer than that without any."""
     result = played("reorganised seal", 2, **LONG)

@@ -76,6 +76,7 @@ def test_a_line_says_how_many_seats_a_job_has() -> None:
         play_line("v1 seed=1 game=1 with=equivocation seats=2")
 
 
+@pytest.mark.slow
 def test_seats_are_dealt_to_games_that_can_have_them() -> None:
     """Where no head is posted, an adversary that posts heads is none."""
     seated = repertoire().seated

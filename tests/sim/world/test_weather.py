@@ -62,6 +62,7 @@ def test_the_same_line_is_the_same_weather() -> None:
     assert world.weather is not None
 
 
+@pytest.mark.slow
 def test_what_vanishes_comes_back_in_the_order_of_each_accounts_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     vanish, waited = World._vanish, list[int]()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.parts import slow_except
 from tests.tiebreak.node.hubs import Running, running, settings
 from tests.tiebreak.parties import PASSPHRASE, Parties, make_parties
 from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
@@ -76,7 +77,7 @@ def hands(people: Parties, hub: Running, capsys: Any) -> Hands:
     return Hands(people, hub, capsys)
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+@pytest.mark.parametrize("sealed", slow_except([False, True], True), ids=["open", "sealed"])
 def test_from_an_offer_to_the_weights(hands: Hands, tmp_path: Path, sealed: bool) -> None:
     people, more, key = hands.people, [], []
     if sealed:

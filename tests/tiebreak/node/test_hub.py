@@ -448,6 +448,7 @@ def test_a_stream_that_nobody_reads_is_cut(
         assert len(page(hub, "limit=3")) == 3, "others are served"
 
 
+@pytest.mark.slow
 def test_a_page_of_posts_counts_until_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "PATIENCE_SECONDS", 3.0)
     with running(settings(tmp_path, reads_per_address=1)) as hub:
@@ -695,6 +696,7 @@ def test_what_the_hub_says_of_itself(hub: Running, cases: Callable[[], None]) ->
     assert json.loads(ask(hub, "DELETE", "/posts")[2]) == {"error": "Method Not Allowed"}
 
 
+@pytest.mark.slow
 def test_a_hub_of_another_domain_or_key_is_refused(tmp_path: Path) -> None:
     with running(settings(tmp_path)) as hub:
         mail = hub.mail(hub=None)

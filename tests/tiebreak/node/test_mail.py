@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.parts import slow_except
 from tests.protocol.runs import DOMAIN, TRAINER
 from tests.tiebreak.node.hubs import (
     HUB,
@@ -231,7 +232,7 @@ def test_a_stream_that_breaks_lies_and_repeats_is_followed_to_its_end() -> None:
         assert all(path.startswith(b"/stream?after=2&") for path in asked[1:])
 
 
-@pytest.mark.parametrize("case", ["the same", "empty", "filled again"])
+@pytest.mark.parametrize("case", slow_except(["the same", "empty", "filled again"], "empty"))
 def test_a_hub_that_forgot_is_found_out_when_it_comes_back(tmp_path: Path, case: str) -> None:
     """Its key is the same, and so may be the number of its posts."""
     with running(settings(tmp_path / "hub")) as hub:
