@@ -20,6 +20,8 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import ATTEMPTS, POOL_SECONDS, head_seal, nonce_of, root_seal, seed_of, slot_of
 from tiebreak.protocol.tags import Digest
 
+pytestmark = pytest.mark.slow
+
 WINDOW, AUDIT, DEADLINE, POOL = 100, 30, 400, POOL_SECONDS
 FEE, BOND, STAKE = 3 * 10**17, 7 * 10**17, JOB.trainer_stake
 AUDITORS = (CHALLENGER, STRANGER, PAUPER)
@@ -357,7 +359,6 @@ def play(seed: int, steps: int) -> Town:
     return town
 
 
-@pytest.mark.slow
 def test_seats_follow_the_rules_in_any_order() -> None:
     town = play(1, 120)
     # Most calls come to pass, and many are refused for the reason that the rules name.
@@ -365,7 +366,6 @@ def test_seats_follow_the_rules_in_any_order() -> None:
     assert len(town.refused) > 4
 
 
-@pytest.mark.slow
 def test_seats_follow_the_rules_in_many_orders(cases: Callable[[], None]) -> None:
     taken: Counter[str] = Counter()
     refused: Counter[str] = Counter()

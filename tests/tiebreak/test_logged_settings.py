@@ -23,6 +23,8 @@ from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.program.rounding import SumKind
 
+pytestmark = pytest.mark.slow
+
 STEPS = 100
 TASK = """
 import torch
@@ -130,7 +132,6 @@ WIDE = 2.0**33
 """A threshold about as wide as FP32 sums are inexact."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path, audit: Audit) -> None:
     made = trained(folder, parties, 16)
@@ -146,7 +147,6 @@ def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path,
     assert [log_of(own, step) for step in (1, STEPS)] == [log_of(opened, step) for step in (1, STEPS)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pure", "threads"])
 def test_thirty_two_bits(name: str, folder: Path, parties: Parties, tmp_path: Path, audit: Audit) -> None:
     made = trained(folder, parties, 32)
@@ -155,7 +155,6 @@ def test_thirty_two_bits(name: str, folder: Path, parties: Parties, tmp_path: Pa
     assert (found["log"]["steps"], found["log"]["missing"], found["log"]["elsewhere"]) == (STEPS, 0, 0)
 
 
-@pytest.mark.slow
 def test_training_says_what_it_logged(
     folder: Path, parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
