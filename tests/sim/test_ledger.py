@@ -35,7 +35,7 @@ FAST = (
 )
 """Between them: convictions, reports, states that enter, forks, proofs that enter, receipts."""
 SEATED = {name for name in [*CATALOGUE, *WEAKNESSES] if "seat" in name} | {"sealed head never opened"}
-VANISHING = {"reorganised blocks", "reorganised seal", "delayed blocks"}
+VANISHING = {"reorganised blocks", "reorganised seal", "delayed blocks", "choice taken back under its answer"}
 UNSIGNED = {"window too short for a segment", "games of a year"}
 
 

@@ -93,7 +93,7 @@ def test_a_cheat_in_a_run_of_nan_is_convicted_too() -> None:
         result = play(cast, "-", Random(seed))
         assert result.violations == ()
         assert result.job_status == "slashed"
-        assert result.catches["one false sum"] == "recomputed"
+        assert result.catches["one false sum"] == "timeout", "partial sums that are NaN do not round to its number"
 
 
 def test_a_program_that_diverges_is_no_place_for_a_cheat_of_its_own() -> None:
