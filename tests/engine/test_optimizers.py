@@ -111,7 +111,7 @@ def emulate(job: OptimizerJob) -> Iterator[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("clip", [None, Clip(norm=0.7), Clip(value=0.2), Clip(norm=2.0, value=0.5)], ids=str)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", slow_except(OPTIMIZERS, *list(OPTIMIZERS)[::2]))
 def test_every_step_is_the_emulation_bit_for_bit(name: str, clip: Clip | None, cases: CaseCounter) -> None:
     job = job_of(OPTIMIZERS[name], clip)
     machine = Interpreter(job.program, Arithmetic())

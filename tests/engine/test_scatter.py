@@ -44,7 +44,7 @@ def pooling(images: int, side: int, out: int) -> Instruction:
     [
         (embedding(50, 700, 300), 700 * 300, 300, 50),
         (embedding(5000, 300, 500), 300 * 500, 500, 4999),
-        (embedding(3, 1000, 900), 1000 * 900, 900, 2),
+        pytest.param(embedding(3, 1000, 900), 1000 * 900, 900, 2, marks=pytest.mark.slow),
         (pooling(70, 30, 400), 70 * 400, 70 * 400, 905),
     ],
 )

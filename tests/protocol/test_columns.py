@@ -151,6 +151,7 @@ def test_any_change_of_a_field_has_the_same_verdict(seed: int) -> None:
     try_both(body, commits)
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(st.integers(0, 1 << 40))
 def test_any_change_of_bytes_has_the_same_verdict(seed: int) -> None:

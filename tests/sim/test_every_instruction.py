@@ -162,6 +162,7 @@ def neighbours(i: Instruction, bits: int) -> set[int]:
 IN_STEP_1: dict[str, Any] = {"step": 1, "rounding": NEAREST}
 
 
+@pytest.mark.slow
 def test_every_element_kind(traced: Traced, evm: EvmReferee, cases: object) -> None:
     rng = random.Random(traced.program.root)
     on_chain: Counter[str] = Counter()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.parts import slow_except
 from tests.sim.adversaries.playing import duel, party, played, result_of
 from tiebreak.sim.adversaries.base import OPEN, between, challenger
 from tiebreak.sim.adversaries.challengers import Swarm, with_one_machine
@@ -11,7 +12,7 @@ LONGEST = 3 * TERMS.clock + 6 * TERMS.replay_time + 1
 """Invariant 12."""
 
 
-@pytest.mark.parametrize("name", ["challenge by a wrong replay", "forged proof"])
+@pytest.mark.parametrize("name", slow_except(["challenge by a wrong replay", "forged proof"], "forged proof"))
 def test_who_is_wrong_pays_the_trainer(name: str) -> None:
     result = played(name, 2)
     assert party(result, "challenger 1").wei == -TERMS.challenger_stake

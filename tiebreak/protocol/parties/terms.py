@@ -10,9 +10,7 @@ from typing import Final
 
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.game.rules import walk_moves
-from tiebreak.protocol.program.isa import TERMS_PER_LEAF
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.trees import depth_of
 
@@ -60,15 +58,14 @@ class Pace:
 
 def turns(job: Job, program: Program) -> int:
     """Number of moves by one side in the longest game about this job's program."""
-    values = program.body
-    leaves = max((-(-value.terms // TERMS_PER_LEAF) for value in values if value.is_reduction), default=1)
+    chunks, terms = program.heights
     moves = walk_moves(
         job.descent_levels,
         run=job.run_depth,
         steps=depth_of(job.checkpoint_interval),
         values=job.half_depth + 1,
-        chunks=depth_of(max(chunk_count(value.dtype, value.shape) for value in values)),
-        terms=depth_of(leaves),
+        chunks=chunks,
+        terms=terms,
     )
     return -(-moves // 2)
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from tiebreak.protocol.codec import Reader, decode_name, encode_name, signed, unsigned
 from tiebreak.protocol.errors import EncodingError, ProgramError
+from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.columns import Flags, Integers, Survey, alike, first_over, survey, whole
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, Slot, SourceKind
@@ -235,6 +236,13 @@ class Program:
     @cached_property
     def state_depth(self) -> int:
         return depth_of(len(self.commits))
+
+    @cached_property
+    def heights(self) -> tuple[int, int]:
+        """The depths of the tallest tree of a value's chunks and of the tallest tree of a sum's partial sums."""
+        chunks = max(-(-value.numel * value.dtype.size // CHUNK_BYTES) for value in self.body)
+        leaves = max((-(-value.terms // isa.TERMS_PER_LEAF) for value in self.body if value.is_reduction), default=1)
+        return depth_of(chunks), depth_of(leaves)
 
     @cached_property
     def encoded(self) -> tuple[bytes, ...]:
