@@ -60,6 +60,17 @@ ACCURACY: dict[str, tuple[float, float | str, float, float | str]] = {
     "x^1.5": (2, 0, 2, 0),
     "x^-2": (2, TINY, 3, TINY),
     "x^5": (4, 0, 4, 0),
+    "x^0.7": (3, 0, 4, 0),
+    "3^x": (3, 0, 4, 0),
+    "atan": (2, 0, 3, TINY),
+    "atan2": (3, 0, 3, TINY),
+    "asin": (2, 0, 2, "(1 - x^2)^-1.5"),
+    "acos": (1, 0, 2, "(1 - x^2)^-1.5"),
+    "asinh": (3, 0, 3, 0),
+    "acosh": (3, 0, 4, 0),
+    "atanh": (3, 0, 2, "(1 - x^2)^-2"),
+    "lgamma": (6, 0, 6, 1),
+    "digamma": (6, 1, 5, 0),
 }
 """Functions of several instructions: the largest error, in ulp of the result or of a larger unit, and the gradient's.
 
@@ -161,9 +172,9 @@ the result is smaller: such results lose digits by cancellation or underflow, as
 the ulp of 2^-126. From `softmax` to `layer_norm` the rows are of two or three elements. Sums are exact at any length.
 
 Results overflow only where the exact ones do, with these exceptions, which eager FP32 has as well unless it is said.
-The gradient of `rsqrt` is infinite below 2^-84, and `sinc` is a number up to 2^120. Means overflow where their sums do,
-and variances, norms and distances where squares do, from 2^63 on (eager PyTorch on a CPU computes `var` and `std` in
-double precision). A sum over an infinity is NaN, so `mean`, `norm` and `logsumexp` of an infinity are NaN, where eager
+The gradient of `rsqrt` is infinite below 2^-84, those of `asinh` and `acosh` are 0 from 2^64 on, and `sinc` is a number
+up to 2^120. Means overflow where their sums do, and variances, norms and distances where squares do, from 2^63 on
+(eager PyTorch on a CPU computes `var` and `std` in double precision). A sum over an infinity is NaN, so `mean`, `norm` and `logsumexp` of an infinity are NaN, where eager
 PyTorch has infinity; so is a power n + 1/2 of minus infinity.
 
 | function | ulp | unit | gradient, ulp | unit |

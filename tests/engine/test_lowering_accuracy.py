@@ -19,6 +19,7 @@ from tiebreak.protocol.program.isa import Opcode, Slot
 mp = mpmath.mp.clone()
 mp.prec = 400
 Exact = Callable[[mpmath.mpf], mpmath.mpf]
+_SINGLE = float(torch.tensor(0.7))
 
 
 def _sigmoid(x: mpmath.mpf) -> mpmath.mpf:
@@ -122,8 +123,20 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Exact, Exact]] = {
     "x^1.5": (lambda x: x**1.5, lambda x: x * mp.sqrt(x), lambda x: mp.mpf(1.5) * mp.sqrt(x)),
     "x^-2": (lambda x: x**-2, lambda x: x**-2, lambda x: -2 * x**-3),
     "x^5": (lambda x: x**5, lambda x: x**5, lambda x: 5 * x**4),
+    "x^0.7": (lambda x: x**0.7, lambda x: x ** mp.mpf(_SINGLE), lambda x: _SINGLE * x ** (mp.mpf(_SINGLE) - 1)),
+    "3^x": (lambda x: 3.0**x, lambda x: mp.mpf(3) ** x, lambda x: mp.log(3) * mp.mpf(3) ** x),
+    "atan": (torch.atan, mp.atan, lambda x: 1 / (1 + x * x)),
+    "atan2": (lambda x: torch.atan2(x, torch.tensor(3.0)), lambda x: mp.atan(x / 3), lambda x: 3 / (9 + x * x)),
+    "asin": (torch.asin, mp.asin, lambda x: 1 / mp.sqrt(1 - x * x)),
+    "acos": (torch.acos, mp.acos, lambda x: -1 / mp.sqrt(1 - x * x)),
+    "asinh": (torch.asinh, mp.asinh, lambda x: 1 / mp.sqrt(1 + x * x)),
+    "acosh": (torch.acosh, mp.acosh, lambda x: 1 / mp.sqrt(x * x - 1)),
+    "atanh": (torch.atanh, mp.atanh, lambda x: 1 / (1 - x * x)),
+    "lgamma": (torch.lgamma, mp.loggamma, mp.digamma),
+    "digamma": (torch.digamma, mp.digamma, lambda x: mp.polygamma(1, x)),
 }
-POSITIVE = {"log2", "log10", "rsqrt", "x^1.5", "x^-2"}
+POSITIVE = {"log2", "log10", "rsqrt", "x^1.5", "x^-2", "x^0.7", "acosh", "lgamma", "digamma"}
+WITHIN_ONE = {"asin", "acos", "atanh"}
 
 
 def inputs(name: str, seed: int, count: int) -> Tensor:
@@ -139,12 +152,30 @@ def inputs(name: str, seed: int, count: int) -> Tensor:
         return binades[binades > 2.0**-84]
     if name == "logit":
         return torch.cat([binades[binades < 0.9], draw(0, 1)])
+    if name in WITHIN_ONE:
+        x = torch.cat([binades[binades < 1], draw(0, 1), 1 - torch.exp2(-24 * draw(0, 1))])
+    if name == "acosh":
+        x = torch.cat([binades[binades > 1], draw(1, 2), 1 + torch.exp2(-23 * draw(0, 1))])
     x = x if name in POSITIVE else torch.cat([x, torch.zeros(1), draw(-1, 0) if name == "log1p" else -x])
     return x[x.abs() <= REACH.get(name, math.inf)]
 
 
-REACH = {"sinc": 2.0**120, "softplus": 79.0, "mean": 2.0**126, **dict.fromkeys(("var", "norm", "layer_norm"), 2.0**62)}
+REACH = {
+    "sinc": 2.0**120,
+    "softplus": 79.0,
+    "mean": 2.0**126,
+    **dict.fromkeys(("var", "norm", "layer_norm", "asinh", "acosh"), 2.0**62),
+    **dict.fromkeys(WITHIN_ONE, 1 - 2.0**-24),
+}
 """As far as a function keeps its accuracy; beyond, parts of it overflow, here as in eager FP32."""
+
+
+UNITS: dict[str, Callable[[float], float]] = {
+    "x": abs,
+    "1 + 1/x": lambda x: 1 + 1 / abs(x) if x else 1.0,
+    "(1 - x^2)^-1.5": lambda x: (1 - x * x) ** -1.5,
+    "(1 - x^2)^-2": lambda x: (1 - x * x) ** -2,
+}
 
 
 class Elementwise(nn.Module):
@@ -163,7 +194,7 @@ class Elementwise(nn.Module):
         return y.sum() + 0 * unused.sum()
 
 
-def _state(compiled: Compiled) -> dict[str, Tensor]:
+def values_of(compiled: Compiled) -> dict[str, Tensor]:
     """The new state, which may hold what is not finite."""
     values: list[Tensor] = []
     arithmetic, tensors = Arithmetic(), compiled.state | compiled.data
@@ -178,7 +209,7 @@ def _state(compiled: Compiled) -> dict[str, Tensor]:
 def results(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """The function and its gradient as instructions compute them."""
     task = make_task(Elementwise(FUNCTIONS[name][0], x), {"u": torch.zeros(1, 1)}, batch=1)
-    state = _state(compile_task(task))
+    state = values_of(compile_task(task))
     return state["model.y"], -state["model.zero"]
 
 
@@ -198,10 +229,8 @@ def far(name: str, seed: int, count: int) -> list[str]:
     for values, exact, limit, unit in zip(
         results(name, x), FUNCTIONS[name][1:], stated[::2], stated[1::2], strict=True
     ):
-        units = [{"x": abs(v), "1 + 1/x": 1 + 1 / abs(v) if v else 1.0}.get(str(unit), unit) for v in x.tolist()]
-        errors = [
-            error(y, exact(mp.mpf(v)), float(u)) for y, v, u in zip(values.tolist(), x.tolist(), units, strict=True)
-        ]
+        units = [UNITS[unit](v) if isinstance(unit, str) else unit for v in x.tolist()]
+        errors = [error(y, exact(mp.mpf(v)), u) for y, v, u in zip(values.tolist(), x.tolist(), units, strict=True)]
         worst = max(errors)
         if worst > limit:
             found.append(f"{name}: {worst} ulp at {x[errors.index(worst)].item()}, not {limit}")

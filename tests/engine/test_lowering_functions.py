@@ -45,6 +45,11 @@ FUNCTIONS: dict[str, Function] = {
     "multi-label margin": lambda x: F.multilabel_margin_loss(x[:, 0], LABELS),
     "multi-label margins": lambda x: F.multilabel_margin_loss(x[:, 0], LABELS, reduction="none"),
     "one multi-label margin": lambda x: F.multilabel_margin_loss(x[0, 0], LABELS[0], reduction="sum"),
+    "x^0.3": lambda x: (x.abs() + 0.1) ** 0.3, "x^x": lambda x: (x.abs() + 0.1) ** (0.3 * x), "2^x": lambda x: 2.0 ** x,
+    "atan": torch.atan, "atan2": lambda x: torch.atan2(x, x.flip(2)), "asin": lambda x: (0.2 * x).asin(),
+    "acos": lambda x: (0.2 * x).acos(), "asinh": torch.asinh, "acosh": lambda x: (x.abs() + 1.1).acosh(),
+    "atanh": lambda x: (0.2 * x).atanh(), "lgamma": lambda x: (x.abs() + 0.1).lgamma(),
+    "digamma": lambda x: (x.abs() + 0.5).digamma(),
     "triangle": lambda x: x.tril() + x.triu(1), "outer": lambda x: torch.outer(x[0, 0], x[0, 1]),
 }  # fmt: skip
 

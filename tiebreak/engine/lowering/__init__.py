@@ -1,14 +1,18 @@
 """Lowering: the table from ATen operators to instructions. Importing the package fills the table."""
 
 from tiebreak.engine.lowering import (  # noqa: F401 - each fills its part of the table
+    bits,
     convolution,
     elementwise,
+    gamma,
     grouped,
     indexing,
+    inverses,
     losses,
     normalization,
     ordering,
     pooling,
+    powers,
     random,
     reductions,
     resampling,

@@ -154,22 +154,6 @@ def clamp(c: Context, x: Ref, low: Operand | None = None, high: Operand | None =
     return x if high is None else c.b.map(MapFunction.MIN, x, c.ref(high))
 
 
-@lowers("pow.Tensor_Scalar")
-def power(c: Context, x: Ref, exponent: Scalar) -> Ref:
-    """x to a constant integer (by repeated products, left to right) or to a half integer of either sign."""
-    x = c.ref(x)
-    doubled = 2 * exponent
-    if doubled != int(doubled) or abs(exponent) > 64:
-        raise NotImplementedError(f"pow with exponent {exponent}: only multiples of 1/2 up to 64")
-    whole, half = divmod(abs(int(doubled)), 2)
-    result: Ref | None = c.b.map(MapFunction.SQRT, x) if half else None
-    for _ in range(whole):
-        result = x if result is None else c.b.mul(result, x)
-    if result is None:
-        return c.b.full(x.shape, 1.0, x.dtype)
-    return c.b.div(c.b.const(1.0), result) if exponent < 0 else result
-
-
 def _common(x: Operand, y: Operand) -> DType:
     """The dtype in which two operands are compared: the greater one in bool < i64 < f32."""
     order = {DType.BOOL: 0, DType.I64: 1, DType.F32: 2}
@@ -188,24 +172,6 @@ def compare(c: Context, x: Operand, y: Operand, *, function: MapFunction, swap: 
     dtype = _common(x, y)
     left, right = c.ref(x, dtype), c.ref(y, dtype)
     return c.b.compare(function, right, left) if swap else c.b.compare(function, left, right)
-
-
-@lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "logical_and.default", function=MapFunction.AND)
-@lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "logical_or.default", function=MapFunction.OR)
-@lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "logical_xor.default", function=MapFunction.NE)
-def boolean(c: Context, x: Ref, y: Ref, *, function: MapFunction) -> Ref:
-    """And, or, exclusive or, of bools."""
-    if c.dtype != DType.BOOL:
-        raise NotImplementedError("bitwise operators on integers; compare and use `where`, `//` and `%`")
-    return c.b.map(function, c.ref(x, DType.BOOL), c.ref(y, DType.BOOL))
-
-
-@lowers("bitwise_not.default", "logical_not.default")
-def logical_not(c: Context, x: Ref) -> Ref:
-    """Not, of bools."""
-    if c.dtype != DType.BOOL:
-        raise NotImplementedError("bitwise_not on integers; it is -1 - x")
-    return c.b.map(MapFunction.NOT, c.ref(x))
 
 
 @lowers("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")

@@ -1,0 +1,85 @@
+"""Functions of several instructions where they end: zeros, infinities, NaN, poles and what lies beyond a domain."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import CaseCounter
+from tests.engine.lowering_bench import make_task
+from tests.engine.test_lowering_accuracy import Elementwise, values_of
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.protocol.errors import ConfigurationError
+
+INFINITE, NOTHING = 777.0, 555.0
+"""Stand for infinity and NaN, which no state holds before a step."""
+NUMBERS = [0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, -2.5, 1e30, -1e30, 1e-40, 2.0**24, -(2.0**24) - 2.0, 3e38]
+ALL = [*NUMBERS, INFINITE, -INFINITE, NOTHING]
+ONE = {
+    "asin": torch.asin, "acos": torch.acos, "atan": torch.atan, "asinh": torch.asinh, "acosh": torch.acosh,
+    "atanh": torch.atanh, "lgamma": torch.lgamma, "digamma": torch.digamma,
+    "x^0.7": lambda x: x**0.7, "x^-65": lambda x: x**-65.0,
+    "x^65": lambda x: x**65.0, "0^x": lambda x: 0.0**x, "(-2)^x": lambda x: (-2.0) ** x,
+}  # fmt: skip
+TWO = {"pow": torch.pow, "atan2": torch.atan2}
+TOLERANCE = 5e-5
+"""At -1/2, digamma is the small difference of large numbers."""
+
+
+def _meant(x: Tensor) -> Tensor:
+    x = torch.where(x == INFINITE, math.inf, torch.where(x == -INFINITE, -math.inf, x))
+    return torch.where(x == NOTHING, math.nan, x)
+
+
+def _differ(function: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[float, float, float]]:
+    """x, the value found and eager PyTorch's in FP64, rounded to FP32, where they differ."""
+    task = make_task(Elementwise(lambda v: function(_meant(v)).detach() + v * 0, x), {"u": torch.zeros(1, 1)}, batch=1)
+    found = values_of(compile_task(task))["model.y"]
+    expected = function(_meant(x.double())).float()
+    same = (
+        (found == expected)
+        | (found.isnan() & expected.isnan())
+        | ((found - expected).abs() < TOLERANCE * (expected.abs() + 1e-30))
+    )
+    return [(x[k].item(), found[k].item(), expected[k].item()) for k in torch.nonzero(~same).flatten().tolist()]
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_of_one_number(name: str, cases: CaseCounter) -> None:
+    x = torch.tensor(ALL)
+    assert _differ(ONE[name], x) == []
+    cases(len(x))
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_of_two_numbers(name: str, cases: CaseCounter) -> None:
+    x, y = (part.flatten() for part in torch.meshgrid(torch.tensor(ALL), torch.tensor(ALL), indexing="ij"))
+    assert _differ(lambda v: TWO[name](v, _meant(y.to(v.dtype))), x) == []
+    cases(len(x))
+
+
+def test_between_the_poles(cases: CaseCounter) -> None:
+    g = torch.Generator().manual_seed(1)
+    wide = torch.ldexp(1 + torch.rand(97, generator=g), torch.arange(-75, 22))
+    x = -torch.cat([12 * torch.rand(300, generator=g), wide])
+    assert _differ(lambda v: torch.lgamma(v) + 20 * v.abs() + 20, x) == []  # there are zeros
+    x = x[(x != x.round()) & (x < -0.001)]
+    sine = torch.sin(math.pi * (x.double() - x.double().round()))
+    assert _differ(lambda v: sine.to(v.dtype) * torch.digamma(v) + 20, x) == []
+    assert _differ(lambda v: sine.to(v.dtype) ** 2 * torch.special.polygamma(1, v), x) == []
+    cases(3 * len(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: (x.long() ** x.long()).float() + x, "pow of integers by a tensor"),
+        (lambda x: torch.special.polygamma(2, x), "polygamma of an order above 1"),
+    ],
+)
+def test_what_has_no_form_is_refused(function: Callable[[Tensor], Tensor], message: str) -> None:
+    task = make_task(Elementwise(function, torch.ones(2)), {"u": torch.zeros(1, 1)}, batch=1)
+    with pytest.raises(ConfigurationError, match=message):
+        compile_task(task)

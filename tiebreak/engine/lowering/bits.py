@@ -1,0 +1,84 @@
+"""Bits of integers, as arithmetic on them in two's complement."""
+
+from tiebreak.engine.lowering.builder import Builder, Ref, Scalar
+from tiebreak.engine.lowering.registry import INTEGERS, Context, lowers
+from tiebreak.protocol.program.isa import DType, MapFunction
+
+_SHIFTS = 6
+"""Shifts are below 2^6."""
+
+
+def _power_of_two(b: Builder, n: Ref) -> Ref:
+    """2^n of integers 0 <= n < 64, wrapped: the product of 2^(2^k) for every bit k of n."""
+    one, two = b.const(1, DType.I64), b.const(2, DType.I64)
+    found = one
+    for k in range(_SHIFTS):
+        bit = b.map(MapFunction.MOD, b.map(MapFunction.FLOORDIV, n, b.const(1 << k, DType.I64)), two)
+        found = b.mul(found, b.where(b.compare(MapFunction.EQ, bit, one), b.const(1 << (1 << k), DType.I64), one))
+    return found
+
+
+def _width(c: Context) -> tuple[int, bool]:
+    """Of the result's type: how many bits it has besides a sign, and whether it has one."""
+    least, bits = INTEGERS.get(c.result.dtype, (-1, 64))
+    return (bits - 1, True) if least else (bits, False)
+
+
+def _common_bits(c: Context, x: Ref, y: Ref) -> Ref:
+    """x and y: the bits that both have, along a last dim, put together again."""
+    b, (count, is_signed) = c.b, _width(c)
+    places = _power_of_two(b, b.iota((count,), (1,)))
+    two = b.const(2, DType.I64)
+    left, right = (
+        b.map(MapFunction.MOD, b.map(MapFunction.FLOORDIV, v.expand(c.shape).unsqueeze(-1), places), two)
+        for v in (x, y)
+    )
+    found = b.sum(b.mul(b.mul(left, right), places), [-1])
+    if not is_signed:
+        return found
+    zero = b.const(0, DType.I64)
+    negative = b.map(MapFunction.AND, *(b.compare(MapFunction.LT, v, zero) for v in (x, y)))
+    return b.where(negative, b.add(found, b.const(-1 << count, DType.I64)), found)
+
+
+@lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "logical_and.default", function=MapFunction.AND)
+@lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "logical_or.default", function=MapFunction.OR)
+@lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "logical_xor.default", function=MapFunction.NE)
+def bitwise(c: Context, x: Ref | Scalar, y: Ref | Scalar, *, function: MapFunction) -> Ref:
+    """And, or, exclusive or, of bools and of the bits of integers; or is x + y less and, exclusive or is that again."""
+    b = c.b
+    if c.dtype == DType.BOOL:
+        return b.map(function, c.ref(x, DType.BOOL), c.ref(y, DType.BOOL))
+    x, y = c.ref(x), c.ref(y)
+    both = _common_bits(c, x, y)
+    if function == MapFunction.AND:
+        return both
+    either = b.sub(b.add(x, y), both)
+    return either if function == MapFunction.OR else b.sub(either, both)
+
+
+@lowers("bitwise_not.default", "logical_not.default")
+def bitwise_not(c: Context, x: Ref) -> Ref:
+    """Not, of bools; of integers -1 - x."""
+    if c.dtype == DType.BOOL:
+        return c.b.map(MapFunction.NOT, c.ref(x))
+    return c.b.sub(c.b.const(-1, DType.I64), c.ref(x))
+
+
+_KINDS = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
+
+
+@lowers(*(f"bitwise_left_shift.{kind}" for kind in _KINDS), "__lshift__.Tensor", "__lshift__.Scalar", to_left=True)
+@lowers(*(f"bitwise_right_shift.{kind}" for kind in _KINDS), "__rshift__.Tensor", "__rshift__.Scalar", to_left=False)
+def shift(c: Context, x: Ref | Scalar, by: Ref | Scalar, *, to_left: bool) -> Ref:
+    """x * 2^n, wrapped, or x // 2^n; beyond the type's bits, and by a negative number, all bits are shifted out."""
+    b, count = c.b, _width(c)[0]
+    x, by = c.ref(x), c.ref(by)
+    zero = b.const(0, DType.I64)
+    most = b.const(count if to_left else min(count, 62), DType.I64)
+    fits = b.map(MapFunction.AND, b.compare(MapFunction.LE, zero, by), b.compare(MapFunction.LE, by, most))
+    factor = _power_of_two(b, b.where(fits, by, zero))
+    if to_left:
+        return b.where(fits, b.mul(x, factor), zero)
+    out = b.where(b.compare(MapFunction.LT, x, zero), b.const(-1, DType.I64), zero)
+    return b.where(fits, b.map(MapFunction.FLOORDIV, x, factor), out)
