@@ -138,6 +138,26 @@ def relu(c: Context, x: Ref) -> Ref:
     return c.b.map(MapFunction.MAX, x, c.b.const(0, x.dtype))
 
 
+@lowers("copysign.Tensor", "copysign.Scalar")
+def copysign(c: Context, x: Operand, y: Operand) -> Ref:
+    """|x|, negative where y is; zeros have no sign."""
+    size = c.b.map(MapFunction.ABS, c.ref(x))
+    negative = c.b.compare(MapFunction.LT, c.ref(y), c.b.const(0.0))
+    return c.b.where(negative, c.b.map(MapFunction.NEG, size), size)
+
+
+@lowers("hypot.default")
+def hypot(c: Context, x: Ref, y: Ref) -> Ref:
+    """m * sqrt(1 + (n / m)^2) with m the greater magnitude."""
+    b, zero, infinity = c.b, c.b.const(0.0), c.b.const(math.inf)
+    sizes = [b.map(MapFunction.ABS, c.ref(v)) for v in (x, y)]
+    m, n = b.map(MapFunction.MAX, *sizes), b.map(MapFunction.MIN, *sizes)
+    ratio = b.div(n, m)
+    found = b.mul(m, b.map(MapFunction.SQRT, b.add(b.const(1.0), b.mul(ratio, ratio))))
+    simple = b.map(MapFunction.OR, b.compare(MapFunction.EQ, m, zero), b.compare(MapFunction.EQ, m, infinity))
+    return b.where(simple, m, found)
+
+
 @lowers("minimum.default", function=MapFunction.MIN, of_bools=MapFunction.AND)
 @lowers("maximum.default", function=MapFunction.MAX, of_bools=MapFunction.OR)
 def greater(c: Context, x: Ref, y: Ref, *, function: MapFunction, of_bools: MapFunction) -> Ref:
@@ -202,8 +222,10 @@ def full(c: Context, *args: Any, fixed: Scalar | None, **_: Any) -> Ref:
 
 @lowers("arange.start_step", "arange.start", "arange.default")
 def arange(c: Context, *args: Scalar, **_: Any) -> Ref:
-    """start, start + step, ...: integers, exactly; cast to f32 if asked (exact below 2^24)."""
+    """start, start + step, ...: integers, or multiples of 2^-16; cast to f32 if asked (exact below 2^24 of them)."""
     start, _end, step = {1: (0, args[0], 1), 2: (args[0], args[-1], 1), 3: args}[len(args)]
-    if int(start) != start or int(step) != step:
-        raise NotImplementedError("arange with fractions")
-    return c.b.cast(c.b.iota(c.shape, (int(step),), int(start)), c.dtype)
+    parts = 1 if int(start) == start and int(step) == step else 1 << 16
+    if int(start * parts) != start * parts or int(step * parts) != step * parts:
+        raise NotImplementedError("arange with fractions other than multiples of 2^-16")
+    found = c.b.cast(c.b.iota(c.shape, (int(step * parts),), int(start * parts)), c.dtype)
+    return found if parts == 1 else c.b.scale(found, 1 / parts)

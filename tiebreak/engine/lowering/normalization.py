@@ -5,6 +5,7 @@ from math import inf, prod
 from typing import Any
 
 from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.lowering.powers import power_of
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
@@ -114,11 +115,11 @@ def group_norm(
 def vector_norm(
     c: Context, x: Ref, order: float = 2, dims: Sequence[int] | None = None, keepdim: bool = False, **_: Any
 ) -> Ref:
-    """sqrt of the exact sum of squares; sum of magnitudes for 1, greatest for inf, number of others than 0 for 0."""
+    """(sum of |x|^p)^(1/p), of order 2 a square root; for inf and -inf an extreme, for 0 the number of others than 0."""
     b = c.b
     chosen = list(dims) if dims is not None else list(range(x.rank))
     size = b.map(MapFunction.ABS, x)
-    if x.rank == 0:
+    if x.rank == 0 and order != 0:
         return size
     if order == 2:
         return b.map(MapFunction.SQRT, b.dot(x, x, chosen, keepdim=keepdim))
@@ -129,7 +130,42 @@ def vector_norm(
     if order == 0:
         other = b.cast(b.compare(MapFunction.NE, x, b.const(0.0)), DType.F32)
         return b.sum(other, chosen, keepdim=keepdim)
-    raise NotImplementedError(f"a vector norm of order {order}: only 0, 1, 2 and inf")
+    if order == -inf:
+        return b.map(MapFunction.NEG, b.max(b.map(MapFunction.NEG, size), chosen, keepdim=keepdim))
+    if order < 0:
+        raise NotImplementedError("a vector norm of a negative order other than -inf")
+    return power_of(c, b.sum(power_of(c, size, order), chosen, keepdim=keepdim), 1 / order)
+
+
+@lowers("dist.default")
+def dist(c: Context, x: Ref, y: Ref, order: float = 2) -> Ref:
+    """The vector norm of the difference."""
+    return vector_norm(c, c.b.sub(c.ref(x), c.ref(y)), order)
+
+
+@lowers("_cdist_forward.default")
+def cdist(c: Context, x: Ref, y: Ref, order: float, _mode: int | None = None) -> Ref:
+    """The vector norm of the difference of each row of one with each row of the other."""
+    return vector_norm(c, c.b.sub(x.unsqueeze(-2), y.unsqueeze(-3)), order, [-1])
+
+
+@lowers("_cdist_backward.default")
+def cdist_backward(c: Context, grad: Ref, x: Ref, y: Ref, order: float, distances: Ref) -> Ref:
+    """The exact sum, over the rows of the other, of each difference's share in its norm; 0 at a distance of 0."""
+    b, zero, one = c.b, c.b.const(0.0), c.b.const(1.0)
+    apart = b.sub(x.unsqueeze(-2), y.unsqueeze(-3))
+    size, whole = b.map(MapFunction.ABS, apart), distances.unsqueeze(-1)
+    if order == 0:
+        return b.full(c.shape, 0.0)
+    if order == 1:
+        share = one
+    elif order == inf:
+        share = b.where(b.compare(MapFunction.EQ, size, whole), one, zero)
+    else:
+        share = b.div(size, whole) if order == 2 else power_of(c, b.div(size, whole), order - 1)
+    share = b.where(b.compare(MapFunction.LT, apart, zero), b.map(MapFunction.NEG, share), share)
+    nowhere = b.map(MapFunction.OR, b.compare(MapFunction.EQ, apart, zero), b.compare(MapFunction.EQ, whole, zero))
+    return b.sum(b.mul(b.where(nowhere, zero, share), grad.unsqueeze(-1)), [-2])
 
 
 @lowers("_weight_norm_interface_backward.default")

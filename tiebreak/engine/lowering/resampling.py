@@ -4,8 +4,9 @@ Positions that torch computes in floating point are ratios of integers here, so 
 read. Spatial dims are the last ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from math import prod
 
 from tiebreak.engine.lowering.builder import Ref
@@ -136,35 +137,69 @@ def _tents(c: Context, size: int, out: int, scale: float | None, align: bool) ->
     return c.b.div(c.b.cast(near, DType.F32), c.b.const(float(whole)))
 
 
+def _filtered(c: Context, size: int, out: int, scale: float | None, align: bool, *, cubic: bool) -> Ref:
+    """The same for a filter as wide as what an output stands for: a tent, or Keys' cubic (a = -1/2); its sum is 1."""
+    ratio = Fraction(size - 1, out - 1) if align and out > 1 else Fraction(0) if align else _ratio(size, out, scale)
+    unit = 2 * max(ratio.numerator, ratio.denominator)
+    centre = c.b.iota((out,), (2 * ratio.numerator,), ratio.numerator)
+    away = c.b.sub(centre.unsqueeze(1), c.b.iota((size,), (2 * ratio.denominator,), ratio.denominator))
+    away = c.b.map(MapFunction.ABS, away)
+    if cubic:
+        weights = _cubic(c, c.b.div(c.b.cast(away, DType.F32), c.b.const(float(unit))))
+    else:
+        weights = c.b.cast(c.b.map(MapFunction.MAX, c.b.sub(_i64(c, unit), away), _i64(c, 0)), DType.F32)
+    return c.b.div(weights, c.b.sum(weights, [1], keepdim=True))
+
+
+def _cubic(c: Context, t: Ref) -> Ref:
+    """(1.5 t - 2.5) t^2 + 1 below 1, ((2.5 - 0.5 t) t - 4) t + 2 below 2, then 0."""
+    b, one, two = c.b, c.b.const(1.0), c.b.const(2.0)
+    near = b.add(b.mul(b.mul(b.sub(b.scale(t, 1.5), b.const(2.5)), t), t), one)
+    far = b.add(b.mul(b.sub(b.mul(b.sub(b.const(2.5), b.scale(t, 0.5)), t), b.const(4.0)), t), two)
+    far = b.where(b.compare(MapFunction.LT, t, two), far, b.const(0.0))
+    return b.where(b.compare(MapFunction.LT, t, one), near, far)
+
+
+Weights = Callable[[Context, int, int, float | None, bool], Ref]
+
+
 def _linear(
-    c: Context, x: Ref, space: Sizes, out: Sizes, align: bool, scales: Sequence[float | None], transposed: bool
-) -> Ref:
+    c: Context, x: Ref, space: Sizes, out: Sizes, align: bool, scales: Sequence[float | None], transposed: bool,
+    weights: Weights,
+) -> Ref:  # fmt: skip
     """Interpolates (or applies the transpose) one dim at a time: shrinking dims first, growing ones last."""
     rank = len(out)
     factors = list(zip(range(x.rank - rank, x.rank), space, out, scales or (None,) * rank, strict=True))
     for d, n, o, s in sorted(factors, key=lambda f: f[1] / f[2] if transposed else f[2] / f[1]):
-        tents = _tents(c, n, o, s, align)
         dims = "abcdefgh"[: x.rank]
         old, new = dims.replace(dims[d], "i"), dims.replace(dims[d], "o")
-        x = c.b.einsum(f"{old},{'io' if transposed else 'oi'}->{new}|i", x, tents)
+        x = c.b.einsum(f"{old},{'io' if transposed else 'oi'}->{new}|i", x, weights(c, n, o, s, align))
     return x
 
 
 _LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+_TENT, _CUBIC = partial(_filtered, cubic=False), partial(_filtered, cubic=True)
 
 
-@lowers(*(f"{name}.default" for name in _LINEAR), whole=True)
-def upsample_linear(c: Context, x: Ref, out: Sequence[int], align: bool, *scales: float | None) -> Ref:
-    """For each dim one contraction with a matrix of tents, max(0, 1 - distance)."""
-    return _linear(c, x, x.shape[-len(out) :], tuple(out), align, scales, False)
-
-
-@lowers(*(f"{name}_backward.default" for name in _LINEAR), whole=True)
-def upsample_linear_backward(
-    c: Context, grad: Ref, out: Sequence[int], shape: Sequence[int], align: bool, *scales: float | None
+@lowers(*(f"{name}.default" for name in _LINEAR), whole=True, weights=_tents)
+@lowers("_upsample_bilinear2d_aa.default", weights=_TENT)
+@lowers("_upsample_bicubic2d_aa.default", weights=_CUBIC)
+def upsample_linear(
+    c: Context, x: Ref, out: Sequence[int], align: bool, *scales: float | None, weights: Weights
 ) -> Ref:
-    """For each dim one contraction with the transposed matrix of tents."""
-    return _linear(c, grad, tuple(shape[-len(out) :]), tuple(out), align, scales, True)
+    """For each dim one contraction with a matrix of tents, max(0, 1 - distance); antialiased: wider ones, or cubics."""
+    return _linear(c, x, x.shape[-len(out) :], tuple(out), align, scales, False, weights)
+
+
+@lowers(*(f"{name}_backward.default" for name in _LINEAR), whole=True, weights=_tents)
+@lowers("_upsample_bilinear2d_aa_backward.default", weights=_TENT)
+@lowers("_upsample_bicubic2d_aa_backward.default", weights=_CUBIC)
+def upsample_linear_backward(
+    c: Context, grad: Ref, out: Sequence[int], shape: Sequence[int], align: bool, *scales: float | None,
+    weights: Weights,
+) -> Ref:  # fmt: skip
+    """For each dim one contraction with the transposed matrix."""
+    return _linear(c, grad, tuple(shape[-len(out) :]), tuple(out), align, scales, True, weights)
 
 
 # borders
