@@ -1,6 +1,8 @@
 """Functions of tensors: see `lowering_bench`."""
 
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,16 @@ def _assigned(x: Tensor) -> Tensor:
     return y
 
 
+def _sampled(x: Tensor, **how: Any) -> Tensor:
+    return F.grid_sample(x.unsqueeze(1), x[:, :2, :4].reshape(2, 2, 2, 2), **how)
+
+
+def _distances(x: Tensor, p: float) -> Tensor:
+    return torch.cdist(x, x.flip(2)[:, :2], p=p)
+
+
+BAGS = torch.tensor([0, 2, 1, 1, 0, 2, 2])
+OFFSETS = torch.tensor([0, 2, 2, 7])
 LABELS = torch.tensor([[3, 0, -1, 1, 2], [-1, 2, 1, 0, 0]])  # of a multi-label loss, for which they end at -1
 
 FUNCTIONS: dict[str, Function] = {
@@ -50,6 +62,30 @@ FUNCTIONS: dict[str, Function] = {
     "acos": lambda x: (0.2 * x).acos(), "asinh": torch.asinh, "acosh": lambda x: (x.abs() + 1.1).acosh(),
     "atanh": lambda x: (0.2 * x).atanh(), "lgamma": lambda x: (x.abs() + 0.1).lgamma(),
     "digamma": lambda x: (x.abs() + 0.5).digamma(),
+    "norm 3": lambda x: x.norm(p=3, dim=1), "norm -inf": lambda x: x.norm(p=-math.inf, dim=2),
+    "dist": lambda x: x[0].dist(x[1]),
+    **{f"cdist {p}": partial(_distances, p=p) for p in (1.0, 1.5, 2.0, math.inf)},
+    "hypot": lambda x: torch.hypot(x, x.flip(1)), "copysign": lambda x: torch.copysign(x, x.flip(2)),
+    "arange": lambda x: x * torch.arange(-1, 1.5, 0.5),
+    "bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="sum"),
+    "mean bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="mean", padding_idx=1),
+    "weighted bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="sum", per_sample_weights=x[1].flatten()[:7]),
+    "bags of a size": lambda x: F.embedding_bag(BAGS[:6].view(2, 3), x[0]),
+    "last offset": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="sum", include_last_offset=True),
+    **{
+        f"sampled, {mode} {padding} {align}": partial(_sampled, mode=mode, padding_mode=padding, align_corners=align)
+        for mode in ("bilinear", "nearest") for padding in ("zeros", "border", "reflection") for align in (False, True)
+    },
+    **{
+        f"antialiased, {mode} {size} {align}": partial(
+            lambda x, **how: F.interpolate(x.reshape(1, 2, 3, 5), antialias=True, **how),
+            mode=mode, size=size, align_corners=align,
+        )
+        for mode in ("bilinear", "bicubic") for size in ((2, 2), (5, 3), (1, 7)) for align in (False, True)
+    },
+    "antialiased by scales": lambda x: F.interpolate(
+        x.reshape(1, 2, 3, 5), antialias=True, mode="bilinear", scale_factor=(0.7, 0.5)
+    ),
     "triangle": lambda x: x.tril() + x.triu(1), "outer": lambda x: torch.outer(x[0, 0], x[0, 1]),
 }  # fmt: skip
 

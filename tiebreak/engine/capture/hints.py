@@ -8,7 +8,7 @@ _ORDER = "of orders `sort`, `topk`, `kthvalue` and `median` have a form; use one
 _SHAPE = "the shape of its result depends on data; keep the shape and use masks and `where`"
 _RANDOM = "of draws only uniform, normal, exponential, integers within bounds, permutations and `bernoulli` have a form"
 _MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
-_FUNCTION = "only exp, log, tanh, erf, sin and cos are instructions; move it out of the step or approximate it"
+_FUNCTION = "it has no form of stated accuracy (docs/OPERATORS.md); move it out of the step or approximate it"
 _COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
 
 HINTS: Final[dict[str, str]] = {
@@ -23,16 +23,15 @@ HINTS: Final[dict[str, str]] = {
                      "_fft_r2c", "_fft_c2r", "_fft_c2c"), _COMPLEX),
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",
     "_ctc_loss": "its lattice is built from data; use a loss over aligned labels (`cross_entropy`)",
-    "grid_sampler_2d": "sampling at computed places has a form only for integers (`gather`)",
+    "grid_sampler_3d": "of sampled places only those of images have a form",
     "bucketize": "compare with each boundary and sum the results",
-    **dict.fromkeys(("lgamma", "digamma", "polygamma", "erfinv", "special_i0", "special_bessel_j0"), _FUNCTION),
+    **dict.fromkeys(("erfinv", "i0", "special_i0e", "special_i1", "special_i1e", "special_bessel_j0", "igamma",
+                     "special_erfcx"), _FUNCTION),
     **dict.fromkeys(("cummax", "cummin", "logcumsumexp"), "of scans only `cumsum` and `cumprod` have a form"),
-    **dict.fromkeys(("atan", "atan2", "asin", "acos", "asinh", "acosh", "atanh"), _FUNCTION),
-    "pow": "use a constant exponent that is a multiple of 1/2, or exp(y * log(x))",
     **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_functional"), "its slopes are drawn; use a fixed slope"),
     "_sparse_coo_tensor_with_dims_and_tensors": "gradients are dense here; use Embedding(sparse=False)",
-    "_cdist": "write the distance as (x - y).square().sum().sqrt()",
-    "_embedding_bag": "use an embedding and a sum",
+    "_pdist": "use `torch.cdist`",
+    "embedding_renorm": "rows cannot be rescaled in place; leave out `max_norm`",
     "_native_multi_head_attention": "the fused kernel is for inference; put the model in train mode",
     "_flash_attention": "use attention that torch decomposes: `attn_implementation=\"eager\"` or `\"sdpa\"`",
 }  # fmt: skip

@@ -16,6 +16,7 @@ from tiebreak.engine.lowering import (  # noqa: F401 - each fills its part of th
     random,
     reductions,
     resampling,
+    sampling,
     scalars,
     scans,
     scattering,

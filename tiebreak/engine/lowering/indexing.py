@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiebreak.engine.lowering.builder import Ref, Scalar, broadcast
+from tiebreak.engine.lowering.builder import Builder, Ref, Scalar, broadcast
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
@@ -25,6 +25,88 @@ def embedding_backward(
         hit = c.b.compare(MapFunction.EQ, index, c.b.const(padding_index, DType.I64))
         index = c.b.where(hit, c.b.const(-1, DType.I64), index)
     return c.b.scatter_rows(grad, index, rows)
+
+
+@dataclass(frozen=True)
+class _Bags:
+    """Consecutive indices belong together: to the last bag whose offset is not greater than their place."""
+
+    number: Ref
+    """The bag of each index, -1 for one that is left out; i64 (indices)."""
+    count: Ref
+    """How many indices each bag has; i64 (bags)."""
+
+    @classmethod
+    def of(cls, b: Builder, index: Ref, offsets: Ref, bags: int, padding_index: int) -> "_Bags":
+        """Of the first `bags` offsets; `padding_index` is left out."""
+        one = b.const(1, DType.I64)
+        places = b.iota(index.shape, (1,)).unsqueeze(1)
+        begun = b.compare(MapFunction.LE, offsets.slice(0, 0, bags).unsqueeze(0), places)
+        number = b.sub(b.sum(b.cast(begun, DType.I64), [1]), one)
+        if padding_index >= 0:
+            hit = b.compare(MapFunction.EQ, index, b.const(padding_index, DType.I64))
+            number = b.where(hit, b.const(-1, DType.I64), number)
+        inside = b.compare(MapFunction.EQ, number.unsqueeze(0), b.iota((bags,), (1,)).unsqueeze(1))
+        return cls(number, b.sum(b.cast(inside, DType.I64), [1]))
+
+    def size(self, b: Builder) -> Ref:
+        """By what a mean is divided; f32 (bags, 1)."""
+        return b.cast(b.map(MapFunction.MAX, self.count, b.const(1, DType.I64)), DType.F32).unsqueeze(1)
+
+    def spread(self, b: Builder, rows: Ref) -> Ref:
+        """The row of each index's bag, of zeros for one that is left out."""
+        left_out = b.compare(MapFunction.LT, self.number, b.const(0, DType.I64))
+        found = b.rows(rows, b.where(left_out, b.const(0, DType.I64), self.number))
+        return b.where(left_out.unsqueeze(1), b.const(0.0), found)
+
+
+_MEAN, _MAX = 1, 2
+
+
+def _require_sums(mode: int, scale_by_frequency: bool) -> None:
+    if mode == _MAX:
+        raise NotImplementedError("embedding_bag with mode='max'")
+    if scale_by_frequency:
+        raise NotImplementedError("embedding with scale_grad_by_freq")
+
+
+@lowers("_embedding_bag.default")
+def embedding_bag(
+    c: Context, weight: Ref, index: Ref, offsets: Ref, scale_by_frequency: bool = False, mode: int = 0,
+    _sparse: bool = False, factors: Ref | None = None, _include_last: bool = False, padding_index: int = -1,
+) -> tuple[Ref, Ref, Ref, Ref]:  # fmt: skip
+    """The exact sum of the rows of each bag, or of their products with the rows' factors; for a mean, divided."""
+    _require_sums(mode, scale_by_frequency)
+    b, bags = c.b, c.shape[0]
+    found = _Bags.of(b, index, offsets, bags, padding_index)
+    rows = b.rows(weight, index)
+    rows = rows if factors is None else b.mul(rows, factors.unsqueeze(1))
+    total = b.scatter_rows(rows, found.number, bags)
+    total = b.div(total, found.size(b)) if mode == _MEAN else total
+    return total, found.number, found.count, b.full(c.result[3].shape, 0, DType.I64)
+
+
+@lowers("_embedding_bag_backward.default")
+def embedding_bag_backward(
+    c: Context, grad: Ref, index: Ref, offsets: Ref, _number: Ref, _count: Ref, _greatest: Ref, rows: int,
+    scale_by_frequency: bool, mode: int, _sparse: bool, factors: Ref | None, padding_index: int = -1,
+) -> Ref:  # fmt: skip
+    """Each row's exact sum of the gradients of the bags that it is in; of a mean, divided before."""
+    _require_sums(mode, scale_by_frequency)
+    b = c.b
+    found = _Bags.of(b, index, offsets, grad.shape[0], padding_index)
+    grad = b.div(grad, found.size(b)) if mode == _MEAN else grad
+    shares = found.spread(b, grad)
+    return b.scatter_rows(shares if factors is None else b.mul(shares, factors.unsqueeze(1)), index, rows)
+
+
+@lowers("_embedding_bag_per_sample_weights_backward.default")
+def embedding_bag_factors_backward(
+    c: Context, grad: Ref, weight: Ref, index: Ref, offsets: Ref, _number: Ref, _mode: int, padding_index: int = -1
+) -> Ref:
+    """The exact product of each index's row and the gradient of its bag."""
+    found = _Bags.of(c.b, index, offsets, grad.shape[0], padding_index)
+    return c.b.dot(found.spread(c.b, grad), c.b.rows(weight, index), [1])
 
 
 @lowers("index_select.default")

@@ -115,7 +115,7 @@ def group_norm(
 def vector_norm(
     c: Context, x: Ref, order: float = 2, dims: Sequence[int] | None = None, keepdim: bool = False, **_: Any
 ) -> Ref:
-    """(sum of |x|^p)^(1/p), of order 2 a square root; for inf and -inf an extreme, for 0 the number of others than 0."""
+    """(sum of |x|^p)^(1/p), of order 2 a square root; for inf and -inf an extreme, for 0 the number of nonzeros."""
     b = c.b
     chosen = list(dims) if dims is not None else list(range(x.rank))
     size = b.map(MapFunction.ABS, x)
