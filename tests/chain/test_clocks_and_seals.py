@@ -258,7 +258,8 @@ def test_a_lost_challenge_does_not_stop_another(chain: EmbeddedChain) -> None:
     assert chain.job_state(job.id).status is JobStatus.SLASHED
 
 
-@pytest.mark.parametrize("name", slow_except(LEAVES, "map"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEAVES)
 def test_a_mirror_cannot_take_the_proof_out_of_the_queue(chain: EmbeddedChain, name: str) -> None:
     """A mirror challenges the same head and repeats every move that it sees.
 

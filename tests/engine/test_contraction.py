@@ -100,7 +100,7 @@ def test_products_against_the_pure_twin(
         several=True,
     ),
 )
-@pytest.mark.parametrize("operands", [1, 2])
+@pytest.mark.parametrize("operands", slow_except([1, 2], 2))
 def test_flat_sums_against_the_pure_twin(
     shape: tuple[int, ...], reduction: tuple[int, ...], strides: tuple[int, ...], operands: int,
     monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None],

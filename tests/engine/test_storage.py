@@ -174,6 +174,7 @@ def test_a_run_is_worked_on_by_one_process(new_run: NewRun) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_file(path, b"old")

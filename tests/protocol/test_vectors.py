@@ -56,6 +56,7 @@ def test_checked_in_files_are_generated() -> None:
     assert sum(path.stat().st_size for path in files) < 2_110_000
 
 
+@pytest.mark.slow
 def test_check_sees_changes_and_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert vectors.main([str(tmp_path)]) == 0
     assert vectors.main([str(tmp_path), "--check"]) == 0

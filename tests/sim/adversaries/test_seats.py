@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.parts import slow_except
 from tests.sim.adversaries.playing import of, party, played, result_of
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import PublicJob
@@ -22,7 +23,7 @@ SEATS = {"seats": 4, "seat_fee": TERMS.reward // 10, "seat_bond": TERMS.reward /
 SHARE = TERMS.trainer_stake // 2 // 5
 
 
-@pytest.mark.parametrize("kind", ADVERSARIES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", slow_except(ADVERSARIES, *ADVERSARIES[::3]), ids=lambda kind: kind.name)
 def test_it_ends_where_it_must(kind: Adversary) -> None:
     result = played(kind, 3, **SEATS)
     assert party(result, "auditor").wei > 0 or result.job_status == "settled", "who drew a seat is paid for it"

@@ -44,6 +44,7 @@ def test_every_route_is_described_and_every_description_has_a_route(tmp_path_fac
     assert len(described) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @SCHEMA.parametrize()
 @hypothesis_settings(
