@@ -229,6 +229,43 @@ def test_every_permutation_of_three_is_as_likely(cases: CaseCounter) -> None:
     cases(steps)
 
 
+class Skipping(nn.Module):
+    """Skips each of its layers at random, as the message says that refuses it as a branch."""
+
+    def __init__(self, layerdrop: float) -> None:
+        super().__init__()
+        self.layerdrop = layerdrop
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+        self.register_buffer("skipped", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = []
+        for layer in self.layers:
+            skips = torch.rand(()) < self.layerdrop
+            x = torch.where(skips, x, layer(x))
+            skipped.append(skips)
+        self.skipped.copy_(torch.stack(skipped))
+        return x.square().mean()
+
+
+def test_layers_are_skipped_by_the_programs_own_draws(cases: CaseCounter) -> None:
+    compiled = checked(task_of(Skipping(0.5), 8))
+    machine = Interpreter(compiled.program, Arithmetic())
+    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    found = set()
+    for step in range(1, 9):
+        before, state = state, machine.step(step, state, data).state
+        moved = [
+            not torch.equal(before[f"model.layers.{k}.weight"], state[f"model.layers.{k}.weight"]) for k in range(4)
+        ]
+        assert moved == [not skips for skips in state["model.skipped"].bool().tolist()], (
+            "a skipped layer has no gradient"
+        )
+        found.add(tuple(moved))
+        cases()
+    assert len(found) > 3
+
+
 WRONG: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "spread": ("normal_", "normal_functional.default",
                lambda c, x, mean, std: RULES["normal.float_float"](c, mean, std * 1.01)),

@@ -107,7 +107,8 @@ _IN_CODE: Final = (
     ("_ctc_loss", "use a loss over aligned labels (`cross_entropy`)"),
     (
         "layerdrop",
-        "it skips layers at random: set layerdrop (encoder_layerdrop, decoder_layerdrop) to 0 in its settings",
+        "it skips layers at random: set layerdrop (encoder_layerdrop, decoder_layerdrop) to 0 in its settings, or "
+        "let the program draw and compute both ways, `x = torch.where(torch.rand(()) < layerdrop, x, layer(x))`",
     ),
     ("num_batches_tracked", "give batch norm a momentum: None counts batches in Python"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
