@@ -386,7 +386,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "kept": (listed, r"reads 0\.linear\.weight by another way"),
     "first": (lambda: Layer(ready, ready=False), "first run has other results"),
     "trained elsewhere": (lambda: stepping(lambda: None), "trains parameters of the model only"),
-    "layerdrop": (lambda: Layer(skipping, layerdrop=0.1), r"needs the values.*set layerdrop .* to 0.*where\(torch\.rand"),
+    "layerdrop": (lambda: Layer(skipping, layerdrop=0.1), r"needs the values.*set layerdrop .* to 0.*torch\.rand"),
     "assertion": (lambda: Layer(asserting), "needs the values.*start Python with -O"),
     "labels": (lambda: Layer(lambda _, x, labels=X: x[labels[:2] > 0]), "needs the values.*give the model no labels"),
     "momentum": (lambda: nn.BatchNorm1d(4, momentum=None), "needs the values.*give batch norm a momentum"),
