@@ -67,7 +67,7 @@ ACCURACY: dict[str, tuple[float, float | str, float, float | str]] = {
     "asin": (2, 0, 2, "(1 - x^2)^-1.5"),
     "acos": (1, 0, 2, "(1 - x^2)^-1.5"),
     "asinh": (3, 0, 3, 0),
-    "acosh": (3, 0, 4, 0),
+    "acosh": (3, 0, 3, "(x^2 - 1)^-1.5"),
     "atanh": (3, 0, 2, "(1 - x^2)^-2"),
     "lgamma": (6, 0, 6, 1),
     "digamma": (6, 1, 5, 0),

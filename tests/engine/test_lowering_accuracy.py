@@ -174,6 +174,7 @@ UNITS: dict[str, Callable[[float], float]] = {
     "x": abs,
     "1 + 1/x": lambda x: 1 + 1 / abs(x) if x else 1.0,
     "(1 - x^2)^-1.5": lambda x: (1 - x * x) ** -1.5,
+    "(x^2 - 1)^-1.5": lambda x: (x * x - 1) ** -1.5,
     "(1 - x^2)^-2": lambda x: (1 - x * x) ** -2,
 }
 
