@@ -540,7 +540,7 @@ def rounds_too_finely(honest: Run, leaf: int, fine: bytes) -> None:
     assert end.verdict is not None
     assert (end.verdict.winner, end.leaf) == (Side.CHALLENGER, leaf)
     if end.terms:
-        assert end.verdict.detail == "the last accumulator is not the claimed element"
+        assert end.verdict.detail == "the defender conceded in phase OPEN_TERMS", "its sums do not round to its number"
     else:
         assert end.verdict.correct == honest.tensor(1, leaf)[4 * end.element : 4 * end.element + 4]
         assert end.verdict.committed == fine[4 * end.element : 4 * end.element + 4]
