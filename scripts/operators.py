@@ -174,8 +174,8 @@ the ulp of 2^-126. From `softmax` to `layer_norm` the rows are of two or three e
 Results overflow only where the exact ones do, with these exceptions, which eager FP32 has as well unless it is said.
 The gradient of `rsqrt` is infinite below 2^-84, those of `asinh` and `acosh` are 0 from 2^64 on, and `sinc` is a number
 up to 2^120. Means overflow where their sums do, and variances, norms and distances where squares do, from 2^63 on
-(eager PyTorch on a CPU computes `var` and `std` in double precision). A sum over an infinity is NaN, so `mean`, `norm` and `logsumexp` of an infinity are NaN, where eager
-PyTorch has infinity; so is a power n + 1/2 of minus infinity.
+(eager PyTorch on a CPU computes `var` and `std` in double precision). A sum over an infinity is NaN, so `mean`, `norm`
+and `logsumexp` of an infinity are NaN, where eager PyTorch has infinity; so is a power n + 1/2 of minus infinity.
 
 | function | ulp | unit | gradient, ulp | unit |
 | --- | --- | --- | --- | --- |"""
