@@ -67,6 +67,9 @@ FUNCTIONS: dict[str, Function] = {
     **{f"cdist {p}": partial(_distances, p=p) for p in (1.0, 1.5, 2.0, math.inf)},
     "hypot": lambda x: torch.hypot(x, x.flip(1)), "copysign": lambda x: torch.copysign(x, x.flip(2)),
     "arange": lambda x: x * torch.arange(-1, 1.5, 0.5),
+    "triangle": lambda x: x.tril() + x.triu(1), "outer": lambda x: torch.outer(x[0, 0], x[0, 1]),
+}  # fmt: skip
+IMAGES_AND_BAGS: dict[str, Function] = {
     "bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="sum"),
     "mean bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="mean", padding_idx=1),
     "weighted bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="sum", per_sample_weights=x[1].flatten()[:7]),
@@ -86,13 +89,18 @@ FUNCTIONS: dict[str, Function] = {
     "antialiased by scales": lambda x: F.interpolate(
         x.reshape(1, 2, 3, 5), antialias=True, mode="bilinear", scale_factor=(0.7, 0.5)
     ),
-    "triangle": lambda x: x.tril() + x.triu(1), "outer": lambda x: torch.outer(x[0, 0], x[0, 1]),
 }  # fmt: skip
 
 
 def test_functions(cases: CaseCounter) -> None:
     check_modules(FUNCTIONS, (3, 5))
     cases(len(FUNCTIONS))
+
+
+@pytest.mark.slow
+def test_images_and_bags(cases: CaseCounter) -> None:
+    check_modules(IMAGES_AND_BAGS, (3, 5))
+    cases(len(IMAGES_AND_BAGS))
 
 
 def executed(b: Builder, x: Tensor) -> list[Tensor]:

@@ -45,6 +45,8 @@ from tiebreak.sim.adversaries.forgery import ForgedLogTree, Words
 from tiebreak.sim.adversaries.logs import Course, ExactSum, LogCheat, greater, with_entry, wrong_way
 from tiebreak.sim.games.disputes import ChainMatch, Published, fork, play_out, publish
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def logged(yard: Yard) -> LoggedYard:
@@ -158,7 +160,6 @@ def test_a_fork_takes_the_logs_over_under_its_own_job(logged: LoggedYard) -> Non
 # ---------------------------------------------------------------- cheats
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "long", "step"),
     [
@@ -201,7 +202,6 @@ def test_a_wrong_rounding_far_from_a_tie_without_an_entry(logged: LoggedYard) ->
     assert_caught(logged.convict(cheat), cheat)
 
 
-@pytest.mark.slow
 def test_a_drift_is_caught_at_its_first_step_that_no_tie_excuses(logged: LoggedYard) -> None:
     """(c) The greater neighbour in every step, with an entry. What lies near a middle is lawful, until one does not."""
     gradients = {n for n, i in enumerate(logged.program.body) if sum_kind(i) == SumKind.PRODUCTS and i.terms > 4}
@@ -214,7 +214,6 @@ def test_a_drift_is_caught_at_its_first_step_that_no_tie_excuses(logged: LoggedY
     assert_caught(logged.convict(cheat, levels=5), cheat)
 
 
-@pytest.mark.slow
 def test_a_near_tie_decided_in_silence(logged: LoggedYard) -> None:
     """(d) A log might have chosen this number. It did not."""
     exact = pick(logged, 7, is_near)
@@ -255,7 +254,6 @@ def test_near_ties_that_are_logged_are_the_trainers_to_decide(logged: LoggedYard
     assert report.elsewhere == 0
 
 
-@pytest.mark.slow
 def test_who_attacks_lawful_logs_loses_its_stake(logged: LoggedYard) -> None:
     """(e) A challenger that takes its own log for the law: the trainer's is the committed one."""
     lawful, committed = committed_ties(logged, "attacked")
@@ -321,7 +319,6 @@ def commit_words(logged: LoggedYard, run: RunDirectory, words: Words, name: str)
 NO_LIE = LogCheat(nudges=(), logs={})
 
 
-@pytest.mark.slow
 def test_code_3_is_no_excuse(logged: LoggedYard) -> None:
     """(f) A near tie, rounded the wrong way, with a code that means nothing; the challenger was told the words."""
     step, exact = 4, pick(logged, 4, is_near)
@@ -356,7 +353,6 @@ def padded_value(logged: LoggedYard) -> tuple[int, int, int]:
     raise AssertionError
 
 
-@pytest.mark.slow
 def test_codes_of_padding_mean_nothing(logged: LoggedYard) -> None:
     """(f) Codes for elements and chunks that do not exist, 3 for others: the run is right, and who attacks it loses."""
     step = INTERVAL + 1
@@ -385,7 +381,6 @@ def test_codes_of_padding_mean_nothing(logged: LoggedYard) -> None:
 # ---------------------------------------------------------------- logs that are not there
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["withheld", "another", "cut short"])
 def test_without_the_committed_logs_nobody_can_check_and_nobody_is_slashed(logged: LoggedYard, how: str) -> None:
     """(g) The auditor stops: a challenge on its own guess at the logs would lose (above)."""

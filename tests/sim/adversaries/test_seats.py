@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.parts import slow_except
 from tests.sim.adversaries.playing import of, party, played, result_of
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import PublicJob
@@ -19,11 +18,13 @@ from tiebreak.sim.games.playing import ADVERSARIES as PLAYED
 from tiebreak.sim.games.playing import play_line, repertoire
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
 
+pytestmark = pytest.mark.slow
+
 SEATS = {"seats": 4, "seat_fee": TERMS.reward // 10, "seat_bond": TERMS.reward // 8}
 SHARE = TERMS.trainer_stake // 2 // 5
 
 
-@pytest.mark.parametrize("kind", slow_except(ADVERSARIES, *ADVERSARIES[::3]), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", ADVERSARIES, ids=lambda kind: kind.name)
 def test_it_ends_where_it_must(kind: Adversary) -> None:
     result = played(kind, 3, **SEATS)
     assert party(result, "auditor").wei > 0 or result.job_status == "settled", "who drew a seat is paid for it"
@@ -77,7 +78,6 @@ def test_a_line_says_how_many_seats_a_job_has() -> None:
         play_line("v1 seed=1 game=1 with=equivocation seats=2")
 
 
-@pytest.mark.slow
 def test_seats_are_dealt_to_games_that_can_have_them() -> None:
     """Where no head is posted, an adversary that posts heads is none."""
     seated = repertoire().seated

@@ -15,6 +15,8 @@ from tiebreak.sim.games.records import RECORDS, Header, Json, read
 from tiebreak.sim.games.series import SUMMARY, VIOLATIONS, Series, to_text, write_summary
 from tiebreak.sim.games.summary import summarize
 
+pytestmark = pytest.mark.slow
+
 PLAYERS = Repertoire(
     workshops=dict.fromkeys(ADVERSARIES, ("exact",)), singles=("poison", "slow"), pairs=[("poison", "slow")]
 )
@@ -38,7 +40,6 @@ def test_a_summary_follows_from_the_games_in_the_folder(tmp_path: Path) -> None:
     assert not (tmp_path / VIOLATIONS).exists()
 
 
-@pytest.mark.slow
 def test_sittings_and_processes_do_not_matter(tmp_path: Path) -> None:
     once = series().run(tmp_path / "once", processes=1, resume=False)
     series(games=7).run(tmp_path / "twice", processes=2, resume=False)

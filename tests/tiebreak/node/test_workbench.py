@@ -25,6 +25,8 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.small_task import INTERVAL, STEPS, small_task
 
+pytestmark = pytest.mark.slow
+
 CLIENT, TRAINER = PrivateKey.from_int(1), PrivateKey.from_int(2)
 COUNT = -(-STEPS // INTERVAL)
 
