@@ -10,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 # Many slow tests wait for blocks and for windows to end.
-SLOW_WORKERS ?= 3
+SLOW_WORKERS ?= 4
 # Some containers switch byte code off: then every worker, and every command that a test starts, compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 # The stamp is keyed on what is installed: a change of either file installs again.
@@ -40,8 +40,8 @@ demo: setup ## The whole path on real data, then once more by processes on a net
 test: setup ## Everything once, in minutes on two cores, with floors on how many ran and no unexpected skips
 	$(PYTEST) --full
 
-test-all: setup ## The tests that `make test` leaves out, in some twenty minutes
-	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m slow --full
+test-all: setup ## The tests that `make test` and `make anvil` leave out, in some twenty minutes
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m slow -k "not anvil" --full
 
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)
 	$(BIN)/python -m pytest -n0 tests/engine/models/full_size.py

@@ -36,9 +36,7 @@ def test_who_is_honest_wins_over_a_bad_network(tmp_path: Path) -> None:
         there.join("trainer", cheat="rate")
         there.join("auditor")
         there.offer()
-        there.live(
-            lambda: all(any(job.is_over for job in driver.machine.jobs()) for driver in there.drivers.values()), 240
-        )
+        there.live(lambda: all(any(job.is_over for job in driver.machine.jobs()) for driver in there.drivers.values()))
         the_liar_loses(there, tmp_path)
         faults = hub.faults + node.faults
         assert min(faults[fault] for fault in ("dropped", "delayed", "doubled", "reordered", "cut")) > 0, faults

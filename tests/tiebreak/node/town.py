@@ -64,8 +64,8 @@ class Town:
         """A job as a party sees it on the board."""
         return self.drivers[role].machine.board.jobs.get(job.id)
 
-    def live(self, holds: Callable[[], bool], seconds: float = 240) -> None:
-        """Let the parties live until something holds."""
+    def live(self, holds: Callable[[], bool], seconds: float = 600) -> None:
+        """Let the parties live until something holds, or so long that even a game that goes to the chain has ended."""
         end = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < end, "it took too long"
