@@ -320,12 +320,6 @@ def toggling(self: Any, x: Tensor) -> Tensor:
     return x + y
 
 
-def masked(_: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    if not torch.compiler.is_exporting():
-        mask = torch.ones(4)
-    return x * mask[None]
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "random": (lambda: Layer(lambda _, x: x * random.random()), "random numbers of Python.*torch.rand"),
     "branch": (lambda: Layer(lambda _, x: x if random.randint(0, 9) else 2 * x), "random numbers of Python"),
@@ -391,7 +385,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "labels": (lambda: Layer(lambda _, x, labels=X: x[labels[:2] > 0]), "needs the values.*give the model no labels"),
     "momentum": (lambda: nn.BatchNorm1d(4, momentum=None), "needs the values.*give batch norm a momentum"),
     "toggled": (lambda: Layer(toggling), "freeze parameters before capture"),
-    "none": (lambda: Layer(masked), r"leaves an argument None.*attention_mask="),
     "item": (lambda: Layer(lambda _, x: x if x.sum() > 0 else -x), "needs the values of tensors"),
     "mask": (lambda: Layer(lambda _, x: x[x > 0]), "needs the values of tensors"),
     "checks": (lambda: Layer(lambda _, x: Normal(x, 1.0, validate_args=True).log_prob(x)), "validate_args"),
@@ -484,6 +477,23 @@ def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
         layer.weight = nn.Parameter(held[20 * k : 20 * k + 16].view(4, 4))
         layer.bias = nn.Parameter(held[20 * k + 16 : 20 * k + 20])
     assert torch.isfinite(run_engine(captured(model))["loss"])
+
+
+def masked(_: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    if not torch.compiler.is_exporting():
+        mask = torch.arange(4.0)
+    return x * mask[None]
+
+
+def masked_by_values(_: Any, x: Tensor) -> Tensor:
+    return masked(_, x if torch.compiler.is_compiling() else x * x[x > 0].sum())
+
+
+def test_where_a_path_for_export_leaves_out_an_argument_that_for_eager_is_taken() -> None:
+    """As libraries do with masks. If that one cannot be captured, its own reason is given."""
+    assert torch.isfinite(run_engine(checked(task(nn.Sequential(Layer(masked)))))["loss"])
+    with pytest.raises(ConfigurationError, match="needs the values of tensors"):
+        captured(nn.Sequential(Layer(masked_by_values)))
 
 
 def test_state_of_the_loss_is_refused() -> None:

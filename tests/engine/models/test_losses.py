@@ -50,6 +50,7 @@ LOSSES: dict[str, Loss] = {
     "kl, log target": lambda x, y, t: F.kl_div(
         x.log_softmax(1), t.log_softmax(1), reduction="batchmean", log_target=True
     ),
+    "ctc": lambda x, y, t: F.ctc_loss(x.log_softmax(1), torch.tensor([1, 2]), torch.tensor(len(x)), torch.tensor(2)),
     "cosine embedding": lambda x, y, t: F.cosine_embedding_loss(x, t, torch.where(y > 1, 1, -1)),
     "triplet": lambda x, y, t: F.triplet_margin_loss(x, t, t.flip(0)),
     "margin": lambda x, y, t: F.margin_ranking_loss(x[:, 0], x[:, 1], t[:, 0].sign(), margin=0.1),

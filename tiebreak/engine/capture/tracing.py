@@ -5,7 +5,8 @@ internals. It is tested with torch 2.13.0; the program made from the graph no lo
 
 The graph is traced on fake tensors, so nothing is computed and no parameter is copied. Meanwhile torch reports the same
 as inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
-paths that do not depend on data.
+paths that do not depend on data. Some leave out an argument there (None) that they read later; then their path for
+eager PyTorch is traced.
 """
 
 import sys
@@ -24,6 +25,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from tiebreak.engine.capture.ctc import ctc_loss
 from tiebreak.engine.capture.hints import operator_hint
 from tiebreak.engine.capture.purity import LossModule, as_written
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
@@ -34,6 +36,8 @@ TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
 _VERSION: Final = Tensor._version
 _SCALER: Final = torch.amp.grad_scaler.__file__
+_OWN: Final = {torch.nn.functional.ctc_loss: ctc_loss}
+"""Functions of torch that are traced as compositions of ours."""
 _PATH: Final = "module"
 _LINE: Final = "line"
 """The keys of a node's annotations."""
@@ -121,7 +125,7 @@ class _Lines(TorchFunctionMode):
             raise ConfigurationError(
                 f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"
             )
-        return func(*args, **(kwargs or {}))
+        return _OWN.get(func, func)(*args, **(kwargs or {}))
 
 
 def _noted() -> dict[str, str]:
@@ -130,10 +134,10 @@ def _noted() -> dict[str, str]:
 
 
 @contextmanager
-def as_export() -> Iterator[None]:
-    """Makes torch report that it is compiling and exporting."""
+def _reporting(export: bool) -> Iterator[None]:
+    """Makes torch report whether it is compiling and exporting."""
     before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
-    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = export
     try:
         yield
     finally:
@@ -183,6 +187,22 @@ def trace(
     assigned: the names of the buffers that the step assigns, as `tiebreak.engine.capture.purity.examine` finds them.
     """
     _check_version()
+    try:
+        return _traced(model, loss, batch, assigned, export=True)
+    except ConfigurationError as error:
+        if not isinstance(error.__cause__, (AttributeError, TypeError)):
+            raise
+    return _traced(model, loss, batch, assigned, export=False)
+
+
+def _traced(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    batch: Sequence[Tensor],
+    assigned: Collection[str],
+    *,
+    export: bool,
+) -> JointGraph:
     parameters = dict(model.named_parameters())  # tied parameters appear once: they have one gradient
     buffers = dict(model.named_buffers())
     # Imported here because it loads torch._dynamo, which takes seconds that training and auditing need not spend.
@@ -201,7 +221,7 @@ def trace(
     with (
         sdpa_kernel(SDPBackend.MATH),
         kept_whole(),
-        as_export(),
+        _reporting(export),
         as_written(model),
         _refusals(model),
         _paths(model),

@@ -104,7 +104,7 @@ _VALUES: Final = (
 )
 _IN_CODE: Final = (
     ("_pack_padded", "give padded sequences and a mask instead of packed ones"),
-    ("_ctc_loss", "use a loss over aligned labels (`cross_entropy`)"),
+    ("_ctc_loss", "call it as torch.nn.functional.ctc_loss, or by torch.nn.CTCLoss"),
     (
         "layerdrop",
         "it skips layers at random: set layerdrop (encoder_layerdrop, decoder_layerdrop) to 0 in its settings, or "
@@ -121,11 +121,6 @@ _ADVICE: Final = (
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
     (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
-    (
-        ("NoneType",),
-        "while torch exports, the model leaves an argument None that it makes up otherwise; give it in the "
-        "loss, for example attention_mask=torch.ones_like(input_ids)",
-    ),
     (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
     (("placeholders=",), "torch cannot trace a write to a tensor without elements; leave that tensor out"),
     (("FunctionalTensor",), "a subclass of Tensor cannot be followed; use plain tensors"),
