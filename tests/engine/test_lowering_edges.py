@@ -24,7 +24,8 @@ ONE = {
     "x^0.7": lambda x: x**0.7, "x^-65": lambda x: x**-65.0,
     "x^65": lambda x: x**65.0, "0^x": lambda x: 0.0**x, "(-2)^x": lambda x: (-2.0) ** x,
 }  # fmt: skip
-TWO = {"pow": torch.pow, "atan2": torch.atan2}
+TWO = {"pow": torch.pow, "atan2": torch.atan2, "fmax": torch.fmax, "floor": torch.floor_divide}
+QUOTIENTS = {"remainder": torch.remainder, "fmod": torch.fmod}
 TOLERANCE = 5e-5
 """At -1/2, digamma is the small difference of large numbers."""
 
@@ -58,6 +59,28 @@ def test_of_one_number(name: str, cases: CaseCounter) -> None:
 def test_of_two_numbers(name: str, cases: CaseCounter) -> None:
     x, y = (part.flatten() for part in torch.meshgrid(torch.tensor(ALL), torch.tensor(ALL), indexing="ij"))
     assert _differ(lambda v: TWO[name](v, _meant(y.to(v.dtype))), x) == []
+    cases(len(x))
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_remainders(name: str, cases: CaseCounter) -> None:
+    """Also of multiples and their neighbours, whose rounded quotients are whole. Those of large quotients are NaN."""
+    g = torch.Generator().manual_seed(2)
+    x, y = (part.flatten() for part in torch.meshgrid(torch.tensor(ALL), torch.tensor(ALL), indexing="ij"))
+    steps = torch.randn(500, generator=g) * torch.ldexp(torch.ones(500), torch.randint(-60, 60, (500,), generator=g))
+    multiples = steps * torch.randint(-(1 << 20), 1 << 20, (500,), generator=g)
+    near = [multiples, *(multiples.nextafter(torch.tensor(end)) for end in (math.inf, -math.inf))]
+    x, y = torch.cat([x, *near]), torch.cat([y, *(steps,) * 3])
+
+    def function(v: Tensor) -> Tensor:
+        divisor = _meant(y.to(v.dtype))
+        found = QUOTIENTS[name](v, divisor)
+        if v.dtype == torch.float64:
+            large = ~((v / divisor).trunc().abs() < 2.0**24)
+            found = torch.where(large & ~divisor.isinf(), math.nan, found)
+        return found
+
+    assert _differ(function, x) == []
     cases(len(x))
 
 

@@ -38,6 +38,18 @@ OFFSETS = torch.tensor([0, 2, 2, 7])
 LABELS = torch.tensor([[3, 0, -1, 1, 2], [-1, 2, 1, 0, 0]])  # of a multi-label loss, for which they end at -1
 
 FUNCTIONS: dict[str, Function] = {
+    "floor of a quotient": lambda x: torch.div(x, 0.3 * x[:, :1] - 1, rounding_mode="floor") * x,
+    "whole part of a quotient": lambda x: torch.div(x, 0.3, rounding_mode="trunc") * x,
+    "remainder": lambda x: x % 0.7 + x.remainder(-x[:, :1] - 3), "fmod": lambda x: x.fmod(0.7) + x.fmod(-x[:, :1] - 3),
+    "fmax": lambda x: torch.fmax(x, x.flip(2)), "fmin": lambda x: torch.fmin(x, (x - 0.5).sqrt()[:, :1].detach()),
+    "decimals": lambda x: (x.round(decimals=2), x.round(decimals=-1)), "signs": lambda x: x.signbit() * x,
+    "addmv": lambda x: torch.addmv(x[0, :, 0], x[1], x[0, 0], beta=0.5, alpha=2),
+    "addbmm": lambda x: torch.addbmm(x[0, :, :1], x, x.transpose(1, 2), alpha=0.5),
+    "bilinear": lambda x: F.bilinear(x[:, 0], x[:, 1], torch.einsum("abc,dbe->dce", x, x) * 0.1),
+    "copies": lambda x: (torch.view_copy(x, (-1,)), torch.permute_copy(x, (2, 0, 1)), torch.narrow_copy(x, 2, -3, 2)),
+    "masked scatter": lambda x: x.masked_scatter(x.flip(2) > 0, x.square()),
+    "masked scatter of few": lambda x: x.masked_scatter(torch.tensor([[True], [False], [True]]), 0.5 * x.flip(1)),
+    "many integers": lambda x: (torch.arange(1100) % 7 + (x[0, 0, :1] > 0)).cumsum(0).sin(),
     "cumsum": lambda x: x.cumsum(2), "cumprod": lambda x: x.cumprod(2), "prod": lambda x: x.prod(2),
     "flip": lambda x: x.flip(1, 2), "roll": lambda x: x.roll((1, -2), (1, 2)), "roll all": lambda x: x.roll(4),
     "stack": lambda x: torch.stack([x, 2 * x], 1), "split": lambda x: torch.cat(x.split(2, 2)[::-1], 2),

@@ -51,6 +51,9 @@ LOSSES: dict[str, Loss] = {
         x.log_softmax(1), t.log_softmax(1), reduction="batchmean", log_target=True
     ),
     "ctc": lambda x, y, t: F.ctc_loss(x.log_softmax(1), torch.tensor([1, 2]), torch.tensor(len(x)), torch.tensor(2)),
+    "gaussian": lambda x, y, t: F.gaussian_nll_loss(x, t, t.square() * 1.5, full=True, eps=0.1),
+    "gaussian, one variance": lambda x, y, t: F.gaussian_nll_loss(x, t, 0.5 + x[:, 0].square(), reduction="sum"),
+    "gaussian, a number": lambda x, y, t: F.gaussian_nll_loss(x, t, 0.5, reduction="none").sin().mean(),
     "cosine embedding": lambda x, y, t: F.cosine_embedding_loss(x, t, torch.where(y > 1, 1, -1)),
     "triplet": lambda x, y, t: F.triplet_margin_loss(x, t, t.flip(0)),
     "margin": lambda x, y, t: F.margin_ranking_loss(x[:, 0], x[:, 1], t[:, 0].sign(), margin=0.1),

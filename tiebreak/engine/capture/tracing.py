@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from tiebreak.engine.capture.ctc import ctc_loss
+from tiebreak.engine.capture import losses
 from tiebreak.engine.capture.hints import operator_hint
 from tiebreak.engine.capture.purity import LossModule, as_written
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
@@ -36,7 +36,7 @@ TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
 _VERSION: Final = Tensor._version
 _SCALER: Final = torch.amp.grad_scaler.__file__
-_OWN: Final = {torch.nn.functional.ctc_loss: ctc_loss}
+_OWN: Final = {getattr(torch.nn.functional, name): getattr(losses, name) for name in ("ctc_loss", "gaussian_nll_loss")}
 """Functions of torch that are traced as compositions of ours."""
 _PATH: Final = "module"
 _LINE: Final = "line"

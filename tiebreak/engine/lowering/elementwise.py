@@ -38,42 +38,6 @@ def div(c: Context, x: Operand, y: Operand) -> Ref:
     return c.b.div(c.ref(x), c.ref(y))
 
 
-def _integers(c: Context, x: Operand, y: Operand, what: str) -> tuple[Ref, Ref]:
-    if c.dtype != DType.I64:
-        raise NotImplementedError(f"{what} of floats: it is not a correctly rounded function of its operands")
-    return c.ref(x), c.ref(y)
-
-
-@lowers("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(c: Context, x: Operand, y: Operand) -> Ref:
-    """x mod y of integers, with the sign of y."""
-    return c.b.map(MapFunction.MOD, *_integers(c, x, y, "remainder"))
-
-
-@lowers("fmod.Tensor", "fmod.Scalar")
-def fmod(c: Context, x: Operand, y: Operand) -> Ref:
-    """The remainder of integers with the sign of x."""
-    left, right = _integers(c, x, y, "fmod")
-    return c.b.sub(left, c.b.mul(_quotient(c, left, right), right))
-
-
-def _quotient(c: Context, x: Ref, y: Ref) -> Ref:
-    """The quotient of integers, rounded towards zero."""
-    b, zero = c.b, c.b.const(0, DType.I64)
-    size = b.map(MapFunction.FLOORDIV, b.map(MapFunction.ABS, x), b.map(MapFunction.ABS, y))
-    opposite = b.compare(MapFunction.NE, b.compare(MapFunction.LT, x, zero), b.compare(MapFunction.LT, y, zero))
-    return b.where(opposite, b.map(MapFunction.NEG, size), size)
-
-
-@lowers("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
-def divide(c: Context, x: Operand, y: Operand, *, rounding_mode: str | None = "floor") -> Ref:
-    """x / y; with a rounding mode of integers only: towards minus infinity or towards zero."""
-    if rounding_mode is None:
-        return div(c, x, y)
-    left, right = _integers(c, x, y, f"division with rounding_mode={rounding_mode!r}")
-    return c.b.map(MapFunction.FLOORDIV, left, right) if rounding_mode == "floor" else _quotient(c, left, right)
-
-
 _UNARY = {
     "neg": MapFunction.NEG,
     "abs": MapFunction.ABS,
@@ -158,11 +122,32 @@ def hypot(c: Context, x: Ref, y: Ref) -> Ref:
     return b.where(simple, m, found)
 
 
+@lowers("signbit.default")
+def signbit(c: Context, x: Ref) -> Ref:
+    """Whether the sign is set, that of -0 too."""
+    b, zero = c.b, c.b.const(0, x.dtype)
+    if x.dtype != DType.F32:
+        return b.compare(MapFunction.LT, c.ref(x, DType.I64), b.const(0, DType.I64))
+    inverse = b.div(b.const(1.0), x)
+    below = b.where(b.compare(MapFunction.EQ, x, zero), inverse, x)
+    return b.compare(MapFunction.LT, below, zero)
+
+
 @lowers("minimum.default", function=MapFunction.MIN, of_bools=MapFunction.AND)
 @lowers("maximum.default", function=MapFunction.MAX, of_bools=MapFunction.OR)
 def greater(c: Context, x: Ref, y: Ref, *, function: MapFunction, of_bools: MapFunction) -> Ref:
     """The greater or the smaller; NaN if either is; of bools: or, and."""
     return c.b.map(of_bools if c.dtype == DType.BOOL else function, c.ref(x), c.ref(y))
+
+
+@lowers("fmin.default", function=MapFunction.MIN, of_bools=MapFunction.AND)
+@lowers("fmax.default", function=MapFunction.MAX, of_bools=MapFunction.OR)
+def number(c: Context, x: Ref, y: Ref, *, function: MapFunction, of_bools: MapFunction) -> Ref:
+    """The greater or the smaller; of a NaN and a number, the number; of bools: or, and."""
+    x, y = c.ref(x), c.ref(y)
+    if c.dtype == DType.F32:
+        x, y = (c.b.where(c.b.compare(MapFunction.NE, v, v), w, v) for v, w in ((x, y), (y, x)))
+    return greater(c, x, y, function=function, of_bools=of_bools)
 
 
 @lowers("clamp.default", "clamp.Tensor", "clamp_min.default")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from tiebreak.engine.lowering.builder import Ref, Scalar
+from tiebreak.engine.lowering.builder import Ref, Scalar, broadcast
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction
 
@@ -101,15 +101,36 @@ def matmul(c: Context, a: Ref, b: Ref) -> Ref:
     return c.b.matmul(a, b)
 
 
-@lowers("addmm.default", "baddbmm.default")
-def addmm(c: Context, bias: Ref, a: Ref, b: Ref, *, beta: Scalar = 1, alpha: Scalar = 1) -> Ref:
-    """beta * bias + alpha * (a @ b): the product is rounded before the sum."""
-    product = c.b.matmul(a, b)
+@lowers("addmm.default", "baddbmm.default", "addmv.default", "addbmm.default")
+def addmm(c: Context, bias: Ref, x: Ref, y: Ref, *, beta: Scalar = 1, alpha: Scalar = 1) -> Ref:
+    """beta * bias + alpha * (x @ y), or (addbmm) times the sum of all products: it is rounded before the sum."""
+    if y.rank == 1:
+        product = c.b.einsum("mk,k->m|k", x, y)
+    else:
+        product = c.b.matmul(x, y) if len(c.shape) == x.rank else c.b.einsum("bmk,bkn->mn|bk", x, y)
     if alpha != 1:
         product = c.b.scale(product, alpha)
     if beta == 0:
         return product
     return c.b.add(product, bias if beta == 1 else c.b.scale(bias, beta))
+
+
+@lowers("_trilinear.default")
+def trilinear(
+    c: Context, x: Ref, y: Ref, z: Ref, of_x: Sequence[int], of_y: Sequence[int], of_z: Sequence[int],
+    dims: Sequence[int], _unroll: int = 1,
+) -> Ref:  # fmt: skip
+    """The exact sum over some dims of (x * y) * z, each with new dims of its own; the first product is rounded."""
+    parts = []
+    for part, new in ((x, of_x), (y, of_y), (z, of_z)):
+        for d in sorted(new):
+            part = part.unsqueeze(d)
+        parts.append(part)
+    whole = broadcast(*(part.shape for part in parts))
+    product = c.b.mul(parts[0], parts[1]).expand(whole)
+    if not dims:
+        return c.b.mul(product, parts[2])
+    return c.b.dot(product, parts[2].expand(whole), dims)
 
 
 def _shifted(c: Context, x: Ref, d: int) -> Ref:

@@ -96,6 +96,16 @@ def round_(c: Context, x: Ref) -> Ref:
     return _if_fraction(c, x, signed)
 
 
+@lowers("round.decimals")
+def round_decimals(c: Context, x: Ref, *, decimals: int) -> Ref:
+    """x times a power of ten, to the nearest whole number, and back."""
+    if x.dtype != DType.F32:
+        raise NotImplementedError("rounding of integers to decimals")
+    power = c.b.const(10.0 ** abs(decimals))
+    there, back = (c.b.mul, c.b.div) if decimals > 0 else (c.b.div, c.b.mul)
+    return back(round_(c, there(x, power)), power)
+
+
 @lowers("expm1.default")
 def expm1(c: Context, x: Ref) -> Ref:
     """u - 1 with u = exp(x) if |x| > 1, else (u - 1) * x / log(u), which keeps its digits near 0; x where u is 1."""

@@ -1,20 +1,25 @@
 """Cumulative sums and products."""
 
-from typing import Any
+from typing import Any, Final
 
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
+_LONG: Final = 1024
+
 
 @lowers("cumsum.default")
 def cumsum(c: Context, x: Ref, d: int, **_: Any) -> Ref:
-    """Every prefix's exact sum, one reduction: a product with a triangle of ones (i64: over windows of a padded x)."""
+    """Every prefix's exact sum, one reduction: a product with a triangle of ones.
+
+    Of i64 over windows of a padded x, or, of more than 1,024, by doubling like products.
+    """
     x = c.ref(x)
     if x.rank == 0:
         return x
     d = x.dim(d)
-    return _prefixes(c, x, d) if x.dtype == DType.F32 else _window_sums(c, x, d)
+    return _prefixes(c, x, d) if x.dtype == DType.F32 else counted(c, x, d)
 
 
 def _prefixes(c: Context, x: Ref, d: int) -> Ref:
@@ -25,8 +30,11 @@ def _prefixes(c: Context, x: Ref, d: int) -> Ref:
     return c.b.einsum(f"{dims.replace(dims[d], 'i')},{dims[d]}i->{dims}|i", x, ones)
 
 
-def _window_sums(c: Context, x: Ref, d: int) -> Ref:
+def counted(c: Context, x: Ref, d: int) -> Ref:
+    """Every prefix's sum of integers."""
     n = x.shape[d]
+    if n > _LONG:
+        return _doubled(c, x, d, MapFunction.ADD)
     shape = tuple(2 * n - 1 if e == d else m for e, m in enumerate(x.shape))
     padded = c.b.window(shape, x, tuple(n - 1 if e == d else 0 for e in range(x.rank)))
     return c.b.sum(padded.unfold(d, n, n), [-1])
@@ -38,11 +46,15 @@ def cumprod(c: Context, x: Ref, d: int, **_: Any) -> Ref:
     x = c.ref(x)
     if x.rank == 0:
         return x
-    d = x.dim(d)
+    return _doubled(c, x, x.dim(d), MapFunction.MUL)
+
+
+def _doubled(c: Context, x: Ref, d: int, function: MapFunction) -> Ref:
     n, step = x.shape[d], 1
     while step < n:
         lo = tuple(step if e == d else 0 for e in range(x.rank))
-        x = c.b.mul(x, c.b.window(x.shape, x.slice(d, 0, n - step), lo, fill=1))
+        before = c.b.window(x.shape, x.slice(d, 0, n - step), lo, fill=int(function == MapFunction.MUL))
+        x = c.b.map(function, x, before)
         step *= 2
     return x
 

@@ -10,13 +10,13 @@ from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import row_major
 
 
-@lowers("view.default", "_unsafe_view.default", "reshape.default")
+@lowers("view.default", "view_copy.default", "_unsafe_view.default", "reshape.default")
 def view(c: Context, x: Ref, _shape: Sequence[int]) -> Ref:
     """The same elements in another shape."""
     return c.b.reshape(x, c.shape)
 
 
-@lowers("permute.default")
+@lowers("permute.default", "permute_copy.default")
 def permute(_c: Context, x: Ref, dims: Sequence[int]) -> Ref:
     """Dims in another order."""
     return x.permute(dims)
@@ -60,6 +60,13 @@ def slice_(_c: Context, x: Ref, d: int = 0, start: int | None = None, end: int |
     """Part of a dim."""
     size = x.shape[x.dim(d)]
     return x.slice(d, 0 if start is None else start, size if end is None else end, step)
+
+
+@lowers("narrow_copy.default")
+def narrow(_c: Context, x: Ref, d: int, start: int, length: int) -> Ref:
+    """Part of a dim."""
+    start += x.shape[x.dim(d)] * (start < 0)
+    return x.slice(d, start, start + length)
 
 
 @lowers("select.int")
@@ -129,7 +136,7 @@ def split(_c: Context, x: Ref, sizes: Sequence[int] | int, d: int = 0) -> list[R
     return [x.slice(d, end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-@lowers("unbind.int")
+@lowers("unbind.int", "unbind_copy.int")
 def unbind(_c: Context, x: Ref, d: int = 0) -> list[Ref]:
     """Every index of a dim."""
     return [x.select(d, index) for index in range(x.shape[x.dim(d)])]

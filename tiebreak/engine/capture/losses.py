@@ -1,10 +1,7 @@
-"""Connectionist temporal classification (Graves et al., ICML 2006), in tensors of fixed shapes.
-
-torch's own operator reads the lengths as numbers and computes its lattice in one kernel. Here the lattice is unrolled
-over the time steps: some 14 operators for each, in logarithms as there, and as many backwards.
-"""
+"""Losses whose functions in torch read values of tensors, here in tensors of fixed shapes."""
 
 from collections.abc import Sequence
+from math import log, pi
 from typing import Final
 
 import torch
@@ -23,9 +20,11 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.ctc_loss`, in all its forms. log_probs: (T, N, C) or (T, C); targets: (N, S), (S) or joined.
+    """`torch.nn.functional.ctc_loss`, in all its forms (Graves et al., ICML 2006).
 
-    Without an alignment the loss is infinite, or 0 if `zero_infinity` is set, and has no gradient.
+    log_probs: (T, N, C) or (T, C); targets: (N, S), (S) or joined. Without an alignment the loss is infinite, or 0 if
+    `zero_infinity` is set, and has no gradient. torch computes the lattice in one kernel; here it is unrolled over the
+    time steps: some 14 operators for each, in logarithms as there, and as many backwards.
     """
     batched = log_probs.dim() == 3
     log_probs = log_probs if batched else log_probs[:, None]
@@ -66,6 +65,28 @@ def ctc_loss(
     if reduction == "sum":
         return loss.sum()
     return loss if batched else loss[0]
+
+
+def gaussian_nll_loss(
+    input: Tensor,  # noqa: A002 (torch's name)
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """`torch.nn.functional.gaussian_nll_loss`, without its check that no variance is negative."""
+    if not isinstance(var, Tensor):
+        var = torch.full_like(input, var)
+    if var.shape != input.shape and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = var.clone()
+    with torch.no_grad():
+        var.clamp_(min=eps)  # the gradient goes on as if nothing had been clamped
+    loss = 0.5 * (var.log() + (input - target).square() / var)
+    if full:
+        loss = loss + 0.5 * log(2 * pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
 def _log_sum(parts: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: the composition against torch's operator in FP64, and captured."""
+"""Losses of which torch reads values: the compositions against torch's functions in FP64, and captured."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.capture.ctc import ctc_loss
+from tiebreak.engine.capture.losses import ctc_loss
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
