@@ -496,6 +496,16 @@ def test_where_a_path_for_export_leaves_out_an_argument_that_for_eager_is_taken(
         captured(nn.Sequential(Layer(masked_by_values)))
 
 
+def test_what_a_library_asserts_of_values_is_skipped_in_the_trace_alone() -> None:
+    def bounded(_: Any, x: Tensor, bound: float = 1e9) -> Tensor:
+        torch._check_tensor_all(x.abs() < bound)
+        return x
+
+    checked(task(nn.Sequential(Layer(bounded))))
+    with pytest.raises(ConfigurationError, match="plain PyTorch already"):
+        captured(nn.Sequential(Layer(partial(bounded, bound=0.0))))
+
+
 def test_state_of_the_loss_is_refused() -> None:
     batches = iter(DataLoader(TensorDataset(torch.rand(64, 4)), batch_size=2))
     calls = [0]

@@ -20,6 +20,7 @@ PASS = (
     "ViTForImageClassification",
     "ResNetForImageClassification",
     "CLIPModel",
+    "LlavaForConditionalGeneration",
     "ViTMAEForPreTraining",
     "ASTForAudioClassification",
 )

@@ -22,6 +22,8 @@ from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
 EXAMPLES, LENGTH, REPLY, VOCABULARY, PIXELS = 4, 8, 5, 31, 32
+PART = VOCABULARY - 1
+"""The token of a part of an image."""
 
 Data = dict[str, Tensor]
 Settings = dict[str, Any]
@@ -118,6 +120,18 @@ def captions() -> Data:
     return pixels() | {"input_ids": tokens(EXAMPLES, LENGTH)}
 
 
+def illustrated_text() -> Data:
+    """Texts in which four tokens stand for the parts of an image."""
+    text = tokens(EXAMPLES, LENGTH).clamp(max=PART - 1)
+    text[:, 2:6] = PART
+    return pixels() | {"input_ids": text, "labels": text}
+
+
+def illustrated_suffixes() -> Data:
+    """Texts in which four tokens stand for the parts of an image, all to be learnt."""
+    return illustrated_text() | {"token_type_ids": torch.ones(EXAMPLES, LENGTH, dtype=torch.int64)}
+
+
 def waves() -> Data:
     """A label for each recording."""
     return {"input_values": torch.randn(EXAMPLES, 400), "labels": halves()}
@@ -184,6 +198,7 @@ LEVIT: Settings = {
 }  # fmt: skip
 CVT: Settings = {"num_labels": 2, "embed_dim": [8, 8, 16], "num_heads": [1, 1, 2], "depth": [1, 2, 3]}
 FOCALNET: Settings = {**IMAGE, "embed_dim": 8, "depths": [1, 1], "focal_levels": [1, 1], "focal_windows": [3, 3]}
+PARTS: Settings = {"image_token_id": PART, "image_token_index": PART, "projection_dim": 16}
 CLIP: Settings = {"text_config": TEXT, "vision_config": VIT, "projection_dim": 8}
 WAVES: Settings = {
     **LAYERS, "vocab_size": VOCABULARY, "conv_dim": (8, 8), "conv_stride": (4, 4), "conv_kernel": (8, 8),
@@ -327,6 +342,22 @@ ZOO: Mapping[str, Entry] = {
         EfficientNet={"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
     ),
     # Texts with images
+    **_classes(
+        "ForConditionalGeneration", illustrated_text,
+        {
+            "text_config": {"model_type": "llama", **DECODER},
+            "vision_config": {"model_type": "clip_vision_model", **VIT, "patch_size": 16}, **PARTS,
+        },
+        "Llava", VipLlava={"vision_feature_layers": [-1, -2]},
+    ),
+    **_classes(
+        "ForConditionalGeneration", illustrated_suffixes,
+        {
+            "text_config": {"model_type": "gemma", **DECODER, "head_dim": 8},
+            "vision_config": {"model_type": "siglip_vision_model", **VIT, "patch_size": 16}, **PARTS,
+        },
+        "PaliGemma",
+    ),
     **_classes("Model", captions, CLIP, "CLIP AltCLIP ChineseCLIP"),
     # Audio
     **_classes(
