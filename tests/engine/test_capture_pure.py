@@ -25,7 +25,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributions import Normal
+from torch.distributions import Distribution, Normal
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -502,6 +502,9 @@ def test_what_a_library_asserts_of_values_is_skipped_in_the_trace_alone() -> Non
         return x
 
     checked(task(nn.Sequential(Layer(bounded))))
+    Distribution.set_default_validate_args(True)  # torch.compile switches it off
+    checked(task(nn.Sequential(Layer(lambda _, x: Normal(x, x.exp()).log_prob(x.detach() + 1)))))
+    assert Distribution._validate_args
     with pytest.raises(ConfigurationError, match="plain PyTorch already"):
         captured(nn.Sequential(Layer(partial(bounded, bound=0.0))))
 

@@ -135,17 +135,25 @@ def _noted() -> dict[str, str]:
 
 @contextmanager
 def _reporting(export: bool) -> Iterator[None]:
-    """Makes torch report whether it is compiling and exporting, and skips what a library asserts of values.
+    """Makes torch report whether it is compiling and exporting, and skips what libraries assert of values.
 
-    (By `torch._check_tensor_all`.) The rehearsal does not skip it, nor does the check against eager PyTorch.
+    (By `torch._check_tensor_all`, and torch's distributions unless they are told to.) The rehearsal does not skip it,
+    nor does the check against eager PyTorch.
     """
-    before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag, torch._check_tensor_all_with
-    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = export
-    torch._check_tensor_all_with = lambda *_: None
+    wanted = {
+        (torch.compiler, "_is_compiling_flag"): export,
+        (torch.compiler, "_is_exporting_flag"): export,
+        (torch, "_check_tensor_all_with"): lambda *_: None,
+        (torch.distributions.Distribution, "_validate_args"): False,
+    }
+    before = {place: getattr(*place) for place in wanted}
     try:
+        for place, value in wanted.items():
+            setattr(*place, value)
         yield
     finally:
-        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag, torch._check_tensor_all_with = before
+        for place, value in before.items():
+            setattr(*place, value)
 
 
 @contextmanager
