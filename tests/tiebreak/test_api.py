@@ -201,7 +201,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no steps": ({"steps": 0}, "at least 1, got 0"),
     "no data": ({"data": {}}, "expected arrays by name or a TensorDataset"),
     "a list": ({"data": [1]}, "got list"),
-    "halves": ({"data": {"x": np.zeros((4, 4), np.float16)}}, "float32 or int64 in data 'x'"),
+    "halves": ({"data": {"x": np.zeros((4, 4), np.float16)}}, "float32, int64 or bool in data 'x'"),
     "rows": ({"data": {"x": torch.zeros(4, 4), "y": torch.zeros(5, 1)}}, "equally many rows"),
     "not finite": ({"data": {"x": torch.full((4, 4), torch.nan)}}, "only finite numbers"),
     "schedule": ({"schedule": [1.0]}, "7 factors in the schedule"),

@@ -127,8 +127,32 @@ def test_what_is_not_taken_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((4, 8), ">i4"))
     with pytest.raises(ConfigurationError, match="got big-endian I32"):
         open_array(tmp_path / "x.npy").tensor()
-    with pytest.raises(ConfigurationError, match=r"float32 or int64 in data 'x', or uint8, .*got torch.bool"):
-        task_of(torch.zeros(7, 8, dtype=torch.bool), torch.zeros(7, dtype=torch.int64))
+    with pytest.raises(ConfigurationError, match=r"float32, int64 or bool in data 'x', or uint8, .*got torch.float16"):
+        task_of(torch.zeros(7, 8, dtype=torch.float16), torch.zeros(7, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_bools_are_data_as_they_are(tmp_path: Path, in_file: bool) -> None:
+    """Masks of an image's parts, say: a run on them is audited, and only 0 and 1 are taken from a file."""
+    mask = torch.rand(12, 5, generator=torch.Generator().manual_seed(1)) > 0.5
+    np.save(tmp_path / "mask.npy", mask.numpy())
+    torch.manual_seed(0)
+    model = nn.Linear(5, 5)
+
+    def masked(net: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+        return (net(x * ~mask) - x)[:, None].expand(-1, 2, -1).where(mask[:, None], 0).square().mean()
+
+    data = {"x": torch.randn(12, 5), "mask": tmp_path / "mask.npy" if in_file else mask}
+    run = tiebreak.train(
+        model, masked, optimizer=SGD(lr=0.1), data=data, batch=3, steps=4, directory=tmp_path / "run", progress=False
+    )
+    assert run.audit().agrees
+    assert mask.numpy().tobytes() in (tmp_path / "run" / "data.safetensors").read_bytes()
+    if in_file:
+        (tmp_path / "mask.npy").write_bytes((tmp_path / "mask.npy").read_bytes()[:-1] + b"\2")
+        with pytest.raises(tiebreak.TiebreakError, match="expected bools of 0 and 1"):
+            tiebreak.train(model, masked, optimizer=SGD(lr=0.1), data=data, batch=3, steps=4,
+                           directory=tmp_path / "other", progress=False)  # fmt: skip
 
 
 def test_a_run_of_pictures_in_a_file_is_audited(tmp_path: Path) -> None:

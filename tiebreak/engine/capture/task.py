@@ -44,7 +44,7 @@ __all__ = [
     "NAdam", "Optimizer", "RAdam", "RMSprop", "Rows", "Task", "Windows", "no_decay", "warmup_linear",
 ]  # fmt: skip
 
-DATA_DTYPES: Final = (torch.float32, torch.int64, *NARROW)
+DATA_DTYPES: Final = (torch.float32, torch.int64, torch.bool, *NARROW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ class Task:
 
     def _check_data(self) -> None:
         for name, array in self.data.items():
-            known = f"float32 or int64 in data {name!r}, or uint8, int8, int16 or int32 (convert it)"
+            known = f"float32, int64 or bool in data {name!r}, or uint8, int8, int16 or int32 (convert it)"
             require(array.dtype in DATA_DTYPES, known, array.dtype)
             require(not array.requires_grad, f"data {name!r} without a gradient (`.detach()`)", "requires_grad")
             require(array.numel() > 0, f"elements in data {name!r}", tuple(array.shape))
