@@ -60,6 +60,7 @@ def test_the_stand_in_for_a_device_reaches_the_records(tmp_path: Path, cases: Ca
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_stand_in_for_a_device_reaches_the_roots(tmp_path: Path, cases: Callable[[int], None]) -> None:
     check_stand_in(tmp_path, STEPS, NAMES, cases)
 

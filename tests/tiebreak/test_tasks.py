@@ -135,7 +135,7 @@ def test_learning_rates_are_rounded_once() -> None:
             {"data": {"x": torch.ones(2, 1), "y": torch.tensor([[1.0], [math.nan]])}},
             "finite numbers in data 'y', got '1",
         ),
-        ({"data": {"x": torch.ones(2, 1), "y": torch.ones(2, 1).double()}}, "float32 or int64"),
+        ({"data": {"x": torch.ones(2, 1), "y": torch.ones(2, 1).double()}}, "float32, int64 or bool"),
         ({"model": nn.Linear(1, 1).double()}, "weight to be one of"),
     ],
 )
