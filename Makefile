@@ -40,7 +40,7 @@ demo: setup ## The whole path on real data, then once more by processes on a net
 test: setup ## Everything once, in minutes on two cores, with floors on how many ran and no unexpected skips
 	$(PYTEST) --full
 
-test-all: setup ## The tests that `make test` and `make anvil` leave out, in some twenty minutes
+test-all: setup ## The tests that `make test` and `make anvil` leave out, in less than half an hour
 	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m slow -k "not anvil" --full
 
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)

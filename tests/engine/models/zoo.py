@@ -1,6 +1,6 @@
 """Model classes of `transformers`, tiny and with random weights: each passes capture's check or is refused with advice.
 
-Settings are the library's own but for sizes and layerdrop, which is 0 as the message asks that refuses it.
+Settings are the library's defaults except for sizes, and for layerdrop, which is 0: capture refuses other values.
 
 `python -m tests.engine.models.zoo [NAME...]` tries the classes whose names contain one of NAME, by default all.
 """
@@ -203,8 +203,7 @@ CLIP: Settings = {"text_config": TEXT, "vision_config": VIT, "projection_dim": 8
 WAVES: Settings = {
     **LAYERS, "vocab_size": VOCABULARY, "conv_dim": (8, 8), "conv_stride": (4, 4), "conv_kernel": (8, 8),
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2,
-    "classifier_proj_size": 8, "mask_time_prob": 0.0, "do_stable_layer_norm": False,
-    "layerdrop": 0.0,
+    "classifier_proj_size": 8, "mask_time_prob": 0.0, "do_stable_layer_norm": False, "layerdrop": 0.0,
 }  # fmt: skip
 FUNNEL: Settings = {
     "vocab_size": VOCABULARY, "block_sizes": [1, 1], "num_decoder_layers": 1, "d_model": 16, "n_head": 2, "d_head": 8,

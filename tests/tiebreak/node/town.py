@@ -65,7 +65,7 @@ class Town:
         return self.drivers[role].machine.board.jobs.get(job.id)
 
     def live(self, holds: Callable[[], bool], seconds: float = 600) -> None:
-        """Let the parties live until something holds, or so long that even a game that goes to the chain has ended."""
+        """Let the parties live until something holds. The limit leaves time for a game that goes to the chain."""
         end = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < end, "it took too long"

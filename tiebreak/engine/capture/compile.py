@@ -107,7 +107,7 @@ def _telling(task: Task) -> Tensor:
     for array in sorted((task.data[name] for name in examples.arrays()), key=Tensor.is_floating_point):
         each = examples.stride if isinstance(examples, Windows) else array[0].numel()
         some = array.flatten()[: 1 << 26]
-        some = some.view(torch.uint8) if some.dtype == torch.bool else some  # torch finds no greatest bool
+        some = some.view(torch.uint8) if some.dtype == torch.bool else some  # argmax takes no bools
         found += [(place // each).clamp(max=task.examples - 1) for place in (some.argmax(), some.argmin())]
     return torch.stack(found).repeat(task.batch.size)[: task.batch.size]
 

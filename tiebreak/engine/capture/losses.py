@@ -24,7 +24,7 @@ def ctc_loss(
 
     log_probs: (T, N, C) or (T, C); targets: (N, S), (S) or joined. Without an alignment the loss is infinite, or 0 if
     `zero_infinity` is set, and has no gradient. torch computes the lattice in one kernel; here it is unrolled over the
-    time steps: some 14 operators for each, in logarithms as there, and as many backwards.
+    time steps, in logarithms as there: some 55 operators for each, forward and backward.
     """
     batched = log_probs.dim() == 3
     log_probs = log_probs if batched else log_probs[:, None]
@@ -40,21 +40,20 @@ def ctc_loss(
     blanks = torch.full((count, targets.shape[1] + 1), blank)
     labels = torch.stack([blanks[:, 1:], targets.long()], 2).flatten(1)
     labels = torch.cat([labels, blanks[:, :1]], 1)
-    skips = torch.cat([torch.zeros(count, 2, dtype=torch.bool), labels[:, 2:] != labels[:, :-2]], 1)[
-        :, : labels.shape[1]
-    ]
+    width = labels.shape[1]
+    skips = torch.cat([torch.zeros(count, 2, dtype=torch.bool), labels[:, 2:] != labels[:, :-2]], 1)[:, :width]
     emitted = log_probs.gather(2, labels.expand(times, *labels.shape))
     never = torch.full((count, 2), _NEVER, dtype=log_probs.dtype)
 
-    reached = torch.cat([emitted[0, :, :2], never[:, :1].expand(count, max(labels.shape[1] - 2, 0))], 1)
+    reached = torch.cat([emitted[0, :, :2], never[:, :1].expand(count, max(width - 2, 0))], 1)
     for time in range(1, times):
         before = torch.cat([never, reached], 1)
         jumped = torch.where(skips, before[:, :-2], _NEVER)
-        following = _log_sum(torch.stack([reached, before[:, 1:-1], jumped])) + emitted[time]
+        following = torch.stack([reached, before[:, 1:-1], jumped]).logsumexp(0) + emitted[time]
         reached = torch.where((time < steps)[:, None], following, reached)
     ends = torch.stack([2 * lengths, (2 * lengths - 1).clamp(min=0)])
     final = reached.gather(1, ends.T).T
-    found = -_log_sum(torch.stack([final[0], torch.where(lengths > 0, final[1], _NEVER)]))
+    found = -torch.stack([final[0], torch.where(lengths > 0, final[1], _NEVER)]).logsumexp(0)
 
     # torch's gradient is that of the numbers whose log_softmax this is, which adds exp(log_probs).
     inside = torch.arange(times)[:, None] < steps
@@ -87,9 +86,3 @@ def gaussian_nll_loss(
     if full:
         loss = loss + 0.5 * log(2 * pi)
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
-
-
-def _log_sum(parts: Tensor) -> Tensor:
-    """log(sum(exp(parts))) over the first dimension."""
-    greatest = parts.detach().amax(0)
-    return greatest + (parts - greatest).exp().sum(0).log()

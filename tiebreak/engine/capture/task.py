@@ -187,8 +187,8 @@ class Task:
     Gradients are added in the order of the batches and divided by their number; so is the loss.
     clip: see `Clip`; applies to the gradients after this division.
     average: the decay of a moving average of the trained parameters, which the state holds as `average.NAME`.
-    data: arrays by name, float32, int64 or narrower integers (`tiebreak.engine.data.narrow`), on the CPU. Everything
-    the batch reads must be here.
+    data: arrays by name, float32, int64, bool or narrower integers (`tiebreak.engine.data.narrow`), on the CPU.
+    Everything the batch reads must be here.
     seed: of the example order and of dropout.
     checkpoint_interval: steps between two signed checkpoints (k of the specification).
     evaluate: see `Evaluation`; runs outside the job, on data that need not be part of it, every `evaluate_every` steps

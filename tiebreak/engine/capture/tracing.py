@@ -5,8 +5,8 @@ internals. It is tested with torch 2.13.0; the program made from the graph no lo
 
 The graph is traced on fake tensors, so nothing is computed and no parameter is copied. Meanwhile torch reports the same
 as inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
-paths that do not depend on data. Some leave out an argument there (None) that they read later; then their path for
-eager PyTorch is traced.
+paths that do not depend on data. If such a path fails because the library left out an argument there, the path for
+eager PyTorch is traced instead.
 """
 
 import sys
@@ -36,7 +36,10 @@ TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
 _VERSION: Final = Tensor._version
 _SCALER: Final = torch.amp.grad_scaler.__file__
-_OWN: Final = {getattr(torch.nn.functional, name): getattr(losses, name) for name in ("ctc_loss", "gaussian_nll_loss")}
+_OWN: Final = {
+    torch.nn.functional.ctc_loss: losses.ctc_loss,
+    torch.nn.functional.gaussian_nll_loss: losses.gaussian_nll_loss,
+}
 """Functions of torch that are traced as compositions of ours."""
 _PATH: Final = "module"
 _LINE: Final = "line"
@@ -135,10 +138,10 @@ def _noted() -> dict[str, str]:
 
 @contextmanager
 def _reporting(export: bool) -> Iterator[None]:
-    """Makes torch report whether it is compiling and exporting, and skips what libraries assert of values.
+    """Makes torch report whether it is compiling and exporting, and skips what libraries assert about values.
 
-    (By `torch._check_tensor_all`, and torch's distributions unless they are told to.) The rehearsal does not skip it,
-    nor does the check against eager PyTorch.
+    Skipped are `torch._check_tensor_all` and the checks that torch's distributions make by default. The rehearsal and
+    the check against eager PyTorch do not skip them.
     """
     wanted = {
         (torch.compiler, "_is_compiling_flag"): export,

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from tiebreak.engine.capture.hints import HINTS
 from tiebreak.protocol.errors import ConfigurationError
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -104,7 +105,7 @@ _VALUES: Final = (
 )
 _IN_CODE: Final = (
     ("_pack_padded", "give padded sequences and a mask instead of packed ones"),
-    ("_ctc_loss", "call it as torch.nn.functional.ctc_loss, or by torch.nn.CTCLoss"),
+    ("_ctc_loss", HINTS["_ctc_loss"]),
     (
         "layerdrop",
         "it skips layers at random: set layerdrop (encoder_layerdrop, decoder_layerdrop) to 0 in its settings, or "

@@ -142,7 +142,7 @@ def greater(c: Context, x: Ref, y: Ref, *, function: MapFunction, of_bools: MapF
 
 @lowers("fmin.default", function=MapFunction.MIN, of_bools=MapFunction.AND)
 @lowers("fmax.default", function=MapFunction.MAX, of_bools=MapFunction.OR)
-def number(c: Context, x: Ref, y: Ref, *, function: MapFunction, of_bools: MapFunction) -> Ref:
+def greater_number(c: Context, x: Ref, y: Ref, *, function: MapFunction, of_bools: MapFunction) -> Ref:
     """The greater or the smaller; of a NaN and a number, the number; of bools: or, and."""
     x, y = c.ref(x), c.ref(y)
     if c.dtype == DType.F32:

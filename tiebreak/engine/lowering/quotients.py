@@ -1,4 +1,4 @@
-"""Rounded quotients and remainders. Those of floats are exact: what a whole quotient leaves is one exact sum."""
+"""Rounded quotients, and remainders. A remainder of floats is exact: x - q * y is one sum of exact products."""
 
 import math
 from typing import Final
@@ -32,7 +32,7 @@ def remainder(c: Context, x: Operand, y: Operand) -> Ref:
     if c.dtype == DType.I64:
         return c.b.map(MapFunction.MOD, left, right)
     far = c.b.where(_opposite(c, left, right), right, left)
-    return _left(c, left, _floored(c, left, right), right, far)
+    return _remainder(c, left, _floored(c, left, right), right, far)
 
 
 @lowers("fmod.Tensor", "fmod.Scalar")
@@ -43,7 +43,7 @@ def fmod(c: Context, x: Operand, y: Operand) -> Ref:
         return c.b.sub(left, c.b.mul(_quotient(c, left, right), right))
     whole = trunc(c, c.b.div(left, right))
     beyond = _opposite(c, _rest(c, left, whole, right), left)
-    return _left(c, left, c.b.where(beyond, c.b.sub(whole, sign(c, whole)), whole), right, left)
+    return _remainder(c, left, c.b.where(beyond, c.b.sub(whole, sign(c, whole)), whole), right, left)
 
 
 def _operands(c: Context, x: Operand, y: Operand) -> tuple[Ref, Ref]:
@@ -76,7 +76,7 @@ def _rest(c: Context, x: Ref, quotient: Ref, y: Ref) -> Ref:
 
 
 def _floored(c: Context, x: Ref, y: Ref) -> Ref:
-    """The whole number below x / y, which may be less than that below the rounded quotient."""
+    """The whole number below the exact x / y; rounding the quotient first may give the next one up."""
     b = c.b
     ratio = b.div(x, y)
     whole = floor(c, ratio, up=False)
@@ -87,8 +87,8 @@ def _floored(c: Context, x: Ref, y: Ref) -> Ref:
     return b.where(b.compare(MapFunction.EQ, y, b.const(0.0)), ratio, found)
 
 
-def _left(c: Context, x: Ref, quotient: Ref, y: Ref, far: Ref) -> Ref:
-    """What a quotient leaves of x. far: that of an infinite y."""
+def _remainder(c: Context, x: Ref, quotient: Ref, y: Ref, far: Ref) -> Ref:
+    """x - quotient * y, or NaN where the quotient is 2^24 or more. far: the result for an infinite y."""
     b = c.b
     small = b.compare(MapFunction.LT, b.map(MapFunction.ABS, quotient), b.const(_WHOLE))
     found = b.where(small, _rest(c, x, quotient, y), b.const(math.nan))

@@ -7,6 +7,7 @@ from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 _LONG: Final = 1024
+"""Sums of more integers go by doubling: n log n terms instead of n^2."""
 
 
 @lowers("cumsum.default")
@@ -19,7 +20,7 @@ def cumsum(c: Context, x: Ref, d: int, **_: Any) -> Ref:
     if x.rank == 0:
         return x
     d = x.dim(d)
-    return _prefixes(c, x, d) if x.dtype == DType.F32 else counted(c, x, d)
+    return _prefixes(c, x, d) if x.dtype == DType.F32 else prefix_sums(c, x, d)
 
 
 def _prefixes(c: Context, x: Ref, d: int) -> Ref:
@@ -30,8 +31,8 @@ def _prefixes(c: Context, x: Ref, d: int) -> Ref:
     return c.b.einsum(f"{dims.replace(dims[d], 'i')},{dims[d]}i->{dims}|i", x, ones)
 
 
-def counted(c: Context, x: Ref, d: int) -> Ref:
-    """Every prefix's sum of integers."""
+def prefix_sums(c: Context, x: Ref, d: int) -> Ref:
+    """Every prefix's sum along dim d of an i64, which wraps."""
     n = x.shape[d]
     if n > _LONG:
         return _doubled(c, x, d, MapFunction.ADD)
@@ -50,6 +51,7 @@ def cumprod(c: Context, x: Ref, d: int, **_: Any) -> Ref:
 
 
 def _doubled(c: Context, x: Ref, d: int, function: MapFunction) -> Ref:
+    """Every prefix's sum or product (`ADD` or `MUL`): of 1 element, then of 2, of 4, and so on."""
     n, step = x.shape[d], 1
     while step < n:
         lo = tuple(step if e == d else 0 for e in range(x.rank))

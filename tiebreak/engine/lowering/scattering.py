@@ -9,7 +9,7 @@ from tiebreak.engine.lowering.indexing import Indexed, from_end, gather
 from tiebreak.engine.lowering.ordering import MAX_COMPARISONS
 from tiebreak.engine.lowering.reductions import backwards
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.engine.lowering.scans import counted, halved
+from tiebreak.engine.lowering.scans import halved, prefix_sums
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 
@@ -158,26 +158,26 @@ def _masked(c: Context, x: Ref, indices: Sequence[Ref | None], value: Ref) -> Re
     return c.b.where(mask.expand(x.shape), c.b.reshape(value, ()), x)
 
 
-def _counted(c: Context, mask: Ref, shape: Sequence[int]) -> Ref:
-    """For each element, in row-major order, how many of the mask hold before it; -1 where it does not hold itself."""
+def _ranks(c: Context, mask: Ref, shape: Sequence[int]) -> Ref:
+    """How many elements the mask selects before each, in row-major order; -1 for those that it does not select."""
     b = c.b
     flat = b.cast(b.reshape(mask.expand(shape), (-1,)), DType.I64)
-    return b.sub(b.mul(counted(c, flat, 0), flat), b.const(1, DType.I64))
+    return b.sub(b.mul(prefix_sums(c, flat, 0), flat), b.const(1, DType.I64))
 
 
 @lowers("masked_scatter.default")
 def masked_scatter(c: Context, x: Ref, mask: Ref, source: Ref) -> Ref:
-    """x, where the mask holds the first elements of the source, in row-major order."""
+    """x with the elements that the mask selects replaced by the first ones of the source, in row-major order."""
     b = c.b
-    found = b.reshape(b.rows(b.reshape(source, (-1,)), _counted(c, mask, c.shape)), c.shape)
+    found = b.reshape(b.rows(b.reshape(source, (-1,)), _ranks(c, mask, c.shape)), c.shape)
     return b.where(mask, found, x)
 
 
 @lowers("masked_scatter_backward.default")
 def masked_scatter_backward(c: Context, grad: Ref, mask: Ref, _sizes: Sequence[int]) -> Ref:
-    """The elements where the mask holds, in row-major order, and then zeros."""
+    """The elements that the mask selects, in row-major order, followed by zeros."""
     b = c.b
-    rows = b.scatter_rows(b.reshape(grad, (-1,)), _counted(c, mask, grad.shape), prod(c.shape))
+    rows = b.scatter_rows(b.reshape(grad, (-1,)), _ranks(c, mask, grad.shape), prod(c.shape))
     return b.reshape(rows, c.shape)
 
 

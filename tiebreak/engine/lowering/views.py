@@ -64,7 +64,7 @@ def slice_(_c: Context, x: Ref, d: int = 0, start: int | None = None, end: int |
 
 @lowers("narrow_copy.default")
 def narrow(_c: Context, x: Ref, d: int, start: int, length: int) -> Ref:
-    """Part of a dim."""
+    """`length` elements of a dim from `start` on, which counts from the end if it is negative."""
     start += x.shape[x.dim(d)] * (start < 0)
     return x.slice(d, start, start + length)
 
