@@ -23,6 +23,8 @@ MAX_PAGE_BYTES: Final = 8 << 20
 """Bytes of posts that one answer of `GET /posts` holds at most."""
 _LOCK: Final = 0x7469656272656B
 """PostgreSQL's number of the writer's lock."""
+_LOCK_NOT_AVAILABLE: Final = "55P03"
+"""The SQLSTATE of a wait for a lock that was too long."""
 
 _TABLES: Final = sql.MetaData()
 _facts = sql.Table(
@@ -127,8 +129,14 @@ class Store:
     def _take(self, facts: Mapping[str, str]) -> None:
         if not self.is_sqlite:
             self._lock = self.engine.connect()
-            if not self._lock.scalar(sql.select(sql.func.pg_try_advisory_lock(_LOCK))):
-                raise StateError("another hub writes to this database; stop it first")
+            # A server may notice a little later that the last hub has gone.
+            self._lock.execute(sql.text("SET LOCAL lock_timeout = '3s'"))
+            try:
+                self._lock.execute(sql.select(sql.func.pg_advisory_lock(_LOCK)))
+            except sql.exc.OperationalError as error:
+                if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                    raise
+                raise StateError("another hub writes to this database; stop it first") from error
             self._lock.commit()
         with self.engine.begin() as connection:
             _TABLES.create_all(connection)
