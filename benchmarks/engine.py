@@ -22,7 +22,7 @@ from benchmarks.workloads import WORKLOADS
 from tiebreak.api.environment import usable_cores
 from tiebreak.engine.arithmetic import Stats
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.protocol.program.isa import Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
 
 REPEATS: Final = {"gpt2": 7, "resnet50-32": 15, "resnet50-224": 5, "digits": 15, "text": 15}
@@ -34,7 +34,7 @@ def products(program: Program) -> float:
     """Floating-point operations in a step's sums of products."""
     found = 0
     for i in program.body:
-        if i.opcode == Opcode.REDUCE and i.function == ReduceFunction.SUM and len(i.operands) == 2:
+        if i.opcode == Opcode.REDUCE and len(i.operands) == 2:
             terms = 1
             for size in i.index_space:
                 terms *= size

@@ -21,8 +21,9 @@ A captured training step is a graph of ATen operators, forward and backward. The
 changes how data is read, or names a constant) and what is computed, every instruction rounded once. torch takes most
 other operators apart into these before capture, so many more functions and modules work than are listed; one that is
 left over is reported at capture with the path of its module. Those marked * are kept whole where torch would take them
-apart. Dtypes are float32, int64 and bool. `torch.nn.functional.ctc_loss` is traced as operators of the table, some 55
-for each time step, forward and backward.
+apart. Dtypes are float32, int64, bool, and bfloat16, which is held as float32 and rounded where PyTorch rounds to it
+(decision 57). `torch.nn.functional.ctc_loss` is traced as operators of the table, some 55 for each time step, forward
+and backward.
 """
 
 

@@ -139,6 +139,14 @@ contract DifferentialTest is TestBase {
         _calls("reduce_sum_i64");
     }
 
+    function test_reduceSumBf16() public view {
+        _calls("reduce_sum_bf16");
+    }
+
+    function test_scatterSumBf16() public view {
+        _calls("scatter_sum_bf16");
+    }
+
     function test_reduceMax() public view {
         _calls("reduce_max");
     }
@@ -261,6 +269,10 @@ contract DifferentialTest is TestBase {
 
     function test_mapCos() public view {
         _scalars("map_cos");
+    }
+
+    function test_mapBf16() public view {
+        _scalars("map_bf16");
     }
 
     function test_mapLt() public view {

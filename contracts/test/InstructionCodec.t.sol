@@ -72,13 +72,14 @@ contract InstructionCodecTest is TestBase {
             ++refused;
         }
         for (uint256 func = 0; func < 256; ++func) {
-            if (func <= 15 || (func >= 20 && func <= 28) || func == 30 || func == 31) continue;
+            if (func <= 16 || (func >= 20 && func <= 28) || func == 30 || func == 31) continue;
             _refused(abi.encodePacked(uint8(2), uint8(func), bytes6(0)), 0);
             ++refused;
         }
         _refused(hex"0104000000000000", 0); // source 4
-        _refused(hex"0303000000000000", 0); // reduce 3
+        _refused(hex"0304000000000000", 0); // reduce 4
         _refused(hex"0401000000000000", 0); // gather 1
+        _refused(hex"0502000000000000", 0); // scatter_sum 2
         _refused(hex"0602000000000000", 0); // window 2
         _refused(hex"0101030000000000", 2); // dtype 3
         assertTrue(refused > 400, "all were tried");

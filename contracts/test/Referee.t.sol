@@ -386,7 +386,7 @@ contract RefereeRefusalsTest is RefereeBase {
 
     function test_finishOfNoKindOrRounding() public {
         for (uint256 kind = 0; kind < 256; ++kind) {
-            if (kind >= 1 && kind <= 5) continue;
+            if ((kind >= 1 && kind <= 5) || kind == 7) continue;
             vm.expectRevert(abi.encodeWithSelector(IReferee.UnknownAccumulator.selector, kind));
             referee.finish(uint8(kind), 32, new bytes(97));
         }

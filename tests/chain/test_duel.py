@@ -21,7 +21,7 @@ LEAVES = [
 CALLED = {
     MapFunction(i.function).name: leaf
     for leaf, i in enumerate(FUNCTIONS.program.body)
-    if i.opcode == Opcode.MAP and i.function in range(MapFunction.EXP, MapFunction.COS + 1)
+    if i.opcode == Opcode.MAP and i.function in range(MapFunction.EXP, MapFunction.BF16 + 1)
 }
 SUM = max(k for k, i in enumerate(EVERY.program.body) if i.is_reduction and i.terms > 4)
 LOSS = len(FUNCTIONS.program.body) - 1
@@ -31,7 +31,7 @@ def test_the_programs_have_every_kind_of_instruction() -> None:
     kinds = Counter(EVERY.program.instruction_at(leaf).opcode for leaf in LEAVES)
     assert set(kinds) == set(Opcode)
     assert len(LEAVES) > 30
-    assert set(CALLED) == {"EXP", "LOG", "TANH", "ERF", "SIN", "COS"}
+    assert set(CALLED) == {"EXP", "LOG", "TANH", "ERF", "SIN", "COS", "BF16"}
 
 
 def convicted(chain: EmbeddedChain, setting: Setting, step: int, leaf: int, **options: int) -> Duel:
@@ -73,6 +73,11 @@ def test_jobs_of_less_precision_are_judged_at_it(chain: EmbeddedChain, precision
     """The lie is one unit in the last place that the job has."""
     duel = convicted(chain, FUNCTIONS, 2, leaf, levels=5, precision=precision)
     assert chain.job_state(duel.job.id).precision == precision
+
+
+def test_a_sum_to_bfloat16_is_judged_at_it_whatever_the_jobs_precision(chain: EmbeddedChain) -> None:
+    duel = convicted(chain, FUNCTIONS, 3, LOSS - 1, levels=5, precision=24, bend_from=50)
+    assert (duel.state.level, duel.state.position) == (Level.TERMS, 50)
 
 
 @pytest.mark.parametrize("levels", slow_except([1, 2, 3, 4, 5], 5))

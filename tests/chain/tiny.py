@@ -1,7 +1,7 @@
 """Runs of tests/protocol/runs.py as the chain plays them: jobs with real stakes and of any precision.
 
 Two programs: `EVERY` has every kind of instruction (tests/protocol/programs.py), `FUNCTIONS` each of the functions
-10 to 15 and a long sum, for jobs of any precision.
+10 to 16 and two long sums, one to bfloat16, for jobs of any precision.
 """
 
 import struct
@@ -76,7 +76,7 @@ def _source(kind: SourceKind, name: str, slot: int, dtype: DType, *shape: int) -
 
 
 def _functions() -> Program:
-    """w -= 2^-7 * (exp + log + tanh + erf + sin + cos)(w * x), and the sum of all of w as the loss."""
+    """w -= 2^-7 * (exp + log + tanh + erf + sin + cos)(w * x), and the sum of w * x, to bfloat16 and as the loss."""
     shape = (WEIGHTS,)
     body = [
         _source(SourceKind.STATE, "w", 0, F32, WEIGHTS),
@@ -95,9 +95,11 @@ def _functions() -> Program:
         total = add(MapFunction.ADD, total, add(function, add(MapFunction.ABS, product)))
     updated = add(MapFunction.SUB, 0, add(MapFunction.MUL, total, 2))
     read = (Access(updated, 0, row_major(shape)), Access(1, 0, row_major(shape)))
-    body.append(
-        Instruction(opcode=Opcode.REDUCE, function=ReduceFunction.SUM, dtype=F32, reduction=shape, operands=read)
-    )
+    add(MapFunction.BF16, updated)
+    body += [
+        Instruction(opcode=Opcode.REDUCE, function=summed, dtype=F32, reduction=shape, operands=read)
+        for summed in (ReduceFunction.SUM_BF16, ReduceFunction.SUM)
+    ]
     commit = Instruction(
         opcode=Opcode.COMMIT,
         dtype=F32,
@@ -131,5 +133,7 @@ class Liar(runs.Liar):
     def __init__(self, setting: Setting, job: Job, step: int, leaf: int, *, bend_from: int = 0) -> None:
         index = ordinary_element(Run(setting, job), step, leaf)
         assert index is not None, "every element is a NaN or infinite"
-        bit = 32 - job.precision if setting.program.instruction_at(leaf).dtype is F32 else 0
+        i = setting.program.instruction_at(leaf)
+        to_bf16 = i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16)
+        bit = 16 if to_bf16 else 32 - job.precision if i.dtype is F32 else 0
         super().__init__(job, step, leaf, index, bend_from=bend_from, setting=setting, bit=bit, loss_bit=13)

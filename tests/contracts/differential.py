@@ -136,7 +136,7 @@ def rounded(name: str, draw: Callable[[random.Random], tuple[Kind, int, bytes]],
     for _ in range(count):
         kind, rounding, encoded = draw(rng)
         if rng.randrange(10) == 0:
-            yield 2, abi.finish(rng.choice((0, 6, 255)), rounding, encoded), None
+            yield 2, abi.finish(rng.choice((0, 6, 8, 255)), rounding, encoded), None
         else:
             yield 2, abi.finish(CODES[kind], rounding, encoded), finished(kind, rounding, encoded)
 

@@ -31,6 +31,7 @@ from tiebreak.protocol.program.isa import (
     Opcode,
     RandomParams,
     ReduceFunction,
+    ScatterFunction,
     ScatterParams,
     ShuffleParams,
     WindowFunction,
@@ -247,7 +248,7 @@ def random_map(rng: random.Random) -> Made:
 
 def random_reduce(rng: random.Random, function: ReduceFunction, dtype: DType) -> Made:
     """A reduction of this dtype; of floats, sums of values and of products."""
-    is_sum = function == ReduceFunction.SUM and dtype == F32
+    is_sum = function in (ReduceFunction.SUM, ReduceFunction.SUM_BF16) and dtype == F32
     arity = 2 if is_sum and rng.randrange(3) else 1
     dims, reduction = shape(rng, 3), shape(rng)
     made = [affine(rng, k, dims + reduction) for k in range(arity)]
@@ -284,7 +285,7 @@ def random_gather(rng: random.Random) -> Made:
     ]
 
 
-def random_scatter(rng: random.Random) -> Made:
+def random_scatter(rng: random.Random, function: ScatterFunction = ScatterFunction.SUM) -> Made:
     """One or more matched dims, indices in their box and next to it."""
     dims = (rng.randrange(1, 4), *shape(rng, 3))
     matched = [d == 0 or rng.randrange(2) == 0 for d in range(len(dims))]
@@ -296,6 +297,7 @@ def random_scatter(rng: random.Random) -> Made:
     size = prod(dim for d, dim in enumerate(dims) if matched[d])
     return Instruction(
         opcode=Opcode.SCATTER_SUM,
+        function=function,
         dtype=F32,
         shape=dims,
         reduction=reduction,
@@ -367,10 +369,12 @@ KINDS: dict[str, Callable[[random.Random], Made]] = {
     "map": random_map,
     "reduce_sum_f32": lambda rng: random_reduce(rng, ReduceFunction.SUM, F32),
     "reduce_sum_i64": lambda rng: random_reduce(rng, ReduceFunction.SUM, I64),
+    "reduce_sum_bf16": lambda rng: random_reduce(rng, ReduceFunction.SUM_BF16, F32),
     "reduce_max": lambda rng: random_reduce(rng, ReduceFunction.MAX, rng.choice((F32, I64))),
     "reduce_argmax": lambda rng: random_reduce(rng, ReduceFunction.ARGMAX, rng.choice((F32, I64))),
     "gather": random_gather,
     "scatter_sum": random_scatter,
+    "scatter_sum_bf16": lambda rng: random_scatter(rng, ScatterFunction.SUM_BF16),
     "window_fill": lambda rng: random_window(rng, WindowFunction.FILL),
     "window_else": lambda rng: random_window(rng, WindowFunction.ELSE),
     "iota": random_iota,

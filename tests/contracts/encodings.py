@@ -16,7 +16,10 @@ from tiebreak.protocol.program.reference import to_raw
 from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.tags import Tag, tagged_hash
 
-CODES = {Kind.F32_SUM: 1, Kind.I64_SUM: 2, Kind.F32_MAX: 3, Kind.I64_MAX: 4, Kind.F32_ARGMAX: 5, Kind.I64_ARGMAX: 5}
+CODES = {
+    Kind.F32_SUM: 1, Kind.I64_SUM: 2, Kind.F32_MAX: 3, Kind.I64_MAX: 4, Kind.F32_ARGMAX: 5, Kind.I64_ARGMAX: 5,
+    Kind.BF16_SUM: 7,
+}  # fmt: skip
 """What `Description.accumulator` says; an argmax does not say what it is of."""
 
 
@@ -59,9 +62,10 @@ def code_of(i: Instruction) -> int:
 
 def any_last(rng: random.Random) -> tuple[Kind, bytes]:
     """A kind and bytes that may be its last accumulator: canonical or not, sums of every size, next to ties."""
-    kind = rng.choice((*Kind, Kind.F32_SUM, Kind.F32_SUM, Kind.F32_SUM))
-    length = {Kind.F32_SUM: 97, Kind.F32_MAX: 4, Kind.F32_ARGMAX: 12, Kind.I64_ARGMAX: 16}.get(kind, 8)
-    if kind != Kind.F32_SUM or rng.randrange(4) == 0:
+    sums = Kind.F32_SUM, Kind.BF16_SUM
+    kind = rng.choice((*Kind, *sums, Kind.F32_SUM, Kind.F32_SUM))
+    if kind not in sums or rng.randrange(4) == 0:
+        length = kind.value[1]
         return kind, any_accumulator(rng, length)
     # As many significant bits as a precision keeps, one half, and a last unit more or less; anywhere from below the
     # least subnormal to above the greatest number.
@@ -94,7 +98,7 @@ def finished(kind: Kind, rounding: int, encoded: bytes) -> bytes | None:
     except EncodingError:
         return bytes(96)
     assert encode(last) == encoded
-    dtype = DType.F32 if kind in (Kind.F32_SUM, Kind.F32_MAX) else DType.I64
+    dtype = DType.F32 if kind.is_f32_sum or kind is Kind.F32_MAX else DType.I64
     told = unpacked(rounding)
     if told is None and kind == Kind.F32_SUM:
         return None

@@ -10,7 +10,15 @@ from tiebreak.protocol.codec import MAX_NAME_BYTES
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program import isa
-from tiebreak.protocol.program.isa import DType, MapFunction, Opcode, ReduceFunction, SourceKind, WindowFunction
+from tiebreak.protocol.program.isa import (
+    DType,
+    MapFunction,
+    Opcode,
+    ReduceFunction,
+    ScatterFunction,
+    SourceKind,
+    WindowFunction,
+)
 from tiebreak.protocol.tags import EMPTY, Tag
 from tiebreak.protocol.trees import empty_root
 
@@ -41,6 +49,7 @@ def registry() -> dict[str, int]:
         found |= {member.name: int(member) for member in plain}
     found |= {f"SOURCE_{member.name}": int(member) for member in SourceKind}
     found |= {f"REDUCE_{member.name}": int(member) for member in ReduceFunction}
+    found |= {"SCATTER_SUM_BF16": int(ScatterFunction.SUM_BF16)}
     return found | {f"WINDOW_{member.name}": int(member) for member in WindowFunction}
 
 

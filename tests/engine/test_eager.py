@@ -223,6 +223,16 @@ def test_the_update_is_compared_with_torchs_optimizer(name: str, monkeypatch: py
         checked(made)
 
 
+@pytest.mark.parametrize("seed", [242, 253, 263, 286])
+def test_a_parameter_that_an_update_nearly_cancels_is_no_other_update(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Linear(2, 1)
+    data = {"x": torch.randn(16, 2), "y": torch.randn(16, 1)}
+    with torch.no_grad():
+        model.bias.copy_(0.02 * torch.rand(1))
+    checked(task(model, optimizer=AdamW(lr=1e-2), data=data, batch=Batch(size=8, examples=Rows(names=("x", "y")))))
+
+
 @pytest.mark.parametrize("undone", ["clipped", "averaged"])
 def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

@@ -223,7 +223,7 @@ class Several(nn.Module):
         super().__init__()
         self.first = nn.Sequential(nn.Linear(4, 4), Scaled(torch.special.i0e))
         self.second = Scaled(lambda x: x.mode().values)
-        self.third = Scaled(lambda x: x.to(torch.bfloat16).float())
+        self.third = Scaled(lambda x: x.to(torch.float16).float())
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.first(x).mean() + self.second(x).mean() + self.third(x).mean()).exp()
@@ -247,7 +247,7 @@ def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
         ("special_i0e.default", "first.1", "no form of stated accuracy"),
         ("special_i1e.default", "first.1", "no form of stated accuracy"),  # in the gradient
         ("mode.default", "second", "`sort`, `topk`"),
-        ("_to_copy.default", "third", "dtype torch.bfloat16; results are rounded to float32"),
+        ("_to_copy.default", "third", "dtype torch.float16; of narrow floats only bfloat16"),
     ):
         found = [line for line in lines if line.strip().startswith(f"{operator} (at {path}:") and hint in line]
         assert found, f"{operator} at {path}: not in {lines}"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.golden.bundle import COMMAND, FOLDER, INTERVAL, NAMES, STEPS, load
+from tests.golden.bundle import COMMAND, FOLDER, INTERVAL, MODELS, NAMES, STEPS, TINY, load
 from tests.golden.train import first_record, inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.tracing import TESTED_TORCH
@@ -69,16 +69,17 @@ def test_the_engine_reaches_the_root(name: str, tmp_path: Path) -> None:
     assert root == expected.run_root
 
 
-def test_integers_alone_reach_every_record(cases: Callable[[], None]) -> None:
-    """All steps of the smallest one, in a process that never imports torch or the engine."""
-    found = process("reference", "mlp", str(STEPS))
+@pytest.mark.parametrize("name", TINY)
+def test_integers_alone_reach_every_record(name: str, cases: Callable[[int], None]) -> None:
+    """All steps of the smallest ones, in a process that never imports torch or the engine."""
+    found = process("reference", name, str(STEPS))
     assert found["imported"] == []
-    assert [tuple(record) for record in found["records"]] == list(load("mlp").expected.records)
+    assert [tuple(record) for record in found["records"]] == list(load(name).expected.records)
     cases(len(found["records"]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "mlp"])
+@pytest.mark.parametrize("name", MODELS)
 def test_integers_alone_reach_the_first_record(name: str) -> None:
     """A step of each model: some ten million terms one by one."""
     found = process("reference", name, "1")

@@ -19,8 +19,9 @@ from tiebreak.protocol.tags import Digest
 
 FOLDER = Path(__file__).resolve().parent
 MODELS = ("gpt2", "resnet", "llama")
-NAMES = ("mlp", *MODELS)
-"""`mlp` is so small that the integer reference runs it."""
+TINY = ("mlp", "mixed")
+"""So small that the integer reference runs them; `mixed` under autocast to bfloat16."""
+NAMES = (*TINY, *MODELS)
 COMMAND = "python -m tests.golden.make"
 STEPS, INTERVAL = 25, 5
 

@@ -132,7 +132,25 @@ def _mlp(dropout: float) -> Parts:
     return model, loss, AdamW(lr=1e-2, weight_decay=0.01), data, Rows(names=("x", "y")), None
 
 
-_PARTS: dict[str, Callable[[float], Parts]] = {"mlp": _mlp, "gpt2": _gpt2, "resnet": _resnet, "llama": _llama}
+def _mixed(dropout: float) -> Parts:
+    """A table held in bfloat16, then a network in FP32 under autocast."""
+    table = nn.Embedding(9, 6).bfloat16()
+    model = nn.Sequential(
+        table, nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(dropout), nn.Linear(8, CLASSES)
+    )
+    data = {"x": (drawn(41, (24, 3)) * 9).to(torch.int64), "y": (drawn(42, (24,)) * CLASSES).to(torch.int64)}
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(x).mean(1), y)
+
+    model = with_drawn_weights(model, 5)
+    return model, loss, AdamW(lr=1e-2, weight_decay=0.01), data, Rows(names=("x", "y")), Clip(norm=1.0)
+
+
+_PARTS: dict[str, Callable[[float], Parts]] = {
+    "mlp": _mlp, "mixed": _mixed, "gpt2": _gpt2, "resnet": _resnet, "llama": _llama,
+}  # fmt: skip
 
 
 def make_task(name: str, *, dropout: bool = True) -> Task:

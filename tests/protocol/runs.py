@@ -413,9 +413,9 @@ def claim(i: Instruction, data: bytes, index: int, like: bytes) -> bytes:
     held = decode_for(i, like)
     raw = data[index * i.dtype.size : (index + 1) * i.dtype.size]
     bits = int.from_bytes(raw, "little", signed=i.dtype.size == 8)
-    if held.kind is Kind.F32_SUM and bits & 0x7F800000 == 0x7F800000:
+    if held.kind.is_f32_sum and bits & 0x7F800000 == 0x7F800000:
         return encode(replace(held, value=0, invalid=True))
-    if held.kind is Kind.F32_SUM:
+    if held.kind.is_f32_sum:
         return encode(replace(held, value=int(exact(bits) * 2**298), invalid=False))
     if held.kind in (Kind.F32_ARGMAX, Kind.I64_ARGMAX):
         return encode(replace(held, index=bits))

@@ -1,6 +1,7 @@
 """Accumulators against rationals, one encoding each, and the order-independence that the whole design rests on."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -22,7 +23,15 @@ from tiebreak.protocol.program.accumulator import (
     kind_of,
     leaf_count,
 )
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.isa import (
+    Access,
+    DType,
+    Instruction,
+    Opcode,
+    ReduceFunction,
+    ScatterFunction,
+    ScatterParams,
+)
 from tiebreak.protocol.program.rounding import Rounding
 
 finite = st.one_of(
@@ -137,6 +146,7 @@ def test_initial_encodings() -> None:
         Kind.I64_MAX: "80" + "00" * 7,
         Kind.F32_ARGMAX: "ff800000" + "ff" * 8,
         Kind.I64_ARGMAX: "80" + "00" * 7 + "ff" * 8,
+        Kind.BF16_SUM: "00" * 97,
     }
 
 
@@ -190,6 +200,8 @@ def test_kinds(cases: Callable[[], None]) -> None:
         (reduction(ReduceFunction.ARGMAX, i64), f32, Kind.F32_ARGMAX),
         (reduction(ReduceFunction.ARGMAX, i64), i64, Kind.I64_ARGMAX),
         (scatter, f32, Kind.F32_SUM),
+        (reduction(ReduceFunction.SUM_BF16, f32), f32, Kind.BF16_SUM),
+        (replace(scatter, function=ScatterFunction.SUM_BF16), f32, Kind.BF16_SUM),
     ]
     for instruction, operand, kind in table:
         assert kind_of(instruction, operand) == kind

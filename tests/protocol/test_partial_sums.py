@@ -26,7 +26,7 @@ from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES, BLOCK_TERMS, Pa
 from tiebreak.protocol.program.reference import accumulators, pack, unpack
 
 F32, I64 = DType.F32, DType.I64
-FLOATS = {Kind.F32_SUM, Kind.F32_MAX, Kind.F32_ARGMAX}
+FLOATS = {Kind.F32_SUM, Kind.BF16_SUM, Kind.F32_MAX, Kind.F32_ARGMAX}
 ONE, LARGEST, SMALLEST_NORMAL = 0x3F800000, 0x7F7FFFFF, 0x00800000
 NOTABLE = [0, 1, 0x7FFFFF, SMALLEST_NORMAL, ONE, ONE + 1, 0x33800000, 0x4B7FFFFF, LARGEST]
 FINITE = [sign | x for x in NOTABLE for sign in (0, SIGN)]
@@ -66,8 +66,10 @@ def rows(
 @settings(max_examples=300, deadline=None)
 def test_every_kind_agrees_with_one_term_at_a_time_in_pieces_of_any_length(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(list(Kind)))
-    of_kind = {Kind.F32_SUM: floats, Kind.F32_MAX: ordered, Kind.F32_ARGMAX: ordered}.get(kind, longs)
-    arity = data.draw(st.integers(1, 2)) if kind is Kind.F32_SUM else 1
+    of_kind = {Kind.F32_SUM: floats, Kind.BF16_SUM: floats, Kind.F32_MAX: ordered, Kind.F32_ARGMAX: ordered}.get(
+        kind, longs
+    )
+    arity = data.draw(st.integers(1, 2)) if kind.is_f32_sum else 1
     terms = data.draw(st.lists(st.tuples(*[of_kind] * arity), min_size=1, max_size=40))
     wanted = one_by_one(initial(kind), terms)
     assert rows(initial(kind), terms) == wanted
@@ -143,6 +145,7 @@ def test_sizes_are_checked() -> None:
 FORMS = [
     (Opcode.REDUCE, ReduceFunction.SUM, F32, (F32,)),
     (Opcode.REDUCE, ReduceFunction.SUM, F32, (F32, F32)),
+    (Opcode.REDUCE, ReduceFunction.SUM_BF16, F32, (F32, F32)),
     (Opcode.REDUCE, ReduceFunction.SUM, I64, (I64,)),
     (Opcode.REDUCE, ReduceFunction.MAX, F32, (F32,)),
     (Opcode.REDUCE, ReduceFunction.MAX, I64, (I64,)),

@@ -110,7 +110,7 @@ def _terms(kind: Kind, s: Stream) -> tuple[int, ...]:
     few = (0, SIGN, 1, ONE, ONE | SIGN, INF, INF | SIGN, NAN_BITS, 0x7F7FFFFF)
     if kind in (Kind.I64_SUM, Kind.I64_MAX, Kind.I64_ARGMAX):
         return ((I64_EDGES[s.below(len(I64_EDGES))] if s.bits(1) else s.i64()),)
-    if kind == Kind.F32_SUM:
+    if kind.is_f32_sum:
         finite = s.f32(0, 255), s.f32(0, 255)
         return finite if s.below(12) else (few[s.below(len(few))], finite[1])
     return (few[s.below(len(few))] if s.bits(1) else s.f32(0, 255),)
@@ -121,7 +121,7 @@ def _chains(kind: Kind) -> Json:
     s = Stream(f"chains of {kind.value[0]}")
     blob = bytearray()
     count = 0
-    factors = 2 if kind == Kind.F32_SUM else 1
+    factors = 2 if kind.is_f32_sum else 1
     for _ in range(12):
         accumulator = initial(kind)
         for position in range(10):

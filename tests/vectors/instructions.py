@@ -1,6 +1,7 @@
 """Test vectors of whole instructions: each with small operands (value k is operand k's data) and all of its result."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from tests.vectors.inputs import I64_EDGES, Stream
@@ -16,6 +17,7 @@ from tiebreak.protocol.program.isa import (
     Opcode,
     RandomParams,
     ReduceFunction,
+    ScatterFunction,
     ScatterParams,
     ShuffleParams,
     SourceConst,
@@ -100,6 +102,13 @@ def _sums() -> Iterator[Case]:
     s = Stream("long sum")
     long = _cancelling(s, 600)
     yield Case("sum of 600 products", _reduce(ReduceFunction.SUM, F32, 1, 600, 2), ((F32, long), (F32, long[::-1])))
+    for operands in (1, 2):
+        name = f"sum of 33 {('terms', 'products')[operands - 1]} to bf16"
+        data = [x for make in _ROWS for x in make(s, 33)]
+        both = ((F32, data), (F32, [ONE | s.bits(1) << 31 for _ in data]))[:operands]
+        yield Case(name, _reduce(ReduceFunction.SUM_BF16, F32, len(_ROWS), 33, operands), both)
+    middle = [ONE, 0x3B800000, 1, ONE, 0x3B800000, 0, ONE, 0x3B800000, SIGN | 1, 0x3F810000, 0x3B800000, 0]
+    yield Case("ties of bf16", _reduce(ReduceFunction.SUM_BF16, F32, 4, 3, 1), ((F32, middle),))
     integers = [s.i64() for _ in range(18)] + list(I64_EDGES)
     yield Case("i64 sum", _reduce(ReduceFunction.SUM, I64, 4, 9, 1), ((I64, integers),))
 
@@ -187,6 +196,8 @@ def _scatters() -> Iterator[Case]:
         params=ScatterParams(match=(1, 0)),
     )
     yield Case("scatter_sum to rows", embedding, ((F32, source), (I64, index)))
+    to_bf16 = replace(embedding, function=ScatterFunction.SUM_BF16)
+    yield Case("scatter_sum to rows of bf16", to_bf16, ((F32, source), (I64, index)))
     source[4] = INF
     flat = [0, 5, 5, 2, 2, 2, 4, 1, 5, 0, 3, 3, 6, -7, 4, 2, 2, 0]
     plane = Instruction(

@@ -15,13 +15,14 @@ enum AccumulatorKind {
     F32_MAX,
     I64_MAX,
     F32_ARGMAX,
-    I64_ARGMAX
+    I64_ARGMAX,
+    BF16_SUM
 }
 
 /// @dev The state after some terms (SPEC section 6). Only the fields of its kind are used.
 struct Accumulator {
     AccumulatorKind kind;
-    /// F32_SUM.
+    /// F32_SUM and BF16_SUM.
     Exact sum;
     /// The others: f32 bits, or an i64.
     int256 value;
@@ -41,7 +42,9 @@ library Accumulators {
     function kindOf(Instruction memory i, uint256 operandDtype) internal pure returns (AccumulatorKind) {
         bool f32 = operandDtype == Isa.F32;
         bool typed = i.dtype == operandDtype && operandDtype != Isa.BOOL;
-        if (i.opcode == Isa.SCATTER_SUM) {
+        if (isBf16(i)) {
+            if (typed && f32) return AccumulatorKind.BF16_SUM;
+        } else if (i.opcode == Isa.SCATTER_SUM) {
             if (typed && f32) return AccumulatorKind.F32_SUM;
         } else if (i.func == Isa.REDUCE_SUM) {
             if (typed && f32) return AccumulatorKind.F32_SUM;
@@ -66,7 +69,7 @@ library Accumulators {
     /// @dev Takes the element with these bits (not a product) as term number `term`.
     function take(Accumulator memory a, uint256 bits, uint256 term) internal pure {
         AccumulatorKind kind = a.kind;
-        if (kind == AccumulatorKind.F32_SUM) return a.sum.addValue(bits);
+        if (isExact(kind)) return a.sum.addValue(bits);
         if (kind == AccumulatorKind.F32_MAX) {
             a.value = int256(Float32.max(uint256(a.value), bits));
             return;
@@ -97,13 +100,14 @@ library Accumulators {
     /// @dev The bits of the element whose last accumulator this is, a sum rounded as `Context.rounding` says.
     function result(Accumulator memory a, uint256 rounding) internal pure returns (uint64) {
         if (a.kind == AccumulatorKind.F32_SUM) return uint64(a.sum.toFloat32(rounding));
+        if (a.kind == AccumulatorKind.BF16_SUM) return uint64(a.sum.toFloat32(Float32.LEAST_PRECISION));
         if (a.kind == AccumulatorKind.F32_MAX) return uint64(Float32.max(uint256(a.value), uint256(a.value)));
         bool hasIndex = a.kind == AccumulatorKind.F32_ARGMAX || a.kind == AccumulatorKind.I64_ARGMAX;
         return uint64(uint256(hasIndex ? a.index : a.value));
     }
 
     function encode(Accumulator memory a) internal pure returns (bytes memory) {
-        if (a.kind == AccumulatorKind.F32_SUM) return a.sum.encode();
+        if (isExact(a.kind)) return a.sum.encode();
         if (a.kind == AccumulatorKind.F32_MAX) return abi.encodePacked(uint32(uint256(a.value)));
         if (a.kind == AccumulatorKind.F32_ARGMAX) return abi.encodePacked(uint32(uint256(a.value)), int64(a.index));
         if (a.kind == AccumulatorKind.I64_ARGMAX) return abi.encodePacked(int64(a.value), int64(a.index));
@@ -113,7 +117,7 @@ library Accumulators {
     /// @dev The accumulator that these bytes are the one encoding of; ok = false if they are none.
     function decode(AccumulatorKind kind, bytes calldata data) internal pure returns (bool ok, Accumulator memory a) {
         a.kind = kind;
-        if (kind == AccumulatorKind.F32_SUM) {
+        if (isExact(kind)) {
             (ok, a.sum) = ExactSum.decode(data);
             return (ok, a);
         }
@@ -136,10 +140,20 @@ library Accumulators {
         return uint8(kindOf(i, hasIndex ? Isa.F32 : i.dtype)) + 1;
     }
 
+    /// @dev Whether what is accumulated is an exact sum.
+    function isExact(AccumulatorKind kind) internal pure returns (bool) {
+        return kind == AccumulatorKind.F32_SUM || kind == AccumulatorKind.BF16_SUM;
+    }
+
+    /// @dev Whether the instruction rounds its sums to bfloat16, whatever the job's precision.
+    function isBf16(Instruction memory i) internal pure returns (bool) {
+        return i.opcode == Isa.SCATTER_SUM ? i.func == Isa.SCATTER_SUM_BF16 : i.func == Isa.REDUCE_SUM_BF16;
+    }
+
     /// @dev 1 + the kind of a logged sum, or 0 (SPEC section 5.1).
     function sumKind(Instruction memory i) internal pure returns (uint8) {
         if (i.dtype != Isa.F32) return 0;
-        if (i.opcode == Isa.SCATTER_SUM) return 3;
+        if (i.opcode == Isa.SCATTER_SUM) return i.func == Isa.SCATTER_SUM_BF16 ? 0 : 3;
         if (i.opcode != Isa.REDUCE || i.func != Isa.REDUCE_SUM) return 0;
         return i.operandCount == 2 ? 2 : 1;
     }
@@ -148,7 +162,8 @@ library Accumulators {
     /// and i64 has 16. (One that lies about it fails at its leaf, where the operand's tensor is opened.)
     function kindOfLast(uint256 code_, uint256 length) internal pure returns (AccumulatorKind) {
         // INVARIANT: a number that `code` can return.
-        if (code_ == 0 || code_ > uint256(AccumulatorKind.F32_ARGMAX) + 1) {
+        bool known = code_ != 0 && code_ <= uint256(AccumulatorKind.BF16_SUM) + 1;
+        if (!known || code_ == uint256(AccumulatorKind.I64_ARGMAX) + 1) {
             revert IReferee.UnknownAccumulator(uint8(code_));
         }
         AccumulatorKind kind = AccumulatorKind(code_ - 1);

@@ -108,6 +108,15 @@ library Float32 {
         }
     }
 
+    /// @dev RN(x) to bfloat16, which has the upper 16 bits of an f32; zeros keep their sign.
+    function toBf16(uint256 x) internal pure returns (uint256) {
+        if (isNan(x)) return NAN;
+        unchecked {
+            // SAFETY: what carries out of the fraction goes to the exponent, and out of the greatest to infinity.
+            return (x + 0x7fff + ((x >> 16) & 1)) & 0xffff0000;
+        }
+    }
+
     /// @dev Whether this is b | n << 8 | code << 16 with a precision, a tolerance and a code that SPEC section 5.1 knows.
     function isRounding(uint256 rounding) internal pure returns (bool) {
         uint256 precision = rounding & 0xff;

@@ -252,6 +252,7 @@ library InstructionCodec {
         if (opcode == Isa.MAP) return MapFunctions.makes(i.func, dtype, i.operandCount);
         if (opcode == Isa.REDUCE) {
             if (i.func == Isa.REDUCE_SUM) return dtype == Isa.F32 || (dtype == Isa.I64 && i.operandCount == 1);
+            if (i.func == Isa.REDUCE_SUM_BF16) return dtype == Isa.F32;
             return i.operandCount == 1 && (dtype == Isa.I64 || (dtype == Isa.F32 && i.func == Isa.REDUCE_MAX));
         }
         if (opcode == Isa.SCATTER_SUM || opcode == Isa.RANDOM) return dtype == Isa.F32;

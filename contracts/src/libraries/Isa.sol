@@ -38,6 +38,9 @@ library Isa {
     uint256 internal constant REDUCE_SUM = 0;
     uint256 internal constant REDUCE_MAX = 1;
     uint256 internal constant REDUCE_ARGMAX = 2;
+    uint256 internal constant REDUCE_SUM_BF16 = 3;
+
+    uint256 internal constant SCATTER_SUM_BF16 = 1;
 
     uint256 internal constant WINDOW_FILL = 0;
     uint256 internal constant WINDOW_ELSE = 1;
@@ -58,6 +61,7 @@ library Isa {
     uint256 internal constant ERF = 13;
     uint256 internal constant SIN = 14;
     uint256 internal constant COS = 15;
+    uint256 internal constant BF16 = 16;
     uint256 internal constant LT = 20;
     uint256 internal constant LE = 21;
     uint256 internal constant EQ = 22;
@@ -78,8 +82,9 @@ library Isa {
     /// @dev Whether the opcode and function exist (SPEC 4.3, 4.4).
     function isKnown(uint256 opcode, uint256 func) internal pure returns (bool) {
         if (opcode == SOURCE) return func <= SOURCE_DATA;
-        if (opcode == MAP) return func <= COS || (func >= LT && func <= CAST) || func == FLOORDIV || func == MOD;
-        if (opcode == REDUCE) return func <= REDUCE_ARGMAX;
+        if (opcode == MAP) return func <= BF16 || (func >= LT && func <= CAST) || func == FLOORDIV || func == MOD;
+        if (opcode == REDUCE) return func <= REDUCE_SUM_BF16;
+        if (opcode == SCATTER_SUM) return func <= SCATTER_SUM_BF16;
         if (opcode == WINDOW) return func <= WINDOW_ELSE;
         return opcode >= GATHER && opcode <= COMMIT && func == 0;
     }

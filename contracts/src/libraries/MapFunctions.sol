@@ -56,7 +56,7 @@ library MapFunctions {
     function makes(uint256 func, uint256 dtype, uint256 count) internal pure returns (bool) {
         if (func == Isa.WHERE) return count == 3;
         if (func == Isa.COPY || func == Isa.CAST) return count == 1;
-        if (func == Isa.SQRT || isTranscendental(func)) return count == 1 && dtype == Isa.F32;
+        if (func == Isa.SQRT || func == Isa.BF16 || isTranscendental(func)) return count == 1 && dtype == Isa.F32;
         if (func == Isa.NEG || func == Isa.ABS) return count == 1 && dtype != Isa.BOOL;
         if (func == Isa.NOT) return count == 1 && dtype == Isa.BOOL;
         if (count != 2) return false;
@@ -83,6 +83,7 @@ library MapFunctions {
         if (func == Isa.MUL) return Float32.mul(x, y);
         if (func == Isa.DIV) return Float32.div(x, y);
         if (func == Isa.SQRT) return Float32.sqrt(x);
+        if (func == Isa.BF16) return Float32.toBf16(x);
         if (func == Isa.NEG) return Float32.neg(x);
         if (func == Isa.ABS) return Float32.abs(x);
         if (func == Isa.MAX) return Float32.max(x, y);

@@ -73,6 +73,19 @@ contract RoundingSymbolic is SymbolicBase {
         assert(isNearest(m, -153, -185, 16));
     }
 
+    /// @dev Every number. Between two numbers of bfloat16, those of f32 are evenly spaced: patterns serve as values.
+    function check_bf16IsNearest(uint32 x) external pure {
+        uint256 sign = x & 0x80000000;
+        uint256 magnitude = x ^ sign;
+        vm.assume(magnitude <= INFINITY);
+        uint256 found = Float32.toBf16(x) ^ sign;
+        unchecked {
+            bool above = magnitude + 0x8000 - ((found >> 16) & 1) >= found;
+            bool under = found + 0x8000 - ((found >> 16) & 1) >= magnitude;
+            assert(boolAnd(boolAnd(above, under), boolAnd(found <= INFINITY, found & 0xffff == 0)));
+        }
+    }
+
     /// @dev Whether roundTo with this tolerance and code is what it must be, given what is nearest: where x lies within
     /// 2^-n of the gap around the middle of d and u, codes 1 and 2 give d and u; else it is the nearest. lowest as above.
     function isLogged(uint256 m, int256 e, int256 lowest, uint256 precision, uint256 n, uint256 code)

@@ -22,7 +22,7 @@ enum { TILE = 1024, WORDS = 6, REGISTER_WORDS = 3, MAX_REGISTERS = 512, LANES = 
 #define OPERATIONS(X) \
     X(LOAD1) X(LOAD4) X(LOAD8) X(IOTA) X(RANDOM) X(SEAL) X(EXP) X(TANH) \
     X(COPY1) X(COPY4) X(COPY8) \
-    X(ADD_F32) X(SUB_F32) X(MUL_F32) X(DIV_F32) X(MAX_F32) X(MIN_F32) X(SQRT_F32) X(NEG_F32) X(ABS_F32) \
+    X(ADD_F32) X(SUB_F32) X(MUL_F32) X(DIV_F32) X(MAX_F32) X(MIN_F32) X(SQRT_F32) X(BF16_F32) X(NEG_F32) X(ABS_F32) \
     X(ADD_I64) X(SUB_I64) X(MUL_I64) X(MAX_I64) X(MIN_I64) X(FLOORDIV_I64) X(MOD_I64) X(NEG_I64) X(ABS_I64) \
     X(LT_F32) X(LE_F32) X(EQ_F32) X(NE_F32) X(LT_I64) X(LE_I64) X(EQ_I64) X(NE_I64) \
     X(EQ_BOOL) X(NE_BOOL) X(AND_BOOL) X(OR_BOOL) X(NOT_BOOL) X(WHERE1) X(WHERE4) X(WHERE8) \
@@ -51,6 +51,11 @@ static inline float float_of(uint32_t b) { float x; memcpy(&x, &b, 4); return x;
 
 static inline float max_f32(float a, float b) { float m = a > b ? a : b; m = a != a ? a : m; return m + 0.0f; }
 static inline float min_f32(float a, float b) { float m = a < b ? a : b; m = a != a ? a : m; return m + 0.0f; }
+/* To nearest; what carries out of the fraction goes to the exponent. A NaN stays one: its quiet bit is set. */
+static inline uint32_t to_bf16(uint32_t x) {
+    const uint32_t rounded = (x + 0x7fffu + (x >> 16 & 1)) & 0xffff0000u;
+    return (x & 0x7fffffffu) > 0x7f800000u ? (x | 0x400000u) : rounded;
+}
 static inline int64_t wrap(uint64_t x) { return (int64_t)x; }
 static inline int64_t floordiv(int64_t a, int64_t b) {
     if (b == 0) return 0;
@@ -366,6 +371,7 @@ static void tile(const int64_t *code, char **registers, const int64_t *steps, in
         BINARY(MAX_F32, f32, f32, max_f32(x, y))
         BINARY(MIN_F32, f32, f32, min_f32(x, y))
         UNARY(SQRT_F32, f32, f32, __builtin_sqrtf(x))
+        UNARY(BF16_F32, u32, u32, to_bf16(x))
         UNARY(NEG_F32, u32, u32, x ^ 0x80000000u)
         UNARY(ABS_F32, u32, u32, x & 0x7fffffffu)
         BINARY(ADD_I64, u64, u64, x + y)

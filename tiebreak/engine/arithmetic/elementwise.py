@@ -81,6 +81,10 @@ def _sqrt(x: Sequence[Tensor], out: Tensor) -> None:
     out.copy_(x[0].to(torch.float64).sqrt_())
 
 
+def _to_bf16(x: Sequence[Tensor], out: Tensor) -> None:
+    out.copy_(x[0].to(torch.bfloat16))
+
+
 def _floordiv(x: Sequence[Tensor], out: Tensor) -> None:
     a, b = x
     # Division by 0, and of -2^63 by -1, traps on CPUs, so neither reaches the hardware.
@@ -130,6 +134,7 @@ _FUNCTIONS: Final[dict[MapFunction, Function]] = {
     MapFunction.MUL: _direct(torch.mul),
     MapFunction.DIV: _direct(torch.div),
     MapFunction.SQRT: _sqrt,
+    MapFunction.BF16: _to_bf16,
     MapFunction.NEG: _direct(torch.neg),
     MapFunction.ABS: _direct(torch.abs),
     MapFunction.MAX: _plus_zero(torch.maximum),

@@ -19,10 +19,9 @@ from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.views import View
 from tiebreak.engine.arithmetic.ziv import NOTHING_NEAR, Collector, Logging, NearTies
 from tiebreak.engine.dtypes import TORCH_DTYPES
-from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program.isa import (
     TRANSCENDENTALS,
-    DType,
     Instruction,
     MapFunction,
     Opcode,
@@ -72,13 +71,14 @@ class Arithmetic:
         logging: Logging | None = None,
         fp64_elements: int | None = None,
     ) -> None:
-        device, rounded = torch.device(device), Round(precision)
+        device = torch.device(device)
         default = FP64_ELEMENTS.get(device.type, FP64_ELEMENTS_ELSEWHERE)
         elements = default if fp64_elements is None else fp64_elements
         self.options = Options(device, permute is not None, elements, precision, logging)
         self.stats = Stats() if stats is None else stats
         shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
-        self._scatters = ScatterRunner(shuffled, rounded)
+        roundings = {False: Round(precision), True: Round(MIN_PRECISION)}
+        self._scatters = {bf16: ScatterRunner(shuffled, rounded) for bf16, rounded in roundings.items()}
         self._transcendentals = elementwise.Transcendentals(precision)
         self._shuffles = random.Shuffles()
         self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
@@ -86,7 +86,8 @@ class Arithmetic:
         self.chains = None if found is None else elementwise.Chains(found, self._transcendentals, self.stats)
         """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
         room = None if self.chains is None else self.chains.buffers
-        self._sums = SumRunner(shuffled, room, rounded)
+        self._sums = {bf16: SumRunner(shuffled, room, rounded) for bf16, rounded in roundings.items()}
+        """For sums of the job's precision and for those to bfloat16."""
 
     @property
     def device(self) -> torch.device:
@@ -137,8 +138,8 @@ class Arithmetic:
             case Opcode.REDUCE:
                 return self._compile_reduce(i)
             case Opcode.SCATTER_SUM:
-                plan, counts = plan_scatter(i), self.stats.of("scatter_sum")
-                return lambda x, _, near: self._scatters.run(plan, x, counts, near)
+                plan, counts, scatters = plan_scatter(i), self.stats.of("scatter_sum"), self._scatters[i.is_bf16_sum]
+                return lambda x, _, near: scatters.run(plan, x, counts, near)
             case Opcode.GATHER:
                 return lambda x, *_: indexing.gather(i, x)
             case Opcode.WINDOW:
@@ -182,13 +183,12 @@ class Arithmetic:
         return one
 
     def _compile_reduce(self, i: Instruction) -> Compiled:
-        if i.function != ReduceFunction.SUM:
-            return lambda x, *_: indexing.extreme(i, x)
-        if i.dtype == DType.I64:
-            return lambda x, *_: _wrapping_sum(i, x)
-        plan = plan_sum(i, self.options.fp64_elements)
+        if not i.is_f32_sum:
+            extreme = i.function != ReduceFunction.SUM
+            return lambda x, *_: indexing.extreme(i, x) if extreme else _wrapping_sum(i, x)
+        plan, sums = plan_sum(i, self.options.fp64_elements), self._sums[i.is_bf16_sum]
         counts = self.stats.of(plan.kind)
-        return lambda x, _, near: self._sums.run(plan, x, counts, near)
+        return lambda x, _, near: sums.run(plan, x, counts, near)
 
 
 def _compile_source(i: Instruction, device: torch.device) -> Compiled:

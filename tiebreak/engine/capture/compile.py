@@ -1,5 +1,6 @@
 """Turns a task into what other parties receive: the program, the initial state and the data, as tensors by name."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -60,7 +61,16 @@ def compile_in_place(task: Task) -> Compiled:
     """Does what `compile_task` does, but leaves behind what the user's code changes in the model."""
     b = Builder()
     initial = task.initial_state()
-    refs = {name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
+    bf16 = task.bf16()
+    refs = {
+        name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape), bf16=name in bf16)
+        for name, t in initial.items()
+    }
+
+    def held(refs: Mapping[str, Ref], of: Callable[[str], str] = str) -> dict[str, Ref]:
+        """Rounded, where PyTorch holds them in bfloat16. of: the name of the parameter that an entry belongs to."""
+        return {name: b.bf16(ref) if of(name) in bf16 else ref for name, ref in refs.items()}
+
     data = {name: stored(array) for name, array in task.data.items()} | {
         "seed": torch.tensor(task.seed),
         "learning_rate": task.learning_rates(),
@@ -76,15 +86,16 @@ def compile_in_place(task: Task) -> Compiled:
     rate = b.rows(rates, b.step())
     parameters = {name: refs[name] for name, _ in task.model.named_parameters()}
     trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
-    raw = gradients = {name: g for name, g in step.gradients.items() if name in trainable}
+    raw = gradients = held({name: g for name, g in step.gradients.items() if name in trainable})
     if task.clip is not None:
-        gradients = clipped(b, task.clip, gradients)
+        gradients = held(clipped(b, task.clip, gradients))
     updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
-    new = {MODEL + name: ref for name, ref in {**refs, **updated.parameters, **step.buffers}.items()}
-    new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
+    after = held(updated.parameters)
+    new = {MODEL + name: ref for name, ref in {**refs, **after, **step.buffers}.items()}
+    new |= {OPTIMIZER + name: ref for name, ref in held(updated.state, lambda entry: entry.partition(".")[2]).items()}
     if task.average is not None:
         moving = {name: ref for name, ref in parameters.items() if name in trainable}
-        new |= averaged(b, task.average, moving, updated.parameters)
+        new |= held(averaged(b, task.average, moving, after), lambda entry: entry.removeprefix(AVERAGE))
     new[TELEMETRY] = _telemetry(b, step.loss, task.checkpoint_interval)
     program = _finished(b, new, step.loss)
     state = {MODEL + name: t for name, t in initial.items()}

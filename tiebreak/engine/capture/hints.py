@@ -37,10 +37,9 @@ HINTS: Final[dict[str, str]] = {
 }  # fmt: skip
 """Advice by operator name, without the overload."""
 
-_NARROW = "results are rounded to float32 here; train without autocast, .half() or .bfloat16()"
+_HALF = "of narrow floats only bfloat16 has a form; train with it, or in float32"
 DTYPE_HINTS: Final[dict[torch.dtype, str]] = {
-    torch.float16: _NARROW,
-    torch.bfloat16: _NARROW,
+    torch.float16: _HALF,
     torch.float64: "results are rounded to float32 here, from exact sums; leave out .double() and dtype=torch.float64",
     torch.complex64: _COMPLEX,
     torch.complex128: _COMPLEX,

@@ -115,6 +115,14 @@ _IN_RANGE: Final = frozenset({
 """Operators that yield no integer outside the range of their operands' dtype."""
 
 
+_NORMS: Final = frozenset({
+    "native_layer_norm", "native_group_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
+})  # fmt: skip
+_STATISTICS: Final = (1, 2)
+"""Mean and inverse deviation of a norm, by their place among its results: they stay float32, for the backward."""
+
+
 class _Lowering:
     """Walks the traced graph once, node by node; collects everything that cannot be lowered and reports it together."""
 
@@ -167,7 +175,7 @@ class _Lowering:
         else:
             args, kwargs = arguments
             context = Context(self.builder, node.meta["val"], [n.meta.get("val") for n in node.all_input_nodes])
-            self._guarded(node, lambda: self._in_range(node, rule(context, *args, **kwargs)))
+            self._guarded(node, lambda: self._as_held(node, rule(context, *args, **kwargs)))
 
     def _guarded(self, node: fx.Node, make: Callable[[], Any]) -> None:
         self.builder.origin = self.joint.origin(node)
@@ -178,9 +186,23 @@ class _Lowering:
         except Exception as error:  # a rule met what it does not expect; the user's model is at fault or we are
             self._fail(node, f"{UNCOVERED} ({type(error).__name__}: {error})")
 
-    def _in_range(self, node: fx.Node, value: Any) -> Any:
-        """Wraps an integer of a narrow dtype, which is an i64 here, as torch wraps it if the operator may overflow."""
+    def _as_held(self, node: fx.Node, value: Any) -> Any:
+        """The value as torch holds it.
+
+        An integer of a narrow dtype, an i64 here, is wrapped if the operator may overflow; bfloat16, an f32 here, is
+        rounded.
+        """
+        if isinstance(value, tuple | list):
+            kept = _STATISTICS if _name(node).partition(".")[0] in _NORMS else ()
+            return type(value)(
+                self.builder.bf16(each)
+                if number not in kept and isinstance(each, Ref) and t.dtype == torch.bfloat16
+                else each
+                for number, (each, t) in enumerate(zip(value, node.meta["val"], strict=True))
+            )
         dtype = getattr(node.meta["val"], "dtype", None)
+        if dtype == torch.bfloat16 and isinstance(value, Ref):
+            return self.builder.bf16(value)
         if dtype not in INTEGERS or not isinstance(value, Ref) or _name(node).partition(".")[0] in _IN_RANGE:
             return value
         sources = [source.meta["val"].dtype for source in node.all_input_nodes]

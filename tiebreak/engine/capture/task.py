@@ -4,7 +4,7 @@ Capture reads a `Task`, and the plain FP32 loop trains one. Only its author runs
 receive the program captured from it, and its initial state and data as bytes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from math import isfinite
@@ -174,8 +174,8 @@ Evaluation = Callable[[nn.Module], dict[str, float]]
 class Task:
     """One training job.
 
-    model: initialised, float32; each module is captured in the mode (train or eval) that it is in. The bytes of its
-    parameters and buffers are the initial state.
+    model: initialised, float32 or bfloat16; each module is captured in the mode (train or eval) that it is in. The
+    bytes of its parameters and buffers are the initial state.
     loss: see `Loss`. It may use only the model and the batch.
     optimizer: settings, or one of `torch.optim`'s optimizers of the model's parameters that has not stepped; the task
     then holds the settings that it stands for.
@@ -250,13 +250,14 @@ class Task:
         require(self.batch.size <= self.examples, f"a batch of at most all {self.examples} examples", self.batch.size)
 
     def _check_model(self) -> None:
-        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+        for name, tensor in self._tensors():
             lazy = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
             require(not lazy, f"{name} to have a shape (call the model once on a batch)", "a lazy module's tensor")
             hooks = getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None)
             advice = "scale or clip gradients with `clip=`, or in forward with `register_hook` on a result"
             require(not hooks, f"{name} without hooks on its gradient, which a program cannot call ({advice})", "some")
-            allowed = (torch.float32,) if isinstance(tensor, nn.Parameter) else (torch.float32, torch.int64, torch.bool)
+            floats = torch.float32, torch.bfloat16
+            allowed = floats if isinstance(tensor, nn.Parameter) else (*floats, torch.int64, torch.bool)
             require(tensor.dtype in allowed, f"{name} to be one of {allowed} (convert it)", tensor.dtype)
             finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
             require(finite, f"only finite numbers in {name}", "others")
@@ -275,6 +276,17 @@ class Task:
         return torch.tensor([self.optimizer.lr * f for f in factors], dtype=torch.float64).to(torch.float32)
 
     def initial_state(self) -> dict[str, Tensor]:
-        """Copies of the parameters and buffers by name; tied ones appear once, under their first name."""
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return {name: tensor.detach().clone() for name, tensor in named}
+        """Copies of the parameters and buffers by name; tied ones appear once, under their first name.
+
+        Those of bfloat16 are float32 here, as in the program.
+        """
+        named = {name: tensor.detach() for name, tensor in self._tensors()}
+        return {name: t.float() if t.dtype == torch.bfloat16 else t.clone() for name, t in named.items()}
+
+    def bf16(self) -> frozenset[str]:
+        """The names of the parameters and buffers that the model holds in bfloat16."""
+        return frozenset(name for name, tensor in self._tensors() if tensor.dtype == torch.bfloat16)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers()

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Final
 
 import torch
@@ -36,6 +37,8 @@ TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
 _VERSION: Final = Tensor._version
 _SCALER: Final = torch.amp.grad_scaler.__file__
+_MAKE: Final[Any] = torch.autocast.__init__
+_ENTER: Final[Any] = torch.autocast.__enter__
 _OWN: Final = {
     torch.nn.functional.ctc_loss: losses.ctc_loss,
     torch.nn.functional.gaussian_nll_loss: losses.gaussian_nll_loss,
@@ -136,6 +139,24 @@ def _noted() -> dict[str, str]:
     return found
 
 
+def _make_autocast(context: Any, *args: Any, **kwargs: Any) -> None:
+    _MAKE(context, *args, **kwargs)
+    context.is_meant_off = not signature(_MAKE).bind(context, *args, **kwargs).arguments.get("enabled", True)
+
+
+def _enter_autocast(context: Any) -> Any:
+    """Refuses that of another device, which does nothing here, unless it is to do nothing."""
+    idle = getattr(context, "is_meant_off", False) and not torch.is_autocast_enabled("cpu")
+    if context.device != "cpu" and not idle:
+        noted = _noted()
+        raise ConfigurationError(
+            f"the model cannot be captured: at {described(noted.get(_PATH), user_line(sys._getframe(1)))} it enters "
+            f'torch.autocast("{context.device}"); a step is captured on the CPU, so give it the type of the device of '
+            "its tensors (`x.device.type`)"
+        )
+    return _ENTER(context)
+
+
 @contextmanager
 def _reporting(export: bool) -> Iterator[None]:
     """Makes torch report whether it is compiling and exporting, and skips what libraries assert about values.
@@ -148,6 +169,8 @@ def _reporting(export: bool) -> Iterator[None]:
         (torch.compiler, "_is_exporting_flag"): export,
         (torch, "_check_tensor_all_with"): lambda *_: None,
         (torch.distributions.Distribution, "_validate_args"): False,
+        (torch.autocast, "__init__"): _make_autocast,
+        (torch.autocast, "__enter__"): _enter_autocast,
     }
     before = {place: getattr(*place) for place in wanted}
     try:

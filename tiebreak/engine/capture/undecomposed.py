@@ -7,7 +7,7 @@ internals of torch.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from tiebreak.engine.lowering import WHOLE
 
@@ -22,6 +24,9 @@ _EARLY = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 """Kernels under these keys decompose an operator before its backward is chosen."""
 _COMPILED = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Operators that torch must decompose with compiled code, because the Python form omits the dropout between layers."""
+
+_EARLIEST = ("silu_backward", "mish_backward")
+"""Operators that torch decomposes, with compiled code, before it asks the table of decompositions."""
 
 
 def _names() -> list[str]:
@@ -40,7 +45,34 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         """torch's; from 16 on, where the slope is 1 or 0 to all digits, x^2 must not overflow to 0 * infinity."""
         return gelu(grad, x.clamp(-16, 16) if approximate == "tanh" else x, approximate=approximate)
 
-    return {o: r for o, r in table.items() if o._schema.name not in kept} | {whole: gelu_backward}
+    table |= {whole: gelu_backward}
+    return {o: _rounded_once(r) for o, r in table.items() if o._schema.name not in kept}
+
+
+def _rounded_once(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition as PyTorch's kernels compute it of bfloat16: in float32, with only the results rounded."""
+
+    @wraps(decomposition)
+    def of_floats(*args: Any, **kwargs: Any) -> Any:
+        if not any(_is_bf16(value) for value in tree_leaves((args, kwargs))):
+            return decomposition(*args, **kwargs)
+        with _disable_current_modes():
+            shapes, options = tree_map_only(Tensor, _shape_of, (args, kwargs))
+            like = decomposition(*shapes, **options)
+        args, kwargs = tree_map(lambda value: value.float() if _is_bf16(value) else value, (args, kwargs))
+        found = decomposition(*args, **kwargs)
+        return tree_map(lambda value, held: value.bfloat16() if _is_bf16(held) else value, found, like)
+
+    return of_floats
+
+
+def _is_bf16(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bfloat16
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape, strides and dtype that holds nothing."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 @contextmanager
@@ -60,6 +92,12 @@ def kept_whole() -> Iterator[None]:
                 for key in _EARLY:
                     operator.py_kernels.pop(key, None)
                 operator._dispatch_cache.clear()
+        for name in _EARLIEST:
+            operator = getattr(torch.ops.aten, name).default
+            saved[operator] = operator.py_kernels.copy()
+            key = DispatchKey.CompositeImplicitAutograd
+            operator.py_kernels[key] = _rounded_once(partial(operator._op_dk, key))
+            operator._dispatch_cache.clear()
         torch._C._set_mkldnn_enabled(False)
         yield
     finally:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
+from typing import Final
 
 from tiebreak.engine.lowering.strides import view_strides, walked
 from tiebreak.protocol.errors import ConfigurationError
@@ -24,6 +25,7 @@ from tiebreak.protocol.program.isa import (
     Params,
     RandomParams,
     ReduceFunction,
+    ScatterFunction,
     ScatterParams,
     ShuffleParams,
     Slot,
@@ -150,6 +152,8 @@ class Builder:
         self.instructions: list[Instruction] = []
         self.origin = ""
         self._known: dict[Instruction, int] = {}
+        self._bf16: set[int] = set()
+        """The values whose elements are all numbers of bfloat16."""
         self._streams = 0
         self.draws: list[int | None] = []
         """What each draw of the traced step is made of, in its order: a value; None for one that nothing reads."""
@@ -180,6 +184,8 @@ class Builder:
             number = len(self.instructions)
             self.instructions.append(replace(instruction, origin=self.origin))
             self._known[instruction] = number
+            if self._stays_bf16(instruction):
+                self._bf16.add(number)
         return Ref(number, instruction.dtype, instruction.shape, row_major(instruction.shape))
 
     def _check(self, instruction: Instruction) -> None:
@@ -190,6 +196,17 @@ class Builder:
             raise NotImplementedError(f"this function of {names}; cast to float32, int64 or bool before it")
         if len(instruction.shape) > MAX_RANK or len(instruction.reduction) > MAX_RANK:
             raise NotImplementedError(f"more than {MAX_RANK} dims at once; merge some with `reshape` or `flatten`")
+
+    def _stays_bf16(self, i: Instruction) -> bool:
+        """Whether a result is of bfloat16's numbers, because it is rounded to them or selects among them."""
+        if isinstance(i.params, SourceConst):
+            return i.params.bits & 0xFFFF == 0
+        if i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16):
+            return True
+        selected = _SELECTED.get((i.opcode, i.function), slice(0))
+        filled = isinstance(i.params, WindowParams) and i.params.fill & 0xFFFF
+        read = i.operands[selected]
+        return bool(read) and not filled and all(operand.value in self._bf16 for operand in read)
 
     # sources
 
@@ -228,9 +245,12 @@ class Builder:
         """The number of the step, counted from 0; i64 of rank 0."""
         return self.emit(Opcode.SOURCE, DType.I64, function=SourceKind.STEP)
 
-    def state(self, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
-        """A tensor of the state before the step. `finish` sets its slot."""
-        return self._named(self._state, SourceKind.STATE, name, dtype, shape)
+    def state(self, name: str, dtype: DType, shape: Sequence[int], *, bf16: bool = False) -> Ref:
+        """A tensor of the state before the step, with numbers of bfloat16 or any. `finish` sets its slot."""
+        ref = self._named(self._state, SourceKind.STATE, name, dtype, shape)
+        if bf16:
+            self._bf16.add(ref.value)
+        return ref
 
     def data(self, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
         """A tensor of the job's data."""
@@ -283,6 +303,22 @@ class Builder:
     def cast(self, x: Ref, dtype: DType) -> Ref:
         """x in another dtype; x itself if it already has that dtype."""
         return x if x.dtype == dtype else self.map(MapFunction.CAST, x, dtype=dtype)
+
+    def bf16(self, x: Ref) -> Ref:
+        """x rounded to bfloat16, from its exact value if it is a sum; x itself if it has such numbers."""
+        if x.dtype != DType.F32 or x.value in self._bf16:
+            return x
+        made = self.instructions[x.value]
+        if made.is_f32_sum:
+            scatters = made.opcode == Opcode.SCATTER_SUM
+            function = ScatterFunction.SUM_BF16 if scatters else ReduceFunction.SUM_BF16
+            narrow = self.emit(
+                made.opcode, made.dtype, made.shape, *made.operands, function=function, reduction=made.reduction,
+                params=made.params,
+            )  # fmt: skip
+            return replace(x, value=narrow.value)
+        shape = tuple(1 if stride == 0 else n for n, stride in zip(x.shape, x.strides, strict=True))
+        return self.map(MapFunction.BF16, replace(x, shape=shape)).expand(x.shape)
 
     def copy(self, x: Ref) -> Ref:
         """x laid out whole in row-major order; x itself if it is a whole value already."""
@@ -528,6 +564,19 @@ def _renumbered(
     if isinstance(params, Slot):
         params = replace(params, slot=slots[SourceKind(instruction.function)][params.name])
     return replace(instruction, operands=operands, params=params)
+
+
+_SELECTED: Final[dict[tuple[Opcode, int], slice]] = {
+    **dict.fromkeys(
+        [(Opcode.MAP, f) for f in (MapFunction.COPY, MapFunction.NEG, MapFunction.ABS)]
+        + [(Opcode.REDUCE, ReduceFunction.MAX), (Opcode.GATHER, 0)],
+        slice(1),
+    ),
+    **dict.fromkeys([(Opcode.MAP, f) for f in (MapFunction.MAX, MapFunction.MIN)], slice(2)),
+    **{(Opcode.WINDOW, function): slice(2) for function in WindowFunction},
+    (Opcode.MAP, MapFunction.WHERE): slice(1, 3),
+}
+"""The operands among whose elements an instruction selects."""
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

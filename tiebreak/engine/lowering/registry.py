@@ -21,7 +21,9 @@ INTEGERS: Final[dict[torch.dtype, tuple[int, int]]] = {
 
 
 def element_type(dtype: torch.dtype) -> DType | None:
-    """The program dtype for a torch dtype; None if there is none."""
+    """The program dtype for a torch dtype; None if there is none. Numbers of bfloat16 are held as f32."""
+    if dtype == torch.bfloat16:
+        return DType.F32
     return DType.I64 if dtype in INTEGERS else PROTOCOL_DTYPES.get(dtype)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction, SourceKind
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
 
 
@@ -59,7 +59,7 @@ def _flops(i: Instruction) -> int:
         case Opcode.MAP:
             return i.numel
         case Opcode.REDUCE:
-            each = i.terms * len(i.operands) - 1 if i.function == ReduceFunction.SUM else i.terms - 1
+            each = i.terms * len(i.operands) - 1
             return i.numel * max(0, each)
         case Opcode.SCATTER_SUM:
             return prod(i.reduction)

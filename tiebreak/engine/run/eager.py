@@ -2,8 +2,9 @@
 
 (a) The task is captured twice, with other seeds, clocks and Python state, and the two programs are compared.
 (b) Steps 1 and 2 are run on the user's data by the engine and, each from the engine's state, by plain eager PyTorch, in
-    FP64 and, to know the model's own noise, in FP32. Loss, gradients and buffers must agree. Eager draws the program's
-    random numbers, in the same order, and keeps its Python state between the steps.
+    FP64 and, to know the model's own noise, in FP32. (In both, `.to(dtype)` counts as written; in FP32 the tensors that
+    the model holds in bfloat16 stay so, and autocast counts, which leaves FP64 alone.) Loss, gradients and buffers must
+    agree. Eager draws the program's random numbers, in the same order, and keeps its Python state between the steps.
 (c) torch's own optimizer, in FP64 and FP32, takes the engine's gradients of steps 1 and 2; parameters must agree.
 
 What departs is named with the first module whose output departs, or with the first instruction.
@@ -161,7 +162,9 @@ def _same_updates(task: Task, compiled: Compiled, found: Sequence[_Outcome]) -> 
     wide, narrow = (_updates(task, compiled.state, gradients, dtype) for dtype in (torch.float64, torch.float32))
     for step, (ours, wanted, noisy) in enumerate(zip(found, wide, narrow, strict=True), 1):
         for name, tensor in wanted.items():
-            distance, allowed = _distance(ours.state[name], tensor), _allowed(tensor, [noisy[name]])
+            distance = _distance(ours.state[name], tensor)
+            # A small difference of two numbers is as far off as they are.
+            allowed = _allowed(tensor, [noisy[name]]) + _allowed(ours.before[name], [])
             if bool(torch.isfinite(ours.state[name]).all()) and not distance <= allowed:  # others stop the run
                 raise ConfigurationError(
                     f"the optimizer's update is not torch's: after step {step}, {name} is {distance:.3g} from what "
@@ -174,7 +177,10 @@ def _updates(
     task: Task, state: Mapping[str, Tensor], gradients: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
 ) -> list[dict[str, Tensor]]:
     """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients."""
-    own = {n: nn.Parameter(state[MODEL + n].to(dtype, copy=True)) for n, _ in task.model.named_parameters()}
+    kept = _dtypes(task, dtype)
+    own = {
+        n: nn.Parameter(state[MODEL + n].to(kept.get(n, dtype), copy=True)) for n, _ in task.model.named_parameters()
+    }
     moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in state}
     settings = {name: settings_of(task.optimizer, name) for name in own}
     optimizer = torchs(task.optimizer, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
@@ -183,7 +189,7 @@ def _updates(
         for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):
             group["lr"] = rate * factor
         for name, gradient in given.items():
-            own[name].grad = gradient.to(dtype, copy=True)
+            own[name].grad = gradient.to(own[name].dtype, copy=True)
         if task.clip is not None and task.clip.value is not None:
             nn.utils.clip_grad_value_(own.values(), task.clip.value)
         if task.clip is not None and task.clip.norm is not None:
@@ -304,7 +310,7 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if form is not None and (number := self._next(result.shape)) is not None:
             given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
             given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
-            wide = number.is_floating_point() and result.is_floating_point()
+            wide = number.is_floating_point() and result.dtype == torch.float64
             result.copy_(form(number.to(result.dtype) if wide else number, given))
         return result
 
@@ -392,8 +398,10 @@ def _eager_step(
     task: Task, batches: Sequence[Sequence[Tensor]], ours: _Outcome, dtype: torch.dtype, seed: int | None
 ) -> _Outcome:
     parameters, losses = dict(task.model.named_parameters()), []
+    kept = _dtypes(task, dtype)
     own = {
-        MODEL + n: _moved(ours.before[MODEL + n], dtype, seed) for n in (*parameters, *dict(task.model.named_buffers()))
+        MODEL + n: _moved(ours.before[MODEL + n], kept.get(n, dtype), seed)
+        for n in (*parameters, *dict(task.model.named_buffers()))
     }
     for name, parameter in parameters.items():
         own[MODEL + name].requires_grad_(parameter.requires_grad)
@@ -411,13 +419,18 @@ def _eager_step(
     return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, outputs)
 
 
+def _dtypes(task: Task, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """The dtypes of the tensors that do not take `dtype`: FP32 runs leave bfloat16 as it is."""
+    return {} if dtype == torch.float64 else dict.fromkeys(task.bf16(), torch.bfloat16)
+
+
 def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
     if not tensor.is_floating_point():
         return tensor.clone()
     if seed is None:
         return tensor.to(dtype, copy=True)
     signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    return tensor.to(dtype) * (1 + signs * 2.0**-23).to(dtype)
+    return tensor.to(dtype) * (1 + signs * max(2.0**-23, torch.finfo(dtype).eps)).to(dtype)
 
 
 # The first module that departs

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from itertools import product
+from itertools import islice, product
 from math import prod
 from time import perf_counter
 from typing import Any, Final
@@ -46,6 +46,7 @@ from tiebreak.protocol.program.isa import (
     Opcode,
     RandomParams,
     ReduceFunction,
+    ScatterFunction,
     ScatterParams,
     ShuffleParams,
     WindowFunction,
@@ -219,6 +220,7 @@ def _cases() -> Iterator[_Case]:
     yield from _sums()
     yield from _products()
     yield from _scatters()
+    yield from _to_bf16()
     yield from _extremes()
     yield from _selections()
     yield from _draws()
@@ -362,6 +364,20 @@ def _scatters() -> Iterator[_Case]:
             reduction=(count,), params=ScatterParams(match=(1, 0)),
         )  # fmt: skip
         yield _Case("scatter_sum", i, ((DType.F32, source), (DType.I64, index)))
+
+
+def _to_bf16() -> Iterator[_Case]:
+    """Some of the sums, to bfloat16: their own ties are 16 bits away from those of f32."""
+    rows = [(_ONE, 0x3B800000, more, 0, 0) for more in (0, 1, 1 | _SIGN, 0x0E800000)]
+    ties = _reduce(ReduceFunction.SUM_BF16, DType.F32, (len(rows),), (5,), Access(0, 0, (5, 1)))
+    yield _Case("reduce sum to bf16", ties, ((DType.F32, tuple(bits for row in rows for bits in row)),))
+    for made, function in (
+        (_sums, ReduceFunction.SUM_BF16),
+        (_products, ReduceFunction.SUM_BF16),
+        (_scatters, ScatterFunction.SUM_BF16),
+    ):
+        for case in islice((case for case in made() if case.instruction.is_f32_sum), 2):
+            yield replace(case, name=f"{case.name} to bf16", instruction=replace(case.instruction, function=function))
 
 
 def _extremes() -> Iterator[_Case]:

@@ -325,7 +325,7 @@ def _computed(final: GameState, proof: Prove, naming: _Naming) -> tuple[Computat
 
 
 def _sum(held: Accumulator) -> str:
-    if held.kind is Kind.F32_SUM:
+    if held.kind.is_f32_sum:
         return "not a number" if held.invalid else words.rational(Fraction(held.value) * Fraction(2) ** SUM_EXPONENT)
     if held.kind in (Kind.F32_MAX, Kind.F32_ARGMAX):
         return words.decimal(DType.F32, held.value)

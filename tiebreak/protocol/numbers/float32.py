@@ -216,6 +216,14 @@ def plus_zero(x: int) -> int:
     return 0 if is_zero(x) else x
 
 
+def to_bf16(x: int) -> int:
+    """RN(x) to bfloat16, which has the upper 16 bits of an f32; zeros keep their sign."""
+    if not is_finite(x):
+        return canonical(x)
+    n, e = decode(x)
+    return (x & SIGN) | round_f32(abs(n), e, precision=MIN_PRECISION)
+
+
 def to_i64(x: int) -> int:
     """Convert to i64, rounding toward zero and saturating. NaN gives 0."""
     if is_nan(x):

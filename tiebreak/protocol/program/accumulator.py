@@ -22,7 +22,7 @@ from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers import float32
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, Opcode, ReduceFunction
-from tiebreak.protocol.program.rounding import NEAREST, Rounding, round_sum
+from tiebreak.protocol.program.rounding import BF16, NEAREST, Rounding, round_sum
 
 SUM_BYTES: Final = 96
 SUM_EXPONENT: Final = 2 * float32.MIN_EXPONENT
@@ -40,6 +40,12 @@ class Kind(Enum):
     I64_MAX = "i64 max", 8
     F32_ARGMAX = "f32 argmax", 12
     I64_ARGMAX = "i64 argmax", 16
+    BF16_SUM = "f32 sum to bf16", 1 + SUM_BYTES
+
+    @property
+    def is_f32_sum(self) -> bool:
+        """Whether it is the exact sum of f32 numbers, whatever it is rounded to in the end."""
+        return self in (Kind.F32_SUM, Kind.BF16_SUM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,8 @@ def kind_of(instruction: Instruction, operand: DType) -> Kind:
     if not instruction.is_reduction:
         raise ValueError(f"expected a reduction, got {instruction.opcode.name}")
     is_float = operand == DType.F32
+    if instruction.is_bf16_sum:
+        return Kind.BF16_SUM
     if instruction.opcode == Opcode.SCATTER_SUM or instruction.function == ReduceFunction.SUM:
         return Kind.F32_SUM if is_float else Kind.I64_SUM
     if instruction.function == ReduceFunction.MAX:
@@ -93,7 +101,7 @@ def _wrap_sum(x: int) -> int:
 def add_term(accumulator: Accumulator, factors: Sequence[int], position: int) -> Accumulator:
     """Add a term: the factors of a product for sums, else one element. `position`: its place in the reduction space."""
     match accumulator.kind:
-        case Kind.F32_SUM:
+        case Kind.F32_SUM | Kind.BF16_SUM:
             return _add_product(accumulator, factors)
         case Kind.I64_SUM:
             return Accumulator(kind=accumulator.kind, value=wrap_i64(accumulator.value + factors[0]))
@@ -132,10 +140,12 @@ def _replaces(kind: Kind, held: int, x: int) -> bool:
 def finish(accumulator: Accumulator, rounding: Rounding = NEAREST) -> int:
     """The element that the final accumulator yields: f32 bits (a sum is rounded as specified) or an i64."""
     match accumulator.kind:
-        case Kind.F32_SUM if accumulator.invalid:
+        case Kind.F32_SUM | Kind.BF16_SUM if accumulator.invalid:
             return NAN_BITS
         case Kind.F32_SUM:
             return round_sum(accumulator.value, SUM_EXPONENT, rounding)
+        case Kind.BF16_SUM:
+            return round_sum(accumulator.value, SUM_EXPONENT, BF16)
         case Kind.F32_MAX:
             return float32.plus_zero(accumulator.value)
         case Kind.F32_ARGMAX | Kind.I64_ARGMAX:
@@ -147,7 +157,7 @@ def encode(accumulator: Accumulator) -> bytes:
     """The encoding that is hashed."""
     value, kind = accumulator.value, accumulator.kind
     match kind:
-        case Kind.F32_SUM:
+        case Kind.F32_SUM | Kind.BF16_SUM:
             return unsigned(accumulator.invalid, 1) + signed(value, SUM_BYTES)
         case Kind.I64_SUM | Kind.I64_MAX:
             return signed(value, 8)
@@ -164,7 +174,7 @@ def decode(kind: Kind, data: bytes) -> Accumulator:
     if len(data) != length:
         raise EncodingError(f"expected {length} bytes of an accumulator ({name}), got {len(data)}")
     reader = Reader(data)
-    if kind == Kind.F32_SUM:
+    if kind.is_f32_sum:
         flag, value = reader.unsigned(1), reader.signed(SUM_BYTES)
         if flag > 1 or (flag and value):
             raise EncodingError(f"expected flag 0, or flag 1 and integer 0, got flag {flag} and integer {value}")

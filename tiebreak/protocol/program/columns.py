@@ -47,6 +47,7 @@ def _accepted() -> Flags:
     functions: dict[Opcode, Any] = {
         Opcode.MAP: isa.MapFunction,
         Opcode.REDUCE: isa.ReduceFunction,
+        Opcode.SCATTER_SUM: isa.ScatterFunction,
         Opcode.WINDOW: isa.WindowFunction,
     }
     for opcode in Opcode:

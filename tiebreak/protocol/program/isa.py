@@ -76,6 +76,7 @@ class MapFunction(IntEnum):
     ERF = 13
     SIN = 14
     COS = 15
+    BF16 = 16
     LT = 20
     LE = 21
     EQ = 22
@@ -95,6 +96,14 @@ class ReduceFunction(IntEnum):
     SUM = 0
     MAX = 1
     ARGMAX = 2
+    SUM_BF16 = 3
+
+
+class ScatterFunction(IntEnum):
+    """Functions of `scatter_sum`."""
+
+    SUM = 0
+    SUM_BF16 = 1
 
 
 class WindowFunction(IntEnum):
@@ -134,6 +143,7 @@ MAP_SIGNATURES: Final[dict[MapFunction, tuple[Signature, ...]]] = {
     MapFunction.MAX: _same(2, (_F, _I)),
     MapFunction.MIN: _same(2, (_F, _I)),
     **{f: _same(1, (_F,)) for f in sorted(TRANSCENDENTALS)},
+    MapFunction.BF16: _same(1, (_F,)),
     MapFunction.LT: _predicate(2, (_F, _I)),
     MapFunction.LE: _predicate(2, (_F, _I)),
     MapFunction.EQ: _predicate(2, _ANY),
@@ -273,6 +283,22 @@ class Instruction:
         """Whether the result's elements are sums or maxima of terms, with accumulator trees."""
         return self.opcode in (Opcode.REDUCE, Opcode.SCATTER_SUM)
 
+    @property
+    def is_f32_sum(self) -> bool:
+        """Whether the result's elements are exact sums of f32, rounded once."""
+        sums = (ReduceFunction.SUM, ReduceFunction.SUM_BF16)
+        return self.dtype == DType.F32 and (
+            self.opcode == Opcode.SCATTER_SUM or (self.opcode == Opcode.REDUCE and self.function in sums)
+        )
+
+    @property
+    def is_bf16_sum(self) -> bool:
+        """Whether they are rounded to bfloat16, whatever the job's precision."""
+        return (self.opcode, self.function) in (
+            (Opcode.REDUCE, ReduceFunction.SUM_BF16),
+            (Opcode.SCATTER_SUM, ScatterFunction.SUM_BF16),
+        )
+
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides, in elements, of the contiguous row-major layout."""
@@ -297,8 +323,9 @@ _SIGNATURES: Final[dict[tuple[Opcode, int], tuple[Signature, ...]]] = {
     (Opcode.REDUCE, ReduceFunction.SUM): (((_F,), _F), ((_F, _F), _F), ((_I,), _I)),
     (Opcode.REDUCE, ReduceFunction.MAX): _same(1, (_F, _I)),
     (Opcode.REDUCE, ReduceFunction.ARGMAX): (((_F,), _I), ((_I,), _I)),
+    (Opcode.REDUCE, ReduceFunction.SUM_BF16): (((_F,), _F), ((_F, _F), _F)),
     (Opcode.GATHER, 0): tuple(((t, _I), t) for t in _ANY),
-    (Opcode.SCATTER_SUM, 0): (((_F, _I), _F),),
+    **{(Opcode.SCATTER_SUM, function): (((_F, _I), _F),) for function in ScatterFunction},
     (Opcode.WINDOW, WindowFunction.FILL): _same(1, _ANY),
     (Opcode.WINDOW, WindowFunction.ELSE): _same(2, _ANY),
     (Opcode.IOTA, 0): (((), _I),),

@@ -153,7 +153,7 @@ def after_leaves(start: Accumulator, factors: Sequence[Array], matches: Mask | N
     count = factors[0].size
     if not 1 <= count <= BLOCK_TERMS:
         raise ValueError(f"expected 1 to {BLOCK_TERMS} terms, got {count}")
-    if start.kind is Kind.F32_SUM:
+    if start.kind.is_f32_sum:
         return _f32_sums(start, [x.astype(np.uint32, copy=False) for x in factors], matches)
     ends = np.minimum(np.arange(TERMS_PER_LEAF, count + TERMS_PER_LEAF, TERMS_PER_LEAF), count) - 1
     if start.kind is Kind.I64_SUM:

@@ -19,6 +19,7 @@ the object of an instruction when that is first asked for.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache, cached_property
 from itertools import pairwise
 from math import prod
@@ -42,10 +43,11 @@ _DATA_RULE = "data slots are 0, 1, ..., each sourced once"
 _MIN_BYTES = 8
 """Of an instruction without dims, operands and parameters."""
 
-_FUNCTIONS: dict[Opcode, type[SourceKind] | type[MapFunction] | type[isa.ReduceFunction] | type[isa.WindowFunction]] = {
+_FUNCTIONS: dict[Opcode, type[IntEnum]] = {
     Opcode.SOURCE: SourceKind,
     Opcode.MAP: MapFunction,
     Opcode.REDUCE: isa.ReduceFunction,
+    Opcode.SCATTER_SUM: isa.ScatterFunction,
     Opcode.WINDOW: isa.WindowFunction,
 }
 """Opcodes that use the function field; for all others it is 0."""

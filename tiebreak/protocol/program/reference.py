@@ -39,6 +39,7 @@ _F32_FUNCTIONS: Final[dict[MapFunction, Callable[..., int]]] = {
     MapFunction.MUL: float32.multiply,
     MapFunction.DIV: float32.divide,
     MapFunction.SQRT: float32.square_root,
+    MapFunction.BF16: float32.to_bf16,
     MapFunction.NEG: float32.negate,
     MapFunction.ABS: float32.absolute,
     MapFunction.MAX: float32.maximum,

@@ -9,8 +9,16 @@ from enum import IntEnum
 from typing import Final
 
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.numbers.float32 import FRACTION_BITS, INF, MAX_PRECISION, SIGN, plus_zero, round_f32
-from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.numbers.float32 import (
+    FRACTION_BITS,
+    INF,
+    MAX_PRECISION,
+    MIN_PRECISION,
+    SIGN,
+    plus_zero,
+    round_f32,
+)
+from tiebreak.protocol.program.isa import Instruction, Opcode
 
 MIN_TOLERANCE: Final = 2
 MAX_TOLERANCE: Final = 64
@@ -42,13 +50,11 @@ class SumKind(IntEnum):
 
 def sum_kind(instruction: Instruction) -> SumKind | None:
     """The kind of a logged sum, or None for any other instruction."""
-    if instruction.dtype != DType.F32:
+    if not instruction.is_f32_sum or instruction.is_bf16_sum:
         return None
     if instruction.opcode == Opcode.SCATTER_SUM:
         return SumKind.SCATTER
-    if instruction.opcode == Opcode.REDUCE and instruction.function == ReduceFunction.SUM:
-        return SumKind.PRODUCTS if len(instruction.operands) == 2 else SumKind.PLAIN
-    return None
+    return SumKind.PRODUCTS if len(instruction.operands) == 2 else SumKind.PLAIN
 
 
 def pack_tolerances(tolerances: dict[SumKind, int]) -> int:
@@ -86,6 +92,8 @@ class Rounding:
 
 NEAREST: Final = Rounding()
 """Round to FP32 without a log."""
+BF16: Final = Rounding(precision=MIN_PRECISION)
+"""Round to bfloat16 without a log."""
 
 
 def element_rounding(
@@ -94,7 +102,7 @@ def element_rounding(
     """How a job rounds an element of this instruction's value. The direction only matters for logged sums."""
     kind = sum_kind(instruction)
     if kind is None:
-        return Rounding(precision=precision)
+        return BF16 if instruction.is_bf16_sum else Rounding(precision=precision)
     return Rounding(precision=precision, tolerance=tolerance_of(tolerances, kind), direction=direction)
 
 

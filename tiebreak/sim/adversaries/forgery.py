@@ -11,7 +11,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree, code_in, depth_of_value, word_leaf
 from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.numbers.float32 import NAN_BITS
-from tiebreak.protocol.program.accumulator import Kind, decode_for, encode, finish
+from tiebreak.protocol.program.accumulator import decode_for, encode, finish
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES
 from tiebreak.protocol.program.program import Program
@@ -75,7 +75,7 @@ def bend_to(claimed: int, instruction: Instruction, honest: AccumulatorTree, fir
     returned.
     """
     last = decode_for(instruction, honest.last)
-    if last.kind is not Kind.F32_SUM or claimed & 0x7FFFFFFF >= NAN_BITS & 0x7F800000:
+    if not last.kind.is_f32_sum or claimed & 0x7FFFFFFF >= NAN_BITS & 0x7F800000:
         return honest
     bent = replace(last, value=exact_units(claimed))
     if finish(bent) != claimed:

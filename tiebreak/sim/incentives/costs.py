@@ -22,7 +22,6 @@ from tiebreak.protocol.program.isa import (
     TERMS_PER_LEAF,
     DType,
     Opcode,
-    ReduceFunction,
 )
 from tiebreak.protocol.program.program import Limits, Program
 from tiebreak.protocol.trees import depth_of
@@ -64,7 +63,7 @@ def counts_of(program: Program) -> Counts:
         if i.opcode == Opcode.SOURCE:
             continue
         elements += i.numel
-        if i.opcode == Opcode.REDUCE and i.function == ReduceFunction.SUM and len(i.operands) == 2:
+        if i.opcode == Opcode.REDUCE and len(i.operands) == 2:
             products += 2 * prod(i.index_space)
         elif i.opcode == Opcode.REDUCE:
             terms += prod(i.index_space)
