@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.conftest import CaseCounter
@@ -103,14 +102,6 @@ def test_between_the_poles(cases: CaseCounter) -> None:
         (lambda x: torch.special.polygamma(2, x), "polygamma of an order above 1"),
         (lambda x: x.norm(p=-1), "vector norm of a negative order"),
         (lambda x: x + torch.arange(0, 0.2, 0.1), "arange with fractions other than multiples of 2"),
-        (
-            lambda x: F.embedding_bag(torch.zeros(2, 1).long(), x.view(2, 1), mode="max")[:, 0],
-            "embedding_bag with mode='max'",
-        ),
-        (
-            lambda x: F.grid_sample(x.view(1, 1, 1, 2), x.view(1, 1, 1, 2), "bicubic")[0, 0, 0] + x,
-            "grid_sample with mode='bicubic'",
-        ),
     ],
 )
 def test_what_has_no_form_is_refused(function: Callable[[Tensor], Tensor], message: str) -> None:

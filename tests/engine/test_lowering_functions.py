@@ -29,6 +29,11 @@ def _sampled(x: Tensor, **how: Any) -> Tensor:
     return F.grid_sample(x.unsqueeze(1), x[:, :2, :4].reshape(2, 2, 2, 2), **how)
 
 
+def _sampled_volume(x: Tensor, **how: Any) -> Tensor:
+    volume = torch.stack([x, x.flip(1) + 1, x.flip(2)], 1).unsqueeze(1)
+    return F.grid_sample(volume, x.flatten()[:24].reshape(2, 1, 2, 2, 3), **how)
+
+
 def _distances(x: Tensor, p: float) -> Tensor:
     return torch.cdist(x, x.flip(2)[:, :2], p=p)
 
@@ -85,11 +90,18 @@ IMAGES_AND_BAGS: dict[str, Function] = {
     "bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="sum"),
     "mean bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="mean", padding_idx=1),
     "weighted bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="sum", per_sample_weights=x[1].flatten()[:7]),
+    "greatest of bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="max"),
+    "greatest of padded bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="max", padding_idx=2),
     "bags of a size": lambda x: F.embedding_bag(BAGS[:6].view(2, 3), x[0]),
     "last offset": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="sum", include_last_offset=True),
     **{
-        f"sampled, {mode} {padding} {align}": partial(_sampled, mode=mode, padding_mode=padding, align_corners=align)
-        for mode in ("bilinear", "nearest") for padding in ("zeros", "border", "reflection") for align in (False, True)
+        f"{sampled.__name__}, {mode} {padding} {align}": partial(
+            sampled, mode=mode, padding_mode=padding, align_corners=align
+        )
+        for sampled, modes in (
+            (_sampled, ("bilinear", "nearest", "bicubic")), (_sampled_volume, ("bilinear", "nearest"))
+        )
+        for mode in modes for padding in ("zeros", "border", "reflection") for align in (False, True)
     },
     **{
         f"antialiased, {mode} {size} {align}": partial(

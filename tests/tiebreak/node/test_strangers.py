@@ -70,19 +70,18 @@ def test_a_hub_sees_nothing_of_a_sealed_job_but_what_its_dispute_opens(tmp_path:
     the_hub_is_blind(folder)
 
 
-@pytest.mark.parametrize(("seed", "cheat"), [(2, ""), (3, "weight")])
-def test_kills_at_any_instant_change_nothing_for_a_sealed_job(tmp_path: Path, seed: int, cheat: str) -> None:
-    """Endings and roots are those of an undisturbed job, nothing is signed twice, and nothing lies open for a while."""
+def test_kills_at_any_instant_change_nothing_for_a_sealed_job(tmp_path: Path) -> None:
+    """Ending and root are those of an undisturbed job, nothing is signed twice, and nothing lies open for a while."""
     folder = tmp_path / "town"
-    town = SealingInStorm(plan_of(folder, cheat=cheat, embedded=False, window=120), seed, 8)
+    town = SealingInStorm(plan_of(folder, embedded=False, window=120), 2, 8)
     try:
         town.run()
     finally:
         print("\n".join(town.story))
     assert len(town.killed) >= 4, town.killed
-    assert town.ending.status == ("slashed" if cheat else "settled")
+    assert town.ending.status == "settled"
     assert not said_twice(folder)
-    assert roots(folder)[4].startswith(TRUE_ROOT) is not bool(cheat)
+    assert roots(folder)[4].startswith(TRUE_ROOT)
     the_hub_is_blind(folder)
 
 
@@ -120,7 +119,6 @@ STORY = (
 @pytest.mark.parametrize(
     ("town", "embedded"),
     [
-        pytest.param(Town, True, id="embedded"),
         pytest.param(Town, False, id="anvil", marks=pytest.mark.skipif(find_anvil() is None, reason="needs anvil")),
         pytest.param(Sealing, True, id="sealed"),
     ],

@@ -161,12 +161,10 @@ def test_no_process_outlives_it(tmp_path: Path) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_kills_at_any_instant_change_nothing(tmp_path: Path, seed: int) -> None:
-    """Endings, roots and verdicts are those of an undisturbed job, and nobody signs two things in one place."""
-    cheat = ("", "weight")[seed % 2]
-    town = play(tmp_path / "town", cheat=cheat, seed=seed, kills=8)
+def test_kills_at_any_instant_change_nothing(tmp_path: Path) -> None:
+    """Ending, root and verdict are those of an undisturbed job, and nobody signs two things in one place."""
+    town = play(tmp_path / "town", cheat="weight", seed=1, kills=8)
     assert len(town.killed) >= 4, town.killed
-    assert town.ending.status == ("slashed" if cheat else "settled")
+    assert town.ending.status == "slashed"
     assert not said_twice(tmp_path / "town")
-    assert (roots(tmp_path / "town")[4].startswith(TRUE_ROOT)) is not bool(cheat)
+    assert not roots(tmp_path / "town")[4].startswith(TRUE_ROOT)

@@ -23,7 +23,6 @@ HINTS: Final[dict[str, str]] = {
                      "_fft_r2c", "_fft_c2r", "_fft_c2c"), _COMPLEX),
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",
     "_ctc_loss": "call it as torch.nn.functional.ctc_loss, or by torch.nn.CTCLoss",
-    "grid_sampler_3d": "of sampled places only those of images have a form",
     "bucketize": "compare with each boundary and sum the results",
     **dict.fromkeys(("erfinv", "i0", "special_i0e", "special_i1", "special_i1e", "special_bessel_j0", "igamma",
                      "special_erfcx"), _FUNCTION),

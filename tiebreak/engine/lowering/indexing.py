@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from tiebreak.engine.lowering.builder import Builder, Ref, Scalar, broadcast
 from tiebreak.engine.lowering.registry import Context, lowers
@@ -31,8 +32,10 @@ def embedding_backward(
 class _Bags:
     """Consecutive indices belong together: to the last bag whose offset is not greater than their place."""
 
+    every: Ref
+    """The bag of each index; i64 (indices)."""
     number: Ref
-    """The bag of each index, -1 for one that is left out; i64 (indices)."""
+    """The same, but -1 for one that is left out."""
     count: Ref
     """How many indices each bag has; i64 (bags)."""
 
@@ -42,12 +45,12 @@ class _Bags:
         one = b.const(1, DType.I64)
         places = b.iota(index.shape, (1,)).unsqueeze(1)
         begun = b.compare(MapFunction.LE, offsets.slice(0, 0, bags).unsqueeze(0), places)
-        number = b.sub(b.sum(b.cast(begun, DType.I64), [1]), one)
+        every = number = b.sub(b.sum(b.cast(begun, DType.I64), [1]), one)
         if padding_index >= 0:
             hit = b.compare(MapFunction.EQ, index, b.const(padding_index, DType.I64))
             number = b.where(hit, b.const(-1, DType.I64), number)
         inside = b.compare(MapFunction.EQ, number.unsqueeze(0), b.iota((bags,), (1,)).unsqueeze(1))
-        return cls(number, b.sum(b.cast(inside, DType.I64), [1]))
+        return cls(every, number, b.sum(b.cast(inside, DType.I64), [1]))
 
     def size(self, b: Builder) -> Ref:
         """By what a mean is divided; f32 (bags, 1)."""
@@ -59,13 +62,36 @@ class _Bags:
         found = b.rows(rows, b.where(left_out, b.const(0, DType.I64), self.number))
         return b.where(left_out.unsqueeze(1), b.const(0.0), found)
 
+    def greatest(self, b: Builder, rows: Ref) -> tuple[Ref, Ref]:
+        """The greatest numbers of each bag's rows, by doubling, and which index has each first; (bags, columns).
+
+        0 and 0 of a bag without any.
+        """
+        n, step = self.number.shape[0], 1
+        least, none = b.const(-inf), b.const(0, DType.I64)
+        value = b.where(b.compare(MapFunction.LT, self.number, none).unsqueeze(1), least, rows)
+        place = b.iota((n,), (1,)).unsqueeze(1).expand(rows.shape)
+        while step < n:
+            lo = (step, 0)
+            before = b.window(rows.shape, value.slice(0, 0, n - step), lo, fill=-inf)
+            bag = b.window((n,), self.every.slice(0, 0, n - step), (step,), fill=-1)
+            is_same = b.compare(MapFunction.EQ, bag, self.every).unsqueeze(1)
+            wins = b.map(MapFunction.AND, is_same, b.compare(MapFunction.LE, value, before))
+            value = b.where(wins, before, value)
+            place = b.where(wins, b.window(rows.shape, place.slice(0, 0, n - step), lo), place)
+            step *= 2
+        bags = b.iota(self.count.shape, (1,)).unsqueeze(1)
+        ends = b.sum(b.cast(b.compare(MapFunction.LE, self.every.unsqueeze(0), bags), DType.I64), [1])
+        ends = b.sub(ends, b.const(1, DType.I64))
+        has_any = b.compare(MapFunction.LT, none, self.count).unsqueeze(1)
+        found = (b.where(has_any, b.rows(each, ends), zero) for each, zero in ((value, b.const(0.0)), (place, none)))
+        return next(found), next(found)
+
 
 _MEAN, _MAX = 1, 2
 
 
-def _require_sums(mode: int, scale_by_frequency: bool) -> None:
-    if mode == _MAX:
-        raise NotImplementedError("embedding_bag with mode='max'")
+def _require_form(scale_by_frequency: bool) -> None:
     if scale_by_frequency:
         raise NotImplementedError("embedding with scale_grad_by_freq")
 
@@ -75,11 +101,14 @@ def embedding_bag(
     c: Context, weight: Ref, index: Ref, offsets: Ref, scale_by_frequency: bool = False, mode: int = 0,
     _sparse: bool = False, factors: Ref | None = None, _include_last: bool = False, padding_index: int = -1,
 ) -> tuple[Ref, Ref, Ref, Ref]:  # fmt: skip
-    """The exact sum of the rows of each bag, or of their products with the rows' factors; for a mean, divided."""
-    _require_sums(mode, scale_by_frequency)
+    """The exact sum of each bag's rows, or of their products with the rows' factors, divided for a mean; or maxima."""
+    _require_form(scale_by_frequency)
     b, bags = c.b, c.shape[0]
     found = _Bags.of(b, index, offsets, bags, padding_index)
     rows = b.rows(weight, index)
+    if mode == _MAX:
+        value, place = found.greatest(b, rows)
+        return value, found.number, found.count, b.rows(index, place)
     rows = rows if factors is None else b.mul(rows, factors.unsqueeze(1))
     total = b.scatter_rows(rows, found.number, bags)
     total = b.div(total, found.size(b)) if mode == _MEAN else total
@@ -88,13 +117,17 @@ def embedding_bag(
 
 @lowers("_embedding_bag_backward.default")
 def embedding_bag_backward(
-    c: Context, grad: Ref, index: Ref, offsets: Ref, _number: Ref, _count: Ref, _greatest: Ref, rows: int,
+    c: Context, grad: Ref, index: Ref, offsets: Ref, _number: Ref, _count: Ref, greatest: Ref, rows: int,
     scale_by_frequency: bool, mode: int, _sparse: bool, factors: Ref | None, padding_index: int = -1,
 ) -> Ref:  # fmt: skip
-    """Each row's exact sum of the gradients of the bags that it is in; of a mean, divided before."""
-    _require_sums(mode, scale_by_frequency)
+    """Each row's exact sum of the gradients of the bags that it is in, of a mean divided before; or is greatest in."""
+    _require_form(scale_by_frequency)
     b = c.b
     found = _Bags.of(b, index, offsets, grad.shape[0], padding_index)
+    if mode == _MAX:
+        has_any = b.compare(MapFunction.LT, b.const(0, DType.I64), found.count).unsqueeze(1)
+        into = b.where(has_any, greatest, b.const(-1, DType.I64))
+        return b.put(grad.permute([1, 0]), into.permute([1, 0]), (rows, grad.shape[1]), [0])
     grad = b.div(grad, found.size(b)) if mode == _MEAN else grad
     shares = found.spread(b, grad)
     return b.scatter_rows(shares if factors is None else b.mul(shares, factors.unsqueeze(1)), index, rows)

@@ -1,7 +1,8 @@
-"""Images sampled at places that a grid names, between -1 and 1 in each direction."""
+"""Images and volumes sampled at places that a grid names, between -1 and 1 in each direction."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.registry import Context, lowers
@@ -14,28 +15,72 @@ _BORDER, _REFLECTION = 1, 2
 
 
 @dataclass(frozen=True)
-class _Direction:
-    """One direction of the places: f32 (N, out, out)."""
+class _Tap:
+    """What a place reads in one direction: an index, its weight, and the change of that with the grid's number.
 
-    size: int
-    at: Ref
-    """In elements of the image, moved inside where the padding says so."""
+    All (N, outs), index i64. It may be outside.
+    """
+
+    index: Ref
+    weight: Ref
     slope: Ref
-    """By what `at` changes with the grid's number."""
 
 
-def _direction(c: Context, x: Ref, size: int, padding: int, align: bool) -> _Direction:
-    b, one, zero = c.b, c.b.const(1.0), c.b.const(0.0)
+def _taps(c: Context, x: Ref, size: int, mode: int, padding: int, align: bool) -> list[_Tap]:
+    """The nearest element, the two around a place, or four of them. x: the grid's numbers of this direction."""
+    b, one = c.b, c.b.const(1.0)
     # The product with a whole number of elements, then an exact half.
     slope = b.const((size - 1) / 2 if align else size / 2)
     at = b.mul(b.add(x, one), slope) if align else b.scale(b.sub(b.scale(b.add(x, one), float(size)), one), 0.5)
+    if mode == _BICUBIC:
+        first = floor(c, at, up=False)
+        places = [_inside(c, b.add(first, b.const(float(k))), one, size, padding, align)[0] for k in range(-1, 3)]
+        return [
+            _Tap(_whole(b, place), weight, b.mul(steep, slope))
+            for place, (weight, steep) in zip(places, _keys(b, b.sub(at, first)), strict=True)
+        ]
+    at, slope = _inside(c, at, slope, size, padding, align)
+    if mode == _NEAREST:
+        return [_Tap(_whole(b, round_(c, at)), one, b.const(0.0))]
+    first = floor(c, at, up=False)
+    rest, index = b.sub(at, first), _whole(b, first)
+    after = b.add(index, b.const(1, DType.I64))
+    return [_Tap(index, b.sub(one, rest), b.map(MapFunction.NEG, slope)), _Tap(after, rest, slope)]
+
+
+def _keys(b: Builder, t: Ref) -> list[tuple[Ref, Ref]]:
+    """Keys' cubic (a = -3/4) at 1 + t, t, 1 - t and 2 - t, and its change with t."""
+    one = b.const(1.0)
+    back, near, far = b.sub(one, t), (1.25, -2.25, 0.0, 1.0), (-0.75, 3.75, -6.0, 3.0)
+    near_slope, far_slope = (3.75, -4.5, 0.0), (-2.25, 7.5, -6.0)
+    ahead, behind = b.add(one, t), b.add(one, back)
+    return [
+        (_polynomial(b, ahead, far), _polynomial(b, ahead, far_slope)),
+        (_polynomial(b, t, near), _polynomial(b, t, near_slope)),
+        (_polynomial(b, back, near), b.map(MapFunction.NEG, _polynomial(b, back, near_slope))),
+        (_polynomial(b, behind, far), b.map(MapFunction.NEG, _polynomial(b, behind, far_slope))),
+    ]
+
+
+def _polynomial(b: Builder, x: Ref, factors: Sequence[float]) -> Ref:
+    """By Horner's rule; the factor of the highest power first."""
+    total = b.const(factors[0])
+    for factor in factors[1:]:
+        total = b.mul(total, x)
+        total = b.add(total, b.const(factor)) if factor else total
+    return total
+
+
+def _inside(c: Context, at: Ref, slope: Ref, size: int, padding: int, align: bool) -> tuple[Ref, Ref]:
+    """Places, in elements, moved into the image where the padding says so, and how they change with the grid."""
+    b, zero = c.b, c.b.const(0.0)
     if padding == _REFLECTION:
         at, slope = _mirrored(c, at, slope, 0.0 if align else -0.5, float(size - 1 if align else size))
     if padding in (_BORDER, _REFLECTION):
         last = b.const(float(size - 1))
         inside = b.map(MapFunction.AND, b.compare(MapFunction.LT, zero, at), b.compare(MapFunction.LT, at, last))
         at, slope = b.map(MapFunction.MIN, b.map(MapFunction.MAX, at, zero), last), b.where(inside, slope, zero)
-    return _Direction(size, at, slope)
+    return at, slope
 
 
 def _mirrored(c: Context, at: Ref, slope: Ref, low: float, span: float) -> tuple[Ref, Ref]:
@@ -56,102 +101,80 @@ def _mirrored(c: Context, at: Ref, slope: Ref, low: float, span: float) -> tuple
 
 @dataclass(frozen=True)
 class _Corner:
-    """One of the elements around each place: (N, out, out)."""
+    """One of the elements that each place reads: a tap in every direction."""
 
+    taps: tuple[_Tap, ...]
     place: Ref
-    """Row-major in the image, -1 outside; i64."""
+    """Row-major in the image, -1 outside; i64 (N, outs)."""
     value: Ref
-    """(N, C, out, out), 0 outside."""
+    """(N, C, outs), 0 outside."""
+
+    def weight(self, b: Builder, direction: int | None = None) -> Ref:
+        """The product of its taps' weights, or how it changes with the grid's number of a direction; (N, outs)."""
+        factors = [tap.slope if d == direction else tap.weight for d, tap in enumerate(self.taps)]
+        total = factors[0]
+        for factor in factors[1:]:
+            total = b.mul(total, factor)
+        return total
 
 
-def _corner(c: Context, image: Ref, y: Ref, x: Ref) -> _Corner:
-    """The elements in these rows and columns, i64."""
-    b, zero = c.b, c.b.const(0, DType.I64)
-    height, width = image.shape[-2:]
-    row, column = clamped(c, y, 0, height - 1), clamped(c, x, 0, width - 1)
-    inside = b.map(MapFunction.AND, b.compare(MapFunction.EQ, row, y), b.compare(MapFunction.EQ, column, x))
-    place = b.add(b.mul(row, b.const(width, DType.I64)), column)
-    whole = place.unsqueeze(1).expand((image.shape[0], image.shape[1], *place.shape[1:]))
-    value = b.where(inside.unsqueeze(1), _picked(c, image, whole), b.const(0.0))
-    return _Corner(b.where(inside, place, b.sub(zero, b.const(1, DType.I64))), value)
-
-
-def _picked(c: Context, image: Ref, place: Ref) -> Ref:
-    """image[n, c] at place[n, c, ...]."""
-    b, image = c.b, c.b.copy(image)
-    height, width = image.shape[2:]
-    return b.gather(image, place, 1, height * width, (*image.strides[:2], 0, 0))
+def _corners(c: Context, image: Ref, grid: Ref, mode: int, padding: int, align: bool) -> Iterator[_Corner]:
+    b, sizes = c.b, image.shape[2:]
+    image = b.copy(image)
+    directions = [
+        _taps(c, grid.select(-1, len(sizes) - 1 - d), size, mode, padding, align) for d, size in enumerate(sizes)
+    ]
+    for taps in product(*directions):
+        place = inside = None
+        for tap, size in zip(taps, sizes, strict=True):
+            index = clamped(c, tap.index, 0, size - 1)
+            is_index = b.compare(MapFunction.EQ, index, tap.index)
+            place = index if place is None else b.add(b.mul(place, b.const(size, DType.I64)), index)
+            inside = is_index if inside is None else b.map(MapFunction.AND, inside, is_index)
+        assert place is not None
+        assert inside is not None
+        whole = place.unsqueeze(1).expand((*image.shape[:2], *place.shape[1:]))
+        strides = (*image.strides[:2], *(0 for _ in sizes))
+        found = b.gather(image, whole, 1, image.strides[1], strides)
+        outside = b.const(-1, DType.I64)
+        yield _Corner(taps, b.where(inside, place, outside), b.where(inside.unsqueeze(1), found, b.const(0.0)))
 
 
 def _whole(b: Builder, x: Ref) -> Ref:
     return b.cast(x, DType.I64)
 
 
-def _plan(c: Context, image: Ref, grid: Ref, padding: int, align: bool) -> tuple[_Direction, _Direction]:
-    height, width = image.shape[-2:]
-    return (
-        _direction(c, grid.select(-1, 1), height, padding, align),
-        _direction(c, grid.select(-1, 0), width, padding, align),
-    )
-
-
-def _corners(c: Context, image: Ref, y: Ref, x: Ref) -> tuple[list[tuple[_Corner, Ref]], tuple[Ref, Ref]]:
-    """The four elements around each place with their weights, and the place's distances from the first one."""
-    b, one = c.b, c.b.const(1.0)
-    (top, left), more = (floor(c, v, up=False) for v in (y, x)), b.const(1, DType.I64)
-    down, right = b.sub(y, top), b.sub(x, left)
-    rows, columns = ((_whole(b, v), b.add(_whole(b, v), more)) for v in (top, left))
-    weights = [(b.sub(one, down), down), (b.sub(one, right), right)]
-    found = [
-        (_corner(c, image, rows[i], columns[j]), b.mul(weights[0][i], weights[1][j]).unsqueeze(1))
-        for i in (0, 1)
-        for j in (0, 1)
-    ]
-    return found, (down, right)
-
-
-def _require_form(mode: int) -> None:
-    if mode == _BICUBIC:
-        raise NotImplementedError("grid_sample with mode='bicubic'")
-
-
-@lowers("grid_sampler_2d.default")
+@lowers("grid_sampler_2d.default", "grid_sampler_3d.default")
 def grid_sample(c: Context, image: Ref, grid: Ref, mode: int, padding: int, align: bool) -> Ref:
-    """The nearest element, or the four around each place by their distances; beyond the border 0, or moved inside."""
-    _require_form(mode)
+    """The nearest element, or those around each place by their distances; beyond the border 0, or moved inside."""
     b = c.b
-    y, x = _plan(c, image, grid, padding, align)
+    corners = list(_corners(c, image, grid, mode, padding, align))
     if mode == _NEAREST:
-        return _corner(c, image, _whole(b, round_(c, y.at)), _whole(b, round_(c, x.at))).value
-    corners, _ = _corners(c, image, y.at, x.at)
-    first, *others = (b.mul(corner.value, weight) for corner, weight in corners)
+        return corners[0].value
+    first, *others = (b.mul(corner.value, corner.weight(b).unsqueeze(1)) for corner in corners)
     for other in others:
         first = b.add(first, other)
     return first
 
 
-@lowers("grid_sampler_2d_backward.default")
+@lowers("grid_sampler_2d_backward.default", "grid_sampler_3d_backward.default")
 def grid_sample_backward(
     c: Context, grad: Ref, image: Ref, grid: Ref, mode: int, padding: int, align: bool, _wanted: Sequence[bool]
 ) -> tuple[Ref, Ref]:
-    """Each element's exact sum of what was read from it; and the grid's, by the differences of the four elements."""
-    _require_form(mode)
+    """Each element's exact sum of what was read from it; and the grid's, by how its elements' weights change."""
     b = c.b
-    y, x = _plan(c, image, grid, padding, align)
+    corners = list(_corners(c, image, grid, mode, padding, align))
     if mode == _NEAREST:
-        corner = _corner(c, image, _whole(b, round_(c, y.at)), _whole(b, round_(c, x.at)))
-        return _put(c, [(corner, grad)], image), b.full(grid.shape, 0.0)
-    corners, (down, right) = _corners(c, image, y.at, x.at)
-    into_image = _put(c, [(corner, b.mul(grad, weight)) for corner, weight in corners], image)
-    (a, d), (e, f) = ([corner.value for corner, _ in corners[i : i + 2]] for i in (0, 2))
-    one = b.const(1.0)
+        return _put(c, [(corners[0], grad)], image), b.full(grid.shape, 0.0)
+    into_image = _put(c, [(corner, b.mul(grad, corner.weight(b).unsqueeze(1))) for corner in corners], image)
+    felt = [b.dot(grad, corner.value, [1]) for corner in corners]
     shares = []
-    for low, high, distance, way in (((a, e), (d, f), down, x), ((a, d), (e, f), right, y)):
-        near, far = (b.sub(after, before) for before, after in zip(low, high, strict=True))
-        rest = distance.unsqueeze(1)
-        steep = b.add(b.mul(near, b.sub(one, rest)), b.mul(far, rest))
-        shares.append(b.mul(b.dot(grad, steep, [1]), way.slope))
-    return into_image, b.cat([share.unsqueeze(-1) for share in shares], 3)
+    for direction in reversed(range(image.rank - 2)):
+        first, *others = (b.mul(f, corner.weight(b, direction)) for f, corner in zip(felt, corners, strict=True))
+        for other in others:
+            first = b.add(first, other)
+        shares.append(first.unsqueeze(-1))
+    return into_image, b.cat(shares, -1)
 
 
 def _put(c: Context, parts: Sequence[tuple[_Corner, Ref]], image: Ref) -> Ref:
@@ -160,4 +183,4 @@ def _put(c: Context, parts: Sequence[tuple[_Corner, Ref]], image: Ref) -> Ref:
     flat = (*shape[:2], -1)
     sources = b.cat([b.reshape(part, flat) for _, part in parts], 2)
     places = b.cat([b.reshape(corner.place, (shape[0], 1, -1)) for corner, _ in parts], 2)
-    return b.put(sources, places.expand(sources.shape), shape, [2, 3])
+    return b.put(sources, places.expand(sources.shape), shape, range(2, len(shape)))
