@@ -10,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 # Many slow tests wait for blocks and for windows to end.
-SLOW_WORKERS ?= 6
+SLOW_WORKERS ?= 4
 # Some containers switch byte code off: then every worker, and every command that a test starts, compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 # The stamp is keyed on what is installed: a change of either file installs again.

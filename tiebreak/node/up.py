@@ -116,6 +116,10 @@ class Child:
                 file.flush()
                 self._on_line(self.name, line.rstrip("\n"))
 
+    def has_ended(self) -> bool:
+        """Whether the process runs no longer."""
+        return self._process.poll() is not None
+
     def check(self) -> None:
         """Raise `StateError` if the process has ended."""
         if (code := self._process.poll()) is not None:
@@ -293,8 +297,12 @@ class Town:
     def _wait(self, child: Child, found: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
         """What a child comes to, with the story going on. Raises `StateError` if it fails, or takes too long."""
         end = time.monotonic() + seconds
-        while not (result := found()):
-            child.check()
+        while True:
+            has_ended = child.has_ended()  # asked first: a process may end well in between
+            if result := found():
+                break
+            if has_ended:
+                child.check()
             if time.monotonic() > end:
                 raise StateError(f"expected the {child.name} within {seconds:.0f} s, got none; see {child.log}")
             self._listen(0.05)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tiebreak.node.up import TERMS, Plan, Town
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.node.up import TERMS, Child, Plan, Town
+from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
@@ -119,6 +119,23 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
         with pytest.raises(ConfigurationError, match="to be free"):
             Town(plan, print).run()
     assert not (tmp_path / "town").exists()
+
+
+def test_a_process_may_end_well_right_after_it_was_asked(tmp_path: Path) -> None:
+    town = Town(
+        Plan(task="", steps=None, cheat="", chain=False, embedded=True, port=1, folder=tmp_path, until_over=True), print
+    )
+    child = Child("capture", ["--version"], tmp_path, os.environ)
+    looks = 0
+
+    def found() -> bool:
+        nonlocal looks
+        looks += 1
+        return child.is_done() if looks > 1 else bool(child._process.wait())  # when asked first, it still ran
+
+    assert town._wait(child, found)
+    with pytest.raises(StateError, match="the capture ended with code 0"):
+        town._wait(child, lambda: False)
 
 
 @pytest.mark.parametrize(("cheat", "ending"), [("", "settled"), ("rate", "slashed")])

@@ -171,6 +171,6 @@ def test_a_crew_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, mo
     crew.ask(gather(9), lambda _: None)
     assert theirs.recv().work.sequence == 9
     assert answered == [1, 3]
-    theirs.close()
     crew._process = None
+    theirs.close()
     crew.stop()
