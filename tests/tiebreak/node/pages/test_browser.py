@@ -312,7 +312,7 @@ def test_a_whole_run_goes_by(chromium: Browser, tmp_path: Path, cheat: str, chai
         page.wait_for_url("**/games/*")
         loaded = page.evaluate("performance.timeOrigin")
         page.evaluate(NOTE, [".plies li", ".stage"])
-        expect(page.locator("h1")).to_have_text("The trainer was wrong", timeout=120_000)
+        expect(page.locator("h1")).to_have_text("The trainer was wrong", timeout=300_000)
         expect(page.locator(".stage.last")).to_have_count(1, timeout=10_000)
         assert page.evaluate("performance.timeOrigin") == loaded
         assert len(noted(page, 0)) >= 3, "moves came while the page was open"
