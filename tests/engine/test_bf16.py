@@ -249,7 +249,7 @@ def roots(compiled: Compiled, arithmetic: Arithmetic) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", ["autocast", "held"])
-def test_twenty_steps_are_the_same_in_every_order_and_at_every_precision_of_the_job(how: str) -> None:
+def test_twenty_steps_are_the_same_in_every_order_and_in_slabs(how: str) -> None:
     compiled = compile_task(replace(small(how, optimizer=AdamW(lr=1e-2)), steps=20))
     wanted = roots(compiled, Arithmetic())
     assert roots(compiled, Arithmetic(permute=5)) == wanted
