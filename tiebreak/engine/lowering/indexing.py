@@ -84,14 +84,13 @@ class _Bags:
         ends = b.sum(b.cast(b.compare(MapFunction.LE, self.every.unsqueeze(0), bags), DType.I64), [1])
         ends = b.sub(ends, b.const(1, DType.I64))
         has_any = b.compare(MapFunction.LT, none, self.count).unsqueeze(1)
-        found = (b.where(has_any, b.rows(each, ends), zero) for each, zero in ((value, b.const(0.0)), (place, none)))
-        return next(found), next(found)
+        return b.where(has_any, b.rows(value, ends), b.const(0.0)), b.where(has_any, b.rows(place, ends), none)
 
 
 _MEAN, _MAX = 1, 2
 
 
-def _require_form(scale_by_frequency: bool) -> None:
+def _require_unscaled(scale_by_frequency: bool) -> None:
     if scale_by_frequency:
         raise NotImplementedError("embedding with scale_grad_by_freq")
 
@@ -102,7 +101,7 @@ def embedding_bag(
     _sparse: bool = False, factors: Ref | None = None, _include_last: bool = False, padding_index: int = -1,
 ) -> tuple[Ref, Ref, Ref, Ref]:  # fmt: skip
     """The exact sum of each bag's rows, or of their products with the rows' factors, divided for a mean; or maxima."""
-    _require_form(scale_by_frequency)
+    _require_unscaled(scale_by_frequency)
     b, bags = c.b, c.shape[0]
     found = _Bags.of(b, index, offsets, bags, padding_index)
     rows = b.rows(weight, index)
@@ -121,7 +120,7 @@ def embedding_bag_backward(
     scale_by_frequency: bool, mode: int, _sparse: bool, factors: Ref | None, padding_index: int = -1,
 ) -> Ref:  # fmt: skip
     """Each row's exact sum of the gradients of the bags that it is in, of a mean divided before; or is greatest in."""
-    _require_form(scale_by_frequency)
+    _require_unscaled(scale_by_frequency)
     b = c.b
     found = _Bags.of(b, index, offsets, grad.shape[0], padding_index)
     if mode == _MAX:

@@ -107,7 +107,7 @@ class _Corner:
     place: Ref
     """Row-major in the image, -1 outside; i64 (N, outs)."""
     value: Ref
-    """(N, C, outs), 0 outside."""
+    """The element at `place` of each channel, or 0 where that is outside; f32 (N, C, outs)."""
 
     def weight(self, b: Builder, direction: int | None = None) -> Ref:
         """The product of its taps' weights, or how it changes with the grid's number of a direction; (N, outs)."""

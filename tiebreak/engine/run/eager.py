@@ -163,7 +163,7 @@ def _same_updates(task: Task, compiled: Compiled, found: Sequence[_Outcome]) -> 
     for step, (ours, wanted, noisy) in enumerate(zip(found, wide, narrow, strict=True), 1):
         for name, tensor in wanted.items():
             distance = _distance(ours.state[name], tensor)
-            # A small difference of two numbers is as far off as they are.
+            # What nearly cancels keeps the error of the numbers that it is made of.
             allowed = _allowed(tensor, [noisy[name]]) + _allowed(ours.before[name], [])
             if bool(torch.isfinite(ours.state[name]).all()) and not distance <= allowed:  # others stop the run
                 raise ConfigurationError(

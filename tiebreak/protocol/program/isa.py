@@ -100,7 +100,7 @@ class ReduceFunction(IntEnum):
 
 
 class ScatterFunction(IntEnum):
-    """Functions of `scatter_sum`."""
+    """Functions of `scatter_sum`, both of f32: they differ in what the exact sum is rounded to."""
 
     SUM = 0
     SUM_BF16 = 1
