@@ -3,8 +3,9 @@
     python -m benchmarks.engine [--threads N] [WORKLOAD ...]
 
 A step is forward, backward and optimizer on a fresh batch. The auditor's step is the trainer's; `auditor, permuted`
-also takes every reduction's terms in a random order, which is more than an auditor has to do. The bound is the time
-that the step's products alone take in FP64, at the rate of this machine's vendor GEMM on its best shape.
+also takes every sum's terms in a random order (of more than 64 terms, pieces of four or more), which is more than an
+auditor has to do. The bound is the time that the step's products alone take in FP64, at the rate of this machine's
+vendor GEMM on its best shape.
 `benchmarks.memory` measures peak memory.
 """
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tiebreak.engine.arithmetic import threads
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged import journal
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
@@ -37,6 +38,12 @@ def new_run(tiny: Compiled, agreement: SignedJob, tmp_path: Path) -> Callable[[s
         return RunDirectory.create(tmp_path / name, agreement, tiny.program, tiny.state, tiny.data)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads share even the smallest work, where there are several."""
+    monkeypatch.setattr(threads, "SMALL", 0)
 
 
 @pytest.fixture

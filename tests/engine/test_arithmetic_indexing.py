@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, random_reduction, tensor_of
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.indexing import extreme
 from tiebreak.engine.arithmetic.random import TABLE
+from tiebreak.engine.arithmetic.threads import limited
 from tiebreak.protocol.numbers.philox import random_bits
 from tiebreak.protocol.program.isa import (
     Access,
@@ -230,3 +232,27 @@ def test_shuffles_of_many_epochs_and_of_remembered_ones() -> None:
             found = check(arithmetic, i, [index, tensor_of(DType.I64, [seed]), tensor_of(DType.I64, epochs)])
             results.add(tuple(found))
     assert len(results) == 2 * 3  # epoch 2^32 is epoch 0
+
+
+@pytest.mark.parametrize("function", [ReduceFunction.MAX, ReduceFunction.ARGMAX])
+@pytest.mark.parametrize("style", STYLES)
+def test_extremes_of_windows_against_the_pure_twin(
+    function: ReduceFunction, style: str, cases: Callable[[int], None]
+) -> None:
+    """More outputs than a tile has, whose terms lie side by side or apart, on several threads."""
+    images = Maker(random.Random(5)).tensor(DType.F32, 3 * 40 * 40, style)
+    images[[1, 41, 1700]] = float("nan")
+    shapes = [(2, 2), (3, 3), (1, 3), (40,), (2,)]
+    with limited(3):
+        for reduction in shapes:
+            shape = (3, 19, 19) if len(reduction) == 2 else (3, 40)
+            strides = (1600, 80, 2, 40, 1) if len(reduction) == 2 else (1600, 1, 40)
+            dtype = DType.F32 if function == ReduceFunction.MAX else DType.I64
+            i = Instruction(
+                opcode=Opcode.REDUCE, function=function, dtype=dtype, shape=shape, reduction=reduction,
+                operands=(Access(0, 0, strides),),
+            )  # fmt: skip
+            found, right = Arithmetic().execute(i, [images], 0), extreme(i, [images])
+            assert found.dtype == right.dtype
+            assert elements_of(found) == elements_of(right)
+            cases(found.numel())

@@ -109,3 +109,19 @@ def test_long_integers_are_rounded_once(cases: Callable[[int], None]) -> None:
     cases(len(check(Arithmetic(), i, [tensor_of(DType.I64, values)])))
     twice = torch.tensor(values[1]).to(torch.float64).to(torch.float32)
     assert elements_of(twice.reshape(1)) != elements_of(Arithmetic().execute(i, [tensor_of(DType.I64, values)], 0)[1:2])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(-(1 << 53), 1 << 53) | st.integers(-300, 300), min_size=1, max_size=20),
+    st.integers(1, 1 << 53) | st.integers(-4, 20),
+    st.sampled_from([MapFunction.FLOORDIV, MapFunction.MOD]),
+)
+def test_division_by_one_number(values: list[int], divisor: int, function: MapFunction) -> None:
+    """Around multiples of the divisor and around 2^52, up to which FP64 divides."""
+    numbers = [n + d for n in values for d in (-n % divisor - 1, -n % divisor, 0)] if divisor > 0 else values
+    i = Instruction(
+        opcode=Opcode.MAP, function=function, dtype=DType.I64, shape=(len(numbers),),
+        operands=(Access(0, 0, (1,)), Access(1, 0, (0,))),
+    )  # fmt: skip
+    check(Arithmetic(), i, [tensor_of(DType.I64, numbers), tensor_of(DType.I64, [divisor])])

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from tests.engine.arithmetic_cases import (
     tensor_of,
 )
 from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
+from tiebreak.engine.arithmetic.reduce.compiled import _order
 from tiebreak.engine.arithmetic.reduce.pure import multiply
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.ziv import Settler, TermReader, coefficient, round_pair
@@ -212,6 +214,41 @@ def test_convolution_over_overlapping_views() -> None:
     )
     for limit in (None, 64, 7):
         check(Arithmetic(fp64_elements=limit), i, [image, filters])
+
+
+@pytest.mark.parametrize("width", [4, 7, 9, 24])
+def test_rows_of_an_image_end_within_panels(width: int) -> None:
+    """A convolution of 2 images with 3 channels, 5 filters of 3x3, and what its filters get: columns, then terms."""
+    make, line, out = Maker(random.Random(width)), width + 2, 7 * width
+    image = make.tensor(DType.F32, 2 * 3 * 9 * line, "gauss")
+    filters, grad = make.tensor(DType.F32, 5 * 27, "ties"), make.tensor(DType.F32, 2 * 5 * out, "ties")
+    plane = 9 * line
+    read = (3 * plane, line, 1, plane, line, 1)  # image, row, column, channel, row and column of the filter
+    forward = Instruction(
+        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2, 5, 7, width), reduction=(3, 3, 3),
+        operands=(Access(0, 0, (read[0], 0, *read[1:])), Access(1, 0, (0, 27, 0, 0, 9, 3, 1))),
+    )  # fmt: skip
+    into_filters = Instruction(
+        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(5, 3, 3, 3), reduction=(2, 7, width),
+        operands=(Access(0, 0, (0, *read[3:], *read[:3])), Access(1, 0, (out, 0, 0, 0, 5 * out, width, 1))),
+    )  # fmt: skip
+    for instruction, other in ((forward, filters), (into_filters, grad)):
+        found = check(Arithmetic(), instruction, [image, other])
+        for seed in range(3):
+            assert elements_of(Arithmetic(permute=seed).execute(instruction, [image, other], 0)) == found
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 16, 17, 191, 192, 193, 4992])
+def test_a_random_order_has_each_term_once(count: int, apart: bool) -> None:
+    order = _order(count, torch.Generator().manual_seed(count), apart=apart)
+    assert sorted(order.tolist()) == list(range(count))
+    if count == 4992:
+        assert (abs(order[1:] - order[:-1]) > 1).mean() > 0.2
+    if count == 4992 and not apart:
+        pieces = order.reshape(-1, 4)
+        assert (pieces == pieces[:, :1] + np.arange(4)).all()
+        assert {len(set((window // 16).tolist())) for window in order.reshape(-1, 192)} == {12}
 
 
 @pytest.mark.parametrize("k", [1, 2, 700, 5000, 70000])

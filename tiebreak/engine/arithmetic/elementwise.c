@@ -68,6 +68,20 @@ static inline int64_t floormod(int64_t a, int64_t b) {
     int64_t r = a % b;
     return r + (r != 0 && (r < 0) != (b < 0) ? b : 0);
 }
+/* Quotients (or remainders) by one y > 0, where all operands are below 2^52: then FP64 finds them, in vectors. For if
+ * x / y < q, which is whole, x / y <= q - 1 / y, and rounding does not reach q since |q| y < 2^53. 0 if others are there. */
+static int divide_by_one(const i64 *restrict a, int64_t y, int64_t n, i64 *restrict o, const int rest) {
+    const int64_t most = (int64_t)1 << 52;
+    uint64_t wide = (uint64_t)y;
+    for (int64_t i = 0; i < n; i++) wide |= (uint64_t)(a[i] < 0 ? ~a[i] : a[i]);
+    if (y <= 0 || wide >= (uint64_t)most) return 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double quotient = (double)a[i] / (double)y;
+        const int64_t toward_0 = (int64_t)quotient, q = toward_0 - (quotient < (double)toward_0);
+        o[i] = rest ? a[i] - q * y : q;
+    }
+    return 1;
+}
 static inline int64_t f32_to_i64(float x) {
     if (x >= 0x1p63f) return INT64_MAX;
     if (x <= -0x1p63f) return INT64_MIN;
@@ -86,6 +100,11 @@ static inline int64_t f32_to_i64(float x) {
         else if (!sb) { T y = b[0]; LOOP { T x = a[i]; o[i] = EXPRESSION; } } \
         else LOOP { T x = a[i], y = b[i]; o[i] = EXPRESSION; } \
         break; }
+#define DIVISION(CODE, EXPRESSION, REST) \
+    case CODE: \
+        if (!sb && divide_by_one(A, *(const i64 *)B, n, D, REST)) break; \
+        { const i64 *a = A, *b = B; i64 *o = D; LOOP { int64_t x = a[sa ? i : 0], y = b[sb ? i : 0]; o[i] = EXPRESSION; } } \
+        break;
 #define SELECT(CODE, T) \
     case CODE: { \
         const uint8_t *restrict a = A; const T *restrict b = B; const T *restrict c = C; T *restrict o = D; \
@@ -379,8 +398,8 @@ static void tile(const int64_t *code, char **registers, const int64_t *steps, in
         BINARY(MUL_I64, u64, u64, x * y)
         BINARY(MAX_I64, i64, i64, x > y ? x : y)
         BINARY(MIN_I64, i64, i64, x < y ? x : y)
-        BINARY(FLOORDIV_I64, i64, i64, floordiv(x, y))
-        BINARY(MOD_I64, i64, i64, floormod(x, y))
+        DIVISION(FLOORDIV_I64, floordiv(x, y), 0)
+        DIVISION(MOD_I64, floormod(x, y), 1)
         UNARY(NEG_I64, u64, u64, 0 - x)
         UNARY(ABS_I64, i64, u64, x < 0 ? 0 - (uint64_t)x : (uint64_t)x)
         BINARY(LT_F32, f32, u8, x < y)

@@ -31,7 +31,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.buffers import Buffers
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts, Stats
-from tiebreak.engine.arithmetic.threads import together
+from tiebreak.engine.arithmetic.threads import sharing, together
 from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.engine.native import Build, load
@@ -237,6 +237,8 @@ class Transcendentals:
 
 TILES_PER_TURN: Final = 32
 """The number of tiles that a thread takes at a time."""
+OPERATION: Final = 4
+"""How many multiplications of a product take as long as an operation of a chain."""
 _MAX_REGISTERS: Final = 512
 _STAGGER: Final = 320
 """Bytes between scratch registers, so that equal positions in two registers differ in their low address bits."""
@@ -368,6 +370,7 @@ class Chain:
             (m.number, m.instruction.shape, TORCH_DTYPES[m.instruction.dtype], m.replaces) for m in code.outputs
         )
         self._words = code.encode(chains.kernel)
+        self._work = OPERATION * self._numel * len(code.operations)
         self._code = self._words.ctypes.data
         self._pointers = ctypes.c_void_p * (len(self._inputs) + len(self._outputs))
         self._counters = ctypes.c_int64 * code.counters
@@ -396,7 +399,7 @@ class Chain:
     def _execute(self, pointers: "ctypes.Array[ctypes.c_void_p]") -> "list[ctypes.Array[ctypes.c_int64]]":
         """Runs all tiles; returns the counters of each thread."""
         found, code, resolver = self._chains.kernel, self._code, self._chains.resolver
-        turns = _Turns(self._numel, found) if self._numel > found.tile * TILES_PER_TURN else None
+        turns = _Turns(self._numel, found) if sharing(self._work) > 1 else None
 
         def work() -> "ctypes.Array[ctypes.c_int64]":
             own = self._counters()

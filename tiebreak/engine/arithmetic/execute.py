@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import elementwise, indexing, random
 from tiebreak.engine.arithmetic.exact import Exact, Integers, exact_sums
-from tiebreak.engine.arithmetic.reduce import SumRunner, plan_sum
+from tiebreak.engine.arithmetic.reduce import SumRunner, build, plan_extreme, plan_sum, run_extreme
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.scatter import ScatterRunner, plan_scatter
 from tiebreak.engine.arithmetic.stats import Stats
@@ -46,7 +46,8 @@ class Options:
 
     device: torch.device
     permuted: bool
-    """Takes the terms of every reduction in random order. This never changes a bit; audits use it to show that."""
+    """Takes the terms of every sum in random order, long ones in pieces. This changes no bit, which audits use it to
+    show."""
     fp64_elements: int
     precision: int
     """The number of bits to which sums and transcendentals are rounded."""
@@ -183,12 +184,26 @@ class Arithmetic:
         return one
 
     def _compile_reduce(self, i: Instruction) -> Compiled:
+        if i.function in (ReduceFunction.MAX, ReduceFunction.ARGMAX):
+            return self._compile_extreme(i)
         if not i.is_f32_sum:
-            extreme = i.function != ReduceFunction.SUM
-            return lambda x, *_: indexing.extreme(i, x) if extreme else _wrapping_sum(i, x)
+            return lambda x, *_: _wrapping_sum(i, x)
         plan, sums = plan_sum(i, self.options.fp64_elements), self._sums[i.is_bf16_sum]
         counts = self.stats.of(plan.kind)
         return lambda x, _, near: sums.run(plan, x, counts, near)
+
+    def _compile_extreme(self, i: Instruction) -> Compiled:
+        tables, library = plan_extreme(i), build().library if self.device.type == "cpu" else None
+        place, dtype = i.function == ReduceFunction.ARGMAX, TORCH_DTYPES[i.dtype]
+
+        def one(x: Operands, *_: object) -> Tensor:
+            if tables is None or library is None or x[0].dtype != torch.float32:
+                return indexing.extreme(i, x)
+            out = torch.empty(i.shape, dtype=dtype)
+            run_extreme(library, tables, x[0], out, place=place)
+            return out
+
+        return one
 
 
 def _compile_source(i: Instruction, device: torch.device) -> Compiled:

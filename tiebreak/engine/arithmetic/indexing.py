@@ -1,7 +1,6 @@
 """max, argmax, gather, window, iota and constants: instructions that select elements and never round."""
 
 from collections.abc import Sequence
-from itertools import product
 from math import prod
 
 import torch
@@ -21,8 +20,6 @@ from tiebreak.protocol.program.isa import (
     row_major,
 )
 
-FEW_POSITIONS = 16
-"""Reductions of up to this many positions compare them one after the other."""
 _UNSIGNED = 1 << 64
 
 
@@ -55,44 +52,16 @@ def iota(instruction: Instruction, device: torch.device) -> Tensor:
 def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     """A `reduce` max or argmax."""
     access, shape = instruction.operands[0], instruction.shape
-    rank = len(shape)
     x = View.of_access(access, instruction.index_space).on(operands[0])
-    dims = tuple(range(rank, x.dim()))
+    dims = tuple(range(len(shape), x.dim()))
     # A dim that the operand ignores repeats its element: it has size 1 here, and its first position is the answer.
     if instruction.function == ReduceFunction.MAX:
-        few = 1 < prod(x.shape[rank:]) <= FEW_POSITIONS
-        found = _greatest_of_few(x, rank) if few else x.amax(dims) if dims else x.clone()
+        found = x.amax(dims) if dims else x.clone()
         if found.dtype == torch.float32:
             found = found.add_(0.0)
-    elif 1 < prod(x.shape[rank:]) <= FEW_POSITIONS:
-        found = _first_of_few(x, rank, instruction.reduction)
     else:
         found = _first_greatest(x, dims, instruction.reduction)
     return found.expand(shape).contiguous()
-
-
-def _first_of_few(x: Tensor, rank: int, reduction: Sequence[int]) -> Tensor:
-    """`_first_greatest`, one position at a time: torch's reductions over short dims are many times slower."""
-    every, strides = (slice(None),) * rank, row_major(tuple(reduction))
-    places = list(product(*(range(n) for n in x.shape[rank:])))
-    best = _greatest_of_few(x, rank)
-    first = torch.zeros(best.shape, dtype=torch.int64, device=x.device)
-    nan = x.dtype == torch.float32 and bool(best.ne(best).any())
-    for place in reversed(places):
-        here = x[every + place]
-        found = here.eq(best).logical_or_(here.ne(here)) if nan else here.eq(best)
-        first.masked_fill_(found, sum(c * stride for c, stride in zip(place, strides, strict=True)))
-    return first
-
-
-def _greatest_of_few(x: Tensor, rank: int) -> Tensor:
-    """The greatest of the positions of the dims from `rank` on; NaN if one is."""
-    every = (slice(None),) * rank
-    origin, *places = product(*(range(n) for n in x.shape[rank:]))
-    best = x[every + origin]
-    for place in places:
-        best = torch.maximum(best, x[every + place])
-    return best
 
 
 def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) -> Tensor:
@@ -114,8 +83,8 @@ def gather(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     if table.device != index.device:  # the table did not fit on the device
         return gather(instruction, (table, index.to(table.device))).to(index.device)
     j = View.of_access(instruction.operands[1], shape).on(index)
-    outside = (j < 0) | (j >= params.bound)
-    j = j.clamp(0, params.bound - 1)
+    inside = j.clamp(0, params.bound - 1)
+    outside, j = inside != j, inside
     access = instruction.operands[0]
     tail = _row_dims(instruction)
     if tail is not None:

@@ -70,10 +70,16 @@ static void add_key(
     progress *shared) {
     const float *from = t->source + t->source_group[group];
     float *out = t->out + t->out_group[group] + t->out_match[key];
-    /* As `ziv.coefficient`; one term is exact, and 0 times a non-finite size is NaN. */
-    const double several = t->coefficient > 0 ? t->coefficient : (double)(length + 3) * 0x1.0001p-53;
-    const double coefficient = length > 1 ? several : 0;
+    /* As `ziv.coefficient`. */
+    const double coefficient = t->coefficient > 0 ? t->coefficient : (double)(length + 3) * 0x1.0001p-53;
     const int precision = (int)shared->precision;
+    if (length == 1) { /* nearly always, where windows do not overlap: exact, and NaN unless it is finite */
+        for (int64_t w = w0; w < w1; w++) {
+            const double x = (double)from[chain[0] + t->source_row[w]];
+            out[t->out_row[w]] = round_to(x, precision) + (float)(x - x);
+        }
+        return;
+    }
     const terms places = {chain, 0, length, 1};
     double sum[OPEN], size[OPEN];
     float high[OPEN];

@@ -20,7 +20,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.exact import Integers
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
-from tiebreak.engine.arithmetic.threads import SMALL, together
+from tiebreak.engine.arithmetic.threads import sharing, together
 from tiebreak.engine.arithmetic.views import MAX_TABLE, View, check_reach, offsets_of
 from tiebreak.engine.arithmetic.ziv import Collector, Progress, Settler, coefficient, decide, run_kernel
 from tiebreak.engine.native import Build, load
@@ -194,7 +194,7 @@ class ScatterRunner:
             order = torch.randperm(len(places), generator=self.shuffled, device=self.shuffled.device).cpu().numpy()
             places, wanted = places[order], wanted[order]
         groups, rows = len(tables.out[0]), len(tables.out[2])
-        threads = 1 if groups * rows * len(places) <= SMALL else torch.get_num_threads()
+        threads = sharing(groups * rows * len(places))
         block = rows if threads == 1 else max(BLOCK, ceil(rows * groups / (4 * threads)))
         held = (tables.source[0], places, tables.source[2], tables.index[0], wanted, *tables.out)
         task = _Scatter(

@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 import torch
 
 T = TypeVar("T")
-SMALL: Final = 1 << 18
-"""Up to this many multiplications, one thread is faster than several."""
+SMALL: Final = 1 << 23
+"""Up to this many multiplications, one thread is as fast as several: to wake one takes 100 us on virtual machines."""
 
 
 @cache
@@ -21,6 +21,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads
     os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def sharing(multiplications: int) -> int:
+    """How many threads should share so much work, or work that takes as long."""
+    return 1 if multiplications <= SMALL else torch.get_num_threads()
 
 
 def together(work: Callable[[], T], threads: int) -> list[T]:

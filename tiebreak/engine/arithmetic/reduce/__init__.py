@@ -1,25 +1,27 @@
 """`reduce` sums: plain sums and sums of products, correctly rounded (the bound: `tiebreak.engine.arithmetic.ziv`).
 
-`pure` computes them in torch on any device; `compiled` runs reduce.c on CPUs. Both give the same bytes.
+`pure` computes them in torch on any device; `compiled` runs reduce.c on CPUs. Both give the same bytes. reduce.c also
+finds the greatest of some terms, and where it is.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.buffers import Buffers
-from tiebreak.engine.arithmetic.reduce.compiled import Tables, build, plan_tables, run_tables
+from tiebreak.engine.arithmetic.reduce.compiled import Tables, build, plan_tables, run_extreme, run_tables
 from tiebreak.engine.arithmetic.reduce.pure import Part, PureSums, plan_parts
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.arithmetic.ziv import Collector
-from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.isa import Instruction, ReduceFunction
 
-__all__ = ["SumPlan", "SumRunner", "build", "plan_sum"]
+__all__ = ["SumPlan", "SumRunner", "build", "plan_extreme", "plan_sum", "run_extreme"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,28 @@ class SumPlan:
     """The plan of the compiled kernel."""
 
 
+FEW_TERMS: Final = 16
+"""Of up to this many terms reduce.c finds the greatest, of more torch; where it is, reduce.c always finds faster."""
+
+
+def plan_extreme(instruction: Instruction) -> Tables | None:
+    """The plan of reduce.c for a max or argmax; None if torch computes it."""
+    few = prod(instruction.reduction) <= FEW_TERMS or instruction.function == ReduceFunction.ARGMAX
+    return plan_tables(instruction, *_dims(instruction)) if few else None
+
+
+def _dims(instruction: Instruction) -> tuple[list[Dim], list[Dim]]:
+    """The coalesced dims of the output and of the reduction."""
+    rank, accesses = len(instruction.shape), instruction.operands
+    return (
+        coalesce(instruction.shape, [a.strides[:rank] for a in accesses]),
+        coalesce(instruction.reduction, [a.strides[rank:] for a in accesses]),
+    )
+
+
 def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
     """The plan of a `reduce` sum (f32) that holds at most about `limit` elements of each FP64 tensor."""
-    rank, accesses = len(instruction.shape), instruction.operands
-    output = coalesce(instruction.shape, [a.strides[:rank] for a in accesses])
-    reduction = coalesce(instruction.reduction, [a.strides[rank:] for a in accesses])
+    accesses, (output, reduction) = instruction.operands, _dims(instruction)
     tables = plan_tables(instruction, output, reduction)
     own = [prod(d.size for d in output if d.strides[o]) for o in range(len(accesses))]
     swapped = len(own) == 2 and own[0] > own[1]

@@ -8,6 +8,7 @@ FP64.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, isqrt
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic.exact import Integers
 from tiebreak.engine.arithmetic.stats import Counts
-from tiebreak.engine.arithmetic.threads import SMALL, together
+from tiebreak.engine.arithmetic.threads import sharing, together
 from tiebreak.engine.arithmetic.views import MAX_TABLE, Dim, check_reach, offsets_of, size_of
 from tiebreak.engine.arithmetic.ziv import Collector, Progress, coefficient, run_kernel
 from tiebreak.engine.native import Build, load
@@ -32,6 +33,9 @@ LONG: Final = 4096
 """From this many terms on, shorter panels pay."""
 SHUFFLED_RUNS: Final = 1 << 20
 """The most pieces into which the terms of a sum are cut to be taken in random order."""
+FEW: Final = 64
+"""So many terms are taken one by one in random order."""
+_LINES: Final = _KC // 16
 
 
 class _Contraction(ctypes.Structure):
@@ -47,7 +51,7 @@ class _Contraction(ctypes.Structure):
 def build() -> Build:
     """The compiled kernel, or the reason why there is none."""
     signature = ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
-    return load(_SOURCE, contract=signature, add_up=signature)
+    return load(_SOURCE, contract=signature, add_up=signature, find_greatest=signature)
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,12 @@ class Tables:
     def terms(self) -> int:
         """The number of terms of an element, K."""
         return len(self.operands[0].k) * self.run_k
+
+    @cached_property
+    def multiplications(self) -> int:
+        """The number of terms of all elements."""
+        rows, columns = (len(self.operands[i].own) for i in (0, -1))
+        return len(self.operands[0].batch) * self.run_batch * rows * columns * self.terms
 
 
 def plan_tables(instruction: Instruction, output: Sequence[Dim], reduction: Sequence[Dim]) -> Tables | None:
@@ -143,12 +153,7 @@ def run_tables(
     read = [operands[o.index] for o in plan.operands]
     for operand, tensor in zip(plan.operands, read, strict=True):
         check_reach(tensor, operand.reach)
-    maximum = torch.get_num_threads()
-    call = plan.calls.get(maximum) if shuffled is None else None
-    if call is None:
-        call = _prepare(plan, maximum, shuffled)
-        if shuffled is None:
-            plan.calls[maximum] = call
+    call = _prepare(plan, shuffled)
     task, threads = call.task, call.threads
     task.a, task.b, task.out = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None, out.data_ptr()
     task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
@@ -170,6 +175,16 @@ def run_tables(
     progress.add_to(counts, threads)
 
 
+def run_extreme(library: ctypes.CDLL, plan: Tables, operand: Tensor, out: Tensor, *, place: bool) -> None:
+    """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
+    (source,) = plan.operands
+    check_reach(operand, source.reach)
+    call = _prepare(plan)
+    task, progress = call.task, Progress()
+    task.a, task.out = operand.data_ptr(), out.data_ptr()
+    together(lambda: library.find_greatest(ctypes.byref(task), int(place), ctypes.byref(progress)), call.threads)
+
+
 @dataclass(frozen=True)
 class _Call:
     """What the kernel is called with, but for the memory that it reads and writes."""
@@ -183,13 +198,18 @@ class _Call:
     """The numbers of FP64 sums and sizes that parts leave in memory, if there are several."""
 
 
-def _prepare(plan: Tables, threads: int, shuffled: torch.Generator | None) -> _Call:
+def _prepare(plan: Tables, shuffled: torch.Generator | None = None) -> _Call:
+    threads = sharing(plan.multiplications)
+    if shuffled is None and threads in plan.calls:
+        return plan.calls[threads]
     batches, (m, n) = len(plan.operands[0].batch) * plan.run_batch, (len(plan.operands[i].own) for i in (0, -1))
-    threads = 1 if m * n * batches * plan.terms <= SMALL else threads
     task = _Contraction(batches=batches, m=m, n=n, k=plan.terms, run_k=plan.run_k, run_batch=plan.run_batch)
     held = _set_tables(task, plan, shuffled)
     parts = _set_blocks(task, bool(plan.out), threads)
-    return _Call(task, held, threads, task.coefficient, parts)
+    call = _Call(task, held, threads, task.coefficient, parts)
+    if shuffled is None:
+        plan.calls[threads] = call
+    return call
 
 
 def _set_tables(task: _Contraction, plan: Tables, shuffled: torch.Generator | None) -> list[Integers]:
@@ -215,13 +235,35 @@ def _set_tables(task: _Contraction, plan: Tables, shuffled: torch.Generator | No
 
 
 def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> tuple[list[Integers], int]:
-    """The terms in random order, run by run; runs are cut as short as `SHUFFLED_RUNS` allows."""
+    """The terms in random order: single ones if they are few, else in pieces of which memory is read at once."""
+    total = len(terms[0]) * run
     small = [c for c in range(1, isqrt(run) + 1) if run % c == 0]
     divisors = (*small, *(run // c for c in reversed(small)))
-    cut = next((c for c in divisors if len(terms[0]) * (run // c) <= SHUFFLED_RUNS), run)
+    least = 1 if total <= FEW or run == 1 else _CHAINS
+    fitting = [c for c in divisors if c >= least and total // c <= SHUFFLED_RUNS] or [run]
+    cut = next((c for c in fitting if c % least == 0), fitting[0])
     starts = np.arange(0, run, cut, dtype=np.int64)
-    order = torch.randperm(len(terms[0]) * len(starts), generator=shuffled, device=shuffled.device).cpu().numpy()
+    order = _order(len(terms[0]) * len(starts), shuffled, apart=cut > 1 or total <= FEW)
     return [(table[:, None] + starts).reshape(-1)[order] for table in terms], cut
+
+
+def _order(count: int, shuffled: torch.Generator, *, apart: bool) -> Integers:
+    """A random order of all numbers below `count`.
+
+    Unless `apart`, four that follow each other stay together, and sixteen of them, which share a line of memory, near.
+    """
+
+    def drawn(size: int) -> Integers:
+        found: Integers = torch.randperm(size, generator=shuffled, device=shuffled.device).cpu().numpy()
+        return found
+
+    if apart:
+        return drawn(count)
+    lines = drawn(ceil(count / 16))
+    lines = np.append(lines, np.full(-len(lines) % _LINES, len(lines)))
+    pieces = (4 * lines[:, None] + np.arange(4)).reshape(-1, 4 * _LINES)[:, drawn(4 * _LINES)]
+    order: Integers = (4 * pieces.reshape(-1, 1) + np.arange(4)).reshape(-1)
+    return order[order < count]
 
 
 def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> tuple[int, ...]:

@@ -15,16 +15,23 @@ typedef float half_unaligned __attribute__((vector_size(4 * LANES), aligned(4)))
 typedef double quad __attribute__((vector_size(32)));
 typedef float quad_of_f32 __attribute__((vector_size(16), aligned(4)));
 
-/* Four terms of four rows, turned: to[k * width + r] = start[r][k]. */
-static inline __attribute__((always_inline)) void turn(double *to, const float *const *start, int64_t k, const int width) {
+/* Four terms of four rows, turned: to[k * width + r] = start[r][term + k]. */
+static inline __attribute__((always_inline)) void turn(double *to, const float *const *start, int64_t term, const int width) {
     quad x[4];
-    for (int r = 0; r < 4; r++) x[r] = __builtin_convertvector(*(const quad_of_f32 *)(start[r] + k), quad);
+    for (int r = 0; r < 4; r++) x[r] = __builtin_convertvector(*(const quad_of_f32 *)(start[r] + term), quad);
     const quad a = __builtin_shufflevector(x[0], x[1], 0, 4, 2, 6), b = __builtin_shufflevector(x[0], x[1], 1, 5, 3, 7);
     const quad c = __builtin_shufflevector(x[2], x[3], 0, 4, 2, 6), d = __builtin_shufflevector(x[2], x[3], 1, 5, 3, 7);
     const quad turned[4] = {
         __builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(b, d, 0, 1, 4, 5),
         __builtin_shufflevector(a, c, 2, 3, 6, 7), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
-    for (int i = 0; i < 4; i++) memcpy(to + (k + i) * width, &turned[i], sizeof(quad));
+    for (int i = 0; i < 4; i++) memcpy(to + i * width, &turned[i], sizeof(quad));
+}
+
+/* How many times four rows lie side by side. */
+static inline int64_t fours(const int64_t *row, int64_t width) {
+    int64_t found = 0;
+    for (int64_t r = 0; r + 4 <= width; r += 4) found += consecutive(row + r, 4);
+    return found;
 }
 
 /* `width` rows (offsets `row`, fewer than `width` if `rows` says so: zeros then) times `kc` terms, term by term. */
@@ -39,18 +46,29 @@ static inline __attribute__((always_inline)) void pack(
         }
         return;
     }
+    if (rows == width && width % 4 == 0 && 8 * fours(row, width) >= width) { /* rows of an image end in between */
+        for (int r = 0; r < width; r += 4, to += 4)
+            if (consecutive(row + r, 4))
+                for (int64_t k = 0; k < kc; k++) {
+                    const quad x = __builtin_convertvector(*(const quad_of_f32 *)(from + row[r] + term[k]), quad);
+                    memcpy(to + k * width, &x, sizeof(quad));
+                }
+            else
+                for (int64_t k = 0; k < kc; k++)
+                    for (int i = 0; i < 4; i++) to[k * width + i] = from[row[r + i] + term[k]];
+        return;
+    }
     const float *start[width];
     for (int r = 0; r < width; r++) start[r] = from + row[r < rows ? r : 0];
-    int64_t k = 0;
-    if (width % 4 == 0 && kc >= 4 && consecutive(term, kc)) {
-        for (int r = 0; r < width; r++) start[r] += term[0];
-        for (; k + 4 <= kc; k += 4)
-            for (int r = 0; r < width; r += 4) turn(to + r, start + r, k, width);
-        for (int r = 0; r < width; r++) start[r] -= term[0];
-    }
-    for (; k < kc; k++)
-        for (int r = 0; r < width; r++) to[k * width + r] = start[r][term[k]];
-    for (k = 0; rows < width && k < kc; k++)
+    for (int64_t k = 0; k < kc;)
+        if (width % 4 == 0 && k + 4 <= kc && consecutive(term + k, 4)) { /* rows of an image end, and orders are random */
+            for (int r = 0; r < width; r += 4) turn(to + k * width + r, start + r, term[k], width);
+            k += 4;
+        } else {
+            for (int r = 0; r < width; r++) to[k * width + r] = start[r][term[k]];
+            k++;
+        }
+    for (int64_t k = 0; rows < width && k < kc; k++)
         for (int64_t r = rows; r < width; r++) to[k * width + r] = 0.0;
 }
 

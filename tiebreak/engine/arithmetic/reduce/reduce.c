@@ -20,6 +20,7 @@
 
 #define KC 192
 #define MC 96
+#define MC_ALONE 256 /* rows that are not cut: their panels stay in the second-level cache */
 
 /* One instruction. An output is (batch, m, n); without m and n, a batch of sums. The terms may be cut into `parts`:
  * each leaves its FP64 sums in memory, (part, batch, m, n), and a call with `finish` adds them. */
@@ -87,23 +88,25 @@ typedef struct {
 static void multiply_block(const contraction *t, const block *at, int64_t k0, int64_t k1, double *c, int64_t row) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     const int64_t *row_m = t->a_m + at->m0, *row_n = t->b_n + at->n0, m = at->m, n = at->n;
+    const int64_t rows = m <= MC_ALONE ? m : MC; /* few rows: each panel of columns is used at once, and stays near */
     for (int64_t k = k0; k < k1; k += t->kc) {
         const int64_t kc = k1 - k < t->kc ? k1 - k : t->kc;
-        for (int64_t j = 0; j < n; j += NR) {
-            double *panel = held.b + j * kc;
-            pack(panel, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc, NR);
-            add_squares(held.squares_b + j, panel, kc, NR);
-        }
-        for (int64_t top = 0; top < m; top += MC) {
-            const int64_t end = m < top + MC ? m : top + MC;
+        for (int64_t top = 0; top < m; top += rows) {
+            const int64_t end = m < top + rows ? m : top + rows;
             for (int64_t i = top; i < end; i += MR) {
                 double *panel = held.a + (i - top) * kc;
                 pack(panel, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc, MR);
                 add_squares(held.squares_a + i, panel, kc, MR);
             }
-            for (int64_t j = 0; j < n; j += NR)
+            for (int64_t j = 0; j < n; j += NR) {
+                double *panel = held.b + (rows < m ? j * kc : 0);
+                if (!top) {
+                    pack(panel, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc, NR);
+                    add_squares(held.squares_b + j, panel, kc, NR);
+                }
                 for (int64_t i = top; i < end; i += MR)
-                    multiply(held.a + (i - top) * kc, held.b + j * kc, kc, c + i * row + j, row, k == k0);
+                    multiply(held.a + (i - top) * kc, panel, kc, c + i * row + j, row, k == k0);
+            }
         }
     }
 }
@@ -757,12 +760,13 @@ static void add_row(const contraction *t, int64_t output, int64_t k0, int64_t k1
         }
         k += length;
     }
-    for (int l = 0; l < CHAINS; l++) {
-        total += sums[l];
-        total_size += sizes[l];
-    }
-    *sum += total;
-    *size += total_size;
+    for (int half = CHAINS / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) {
+            sums[l] += sums[l + half];
+            sizes[l] += sizes[l + half];
+        }
+    *sum += total + sums[0];
+    *size += total_size + sizes[0];
 }
 
 /* `n` outputs of one run over the terms [k0, k1): adds to their sums and sums of absolute terms. */
@@ -795,6 +799,35 @@ static void add_columns(
         sum[j] += sums[j];
         size[j] += sizes[j];
     }
+}
+
+/* Term k of n outputs joins the greatest so far; NaN is greater than all, and of equals the first stays. */
+static OUTSIDE void join_greatest(
+    const float *restrict from, const int64_t *restrict start, int64_t n, int64_t k, float *restrict best, int64_t *restrict at) {
+    for (int64_t j = 0; j < n; j++) {
+        const float x = from[start[j]];
+        const int better = (x > best[j]) | ((x != x) & (best[j] == best[j]));
+        best[j] = better ? x : best[j];
+        at[j] = better ? k : at[j];
+    }
+}
+
+/* The greatest term of each output, or which it is. */
+int find_greatest(const contraction *t, int place, progress *shared) {
+    for (int64_t task; (task = shared->next++) < blocks_of(t->batches, TILE);) {
+        const int64_t first = task * TILE, n = t->batches - first < TILE ? t->batches - first : TILE;
+        int64_t start[TILE], at[TILE] = {0};
+        float best[TILE];
+        if (t->run_batch == 1) memcpy(start, t->a_batch + first, 8 * (size_t)n);
+        for (int64_t j = 0; t->run_batch > 1 && j < n; j++) start[j] = a_of(t, first + j) - t->a;
+        for (int64_t j = 0; j < n; j++) best[j] = t->a[start[j] + t->a_k[0]];
+        for (int64_t k = 1; k < t->k; k++)
+            join_greatest(t->a + t->a_k[k / t->run_k] + k % t->run_k, start, n, k, best, at);
+        if (place) memcpy((int64_t *)(void *)t->out + first, at, 8 * (size_t)n);
+        else
+            for (int64_t j = 0; j < n; j++) t->out[first + j] = best[j] + 0.0f; /* -0 + 0 = +0 */
+    }
+    return 1;
 }
 
 /* Outputs [first, first + n) over [k0, k1), by the way that reads memory in runs. */
