@@ -184,7 +184,7 @@ static void iota(i64 *restrict o, const int64_t *parameters, int64_t begin, int6
     }
 }
 
-/* -- Philox4x32-10 (SPEC section 7); begin is a multiple of 4 ------------------------------------------------------- */
+/* -- Philox4x32-10 (SPEC section 7) ---------------------------------------------------------------------------------- */
 
 static void philox(uint32_t c[4][LANES], uint32_t k0, uint32_t k1) {
     for (int round = 0; round < 10; round++) {
@@ -203,7 +203,8 @@ static void philox(uint32_t c[4][LANES], uint32_t k0, uint32_t k1) {
 
 static void draw(f32 *restrict o, uint64_t seed, uint64_t step, uint32_t stream, int64_t begin, int64_t n) {
     uint32_t c[4][LANES];
-    for (uint64_t block = (uint64_t)begin / 4; n > 0; block += LANES) {
+    int64_t skip = begin % 4;
+    for (uint64_t block = (uint64_t)begin / 4; n > 0; block += LANES, skip = 0) {
         for (int j = 0; j < LANES; j++) {
             uint64_t position = block + (uint64_t)j;
             c[0][j] = (uint32_t)position;
@@ -212,15 +213,15 @@ static void draw(f32 *restrict o, uint64_t seed, uint64_t step, uint32_t stream,
             c[3][j] = stream;
         }
         philox(c, (uint32_t)seed, (uint32_t)(seed >> 32));
-        f32 all[4 * LANES], *restrict to = n < 4 * LANES ? all : o;
+        f32 all[4 * LANES], *restrict to = n < 4 * LANES || skip ? all : o;
         for (int j = 0; j < LANES; j++) { /* 24-bit integers times a power of two: exact */
             to[4 * j] = (f32)(int32_t)(c[0][j] >> 8) * 0x1p-24f;
             to[4 * j + 1] = (f32)(int32_t)(c[1][j] >> 8) * 0x1p-24f;
             to[4 * j + 2] = (f32)(int32_t)(c[2][j] >> 8) * 0x1p-24f;
             to[4 * j + 3] = (f32)(int32_t)(c[3][j] >> 8) * 0x1p-24f;
         }
-        int64_t count = n < 4 * LANES ? n : 4 * LANES;
-        if (to == all) memcpy(o, all, (size_t)count * sizeof *o);
+        int64_t count = n < 4 * LANES - skip ? n : 4 * LANES - skip;
+        if (to == all) memcpy(o, all + skip, (size_t)count * sizeof *o);
         o += count;
         n -= count;
     }
@@ -375,7 +376,7 @@ static void tile(const int64_t *code, char **registers, const int64_t *steps, in
         case LOAD8: load8(D, A, parameters, begin, n); break;
         case IOTA: iota(D, parameters, begin, n); break;
         case RANDOM:
-            draw(D, *(const u64 *)A, *(const u64 *)B, (uint32_t)parameters[0], begin, n);
+            draw(D, *(const u64 *)A, *(const u64 *)B, (uint32_t)parameters[0], parameters[1] + begin, n);
             break;
         case SEAL: counts[parameters[0]] |= seal(D, n); break;
         case EXP: (parameters[1] == 32 ? exp_f32 : exp_bits)(D, A, n, (int)parameters[1], exact, counts + parameters[0]); break;

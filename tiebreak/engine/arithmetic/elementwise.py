@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.buffers import Buffers
+from tiebreak.engine.arithmetic.random import first_of
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts, Stats
 from tiebreak.engine.arithmetic.threads import sharing, together
@@ -526,7 +527,7 @@ class _Code:
                 self._emit("IOTA", result, (), (params.offset, *_box(dims)))
             case Opcode.RANDOM, RandomParams() as params:
                 seed, step = (self._scalar(access) for access in i.operands)
-                self._emit("RANDOM", result, (seed, step), (params.stream,))
+                self._emit("RANDOM", result, (seed, step), (params.stream, first_of(params)))
             case _:
                 self._map(m, result)
         self._made[m.number] = result

@@ -407,11 +407,15 @@ def exact_sums(instruction: Instruction, operands: Sequence[Tensor], elements: S
     """
     if sum_kind(instruction) is None:
         raise ValueError(f"expected an f32 sum, got {instruction.opcode.name} {instruction.function}")
-    terms = _Terms(instruction, operands)
     numbers = torch.from_numpy(np.array(elements, dtype=np.int64)).to(operands[0].device)
-    found: list[Exact] = []
-    for chunk in torch.split(numbers, max(1, ROW_BUDGET // terms.count)):
-        total, finite = add_elements(terms.read, chunk, terms.count)
-        pairs = zip(total.integers(), finite.tolist(), strict=True)
-        found += [(n, LEAST) if usable else None for n, usable in pairs]
-    return found
+    total, finite = exact_digits(instruction, operands, numbers)
+    pairs = zip(total.integers(), finite.tolist(), strict=True)
+    return [(n, LEAST) if usable else None for n, usable in pairs]
+
+
+def exact_digits(instruction: Instruction, operands: Sequence[Tensor], elements: Tensor) -> tuple[Digits, Tensor]:
+    """The exact sums of some elements (i64 row-major numbers), and a mask of those with only finite terms."""
+    terms = _Terms(instruction, operands)
+    chunks = torch.split(elements, max(1, ROW_BUDGET // terms.count))
+    found = [add_elements(terms.read, chunk, terms.count) for chunk in chunks]
+    return Digits(torch.cat([total.values for total, _ in found], 1)), torch.cat([finite for _, finite in found])

@@ -116,6 +116,10 @@ class Arithmetic:
         collector = logging.collector(kind)
         return self._plan(instruction, operands)(operands, step, collector), collector.found()
 
+    def runner(self, instruction: Instruction) -> SumRunner:
+        """Computes f32 sums with the precision of an instruction."""
+        return self._sums[instruction.is_bf16_sum]
+
     def _plan(self, instruction: Instruction, operands: Operands) -> Compiled:
         found = self._compiled.get(id(instruction))
         if found is None or found[0] is not instruction:
@@ -188,7 +192,7 @@ class Arithmetic:
             return self._compile_extreme(i)
         if not i.is_f32_sum:
             return lambda x, *_: _wrapping_sum(i, x)
-        plan, sums = plan_sum(i, self.options.fp64_elements), self._sums[i.is_bf16_sum]
+        plan, sums = plan_sum(i, self.options.fp64_elements), self.runner(i)
         counts = self.stats.of(plan.kind)
         return lambda x, _, near: sums.run(plan, x, counts, near)
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -75,22 +76,36 @@ def _scalar(base: Tensor, offset: int) -> Tensor:
     return base.reshape(-1)[offset : offset + 1]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFrom(RandomParams):
+    """Parameters of a `random` instruction of which one worker draws the elements from some number on."""
+
+    first: int
+
+
+def first_of(params: RandomParams) -> int:
+    """The number of the first element that an instruction draws."""
+    return params.first if isinstance(params, RandomFrom) else 0
+
+
 def random(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     """The f32 result of a `random` instruction."""
     assert isinstance(instruction.params, RandomParams)
     seed, step = (_scalar(base, a.offset) for base, a in zip(operands, instruction.operands, strict=True))
     key, third = key_of(seed), step & _MASK
     fourth = torch.full_like(third, instruction.params.stream)
-    blocks = -(-instruction.numel // 4)
+    before, skip = divmod(first_of(instruction.params), 4)
+    blocks = -(-(skip + instruction.numel) // 4)
     words = torch.empty((blocks, 4), dtype=torch.float32, device=seed.device)
     piece = _PIECE if seed.device.type == "cpu" else _PIECE_ELSEWHERE
     for begin in range(0, blocks, piece):
-        position = torch.arange(begin, min(begin + piece, blocks), dtype=torch.int64, device=seed.device)
+        end = min(begin + piece, blocks)
+        position = torch.arange(before + begin, before + end, dtype=torch.int64, device=seed.device)
         drawn = philox((position & _MASK, position >> 32, third, fourth), key)
         for column, word in enumerate(drawn):
             words[begin : begin + piece, column] = (word >> 8).to(torch.float32)
     # 24-bit integers times a power of two: exact.
-    return words.view(-1)[: instruction.numel].mul(2.0**-24).view(instruction.shape)
+    return words.view(-1)[skip : skip + instruction.numel].mul(2.0**-24).view(instruction.shape)
 
 
 class Shuffles:

@@ -76,12 +76,13 @@ class Interpreter:
     instructions are executed one by one in the program's own order.
     """
 
-    def __init__(self, program: Program, arithmetic: Arithmetic) -> None:
+    def __init__(self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None) -> None:
+        """planned: the order of a program of the same instructions, with other sizes, if it is to be that one's."""
         self.program = program
         self.arithmetic = arithmetic
         self._committed = [commit.operands[0].value for commit in program.commits]
         self._in_order = schedule.in_order(program)
-        self._planned = schedule.plan(program)
+        self._planned = schedule.plan(program) if planned is None else planned
         self._chains = self._make_chains()
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:

@@ -6,14 +6,17 @@ finds the greatest of some terms, and where it is.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.buffers import Buffers
-from tiebreak.engine.arithmetic.reduce.compiled import Tables, build, plan_tables, run_extreme, run_tables
+from tiebreak.engine.arithmetic.exact import Integers
+from tiebreak.engine.arithmetic.reduce.compiled import Tables, build, leave_sums, plan_tables, run_extreme, run_tables
 from tiebreak.engine.arithmetic.reduce.pure import Part, PureSums, plan_parts
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
@@ -21,7 +24,7 @@ from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.arithmetic.ziv import Collector
 from tiebreak.protocol.program.isa import Instruction, ReduceFunction
 
-__all__ = ["SumPlan", "SumRunner", "build", "plan_extreme", "plan_sum", "run_extreme"]
+__all__ = ["Partial", "SumPlan", "SumRunner", "build", "plan_extreme", "plan_sum", "run_extreme"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,17 @@ class SumPlan:
     """Whether torch swaps the operands so that M <= N: BLAS is several times faster for long rows of the result."""
     tables: Tables | None
     """The plan of the compiled kernel."""
+
+    @cached_property
+    def source(self) -> Integers | None:
+        """Which of the kernel's sums each element of the result is; None if they are in order."""
+        if self.tables is None or not self.tables.out:
+            return None
+        batch, m, n = self.tables.out
+        places = (batch[:, None, None] + m[:, None] + n).reshape(-1)
+        order = np.empty_like(places)
+        order[places] = np.arange(len(places))
+        return None if np.array_equal(order, places) and bool((np.diff(places) == 1).all()) else order
 
 
 FEW_TERMS: Final = 16
@@ -72,6 +86,36 @@ def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
     return SumPlan(kind, instruction.shape, tuple(d.size for d in output), tuple(parts), swapped, tables)
 
 
+@dataclass(frozen=True)
+class Partial:
+    """FP64 sums of all elements of a result over some of their terms; those over the others are added by the caller."""
+
+    sums: Tensor
+    """(Bt, M, N), or the result's elements in order."""
+    sizes: tuple[Tensor, ...]
+    """Sums of absolute terms, like `sums`; or sums of squares, (Bt, M) and (Bt, N), of a product's rows and columns."""
+    roundings: int
+    """How many roundings a term passes through."""
+    source: Integers | None
+    """Which of the sums each of the result's elements is; None if they are in order."""
+
+    def in_order(self, sums: Tensor) -> Tensor:
+        """Numbers like `sums` for the result's elements in order, 1-d."""
+        flat = sums.reshape(-1)
+        return flat if self.source is None else flat[torch.from_numpy(self.source).to(flat.device)]
+
+    def errors(self, rows: Tensor, columns: Tensor, begin: int, end: int) -> Tensor:
+        """The products of what elements begin ... end - 1 of the result have of (Bt, M) and (Bt, N), 1-d."""
+        (batch, m), n = rows.shape, columns.shape[1]
+        if self.source is None and batch == 1 and begin % n == 0 and end % n == 0:
+            return (rows.view(m, 1)[begin // n : end // n] * columns).view(-1)
+        at = torch.arange(begin, end, device=rows.device)
+        if self.source is not None:
+            at = torch.from_numpy(self.source[begin:end]).to(rows.device)
+        row = at.div(n, rounding_mode="floor")
+        return rows.view(-1)[row] * columns.view(-1)[row.div(m, rounding_mode="floor") * n + at.remainder(n)]
+
+
 class SumRunner:
     """Computes planned sums; `buffers` is the source of memory for the compiled kernel's results.
 
@@ -96,3 +140,16 @@ class SumRunner:
             return out
         read = operands[::-1] if plan.swapped else operands
         return pure.run(plan.parts, plan.wide, read, counts, near).view(plan.shape)
+
+    def partial(self, plan: SumPlan, operands: Sequence[Tensor]) -> Partial:
+        """What `run` rounds, before it is rounded."""
+        pure = self.pure
+        if plan.tables is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
+            (sums, *sizes), roundings = leave_sums(library, plan.tables, operands, pure.shuffled)
+            return Partial(sums, tuple(sizes), roundings, plan.source)
+        (part,) = plan.parts
+        (sums, *sizes), roundings = pure.sums(part, operands[::-1] if plan.swapped else operands)
+        numbers, which = part.numbers(torch.arange(sums.numel()), plan.wide)
+        source = np.empty(len(numbers), dtype=np.int64)
+        source[numbers] = which
+        return Partial(sums, tuple(sizes), roundings, source)

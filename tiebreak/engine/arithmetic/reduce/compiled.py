@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact import Integers
+from tiebreak.engine.arithmetic.exact import Floats, Integers
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import sharing, together
 from tiebreak.engine.arithmetic.views import MAX_TABLE, Dim, check_reach, offsets_of, size_of
@@ -26,6 +26,7 @@ from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Instruction, row_major
 
 _KC, _CHUNK, _CHAINS = 192, 512, 32  # as in reduce.c
+_ADD, _FINISH, _LEAVE = 0, 1, 2
 _SOURCE: Final = Path(__file__).with_name("reduce.c")
 BLOCK: Final = 512
 """The most rows and columns of a block, which stays in cache with its panels."""
@@ -157,15 +158,13 @@ def run_tables(
     task, threads = call.task, call.threads
     task.a, task.b, task.out = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None, out.data_ptr()
     task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
-    parts = [np.empty(size) for size in call.parts]
-    if parts:
-        task.sums, task.sizes = (int(memory.ctypes.data) for memory in parts)
+    parts = call.room() if task.parts > 1 else []
     kernel = library.contract if plan.out else library.add_up
 
     def compute(progress: Progress) -> bool:
-        for finish in (0, 1) if task.parts > 1 else (0,):
+        for what in (_ADD, _FINISH) if task.parts > 1 else (_ADD,):
             progress.next = 0
-            if not all(together(lambda: kernel(ctypes.byref(task), finish, ctypes.byref(progress)), threads)):  # noqa: B023
+            if not all(together(lambda: kernel(ctypes.byref(task), what, ctypes.byref(progress)), threads)):  # noqa: B023
                 return False
         return True
 
@@ -173,6 +172,31 @@ def run_tables(
     del parts
     counts.elements += out.numel()
     progress.add_to(counts, threads)
+
+
+def leave_sums(
+    library: ctypes.CDLL, plan: Tables, operands: Sequence[Tensor], shuffled: torch.Generator | None
+) -> tuple[list[Tensor], int]:
+    """The FP64 sums and the sizes of all elements before rounding, and how many roundings a term passes through.
+
+    Of a matrix product: sums (batch, m, n), and the sums of squares of rows (batch, m) and of columns (batch, n). Of
+    other sums: the sums and those of absolute terms, of the result's elements in order.
+    """
+    read = [operands[o.index] for o in plan.operands]
+    for operand, tensor in zip(plan.operands, read, strict=True):
+        check_reach(tensor, operand.reach)
+    call = _prepare(plan, shuffled)
+    task, progress = call.task, Progress()
+    task.a, task.b = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None
+    room, kernel = call.room(), library.contract if plan.out else library.add_up
+    if not all(together(lambda: kernel(ctypes.byref(task), _LEAVE, ctypes.byref(progress)), call.threads)):
+        raise MemoryError(f"no memory to compute {task.batches} x {task.m} x {task.n} sums")
+    sums, sizes = (torch.from_numpy(memory.reshape(task.parts, -1)) for memory in room)
+    total, size = (x[0] if len(x) == 1 else x.sum(0) for x in (sums, sizes))
+    if not plan.out:
+        return [total, size], call.roundings
+    rows, columns = size.view(task.batches, -1).split((task.m, task.n), 1)
+    return [total.view(task.batches, task.m, task.n), rows, columns], call.roundings
 
 
 def run_extreme(library: ctypes.CDLL, plan: Tables, operand: Tensor, out: Tensor, *, place: bool) -> None:
@@ -194,8 +218,17 @@ class _Call:
     """The tables to which `task` points."""
     threads: int
     coefficient: float
-    parts: tuple[int, ...]
-    """The numbers of FP64 sums and sizes that parts leave in memory, if there are several."""
+    roundings: int
+    """On a term's path, additions of parts included."""
+    matrix: bool
+
+    def room(self) -> list[Floats]:
+        """Memory for the FP64 sums and sizes that parts leave, to which the task points from now on."""
+        task, count = self.task, self.task.parts * self.task.batches
+        outputs, sizes = (task.m * task.n, task.m + task.n) if self.matrix else (1, 1)
+        memory = [np.empty(count * outputs), np.empty(count * sizes)]
+        task.sums, task.sizes = (int(piece.ctypes.data) for piece in memory)
+        return memory
 
 
 def _prepare(plan: Tables, shuffled: torch.Generator | None = None) -> _Call:
@@ -205,8 +238,8 @@ def _prepare(plan: Tables, shuffled: torch.Generator | None = None) -> _Call:
     batches, (m, n) = len(plan.operands[0].batch) * plan.run_batch, (len(plan.operands[i].own) for i in (0, -1))
     task = _Contraction(batches=batches, m=m, n=n, k=plan.terms, run_k=plan.run_k, run_batch=plan.run_batch)
     held = _set_tables(task, plan, shuffled)
-    parts = _set_blocks(task, bool(plan.out), threads)
-    call = _Call(task, held, threads, task.coefficient, parts)
+    roundings = _set_blocks(task, bool(plan.out), threads)
+    call = _Call(task, held, threads, task.coefficient, roundings, bool(plan.out))
     if shuffled is None:
         plan.calls[threads] = call
     return call
@@ -266,8 +299,8 @@ def _order(count: int, shuffled: torch.Generator, *, apart: bool) -> Integers:
     return order[order < count]
 
 
-def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> tuple[int, ...]:
-    """Chooses the bound, and blocks and parts that give every thread work; returns the memory that parts need."""
+def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> int:
+    """Chooses the bound, and blocks and parts that give every thread work; returns the roundings on a term's path."""
     wanted = 1 if threads == 1 else 4 * threads
     if matrix:
         task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
@@ -275,14 +308,12 @@ def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> tuple[int, ..
             larger = "block_m" if task.block_m >= task.block_n else "block_n"
             setattr(task, larger, ceil(getattr(task, larger) / 24) * 12)
         parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC))
-        outputs, sizes = task.m * task.n, task.m + task.n
     else:
         parts = min(ceil(wanted / ceil(task.batches / 256)), task.k // (4 * _CHUNK))
-        outputs = sizes = 1
     task.parts = ceil(task.k / ceil(task.k / max(1, parts)))
     roundings = task.parts + (_set_panels(task) if matrix else min(task.k, _CHUNK) + ceil(task.k / _CHUNK) + _CHAINS)
     task.coefficient = coefficient(roundings) if task.k > 1 else 0.0
-    return () if task.parts == 1 else tuple(task.parts * task.batches * count for count in (outputs, sizes))
+    return int(roundings)
 
 
 def _set_panels(task: _Contraction) -> int:

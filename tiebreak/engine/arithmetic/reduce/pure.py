@@ -287,8 +287,22 @@ class PureSums:
         self, part: Part, operands: Sequence[Tensor], near: Collector | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """C of a part, FP64 (Bt, M, N), and e: like C, or as factors (Bt, M) and (Bt, N) of an outer product."""
+        (c, *sizes), roundings = self.sums(part, operands)
+        # A single exact term has bound 0, and 0 times a non-finite size would be NaN.
+        factor = coefficient(roundings) if part.terms > 1 else 0.0
+        factor = factor if near is None else near.coefficient(factor)
+        if len(sizes) == 1:
+            return c, (sizes[0].mul_(factor),)
+        return c, (sizes[0].sqrt_().mul_(factor), sizes[1].sqrt_())
+
+    def sums(self, part: Part, operands: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+        """C of a part, FP64 (Bt, M, N), and its sizes; and how many roundings a term passes through.
+
+        The sizes are sums of absolute terms, like C; or those of squares, (Bt, M) and (Bt, N), of a product's rows and
+        columns.
+        """
         flat = not part.groups.m and not part.groups.n
-        total: list[Tensor] = []  # C, then Σ|terms| or the squared norms of both operands
+        total: list[Tensor] = []
         deepest = 0
         for loads in part.slabs:
             loaded = [
@@ -297,24 +311,16 @@ class PureSums:
             found, depth = self._along(loaded) if flat else self._product(loaded[0], loaded[1])
             deepest = max(deepest, depth)
             total = [a.add_(b) for a, b in zip(total, found, strict=True)] if total else list(found)
-        return self._bound(part, total, deepest + len(part.slabs) - 1, near)
-
-    @staticmethod
-    def _bound(
-        part: Part, total: Sequence[Tensor], roundings: int, near: Collector | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        groups, c = part.groups, total[0]
+        groups = part.groups
         # Summing ra and rb first adds a rounding to the path of each term, and makes products inexact.
-        roundings += size_of(groups.ra) + size_of(groups.rb)
+        roundings = deepest + len(part.slabs) - 1 + size_of(groups.ra) + size_of(groups.rb)
         if groups.times > 1:
-            c = c.mul_(float(groups.times))
             roundings += 1
-        # A single exact term has bound 0, and 0 times a non-finite size would be NaN.
-        factor = coefficient(roundings) if part.terms > 1 else 0.0
-        factor = (factor if near is None else near.coefficient(factor)) * groups.times
-        if len(total) == 2:
-            return c.view(part.result_shape), (total[1].mul_(factor).view(part.result_shape),)
-        return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
+            total[0].mul_(float(groups.times))
+            total[1].mul_(float(groups.times) ** (len(total) - 1))
+        if flat:
+            total = [x.view(part.result_shape) for x in total]
+        return total, roundings
 
     def exact(self, part: Part, operands: Sequence[Tensor], bounds: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Some rows of a part that is a product, f32 (Bt, rows, N); NaN where the bounds are not finite."""

@@ -23,7 +23,7 @@
 #define MC_ALONE 256 /* rows that are not cut: their panels stay in the second-level cache */
 
 /* One instruction. An output is (batch, m, n); without m and n, a batch of sums. The terms may be cut into `parts`:
- * each leaves its FP64 sums in memory, (part, batch, m, n), and a call with `finish` adds them. */
+ * each leaves its FP64 sums in memory, (part, batch, m, n), and a call to FINISH adds them. */
 typedef struct {
     int64_t batches, m, n, k;
     int64_t block_m, block_n, parts;
@@ -689,13 +689,17 @@ static void move_part(const contraction *t, const block *at, int64_t part, int64
     for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = (part ? held.squares_b[j] : 0) + sizes_b[j];
 }
 
-/* Matrix products. Takes tasks until none is left; any number of threads may call it with the same arguments. With
- * `finish`, adds up the parts that calls without it have left. 0 if memory ran out. */
-int contract(const contraction *t, int finish, progress *shared) {
+/* What a call does: adds terms up, and finishes a sum of one part at once; adds up the parts that such calls have left,
+ * and finishes; or adds terms up and leaves even a single part, which somebody else finishes. */
+enum { ADD, FINISH, LEAVE };
+
+/* Matrix products. Takes tasks until none is left; any number of threads may call it with the same arguments. 0 if
+ * memory ran out. */
+int contract(const contraction *t, int what, progress *shared) {
     if (!make_room(t->block_m, t->block_n)) return 0;
     const int64_t blocks_m = blocks_of(t->m, t->block_m), blocks_n = blocks_of(t->n, t->block_n);
     const int64_t row = (int64_t)padded((size_t)t->block_n + NR);
-    const int64_t parts = finish ? 1 : t->parts, tasks = t->batches * blocks_m * blocks_n * parts;
+    const int64_t parts = what == FINISH ? 1 : t->parts, tasks = t->batches * blocks_m * blocks_n * parts;
     const int64_t step = blocks_of(t->k, t->parts); /* terms of a part */
     for (int64_t task; (task = shared->next++) < tasks;) {
         const int64_t part = task % parts, place = task / parts, inside = place % (blocks_m * blocks_n);
@@ -703,14 +707,14 @@ int contract(const contraction *t, int finish, progress *shared) {
                     .n0 = inside % blocks_n * t->block_n};
         at.m = t->m - at.m0 < t->block_m ? t->m - at.m0 : t->block_m;
         at.n = t->n - at.n0 < t->block_n ? t->n - at.n0 : t->block_n;
-        if (finish) {
+        if (what == FINISH) {
             for (int64_t p = 0; p < t->parts; p++) move_part(t, &at, p, row, 0);
             finish_block(t, &at, row, shared);
             continue;
         }
         const int64_t k0 = part * step, k1 = k0 + step < t->k ? k0 + step : t->k;
         accumulate(t, &at, k0, k1, row);
-        if (parts == 1) finish_block(t, &at, row, shared);
+        if (parts == 1 && what == ADD) finish_block(t, &at, row, shared);
         else move_part(t, &at, part, row, 1);
     }
     return 1;
@@ -868,14 +872,14 @@ static void finish_tile(
 
 /* Sums without m and n; otherwise as `contract`. No term passes through more than
  * CHUNK + k / CHUNK + CHAINS + parts roundings. */
-int add_up(const contraction *t, int finish, progress *shared) {
-    const int64_t tiles = blocks_of(t->batches, TILE), parts = finish ? 1 : t->parts;
+int add_up(const contraction *t, int what, progress *shared) {
+    const int64_t tiles = blocks_of(t->batches, TILE), parts = what == FINISH ? 1 : t->parts;
     const int64_t step = blocks_of(t->k, t->parts);
     double sum[TILE], size[TILE];
     for (int64_t task; (task = shared->next++) < tiles * parts;) {
         const int64_t part = task % parts, first = task / parts * TILE;
         const int64_t n = t->batches - first < TILE ? t->batches - first : TILE;
-        if (finish) {
+        if (what == FINISH) {
             for (int64_t p = 0; p < t->parts; p++)
                 for (int64_t j = 0; j < n; j++) {
                     sum[j] = (p ? sum[j] : 0) + t->sums[p * t->batches + first + j];
@@ -885,10 +889,11 @@ int add_up(const contraction *t, int finish, progress *shared) {
             continue;
         }
         const int64_t k0 = part * step, k1 = k0 + step < t->k ? k0 + step : t->k;
-        double *sums = parts == 1 ? sum : t->sums + part * t->batches + first;
-        double *sizes = parts == 1 ? size : t->sizes + part * t->batches + first;
+        const int last = parts == 1 && what == ADD;
+        double *sums = last ? sum : t->sums + part * t->batches + first;
+        double *sizes = last ? size : t->sizes + part * t->batches + first;
         add_tile(t, first, n, k0, k1 > k0 ? k1 : k0, sums, sizes);
-        if (parts == 1) finish_tile(t, first, n, sums, sizes, shared);
+        if (last) finish_tile(t, first, n, sums, sizes, shared);
     }
     return 1;
 }

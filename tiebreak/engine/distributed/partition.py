@@ -1,0 +1,468 @@
+"""Finds, from a program's access maps alone, how several workers compute one step of it together.
+
+Each instruction is computed in one of these ways, chosen in program order:
+
+* *whole*: every worker computes all of it, from whole operands;
+* *in shards*: one output coordinate is shared out, and each worker computes its positions. Operands that are held in
+  shards along that coordinate are read where they are; all others are read whole;
+* *in part*: one coordinate of the reduction is shared out. Each worker computes its terms in FP64, and one worker for
+  each element adds them up and rounds (`tiebreak.engine.distributed.arithmetic`). Maxima and sums of integers are exact
+  in any order: each worker computes its own result, and all combine these again.
+
+An operand that is held in shards but must be read whole is gathered first. Shards begin at the batch, which is what the
+first gather from the data yields; at state entries, of which each worker keeps and updates its leading share (ZeRO); and
+after sums. A weight's gradient is summed in part, or its operands are gathered and each worker computes its own share
+of it: whatever moves fewer bytes. A last pass makes a value in shards if that is how all its readers read it, as with
+the random numbers of dropout.
+
+The choice depends on the program and the number of workers only, so all workers make the same one. No result depends on
+it: every instruction's result is what it is on one worker, bit for bit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Final
+
+from tiebreak.engine.arithmetic.random import RandomFrom
+from tiebreak.engine.arithmetic.views import Dim, coalesce
+from tiebreak.engine.distributed.layout import Split, along, cut, leading, localized, share
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction, SourceKind
+from tiebreak.protocol.program.isa import row_major as contiguous
+from tiebreak.protocol.program.program import Program
+
+LEAST: Final = 1 << 10
+"""Results of fewer elements are computed whole, unless an operand is held in shards."""
+_RESULT: Final = 0
+"""The strides of the result come before those of the operands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllGather(Instruction):
+    """Makes a value whole of which each worker holds a shard."""
+
+    split: Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSum(Instruction):
+    """An f32 sum of which each worker has some terms."""
+
+    mine: Instruction
+    """The sum over this worker's terms."""
+    split: Split | None
+    """In which shards the result is held, always one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one instruction is computed."""
+
+    dims: tuple[Dim, ...] = ()
+    """The index space, the result's strides first, then those of the operands; cut where the shared one begins or ends."""
+    rank: int = 0
+    """The number of output dims."""
+    shared: int | None = None
+    """Which of the dims is shared out."""
+    in_place: tuple[bool, ...] = ()
+    """For each operand, whether it is read in shards; the others are read whole."""
+    boxes: tuple[tuple[int, int, int], ...] = ()
+    """The box of a `window`, by dim."""
+
+
+class Partition:
+    """How the workers compute a program. `layouts`: of each body value; None for those that are whole everywhere."""
+
+    def __init__(self, program: Program, workers: int) -> None:
+        self.program, self.workers = program, workers
+        self.layouts: list[Split | None] = []
+        self.ways: list[Way] = []
+        self._tables = _gathers_from_data(program)
+        self._batch: int | None = None
+        self._batched: list[bool] = []
+        """Whether a value depends on a step's examples, and has not been summed over them."""
+        self._whole: set[int] = set()
+        """The values that some instruction reads whole though they are held in shards."""
+        for number, instruction in enumerate(program.body):
+            self._choose(number, instruction)
+        self._share_what_is_read_in_shards()
+
+    def state_layout(self, shape: Sequence[int]) -> Split | None:
+        """How a state entry is held between two steps."""
+        return leading(shape, self.workers) if prod(shape) >= LEAST else None
+
+    @cached_property
+    def moved(self) -> list[tuple[str, int]]:
+        """What a step moves: for each exchange, its kind and the bytes that each worker sends, roughly."""
+        others = self.workers - 1
+        found = []
+        for i in self.local(0).body:
+            if isinstance(i, AllGather):
+                found.append(("gather", i.numel * i.dtype.size * others // self.workers))
+            elif isinstance(i, SharedSum):
+                each = 8 if len(i.operands) == 2 else 16
+                found.append(("sum", i.mine.numel * each * others // self.workers))
+                if i.split is None:
+                    found.append(("gather", 4 * i.mine.numel * others // self.workers))
+        return found
+
+    def local(self, worker: int) -> Program:
+        """What one worker executes, on what it holds: instructions as usual, with exchanges among them."""
+        return _Local(self, worker).program()
+
+    # ---- choosing ----
+
+    def _choose(self, number: int, i: Instruction) -> None:
+        self._batched.append(any(self._batched[a.value] for a in i.operands))
+        if i.opcode == Opcode.SOURCE:
+            state = i.function == SourceKind.STATE
+            if i.function == SourceKind.DATA and not self._tables:
+                self._begin_batch(number)
+            self._set(Way(), self.state_layout(i.shape) if state else None)
+            return
+        if number in self._tables:
+            self._begin_batch(number)
+        held = [o for o, a in enumerate(i.operands) if self.layouts[a.value] is not None]
+        dims, rank, boxes = _space(i)
+        for o in held:
+            dims, rank, boxes = _cut(dims, rank, boxes, o + 1, self._layout(i, o))
+        readable = {o: self._along(i, dims, boxes, o) for o in held}
+        votes = {at: 0 for at in readable.values() if at is not None}
+        for o, at in readable.items():
+            if at is not None:
+                value = i.operands[o].value
+                votes[at] += (prod(self.program.body[value].shape)) << (40 if self._batched[value] else 0)
+        shared = max(votes, key=lambda at: votes[at], default=None)
+        summed = shared is not None and shared >= rank
+        if summed:
+            self._batched[number] = False
+        if shared is None or (summed and not self._worth_adding(i, held)):
+            self._whole |= {i.operands[o].value for o in held}
+            self._begin(number, i, leading(i.shape, self.workers) if summed else self._first(number, i))
+            return
+        in_place = tuple(readable.get(o) == shared for o in range(len(i.operands)))
+        for o in held:
+            if not in_place[o]:
+                self._whole.add(i.operands[o].value)
+        way = Way(tuple(dims), rank, shared, in_place, tuple(boxes))
+        if shared < rank:
+            self._set(way, _layout_of(dims, rank, shared))
+        else:
+            self._set(way, self.state_layout(i.shape) if i.is_f32_sum else None)
+
+    def _begin_batch(self, number: int) -> None:
+        """A value that comes from data, and whose elements are not the same for every worker."""
+        self._batched[number] = True
+        if self._batch is None:
+            shape = self.program.body[number].shape
+            self._batch = next((size for size in shape if size >= self.workers), None)
+
+    def _set(self, way: Way, layout: Split | None) -> None:
+        self.ways.append(way)
+        self.layouts.append(layout)
+
+    def _layout(self, i: Instruction, operand: int) -> Split:
+        found = self.layouts[i.operands[operand].value]
+        assert found is not None
+        return found
+
+    def _along(
+        self, i: Instruction, dims: Sequence[Dim], boxes: Sequence[tuple[int, int, int]], operand: int
+    ) -> int | None:
+        """Which dim runs through an operand's shards; None if it is not read shard by shard."""
+        split, access = self._layout(i, operand), i.operands[operand]
+        read = list(dims)
+        if boxes and operand == 0:
+            read = [replace(d, size=-(-(hi - lo) // step)) for d, (lo, hi, step) in zip(dims, boxes, strict=True)]
+        if isinstance(i.params, isa.GatherParams) and operand == 0:
+            strides = (0, i.params.index_stride, *(0 for _ in i.operands[1:]))
+            read.append(Dim(i.params.bound, strides))
+        found = along(read, operand + 1, access.offset, split)
+        plain = found is not None and found < len(dims) and (not boxes or boxes[found] == (0, dims[found].size, 1))
+        return found if plain else None
+
+    def _worth_adding(self, i: Instruction, held: Sequence[int]) -> bool:
+        """Whether a reduction along shards is computed in part; otherwise its operands are gathered."""
+        if i.opcode != Opcode.REDUCE or i.function == ReduceFunction.ARGMAX:
+            return False
+        if not i.is_f32_sum or leading(i.shape, self.workers) is None or i.numel < LEAST:
+            return True
+        added = i.numel * (8 if len(i.operands) == 2 else 16)
+        values = {i.operands[o].value for o in held} - self._whole
+        gathered = sum(prod(self.program.body[v].shape) * self.program.body[v].dtype.size for v in values)
+        return added <= gathered
+
+    def _begin(self, number: int, i: Instruction, split: Split | None) -> None:
+        """An instruction that reads everything whole, and whose result is made in these shards."""
+        if split is not None and i.numel >= LEAST:
+            dims, rank, boxes = _cut(*_space(i), _RESULT, split)
+            shared = along(dims[:rank], _RESULT, 0, split)
+            if shared is not None and (not boxes or boxes[shared] == (0, dims[shared].size, 1)):
+                in_place = tuple(False for _ in i.operands)
+                self._set(Way(tuple(dims), rank, shared, in_place, tuple(boxes)), split)
+                return
+        self._set(Way(), None)
+
+    def _first(self, number: int, i: Instruction) -> Split | None:
+        """The shards in which to make a result whose operands are whole; None if it is the same in every step."""
+        if not self._batched[number]:
+            return None
+        if self._batch is not None and i.shape and i.shape[0] % self._batch == 0:
+            return Split(1, self._batch, i.numel // self._batch)
+        return leading(i.shape, self.workers)
+
+    def _share_what_is_read_in_shards(self) -> None:
+        """Values that are made whole from whole operands, but that all readers read in the same shards."""
+        readers: list[list[int]] = [[] for _ in self.program.body]
+        for number, i in enumerate(self.program.body):
+            for value in {a.value for a in i.operands}:
+                readers[value].append(number)
+        kept = {commit.operands[0].value for commit in self.program.commits} | {len(self.program.body) - 1}
+        plain = (Opcode.MAP, Opcode.IOTA, Opcode.RANDOM, Opcode.GATHER)
+        for number in range(len(self.program.body) - 1, -1, -1):
+            i = self.program.body[number]
+            if self.layouts[number] is not None or i.opcode not in plain or number in kept or i.numel < self.workers:
+                continue
+            if any(self.layouts[a.value] is not None for a in i.operands):
+                continue
+            found = {self._read_as(number, reader) for reader in readers[number]}
+            split = found.pop() if len(found) == 1 else None
+            if split is None or (i.opcode == Opcode.RANDOM and split.outer > 1):
+                continue
+            dims, rank, _ = _cut(*_space(i), _RESULT, split)
+            shared = along(dims, _RESULT, 0, split)
+            if shared is None:
+                continue
+            self.layouts[number] = split
+            self.ways[number] = Way(tuple(dims), rank, shared, tuple(False for _ in i.operands))
+            for reader in readers[number]:
+                self._read_in_place(number, reader)
+
+    def _read_as(self, value: int, reader: int) -> Split | None:
+        """The shards in which a reader could read a value that it reads whole."""
+        i, way = self.program.body[reader], self.ways[reader]
+        found = set()
+        for o, access in enumerate(i.operands):
+            if access.value != value:
+                continue
+            stride = way.dims[way.shared].strides[o + 1] if way.shared is not None else 0
+            if way.shared is None or stride <= 0 or (i.opcode == Opcode.GATHER and o == 0) or way.boxes:
+                return None
+            size, numel = way.dims[way.shared].size, self.program.body[value].numel
+            if numel % (size * stride):
+                return None
+            split = Split(numel // (size * stride), size, stride)
+            if along(way.dims, o + 1, access.offset, split) != way.shared:
+                return None
+            found.add(split)
+        return found.pop() if len(found) == 1 else None
+
+    def _read_in_place(self, value: int, reader: int) -> None:
+        i, way = self.program.body[reader], self.ways[reader]
+        in_place = tuple(was or a.value == value for was, a in zip(way.in_place, i.operands, strict=True))
+        self.ways[reader] = replace(way, in_place=in_place)
+
+
+def _gathers_from_data(program: Program) -> set[int]:
+    """The instructions that gather from the job's data, or from what is computed from it alone."""
+    data, found = set(), set()
+    for number, i in enumerate(program.body):
+        if i.opcode == Opcode.GATHER and i.operands[0].value in data:
+            found.add(number)
+        elif i.opcode == Opcode.SOURCE and i.function == SourceKind.DATA or any(a.value in data for a in i.operands):
+            data.add(number)
+    return found
+
+
+def _space(i: Instruction) -> tuple[list[Dim], int, list[tuple[int, int, int]]]:
+    """The index space of an instruction, its number of output dims, and the box of a `window`, by dim."""
+    rank, own = len(i.shape), contiguous(i.shape)
+    if isinstance(i.params, isa.WindowParams):
+        strides = zip(own, *(a.strides for a in i.operands), strict=True)
+        dims = [Dim(size, steps) for size, steps in zip(i.shape, strides, strict=True)]
+        return dims, rank, list(zip(i.params.lo, i.params.hi, i.params.step, strict=True))
+    extra = [i.params.strides] if isinstance(i.params, isa.IotaParams) else []
+    extra += [i.params.match] if isinstance(i.params, isa.ScatterParams) else []
+    outputs = coalesce(i.shape, [own, *(a.strides[:rank] for a in i.operands), *extra])
+    none = (0,) * len(i.reduction)
+    summed = coalesce(i.reduction, [none, *(a.strides[rank:] for a in i.operands), *(none for _ in extra)])
+    return [*outputs, *summed], len(outputs), []
+
+
+_Space = tuple[list[Dim], int, list[tuple[int, int, int]]]
+
+
+def _cut(dims: list[Dim], rank: int, boxes: list[tuple[int, int, int]], operand: int, split: Split) -> _Space:
+    """`cut` for a whole index space. A dim of a `window` is cut only if the box takes all of it."""
+    if not boxes:
+        outputs = cut(dims[:rank], operand, split)
+        return [*outputs, *cut(dims[rank:], operand, split)], len(outputs), boxes
+    found: list[Dim] = []
+    inside: list[tuple[int, int, int]] = []
+    for dim, box in zip(dims, boxes, strict=True):
+        pieces = cut([dim], operand, split) if box == (0, dim.size, 1) else [dim]
+        found += pieces
+        inside += [box] if len(pieces) == 1 else [(0, piece.size, 1) for piece in pieces]
+    return found, len(found), inside
+
+
+def _layout_of(dims: Sequence[Dim], rank: int, shared: int) -> Split:
+    """The layout of a result whose coordinate `shared` is shared out."""
+    sizes = [d.size for d in dims[:rank]]
+    return Split(prod(sizes[:shared]), sizes[shared], prod(sizes[shared + 1 :]))
+
+
+class _Local:
+    """Writes the program of one worker."""
+
+    def __init__(self, partition: Partition, worker: int) -> None:
+        self.partition, self.worker = partition, worker
+        self.body: list[Instruction] = []
+        self.held: list[int] = []
+        """The local value of each value of the program."""
+        self.gathered: dict[int, int] = {}
+
+    def program(self) -> Program:
+        given = self.partition.program
+        for number, i in enumerate(given.body):
+            self.held.append(self._write(number, i))
+        commits = [self._commit(i) for i in given.commits]
+        loss = self._whole(len(given.body) - 1)
+        if loss != len(self.body) - 1:
+            self._put(_copy(DType.F32, (), Access(loss, 0, ())))
+        return Program(tuple(self.body), tuple(commits))
+
+    def _put(self, i: Instruction) -> int:
+        self.body.append(i)
+        return len(self.body) - 1
+
+    def _share(self, size: int) -> tuple[int, int]:
+        return share(size, self.worker, self.partition.workers)
+
+    def _shape(self, split: Split) -> tuple[int, int, int]:
+        begin, end = self._share(split.size)
+        return split.outer, end - begin, split.inner
+
+    def _whole(self, value: int) -> int:
+        """The local value that holds all of a value."""
+        split, held = self.partition.layouts[value], self.held[value]
+        if split is None:
+            return held
+        if value not in self.gathered:
+            i = self.partition.program.body[value]
+            self.gathered[value] = self._put(
+                AllGather(
+                    opcode=Opcode.GATHER, dtype=i.dtype, shape=i.shape, operands=(Access(held, 0, ()),), split=split,
+                    origin=i.origin,
+                )  # fmt: skip
+            )
+        return self.gathered[value]
+
+    def _write(self, number: int, i: Instruction) -> int:
+        way, split = self.partition.ways[number], self.partition.layouts[number]
+        if way.shared is None:
+            if i.opcode == Opcode.SOURCE:
+                return self._put(i if split is None else replace(i, shape=self._shape(split)))
+            return self._put(replace(i, operands=tuple(replace(a, value=self._whole(a.value)) for a in i.operands)))
+        begin, end = self._share(way.dims[way.shared].size)
+        sizes = [end - begin if at == way.shared else d.size for at, d in enumerate(way.dims)]
+        operands = tuple(self._access(i, o, way, begin) for o in range(len(i.operands)))
+        shape, summed = tuple(sizes[: way.rank]), tuple(sizes[way.rank :])
+        local = replace(i, shape=shape, reduction=summed, operands=operands, params=self._params(i, way, begin, sizes))
+        if way.shared < way.rank:
+            return self._put(local)
+        return self._add(local, split) if i.is_f32_sum else self._combine(local)
+
+    def _access(self, i: Instruction, operand: int, way: Way, begin: int) -> Access:
+        assert way.shared is not None
+        access, strides = i.operands[operand], tuple(d.strides[operand + 1] for d in way.dims)
+        if way.in_place[operand]:
+            split = self.partition.layouts[access.value]
+            assert split is not None
+            offset, strides = localized(access.offset, strides, split, self._shape(split)[1])
+            return Access(self.held[access.value], offset, strides)
+        value = self._whole(access.value)
+        if isinstance(i.params, isa.ScatterParams) and operand == 1 and (match := way.dims[way.shared].strides[-1]):
+            value = self._moved(value, -begin * match)
+        return Access(value, access.offset + begin * strides[way.shared], strides)
+
+    def _moved(self, value: int, by: int) -> int:
+        """A value of integers, each increased by the same number."""
+        constant = self._put(
+            Instruction(
+                opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=DType.I64, params=isa.SourceConst(bits=by % 2**64)
+            )
+        )
+        count = self.body[value].numel
+        operands = (Access(value, 0, (1,)), Access(constant, 0, (0,)))
+        return self._put(
+            Instruction(opcode=Opcode.MAP, function=MapFunction.ADD, dtype=DType.I64, shape=(count,), operands=operands)
+        )
+
+    def _params(self, i: Instruction, way: Way, begin: int, sizes: Sequence[int]) -> isa.Params:
+        assert way.shared is not None
+        match i.params:
+            case isa.WindowParams():
+                boxes = [(0, sizes[at], 1) if at == way.shared else box for at, box in enumerate(way.boxes)]
+                lo, hi, step = zip(*boxes, strict=True)
+                return replace(i.params, lo=lo, hi=hi, step=step)
+            case isa.IotaParams():
+                strides = tuple(d.strides[-1] for d in way.dims)
+                return isa.IotaParams(offset=i.params.offset + begin * strides[way.shared], strides=strides)
+            case isa.RandomParams(stream=stream):
+                return RandomFrom(stream=stream, first=begin * way.dims[way.shared].strides[_RESULT])
+            case isa.ScatterParams():
+                return isa.ScatterParams(match=tuple(d.strides[-1] for d in way.dims[: way.rank]))
+            case isa.GatherParams() if way.in_place[0]:
+                split = self.partition.layouts[i.operands[0].value]
+                assert split is not None
+                _, (stride,) = localized(0, (i.params.index_stride,), split, self._shape(split)[1])
+                return replace(i.params, index_stride=stride)
+        return i.params
+
+    def _add(self, mine: Instruction, split: Split | None) -> int:
+        shape = mine.shape if split is None else self._shape(split)
+        return self._put(
+            SharedSum(
+                opcode=Opcode.REDUCE, function=mine.function, dtype=mine.dtype, shape=shape, reduction=mine.reduction,
+                operands=mine.operands, origin=mine.origin, mine=mine, split=split,
+            )  # fmt: skip
+        )
+
+    def _combine(self, mine: Instruction) -> int:
+        """A maximum or a sum of integers: of each worker's own, and then of these."""
+        workers, count = self.partition.workers, mine.numel
+        own = self._put(mine)
+        every = self._put(
+            AllGather(
+                opcode=Opcode.GATHER, dtype=mine.dtype, shape=(workers, count), operands=(Access(own, 0, ()),),
+                split=Split(1, workers, count), origin=mine.origin,
+            )  # fmt: skip
+        )
+        operands = (Access(every, 0, (*contiguous(mine.shape), count)),)
+        return self._put(replace(mine, reduction=(workers,), operands=operands))
+
+    def _commit(self, i: Instruction) -> Instruction:
+        value = i.operands[0].value
+        split = self.partition.state_layout(i.shape)
+        if split is None or self.partition.layouts[value] == split:
+            held = self._whole(value) if split is None else self.held[value]
+        else:
+            begin, _ = self._share(split.size)
+            shape = self._shape(split)
+            held = self._put(
+                _copy(i.dtype, shape, Access(self._whole(value), begin * split.inner, contiguous(split_shape(split))))
+            )
+        shape = i.shape if split is None else self._shape(split)
+        return replace(i, shape=shape, operands=(Access(held, 0, contiguous(shape)),))
+
+
+def split_shape(split: Split) -> tuple[int, int, int]:
+    """A value's dims, to its layout."""
+    return split.outer, split.size, split.inner
+
+
+def _copy(dtype: DType, shape: tuple[int, ...], access: Access) -> Instruction:
+    return Instruction(opcode=Opcode.MAP, function=MapFunction.COPY, dtype=dtype, shape=shape, operands=(access,))
