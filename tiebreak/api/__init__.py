@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tiebreak.api import chains as chains
     from tiebreak.api import datasets as datasets
     from tiebreak.api import disputes as disputes
+    from tiebreak.api import distributed as distributed
     from tiebreak.api import environment as environment
     from tiebreak.api import games as games
     from tiebreak.api import importing as importing

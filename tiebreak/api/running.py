@@ -6,6 +6,9 @@ import torch
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.ziv import Logging
+from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.exchange import Exchange
+from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
@@ -28,6 +31,8 @@ class Machine:
     permute: int | None = None
     device: str = "cpu"
     policy: LoggedPolicy | None = None
+    exchange: Exchange | None = None
+    """The workers that compute together; None on a machine of its own."""
 
     def interpreter(self, run: RunDirectory) -> Interpreter:
         """An interpreter of the run's program, on a qualified device."""
@@ -38,6 +43,7 @@ class Machine:
             threads=self.threads,
             permute=self.permute,
             device=self.device,
+            exchange=self.exchange,
         )
 
 
@@ -68,13 +74,15 @@ def make_interpreter(
     threads: int | None = None,
     permute: int | None = None,
     device: str = "cpu",
+    exchange: Exchange | None = None,
 ) -> Interpreter:
     """Makes an interpreter by the rules of a job (default: exact FP32), on a qualified device.
 
     A device is qualified if it passes the conformance vectors. None of the other settings changes a bit of any result.
     policy: under policy `logged`, how far this machine's own sums may be from the exact ones, as the party itself has
     measured [default: the proven bounds, which hold on every machine]. threads: number of torch's threads. permute:
-    seed of a random order in which every reduction takes its terms. Raises `ConfigurationError` if the device does not
+    seed of a random order in which every reduction takes its terms. exchange: the workers that compute each step together
+    (policy `exact` only). Raises `ConfigurationError` if the device does not
     compute what the specification says, or if the policy does not fit the job.
     """
     use_threads(threads)
@@ -82,7 +90,11 @@ def make_interpreter(
     precision, logging = (PRECISION_F32, None) if job is None else (job.precision, make_logging(job, policy))
     # Qualify with a separate object, so that the statistics of `arithmetic` count the run alone.
     qualify(Arithmetic(device=found, permute=permute, precision=precision))
-    return Interpreter(program, Arithmetic(device=found, permute=permute, precision=precision, logging=logging))
+    if exchange is None:
+        return Interpreter(program, Arithmetic(device=found, permute=permute, precision=precision, logging=logging))
+    if logging is not None:
+        raise ConfigurationError("expected a job of policy exact for several workers, got one of policy logged")
+    return SharedInterpreter(program, SharedArithmetic(exchange, found, permute, precision=precision))
 
 
 def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:

@@ -22,6 +22,8 @@ from tiebreak.api.trainer import OnStep, Step, tell
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Batch, Task
 from tiebreak.engine.data.disk import write_file
+from tiebreak.engine.distributed.exchange import Exchange
+from tiebreak.engine.distributed.train import SharedInterpreter, agreed, follow
 from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
@@ -202,10 +204,11 @@ class Run:
 
 
 def machine_of(
-    run: RunDirectory, *, threads: int | None = None, permute: int | None = None, device: str = "cpu"
-) -> Machine:
+    run: RunDirectory, *, threads: int | None = None, permute: int | None = None, device: str = "cpu",
+    exchange: Exchange | None = None,
+) -> Machine:  # fmt: skip
     """The machine that computes a run into its directory, with the thresholds that lie there."""
-    return Machine(threads=threads, permute=permute, device=device, policy=policy_of(run))
+    return Machine(threads=threads, permute=permute, device=device, policy=policy_of(run), exchange=exchange)
 
 
 def continue_run(
@@ -214,7 +217,8 @@ def continue_run(
 ) -> Digest:  # fmt: skip
     """Computes from the last complete checkpoint to step `until` (default: the end). Returns the root of the run tree.
 
-    diverging: continue even if the state is no longer finite. Raises `ConfigurationError` if the key is not the
+    diverging: continue even if the state is no longer finite. Of several workers the first one needs the key, and does
+    all that concerns the directory. Raises `ConfigurationError` if the key is not the
     trainer's, or if the job has no such step.
     """
     job, kept = run.job, Keep.parse(keep)
@@ -222,11 +226,18 @@ def continue_run(
         raise ConfigurationError(f"expected the key of trainer 0x{job.trainer.hex()}, got 0x{key.address.hex()}")
     if until is not None and not 1 <= until <= job.steps:
         raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
+    interpreter = machine.interpreter(run)
+    if isinstance(interpreter, SharedInterpreter) and interpreter.arithmetic.exchange.worker:
+        follow(run, interpreter, until, check_finite=bool(agreed(interpreter, bytes(1))[0]))
+        return Digest(agreed(interpreter, bytes(32)))
+    if isinstance(interpreter, SharedInterpreter):
+        agreed(interpreter, bytes([key is not None and not diverging]))
     worker = Worker(
-        run, machine.interpreter(run), key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
+        run, interpreter, key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
         stop_if_not_finite=not diverging, logs=Journal.of(run),
     )  # fmt: skip
-    return worker.work(until)
+    root = worker.work(until)
+    return Digest(agreed(interpreter, root)) if isinstance(interpreter, SharedInterpreter) else root
 
 
 def train(

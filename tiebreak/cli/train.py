@@ -75,7 +75,10 @@ def as_line(event: dict[str, Any]) -> str:
 
 @click.command()
 @click.argument("run", type=FOLDER)
-@click.option("--key", type=FILE, required=True, help="The trainer's key file; it signs a head at every checkpoint.")
+@click.option("--key", type=FILE, required=True,
+              help="The trainer's key file; it signs a head at every checkpoint. Only the first worker reads it.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(1), default=600, show_default=True,
+              help="Under torchrun: seconds that a worker waits for another.")  # fmt: skip
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")
 @click.option("--diverging", is_flag=True, help="Go on when the state is no longer finite (the job is still owed).")
 @click.option("--keep", default="all", show_default=True, metavar="all|every:M|last",
@@ -86,7 +89,7 @@ def as_line(event: dict[str, Any]) -> str:
 @permute_option
 @device_option
 def train(
-    run: Path, key: Path, until: int | None, diverging: bool, keep: str, quiet: bool, as_json: bool,
+    run: Path, key: Path, timeout: float, until: int | None, diverging: bool, keep: str, quiet: bool, as_json: bool,
     threads: int | None, permute: int | None, device: str,
 ) -> None:  # fmt: skip
     """Train the signed job in the folder RUN (see `tiebreak agree`).
@@ -96,16 +99,25 @@ def train(
 
     Under policy `logged` the logs in RUN/logs belong to the run: nobody can audit it without them. The thresholds are
     those of RUN/policy.json.
+
+    Several workers compute each step together if torchrun starts this command, on machines that all see RUN:
+
+        torchrun --nproc-per-node 4 -m tiebreak train RUN --key trainer.pem
+
+    The run is the same, bit for bit, for any number of workers, also if that changes where the run goes on.
     """
     if quiet and as_json:
         raise ConfigurationError("expected one of --quiet and --json, got both")
     opened = api.runs.open_directory(run)
-    machine = api.runs.machine_of(opened, threads=threads, permute=permute, device=device)
-    told = Told(opened, keep, "nothing" if quiet else "lines" if as_json else "bar")
     with ExitStack() as stack:
+        shared = api.distributed.launched()
+        exchange = stack.enter_context(api.distributed.joined(device, timeout)) if shared else None
+        first = exchange is None or not exchange.worker
+        told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar")
         told.open(stack)
         root = api.runs.continue_run(
-            opened, machine, key=load_key(key), until=until, keep=keep, diverging=diverging, on_progress=told.step,
+            opened, api.runs.machine_of(opened, threads=threads, permute=permute, device=device, exchange=exchange),
+            key=load_key(key) if first else None, until=until, keep=keep, diverging=diverging, on_progress=told.step,
             on_commit=told.commit,
         )  # fmt: skip
     told.end(root.hex())

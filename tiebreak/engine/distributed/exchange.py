@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tiebreak.engine.distributed.layout import Split, share
+from tiebreak.protocol.errors import StateError
 
 
 class Exchange(Protocol):
@@ -21,21 +22,30 @@ class Exchange(Protocol):
         """Sends consecutive pieces (1-d) of these lengths to the workers in turn; returns what they sent, likewise."""
 
 
+class ExchangeError(StateError):
+    """An exchange failed, because another worker is gone or does not answer."""
+
+
 @dataclass
 class Torch:
     """The process group that `torch.distributed` was initialized with."""
 
-    device: torch.device
     worker: int = field(default_factory=dist.get_rank)
     workers: int = field(default_factory=dist.get_world_size)
+    exchanges: int = 0
+    """How many were begun."""
     bytes_sent: int = 0
     """What this worker has sent to the others."""
 
     def swap(self, pieces: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """As `Exchange.swap`."""
-        out = torch.empty(sum(received), dtype=pieces.dtype, device=pieces.device)
-        dist.all_to_all_single(out, pieces.contiguous(), received, sent)
+        self.exchanges += 1
         self.bytes_sent += (len(pieces) - sent[self.worker]) * pieces.element_size()
+        out = torch.empty(sum(received), dtype=pieces.dtype, device=pieces.device)
+        try:
+            dist.all_to_all_single(out, pieces.contiguous(), received, sent)
+        except RuntimeError as error:
+            raise ExchangeError(f"an exchange with the other workers failed: {error}") from error
         return out
 
 
@@ -81,3 +91,11 @@ def greatest(exchange: Exchange, mine: int, device: torch.device) -> int:
     workers = exchange.workers
     numbers = torch.tensor([mine] * workers, dtype=torch.int64, device=device)
     return int(exchange.swap(numbers, [1] * workers, [1] * workers).max())
+
+
+def collect(exchange: Exchange, shard: Tensor, split: Split) -> Tensor:
+    """On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing."""
+    workers, flat, first = exchange.workers, shard.reshape(-1), exchange.worker == 0
+    lengths = [(end - begin) * split.inner for begin, end in (share(split.size, w, workers) for w in range(workers))]
+    sent = [len(flat) if w == 0 else 0 for w in range(workers)]
+    return exchange.swap(flat, sent, lengths if first else [0] * workers)

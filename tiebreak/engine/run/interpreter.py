@@ -93,6 +93,14 @@ class Interpreter:
         """The job's data where the steps read them: on this interpreter's device, except tables too large for it."""
         return place(self.program, data, self.arithmetic.device)
 
+    def starts_at(self, step: int) -> int:
+        """The step after which a computation begins that would begin after `step` on this machine alone."""
+        return step
+
+    def whole(self, state: State) -> State:
+        """A state of this interpreter as others know it, to be committed."""
+        return state
+
     def step(
         self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
         donate: bool = False, sums: Sums | None = None,

@@ -102,6 +102,7 @@ class Worker:
         return frontier.root(self.run.job.run_depth)
 
     def _compute(self, step: int, last: int, committer: Committer) -> None:
+        self.interpreter.starts_at(step)
         state = self.interpreter.to_device(self.run.state(step))
         data = self.interpreter.place_data(self.run.data())
         job, stats = self.run.job, self.interpreter.arithmetic.stats
@@ -118,7 +119,7 @@ class Worker:
             if step == job.last_step(checkpoint := job.checkpoint_of(step)):
                 commits.append(committer.wait())
                 check_unchanged(data.values())
-                committer.submit(step, result.state, result.loss_bits, self._logs.log_root(checkpoint))
+                committer.submit(step, self.interpreter.whole(result.state), result.loss_bits, self._logs.log_root(checkpoint))
             waiting = time.perf_counter() - started - seconds
             self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting, entries)
             self._told(*commits)

@@ -1,0 +1,95 @@
+"""Joins the workers that `torchrun` has started, and finds out which one is gone when they lose each other."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
+
+import torch.distributed as dist
+
+from tiebreak.engine.distributed.exchange import ExchangeError, Torch
+from tiebreak.protocol.errors import ConfigurationError, StateError
+
+BEAT: Final = 1.0
+"""Seconds between two signs of life of a worker."""
+TIMEOUT: Final = 600.0
+"""Seconds that a worker waits for another, for instance while the first one writes a checkpoint."""
+
+
+class WorkerLost(StateError):
+    """The workers have lost each other. What was committed by then stays, and any number of them may go on from there."""
+
+
+def launched() -> bool:
+    """Whether `torchrun` has started this process."""
+    return dist.is_torchelastic_launched()
+
+
+@contextmanager
+def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
+    """The workers, in a process group of their own: gloo, or nccl for devices of CUDA.
+
+    device: where this worker computes; `cuda` is the device of its local rank. Raises `ConfigurationError` outside
+    `torchrun`, and `WorkerLost` when an exchange fails inside the block.
+    """
+    if not launched():
+        raise ConfigurationError(
+            "expected workers started by torchrun, such as `torchrun --nproc-per-node 2 -m tiebreak train RUN ...`, "
+            "got a process of its own"
+        )
+    patience = timedelta(seconds=timeout)
+    store, worker, workers = next(iter(dist.rendezvous("env://", timeout=patience)))
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    dist.init_process_group(backend, store=store, rank=worker, world_size=workers, timeout=patience)
+    exchange = Torch()
+    beats = _Beats(store.clone(), exchange)
+    try:
+        yield exchange
+    except ExchangeError as error:
+        raise WorkerLost(f"{beats.verdict()}; what is committed stays, start any number of workers to go on") from error
+    finally:
+        beats.stop()
+        dist.destroy_process_group()
+
+
+class _Beats:
+    """Signs of life: each worker writes how often it has written, and how many exchanges it has begun."""
+
+    def __init__(self, store: dist.Store, exchange: Torch) -> None:
+        self._store, self._exchange, self._over = store, exchange, threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="signs of life", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        count = 0
+        while True:
+            self._store.set(f"alive/{self._exchange.worker}", f"{count} {self._exchange.exchanges}")
+            if self._over.wait(BEAT):
+                return
+            count += 1
+
+    def _read(self) -> dict[int, tuple[int, int]]:
+        found = {}
+        for worker in range(self._exchange.workers):
+            if self._store.check([f"alive/{worker}"]):
+                count, exchanges = self._store.get(f"alive/{worker}").decode().split()
+                found[worker] = int(count), int(exchanges)
+        return found
+
+    def verdict(self) -> str:
+        """Which workers are gone, or for which one the others waited."""
+        before = self._read()
+        time.sleep(3 * BEAT)
+        now, everyone = self._read(), range(self._exchange.workers)
+        gone = [w for w in everyone if w not in now or now[w][0] == before.get(w, (-1, 0))[0]]
+        if gone:
+            return f"lost worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} of {len(everyone)}"
+        late = min(everyone, key=lambda w: now[w][1])
+        return f"worker {late} of {len(everyone)} is alive, but did not answer the others in time"
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._over.set()
+        self._thread.join()

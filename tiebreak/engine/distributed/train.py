@@ -1,0 +1,103 @@
+"""One run computed by several workers. The first has the run directory and signs; the others follow it step by step.
+
+Workers trust each other: what one of them computes wrongly is wrong in the run, as on one machine.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.exchange import collect, greatest
+from tiebreak.engine.distributed.layout import share
+from tiebreak.engine.distributed.partition import Partition
+from tiebreak.engine.run import schedule
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, State, StepResult, Sums
+from tiebreak.engine.run.loop import exact, steps
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.program import Program
+
+
+class SharedInterpreter(Interpreter):
+    """Executes the steps of a program together with the other workers. Between steps, it holds shards of the state."""
+
+    arithmetic: SharedArithmetic
+
+    def __init__(self, program: Program, arithmetic: SharedArithmetic) -> None:
+        exchange = arithmetic.exchange
+        self.partition = Partition(program, exchange.workers)
+        # All workers keep one order, because they meet in every exchange. Shares differ in size, so the order is that
+        # of the last one, which has the largest.
+        planned = schedule.plan(self.partition.local(exchange.workers - 1))
+        super().__init__(self.partition.local(exchange.worker), arithmetic, planned)
+
+    def to_device(self, tensors: Mapping[str, Tensor]) -> State:
+        """This worker's shards of whole entries, on its device."""
+        return super().to_device({name: self._shard(tensor) for name, tensor in tensors.items()})
+
+    def _shard(self, tensor: Tensor) -> Tensor:
+        split = self.partition.state_layout(tensor.shape)
+        if split is None:
+            return tensor
+        begin, end = share(split.size, self.arithmetic.exchange.worker, self.arithmetic.exchange.workers)
+        return tensor.reshape(split.size, split.inner)[begin:end].clone()
+
+    def starts_at(self, step: int) -> int:
+        """The greatest step that any worker asks for; the first one asks for that of its last checkpoint."""
+        return greatest(self.arithmetic.exchange, step, self.arithmetic.device)
+
+    def whole(self, state: State) -> State:
+        """The whole entries on the first worker; on the others, nothing of use."""
+        found = {}
+        for name, (_, shape) in self.partition.program.state_spec().items():
+            split = self.partition.state_layout(shape)
+            held = state[name]
+            found[name] = held if split is None else collect(self.arithmetic.exchange, held, split).view(-1)
+            if split is None or not self.arithmetic.exchange.worker:
+                found[name] = found[name].view(shape)
+        return found
+
+    def step(
+        self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
+        donate: bool = False, sums: Sums | None = None,
+    ) -> StepResult:  # fmt: skip
+        """As `Interpreter.step`, on shards. If any worker's shard is not finite, all raise `NotFiniteError`."""
+        if observe is not None or sums is not None:
+            raise ConfigurationError("expected one worker where values are observed or sums are logged, got several")
+        names, lost, result = [*self.partition.program.state_spec()], 0, None
+        try:
+            result = super().step(number, state, data, check_finite=check_finite, donate=donate)
+        except NotFiniteError as error:
+            lost = len(names) - names.index(error.name)
+        if check_finite and (first := greatest(self.arithmetic.exchange, lost, self.arithmetic.device)):
+            raise NotFiniteError(number, names[len(names) - first])
+        assert result is not None
+        return result
+
+
+def follow(run: RunDirectory, interpreter: SharedInterpreter, until: int | None, *, check_finite: bool) -> None:
+    """Computes, on a worker other than the first, what `Worker.work` computes there."""
+    job = run.job
+    interpreter.check_job(job)
+    step = interpreter.starts_at(0)
+    state, data = interpreter.to_device(run.state(step)), interpreter.place_data(run.data())
+    computed = steps(
+        interpreter, state, data, range(step + 1, (job.steps if until is None else until) + 1), sums=exact,
+        check_finite=check_finite, donate=lambda: True,
+    )  # fmt: skip
+    del state
+    for number, result, _ in computed:
+        if number == job.last_step(job.checkpoint_of(number)):
+            interpreter.whole(result.state)
+
+
+def agreed(interpreter: SharedInterpreter, mine: bytes) -> bytes:
+    """The bytes of the first worker, of which the others know the length only."""
+    exchange = interpreter.arithmetic.exchange
+    first, count = exchange.worker == 0, len(mine)
+    pieces = torch.tensor(list(mine) * exchange.workers if first else [], dtype=torch.uint8, device=interpreter.arithmetic.device)
+    sent = [count if first else 0] * exchange.workers
+    found = exchange.swap(pieces, sent, [count if w == 0 else 0 for w in range(exchange.workers)])
+    return bytes(found.cpu().tolist())
