@@ -34,16 +34,18 @@ def eager_step(task: Task, dtype: torch.dtype, *, keep: bool = True) -> Callable
 class ExactStep:
     """One training step of the captured program; each call continues from the last state.
 
-    arithmetic: used instead of a plain one.
+    arithmetic, machine: used instead of plain ones.
     """
 
     def __init__(
-        self, compiled: Compiled, steps: int, permute: int | None = None, *, arithmetic: Arithmetic | None = None
-    ) -> None:
-        self.arithmetic = Arithmetic(permute=permute) if arithmetic is None else arithmetic
-        self._machine = Interpreter(compiled.program, self.arithmetic)
+        self, compiled: Compiled, steps: int, permute: int | None = None, *, arithmetic: Arithmetic | None = None,
+        machine: Interpreter | None = None,
+    ) -> None:  # fmt: skip
+        arithmetic = Arithmetic(permute=permute) if arithmetic is None else arithmetic
+        self._machine = Interpreter(compiled.program, arithmetic) if machine is None else machine
+        self.arithmetic = self._machine.arithmetic
         self.state = {name: tensor.clone() for name, tensor in self._machine.to_device(compiled.state).items()}
-        self._data = self._machine.to_device(compiled.data)
+        self._data = self._machine.place_data(compiled.data)
         self.number, self._steps = 0, steps
 
     def __call__(self) -> None:

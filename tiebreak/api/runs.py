@@ -23,7 +23,7 @@ from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Batch, Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange
-from tiebreak.engine.distributed.train import SharedInterpreter, agreed, follow
+from tiebreak.engine.distributed.train import SharedInterpreter, follow
 from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
@@ -228,16 +228,16 @@ def continue_run(
         raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
     interpreter = machine.interpreter(run)
     if isinstance(interpreter, SharedInterpreter) and interpreter.arithmetic.exchange.worker:
-        follow(run, interpreter, until, check_finite=bool(agreed(interpreter, bytes(1))[0]))
-        return Digest(agreed(interpreter, bytes(32)))
+        follow(run, interpreter, until, check_finite=bool(interpreter.agreed(bytes(1))[0]))
+        return Digest(interpreter.agreed(bytes(32)))
     if isinstance(interpreter, SharedInterpreter):
-        agreed(interpreter, bytes([key is not None and not diverging]))
+        interpreter.agreed(bytes([key is not None and not diverging]))
     worker = Worker(
         run, interpreter, key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
         stop_if_not_finite=not diverging, logs=Journal.of(run),
     )  # fmt: skip
     root = worker.work(until)
-    return Digest(agreed(interpreter, root)) if isinstance(interpreter, SharedInterpreter) else root
+    return Digest(interpreter.agreed(root)) if isinstance(interpreter, SharedInterpreter) else root
 
 
 def train(

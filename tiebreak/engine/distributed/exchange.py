@@ -1,5 +1,6 @@
 """What workers send each other, over `torch.distributed` (gloo or nccl)."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,12 +15,16 @@ from tiebreak.protocol.errors import StateError
 class Exchange(Protocol):
     """All workers of a step. Each calls the same methods in the same order."""
 
-    worker: int
-    """Which one this is, from 0."""
-    workers: int
+    @property
+    def worker(self) -> int:
+        """Which one this is, from 0."""
 
-    def swap(self, pieces: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Sends consecutive pieces (1-d) of these lengths to the workers in turn; returns what they sent, likewise."""
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+
+    def swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """Sends a piece (1-d, contiguous) to each worker, and receives one from each into a tensor of its length."""
 
 
 class ExchangeError(StateError):
@@ -37,65 +42,93 @@ class Torch:
     bytes_sent: int = 0
     """What this worker has sent to the others."""
 
-    def swap(self, pieces: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    def swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """As `Exchange.swap`."""
         self.exchanges += 1
-        self.bytes_sent += (len(pieces) - sent[self.worker]) * pieces.element_size()
-        out = torch.empty(sum(received), dtype=pieces.dtype, device=pieces.device)
+        others = [w for w in range(self.workers) if w != self.worker]
+        receive = [dist.P2POp(dist.irecv, into[w], w) for w in others if len(into[w])]
+        send = [dist.P2POp(dist.isend, pieces[w], w) for w in others if len(pieces[w])]
+        self.bytes_sent += sum(pieces[w].nbytes for w in others)
         try:
-            dist.all_to_all_single(out, pieces.contiguous(), received, sent)
+            waiting = dist.batch_isend_irecv([*receive, *send]) if receive or send else []
+            into[self.worker].copy_(pieces[self.worker])
+            for each in waiting:
+                each.wait()
         except RuntimeError as error:
             raise ExchangeError(f"an exchange with the other workers failed: {error}") from error
-        return out
 
 
-def gather(exchange: Exchange, shard: Tensor, split: Split) -> Tensor:
-    """A whole value, 1-d, of which each worker holds a shard, in its layout."""
-    workers, flat = exchange.workers, shard.reshape(-1)
-    shares = [share(split.size, w, workers) for w in range(workers)]
-    lengths = [split.outer * (end - begin) * split.inner for begin, end in shares]
-    found = exchange.swap(flat.repeat(workers), [len(flat)] * workers, lengths)
-    if split.outer == 1:
+Empty = Callable[[Sequence[int], torch.dtype], Tensor]
+"""(shape, dtype) -> memory of undefined contents, on the worker's device."""
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """What the workers of a step do together. All of them call the same methods in the same order."""
+
+    exchange: Exchange
+    empty: Empty
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return self.exchange.workers
+
+    def gather(self, shard: Tensor, split: Split) -> Tensor:
+        """A whole value, 1-d, of which each worker holds a shard, in its layout."""
+        flat = shard.reshape(-1)
+        lengths = [split.outer * (end - begin) * split.inner for begin, end in self._shares(split.size)]
+        found = self.empty((split.numel,), flat.dtype)
+        pieces = found.split(lengths)
+        self.exchange.swap([flat] * self.workers, pieces)
+        if split.outer == 1:
+            return found
+        return torch.cat([piece.view(split.outer, -1, split.inner) for piece in pieces], 1).view(-1)
+
+    def gather_lists(self, mine: Tensor) -> Tensor:
+        """The lists (1-d, i64) of all workers one after the other; they may differ in length."""
+        lengths = self._all(len(mine), mine.device).tolist()
+        if not any(lengths):
+            return mine
+        found = self.empty((sum(lengths),), mine.dtype)
+        self.exchange.swap([mine] * self.workers, found.split(lengths))
         return found
-    pieces = [piece.view(split.outer, -1, split.inner) for piece in found.split(lengths)]
-    return torch.cat(pieces, 1).view(-1)
 
+    def add_shares(self, parts: Tensor, size: int, inner: int = 1) -> Tensor:
+        """This worker's share of the sums over all workers of `parts` (size x inner elements, 1-d), in any order."""
+        lengths = [(end - begin) * inner for begin, end in self._shares(size)]
+        found = self.empty((self.workers, lengths[self.exchange.worker]), parts.dtype)
+        self.exchange.swap(parts.split(lengths), found.unbind())
+        return found.sum(0)
 
-def gather_lists(exchange: Exchange, mine: Tensor) -> Tensor:
-    """The lists (1-d) of all workers one after the other; they may differ in length."""
-    workers = exchange.workers
-    count = torch.tensor([len(mine)] * workers, dtype=torch.int64, device=mine.device)
-    lengths = exchange.swap(count, [1] * workers, [1] * workers).tolist()
-    if not any(lengths):
-        return mine
-    return exchange.swap(mine.repeat(workers), [len(mine)] * workers, lengths)
+    def add(self, parts: Tensor) -> Tensor:
+        """The sums over all workers of `parts` (1-d), added in any order, the same bits for all of them."""
+        return self.gather(self.add_shares(parts, len(parts)), Split(1, len(parts), 1))
 
+    def collect(self, shard: Tensor, split: Split) -> Tensor:
+        """On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing."""
+        flat, first = shard.reshape(-1), self.exchange.worker == 0
+        lengths = [(end - begin) * split.inner if first else 0 for begin, end in self._shares(split.size)]
+        found = self.empty((sum(lengths),), flat.dtype)
+        self.exchange.swap([flat, *[flat[:0]] * (self.workers - 1)], found.split(lengths))
+        return found
 
-def add_shares(exchange: Exchange, parts: Tensor, size: int, inner: int = 1) -> Tensor:
-    """This worker's share of the sums over all workers of `parts` (size x inner elements, 1-d), added in any order."""
-    workers = exchange.workers
-    shares = [share(size, w, workers) for w in range(workers)]
-    sent = [(end - begin) * inner for begin, end in shares]
-    mine = sent[exchange.worker]
-    return exchange.swap(parts, sent, [mine] * workers).view(workers, mine).sum(0)
+    def greatest(self, mine: int, device: torch.device) -> int:
+        """The greatest of all workers' numbers."""
+        return int(self._all(mine, device).max())
 
+    def agreed(self, mine: bytes, device: torch.device) -> bytes:
+        """The bytes of the first worker, of which the others know the length only."""
+        numbers = torch.tensor(list(mine), dtype=torch.uint8, device=device)
+        first, none = self.exchange.worker == 0, numbers[:0]
+        into = [torch.empty_like(numbers), *[none] * (self.workers - 1)]
+        self.exchange.swap([numbers] * self.workers if first else [none] * self.workers, into)
+        return bytes(into[0].cpu().tolist())
 
-def add(exchange: Exchange, parts: Tensor) -> Tensor:
-    """The sums over all workers of `parts` (1-d), added in any order, the same bits for all of them."""
-    size = len(parts)
-    return gather(exchange, add_shares(exchange, parts, size), Split(1, size, 1))
+    def _all(self, mine: int, device: torch.device) -> Tensor:
+        found = torch.empty(self.workers, dtype=torch.int64, device=device)
+        self.exchange.swap([torch.tensor([mine], device=device)] * self.workers, found.split(1))
+        return found
 
-
-def greatest(exchange: Exchange, mine: int, device: torch.device) -> int:
-    """The greatest of all workers' numbers."""
-    workers = exchange.workers
-    numbers = torch.tensor([mine] * workers, dtype=torch.int64, device=device)
-    return int(exchange.swap(numbers, [1] * workers, [1] * workers).max())
-
-
-def collect(exchange: Exchange, shard: Tensor, split: Split) -> Tensor:
-    """On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing."""
-    workers, flat, first = exchange.workers, shard.reshape(-1), exchange.worker == 0
-    lengths = [(end - begin) * split.inner for begin, end in (share(split.size, w, workers) for w in range(workers))]
-    sent = [len(flat) if w == 0 else 0 for w in range(workers)]
-    return exchange.swap(flat, sent, lengths if first else [0] * workers)
+    def _shares(self, size: int) -> list[tuple[int, int]]:
+        return [share(size, worker, self.workers) for worker in range(self.workers)]

@@ -5,11 +5,9 @@ Workers trust each other: what one of them computes wrongly is wrong in the run,
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
-from tiebreak.engine.distributed.exchange import collect, greatest
 from tiebreak.engine.distributed.layout import share
 from tiebreak.engine.distributed.partition import Partition
 from tiebreak.engine.run import schedule
@@ -46,7 +44,11 @@ class SharedInterpreter(Interpreter):
 
     def starts_at(self, step: int) -> int:
         """The greatest step that any worker asks for; the first one asks for that of its last checkpoint."""
-        return greatest(self.arithmetic.exchange, step, self.arithmetic.device)
+        return self.arithmetic.collectives.greatest(step, self.arithmetic.device)
+
+    def agreed(self, mine: bytes) -> bytes:
+        """The bytes of the first worker, of which the others know the length only."""
+        return self.arithmetic.collectives.agreed(mine, self.arithmetic.device)
 
     def whole(self, state: State) -> State:
         """The whole entries on the first worker; on the others, nothing of use."""
@@ -54,7 +56,7 @@ class SharedInterpreter(Interpreter):
         for name, (_, shape) in self.partition.program.state_spec().items():
             split = self.partition.state_layout(shape)
             held = state[name]
-            found[name] = held if split is None else collect(self.arithmetic.exchange, held, split).view(-1)
+            found[name] = held if split is None else self.arithmetic.collectives.collect(held, split)
             if split is None or not self.arithmetic.exchange.worker:
                 found[name] = found[name].view(shape)
         return found
@@ -71,7 +73,7 @@ class SharedInterpreter(Interpreter):
             result = super().step(number, state, data, check_finite=check_finite, donate=donate)
         except NotFiniteError as error:
             lost = len(names) - names.index(error.name)
-        if check_finite and (first := greatest(self.arithmetic.exchange, lost, self.arithmetic.device)):
+        if check_finite and (first := self.arithmetic.collectives.greatest(lost, self.arithmetic.device)):
             raise NotFiniteError(number, names[len(names) - first])
         assert result is not None
         return result
@@ -91,13 +93,3 @@ def follow(run: RunDirectory, interpreter: SharedInterpreter, until: int | None,
     for number, result, _ in computed:
         if number == job.last_step(job.checkpoint_of(number)):
             interpreter.whole(result.state)
-
-
-def agreed(interpreter: SharedInterpreter, mine: bytes) -> bytes:
-    """The bytes of the first worker, of which the others know the length only."""
-    exchange = interpreter.arithmetic.exchange
-    first, count = exchange.worker == 0, len(mine)
-    pieces = torch.tensor(list(mine) * exchange.workers if first else [], dtype=torch.uint8, device=interpreter.arithmetic.device)
-    sent = [count if first else 0] * exchange.workers
-    found = exchange.swap(pieces, sent, [count if w == 0 else 0 for w in range(exchange.workers)])
-    return bytes(found.cpu().tolist())

@@ -1,0 +1,123 @@
+"""One step over several workers: its time against one worker's, and the bytes it moves against plain FP32 DDP.
+
+    python -m benchmarks.distributed [--workers N] [WORKLOAD ...]
+
+Workers are processes of this machine with one thread each, over gloo. Exact steps and eager PyTorch, on all workers and
+on the first one alone, take turns, so all are slowed down by the same drift. DDP is
+`torch.nn.parallel.DistributedDataParallel` of the same model in FP32, each worker with its share of the batch. It
+all-reduces one FP32 gradient a parameter, for which a worker sends 2 (N - 1) / N times their size.
+"""
+
+import copy
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import click
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.steps import ExactStep
+from benchmarks.table import Row, placed, publish
+from benchmarks.workloads import WORKLOADS
+from tiebreak.demo.tasks.plain import batches, make_optimizer
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.exchange import Torch
+from tiebreak.engine.distributed.layout import share
+from tiebreak.engine.distributed.train import SharedInterpreter
+from tiebreak.engine.run.interpreter import Interpreter
+
+REPEATS: Final = {"gpt2": 5, "resnet50-32": 7, "resnet50-224": 3, "digits": 15, "text": 15}
+WARMUP: Final = 2
+EXACT, ALONE, DDP, EAGER = "exact, all workers", "exact, one worker", "eager DDP", "eager, one worker"
+
+
+def eager(task: Task, worker: int, workers: int) -> Callable[[], object]:
+    """A step of plain PyTorch on this worker's share of each batch; DDP if there are several."""
+    model: nn.Module = copy.deepcopy(task.model).train()
+    trained = DistributedDataParallel(model) if workers > 1 else model
+    optimizer, drawn = make_optimizer(task, model), batches(task, torch.float32)
+    begin, end = share(task.batch.size, worker, workers)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(task.loss(trained, *(x[begin:end] for x in next(drawn))))
+        optimizer.step()
+
+    return step
+
+
+def work(worker: int, workers: int, port: int, name: str, results: str) -> None:
+    """One worker: measures, and the first one writes what it found."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=worker, world_size=workers)
+    task = WORKLOADS[name]()
+    compiled, exchange, first = compile_task(task), Torch(), worker == 0
+    steps: dict[str, Callable[[], object] | None] = {
+        EXACT: ExactStep(compiled, task.steps, machine=SharedInterpreter(compiled.program, SharedArithmetic(exchange))),
+        ALONE: ExactStep(compiled, task.steps, machine=Interpreter(compiled.program, Arithmetic())) if first else None,
+        DDP: eager(task, worker, workers),
+        EAGER: eager(task, 0, 1) if first else None,
+    }
+    seconds: dict[str, list[float]] = {who: [] for who in steps}
+    for turn in range(WARMUP + REPEATS[name]):
+        for who, step in steps.items():
+            dist.barrier()
+            sent, started = exchange.bytes_sent, time.perf_counter()
+            if step is not None:
+                step()
+            if turn >= WARMUP:
+                seconds[who].append(time.perf_counter() - started)
+            if who == EXACT:
+                moved = exchange.bytes_sent - sent
+    dist.barrier()
+    if first:
+        parameters = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+        found = {"moved": float(moved), "ddp": 8 * parameters * (workers - 1) / workers}
+        found |= {who: statistics.median(times) for who, times in seconds.items()}
+        Path(results).write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def measure(name: str, workers: int, folder: Path) -> list[Row]:
+    """Rows of one workload."""
+    results = folder / f"distributed-{os.getpid()}.json"
+    processes.spawn(work, args=(workers, 29_000 + os.getpid() % 999, name, str(results)), nprocs=workers)  # type: ignore[no-untyped-call]
+    found: dict[str, float] = json.loads(results.read_text("utf-8"))
+    results.unlink()
+    case = f"{name}, {workers} workers of 1 thread"
+    rows = [Row(metric=f"{who}: a step", case=case, value=1e3 * found[who], unit="ms")
+            for who in (EXACT, ALONE, DDP, EAGER)]  # fmt: skip
+    return [
+        *rows,
+        Row(metric="one worker / all", case=case, value=found[ALONE] / found[EXACT], unit="x",
+            target=">= 1.7" if (name, workers) == ("gpt2", 2) else ""),
+        Row(metric="one worker / all, eager DDP", case=case, value=found[EAGER] / found[DDP], unit="x"),
+        Row(metric="bytes sent", case=case, value=found["moved"] / 1e6, unit="MB a step and worker"),
+        Row(metric="bytes / ddp", case=case, value=found["moved"] / found["ddp"], unit="x", target="<= 1.55"),
+    ]  # fmt: skip
+
+
+@click.command()
+@click.argument("workloads", nargs=-1, type=click.Choice(sorted(WORKLOADS)))
+@click.option("--workers", type=click.IntRange(min=2), default=2, show_default=True)
+@placed
+def main(workloads: tuple[str, ...], workers: int, folder: Path) -> None:
+    """Measure WORKLOADS (default: all)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [row for name in workloads or WORKLOADS for row in measure(name, workers, folder)]
+    publish("distributed", rows, "policy exact, medians", folder=folder)
+
+
+if __name__ == "__main__":
+    main()

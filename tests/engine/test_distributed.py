@@ -1,0 +1,234 @@
+"""Several workers compute what one computes, bit for bit; here they are threads of one process."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.conftest import CaseCounter
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.views import Dim
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import AdamW, Batch, Clip, Rows, Task
+from tiebreak.engine.distributed import partition
+from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.exchange import Exchange
+from tiebreak.engine.distributed.layout import Split, along, cut, localized, share
+from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
+from tiebreak.engine.distributed.train import SharedInterpreter
+from tiebreak.engine.run.interpreter import NotFiniteError
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, Slot, SourceKind, row_major
+from tiebreak.protocol.program.program import Program
+
+from .models import test_language
+from .tiny import make_tiny_task
+from .together import together, train_alone, train_together
+
+
+@pytest.fixture(autouse=True)
+def least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the smallest values are held in shards."""
+    monkeypatch.setattr(partition, "LEAST", 1)
+
+
+# ---- layouts ----
+
+
+@st.composite
+def reads(draw: st.DrawFn) -> tuple[list[Dim], int, Split]:
+    """An access to a value of some layout that stays inside it: any strides, as a program may have them."""
+    split = Split(draw(st.integers(1, 3)), draw(st.integers(2, 4)), draw(st.sampled_from([1, 2, 3, 6])))
+    units = [1, 2, 3, split.inner, 2 * split.inner, split.period, split.inner * split.size // 2]
+    dims, low, high = [], 0, 0
+    for _ in range(draw(st.integers(1, 4))):
+        size, stride = draw(st.integers(1, 6)), draw(st.sampled_from([0, *units, *(-u for u in units)]))
+        if high - low + abs(stride) * (size - 1) < split.numel:
+            dims.append(Dim(size, (stride,)))
+            low, high = low + min(0, stride * (size - 1)), high + max(0, stride * (size - 1))
+    return dims, draw(st.integers(-low, split.numel - 1 - high)), split
+
+
+@given(reads(), st.integers(1, 3), st.randoms(use_true_random=False))
+@settings(max_examples=400)
+def test_what_is_read_in_shards_is_read_right(case: tuple[list[Dim], int, Split], workers: int, _: object) -> None:
+    dims, offset, split = case
+    pieces = cut(dims, 0, split)
+    everywhere = [offset + sum(c * d.strides[0] for c, d in zip(at, dims, strict=True)) for at in _coordinates(dims)]
+    assert everywhere == [
+        offset + sum(c * d.strides[0] for c, d in zip(at, pieces, strict=True)) for at in _coordinates(pieces)
+    ], "a cut changed what is read"
+    found = along(pieces, 0, offset, split)
+    if found is None:
+        return
+    whole = torch.arange(split.numel).view(split.outer, split.size, split.inner)
+    for worker in range(workers):
+        begin, end = share(split.size, worker, workers)
+        shard = whole[:, begin:end].reshape(-1).tolist()
+        start, strides = localized(offset, [d.strides[0] for d in pieces], split, end - begin)
+        for at in _coordinates(pieces):
+            if begin <= at[found] < end:
+                here = [c - begin * (k == found) for k, c in enumerate(at)]
+                place = start + sum(c * s for c, s in zip(here, strides, strict=True))
+                assert shard[place] == offset + sum(c * d.strides[0] for c, d in zip(at, pieces, strict=True))
+
+
+def _coordinates(dims: list[Dim]) -> list[tuple[int, ...]]:
+    return list(product(*(range(d.size) for d in dims)))
+
+
+def test_shares_cover_a_dim_once() -> None:
+    for size, workers in product(range(1, 20), range(1, 9)):
+        held = [share(size, w, workers) for w in range(workers)]
+        assert [n for begin, end in held for n in range(begin, end)] == list(range(size))
+        assert max(end - begin for begin, end in held) == held[-1][1] - held[-1][0], "the last share is the largest"
+
+
+# ---- sums whose terms lie on several workers ----
+
+
+def sum_program(terms: int, rows: int, columns: int, *, products: bool, bf16: bool = False) -> Program:
+    """Sums over the leading dim of state, which the workers hold in shards."""
+    function = ReduceFunction.SUM_BF16 if bf16 else ReduceFunction.SUM
+    shapes = {"a": (terms, rows), "b": (terms, columns)} if products else {"a": (terms, rows)}
+    body = [
+        Instruction(opcode=Opcode.SOURCE, function=SourceKind.STATE, dtype=DType.F32, shape=shape, params=Slot(slot=n, name=name))
+        for n, (name, shape) in enumerate(shapes.items())
+    ]  # fmt: skip
+    shape = (rows, columns) if products else (rows,)
+    reads = [Access(0, 0, (1, 0, rows)), Access(1, 0, (0, 1, columns))] if products else [Access(0, 0, (1, rows))]
+    body.append(
+        Instruction(opcode=Opcode.REDUCE, function=function, dtype=DType.F32, shape=shape, reduction=(terms,), operands=tuple(reads))
+    )  # fmt: skip
+    first = Access(len(body) - 1, 0, ())
+    body.append(Instruction(opcode=Opcode.MAP, dtype=DType.F32, operands=(first,)))
+    names = [*shapes, "sum"]
+    values = [*range(len(shapes)), len(shapes)]
+    commits = [
+        Instruction(opcode=Opcode.COMMIT, dtype=DType.F32, shape=body[v].shape,
+                    operands=(Access(v, 0, row_major(body[v].shape)),), params=Slot(slot=n, name=name))
+        for n, (name, v) in enumerate(zip(names, values, strict=True))
+    ]  # fmt: skip
+    return Program(tuple(body), tuple(commits))
+
+
+def hostile(kind: str, terms: int, width: int, generator: torch.Generator) -> Tensor:
+    x = torch.randn(terms, width, generator=generator)
+    if kind == "ties":  # 1, then halves of a last place: exact middles, which no FP64 bound decides
+        x = torch.full((terms, width), 2.0**-24 / max(1, terms - 1))
+        x[torch.randint(0, terms, (1,), generator=generator)] = 1.0
+    elif kind == "cancelling":
+        x[terms // 2 :] = -x[: terms - terms // 2].flip(1)
+        x[0] = 2.0**-140
+    elif kind == "spread":
+        x *= 2.0 ** torch.randint(-120, 120, x.shape, generator=generator).float()
+    elif kind == "not finite":
+        x[1, 0], x[terms - 1, width - 1] = float("inf"), float("nan")
+    return x
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "cancelling", "spread", "not finite"])
+@pytest.mark.parametrize("products", [False, True], ids=["sums", "products"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "in torch"])
+def test_sums(
+    kind: str, products: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch, cases: CaseCounter
+) -> None:
+    if not compiled:
+        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    generator = torch.Generator().manual_seed(5)
+    resolved = 0
+    for (terms, workers), bf16 in product([(9, 2), (65, 3), (700, 3), (1030, 8)], [False, True]):
+        program = sum_program(terms, 11, 7, products=products, bf16=bf16)
+        state = {"a": hostile(kind, terms, 11, generator), "b": torch.ones(terms, 7)}
+        if kind in ("plain", "spread"):
+            state["b"] = hostile(kind, terms, 7, generator)
+        state = state if products else {"a": state["a"]}
+        kinds = [type(i) for i in Partition(program, workers).local(0).body]
+        assert SharedSum in kinds
+        seen: list[int] = []
+        given = Compiled(program, state, {})
+        expected, _ = train_alone(given, 1, check_finite=False)
+        records, _ = train_together(given, workers, 1, permute=None if bf16 else 3, check_finite=False)
+
+        def count(exchange: Exchange, seen: list[int] = seen, given: Compiled = given) -> None:
+            arithmetic = SharedArithmetic(exchange)
+            machine = SharedInterpreter(given.program, arithmetic)
+            machine.step(1, machine.to_device(given.state), {}, check_finite=False)
+            seen.append(sum(c.undecided_twice for c in arithmetic.stats.kinds.values()))
+
+        together(workers, count)
+        assert records == expected
+        resolved += sum(seen)
+        cases(1)
+    assert resolved > 0 or kind in ("plain", "spread", "not finite"), "no element was left for the exact sums"
+
+
+# ---- whole models ----
+
+
+def attention(steps: int = 25) -> Task:
+    """GPT-2 with dropout: more workers than heads, features and examples divide into."""
+    torch.manual_seed(3)
+    data = {"x": torch.randint(0, test_language.VOCABULARY, (12, 9))}
+    return Task(
+        name="attention", model=test_language.gpt2().train(), loss=test_language.causal, optimizer=AdamW(lr=1e-2),
+        data=data, batch=Batch(size=6, examples=Rows(names=("x",))), steps=steps, checkpoint_interval=5,
+        clip=Clip(norm=1.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+def test_any_number_of_workers_makes_the_same_run(workers: int) -> None:
+    compiled = compile_task(attention())
+    expected, _ = train_alone(compiled, 25)
+    records, _ = train_together(compiled, workers, 25, permute=workers)
+    assert records == expected
+
+
+def test_another_number_of_workers_goes_on() -> None:
+    compiled = compile_task(make_tiny_task())
+    expected, _ = train_alone(compiled, 12)
+    records, state = train_together(compiled, 3, 5)
+    more, _ = train_together(compiled, 2, 7, begin=5, state=state, chains=False)
+    assert records + more == expected
+
+
+def test_a_state_that_is_not_finite_stops_all_workers() -> None:
+    compiled = compile_task(make_tiny_task())
+    name = next(iter(compiled.state))
+    broken = {key: tensor.clone() for key, tensor in compiled.state.items()}
+    broken["model.0.weight"][-1, -1] = float("inf")  # in the last worker's shard
+    stopped = []
+
+    def work(exchange: Exchange) -> None:
+        machine = SharedInterpreter(compiled.program, SharedArithmetic(exchange))
+        with pytest.raises(NotFiniteError) as error:
+            machine.step(1, machine.to_device(broken), machine.place_data(compiled.data))
+        stopped.append(error.value.name)
+
+    together(3, work)
+    assert len(stopped) == 3 and len(set(stopped)) == 1 and name
+
+
+def test_all_workers_meet_in_the_same_exchanges() -> None:
+    compiled = compile_task(attention())
+    for workers in (2, 3, 5):
+        divided = Partition(compiled.program, workers)
+        programs = [divided.local(worker).body for worker in range(workers)]
+        kinds = [[(type(i), i.opcode, i.function) for i in body] for body in programs]
+        assert all(kind == kinds[0] for kind in kinds)
+        assert {AllGather, SharedSum} < {type(i) for i in programs[0]}
+
+
+def test_logged_sums_are_refused() -> None:
+    def work(exchange: Exchange) -> None:
+        compiled = compile_task(make_tiny_task())
+        machine = SharedInterpreter(compiled.program, SharedArithmetic(exchange))
+        with pytest.raises(ConfigurationError, match="expected one worker where values are observed"):
+            machine.step(1, machine.to_device(compiled.state), compiled.data, lambda _, tensor: tensor)
+
+    together(2, work)

@@ -1,0 +1,108 @@
+"""Several workers as threads of this process (no tests in here)."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.exchange import Exchange
+from tiebreak.engine.distributed.train import SharedInterpreter
+from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.protocol.tags import Digest
+
+T = TypeVar("T")
+
+
+@dataclass
+class Table:
+    """Where the workers lay what they send each other."""
+
+    workers: int
+    barrier: threading.Barrier = field(init=False)
+    laid: list[Sequence[Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.barrier = threading.Barrier(self.workers, timeout=60)
+        self.laid = [()] * self.workers
+
+
+@dataclass
+class Seat:
+    """One worker's end of the table."""
+
+    table: Table
+    worker: int
+
+    @property
+    def workers(self) -> int:
+        return self.table.workers
+
+    def swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        self.table.laid[self.worker] = pieces
+        self.table.barrier.wait()
+        for place, sent in zip(into, self.table.laid, strict=True):
+            assert place.shape == sent[self.worker].shape and place.dtype == sent[self.worker].dtype
+            place.copy_(sent[self.worker])
+        self.table.barrier.wait()
+
+
+def together(workers: int, work: Callable[[Exchange], T]) -> list[T]:
+    """What each worker's `work` returns. Raises what the first of them raises."""
+    table, errors = Table(workers), dict[int, BaseException]()
+    results: list[T | None] = [None] * workers
+
+    def run(worker: int) -> None:
+        try:
+            results[worker] = work(Seat(table, worker))
+        except BaseException as error:
+            errors[worker] = error
+            table.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in sorted(errors.values(), key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return results  # type: ignore[return-value]
+
+
+def train_alone(compiled: Compiled, steps: int, *, check_finite: bool = True) -> tuple[list[Digest], State]:
+    """Step records and the last state, of one machine on its own."""
+    machine = Interpreter(compiled.program, Arithmetic())
+    state, data, records = machine.to_device(compiled.state), machine.place_data(compiled.data), []
+    for step in range(1, steps + 1):
+        result = machine.step(step, state, data, check_finite=check_finite)
+        state = result.state
+        records.append(make_record(step, state, result.loss_bits).digest)
+    return records, state
+
+
+def train_together(
+    compiled: Compiled, workers: int, steps: int, *, permute: int | None = None, begin: int = 0,
+    state: State | None = None, chains: bool = True, check_finite: bool = True,
+) -> tuple[list[Digest], State]:  # fmt: skip
+    """Step records after `begin`, and the last state, as the first worker has them."""
+
+    def work(exchange: Exchange) -> tuple[list[Digest], State]:
+        arithmetic = SharedArithmetic(exchange, permute=None if permute is None else permute + exchange.worker)
+        if not chains:
+            arithmetic.chains = None
+        machine = SharedInterpreter(compiled.program, arithmetic)
+        held, data = machine.to_device(compiled.state if state is None else state), machine.place_data(compiled.data)
+        records, whole = [], held
+        for step in range(begin + 1, begin + steps + 1):
+            result = machine.step(step, held, data, check_finite=check_finite)
+            held, whole = result.state, machine.whole(result.state)
+            if not exchange.worker:
+                records.append(make_record(step, whole, result.loss_bits).digest)
+        return records, whole
+
+    return together(workers, work)[0]
