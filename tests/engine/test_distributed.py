@@ -224,9 +224,10 @@ def test_all_workers_meet_in_the_same_exchanges() -> None:
         assert {AllGather, SharedSum} < {type(i) for i in programs[0]}
 
 
-def test_logged_sums_are_refused() -> None:
+def test_values_cannot_be_observed() -> None:
+    compiled = compile_task(make_tiny_task())
+
     def work(exchange: Exchange) -> None:
-        compiled = compile_task(make_tiny_task())
         machine = SharedInterpreter(compiled.program, SharedArithmetic(exchange))
         with pytest.raises(ConfigurationError, match="expected one worker where values are observed"):
             machine.step(1, machine.to_device(compiled.state), compiled.data, lambda _, tensor: tensor)

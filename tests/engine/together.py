@@ -43,13 +43,15 @@ class Seat:
     def workers(self) -> int:
         return self.table.workers
 
-    def swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
         self.table.laid[self.worker] = pieces
         self.table.barrier.wait()
         for place, sent in zip(into, self.table.laid, strict=True):
             assert place.shape == sent[self.worker].shape and place.dtype == sent[self.worker].dtype
+            assert place.is_contiguous() and sent[self.worker].is_contiguous()
             place.copy_(sent[self.worker])
         self.table.barrier.wait()
+        return lambda: None
 
 
 def together(workers: int, work: Callable[[Exchange], T]) -> list[T]:

@@ -10,7 +10,9 @@ There must be one owner. The same sums, added by two workers in two orders, may 
 element in FP64 that the other cannot decide. Both would be right, but they would no longer wait for the same messages.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -27,7 +29,9 @@ from tiebreak.engine.distributed.partition import AllGather, SharedSum
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 
-_NO_LIMIT = 1 << 60
+AHEAD: Final = 1 << 26
+"""The bytes of whole weights that are gathered before they are needed."""
+_NO_LIMIT: Final = 1 << 60
 
 
 class SharedArithmetic(Arithmetic):
@@ -40,15 +44,40 @@ class SharedArithmetic(Arithmetic):
         super().__init__(device, permute, stats, precision=precision)
         self.exchange = exchange
         self.collectives = Collectives(exchange, self._empty)
+        self._ahead: deque[tuple[AllGather, Tensor]] = deque()
+        self._flying: dict[int, Callable[[], Tensor]] = {}
+        self._bytes = 0
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if self.chains is not None:  # fresh pages cost more than the way between two workers of one machine
             return self.chains.buffers.empty(shape, dtype)
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
+    def look_ahead(self, gathers: Iterable[tuple[AllGather, Tensor]]) -> None:
+        """What the next step gathers, in the order in which it does, from shards that exist: they are sent beforehand.
+
+        So the weights of the next layers are on their way while this one is computed.
+        """
+        self._ahead, self._bytes = deque(gathers), 0
+        self._send()
+
+    def _send(self) -> None:
+        while self._ahead and self._bytes < AHEAD:
+            i, shard = self._ahead.popleft()
+            self._bytes += i.numel * i.dtype.size
+            self._flying[id(i)] = self.collectives.gather(shard, i.split)
+
+    def _gathered(self, i: AllGather, shard: Tensor) -> Tensor:
+        flying = self._flying.pop(id(i), None)
+        if flying is None:
+            return self.collectives.gather(shard, i.split)()
+        self._bytes -= i.numel * i.dtype.size
+        self._send()
+        return flying()
+
     def _compile(self, i: Instruction, operands: Operands) -> Compiled:
         if isinstance(i, AllGather):
-            return lambda x, *_: self.collectives.gather(x[0], i.split).view(i.shape)
+            return lambda x, *_: self._gathered(i, x[0]).view(i.shape)
         if isinstance(i, SharedSum):
             shared = _Sum(i, self)
             return lambda x, *_: shared.run(x)
@@ -75,24 +104,24 @@ class _Sum:
         if self.coefficient is None:  # workers may have different terms, and so different roundings
             worst = self.collectives.greatest(part.roundings, part.sums.device)
             self.coefficient = coefficient(worst + self.collectives.workers)
-        c = self._owned(part.in_order(part.sums))
-        e = self._errors(part, self.coefficient)
+        c, e = self._added(part, self.coefficient)
         result, undecided = decide(c, e, self.runner.pure.rounded)
         self._settle(result, undecided, e, operands)
-        return (self.collectives.gather(result, self.split) if self.whole else result).view(self.shape)
+        return (self.collectives.gather(result, self.split)() if self.whole else result).view(self.shape)
 
-    def _owned(self, parts: Tensor) -> Tensor:
-        """The sums of what all workers have for the elements that this one owns."""
-        return self.collectives.add_shares(parts, self.split.size, self.split.inner)
-
-    def _errors(self, part: Partial, factor: float) -> Tensor:
-        """e of the elements that this worker owns."""
+    def _added(self, part: Partial, factor: float) -> tuple[Tensor, Tensor]:
+        """C and e of the elements that this worker owns."""
+        split, sums = self.split, part.in_order(part.sums)
         if len(part.sizes) == 1:
-            return self._owned(part.in_order(part.sizes[0])).mul_(factor)
+            sizes = part.in_order(part.sizes[0])
+            c, e, _ = self.collectives.add_shares([sums, sizes], sizes[:0], split.size, split.inner)
+            return c, e.mul_(factor)
         rows, columns = part.sizes
-        both = self.collectives.add(torch.cat((rows.reshape(-1), columns.reshape(-1)))).sqrt_()
+        both = torch.cat((rows.reshape(-1), columns.reshape(-1)))
+        c, both = self.collectives.add_shares([sums], both, split.size, split.inner)
+        both.sqrt_()
         left, right = both[: rows.numel()].view(rows.shape), both[rows.numel() :].view(columns.shape)
-        return part.errors(left.mul_(factor), right, *self.owned)
+        return c, part.errors(left.mul_(factor), right, *self.owned)
 
     def _settle(self, result: Tensor, undecided: Tensor, e: Tensor, operands: Operands) -> None:
         """Writes what FP64 did not decide; every worker computes its part of all such elements."""
@@ -102,12 +131,10 @@ class _Sum:
         usable = e[here].isfinite()
         result[here[~usable]] = float("nan")
         here = here[usable]
-        wanted = self.collectives.gather_lists(here + self.owned[0])
+        wanted, lengths = self.collectives.gather_lists(here + self.owned[0])
         if not len(wanted):
             return
         digits, _ = exact_digits(self.mine, operands, wanted)  # where e is finite, so is every term
-        total = self.collectives.add(digits.values.reshape(-1)).view(digits.values.shape)
-        mine = (wanted >= self.owned[0]) & (wanted < self.owned[1])
-        digits.values = total[:, mine]
+        digits.values = self.collectives.add_lists(digits.values, lengths)
         result[here] = digits.rounded(self.runner.pure.rounded)
         self.counts.undecided_twice += len(here)

@@ -23,8 +23,11 @@ class Exchange(Protocol):
     def workers(self) -> int:
         """How many there are."""
 
-    def swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        """Sends a piece (1-d, contiguous) to each worker, and receives one from each into a tensor of its length."""
+    def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
+        """Sends a piece (1-d, contiguous) to each worker, and receives one from each into a tensor of its length.
+
+        What it returns waits until both is done.
+        """
 
 
 class ExchangeError(StateError):
@@ -42,8 +45,8 @@ class Torch:
     bytes_sent: int = 0
     """What this worker has sent to the others."""
 
-    def swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        """As `Exchange.swap`."""
+    def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
+        """As `Exchange.begin`."""
         self.exchanges += 1
         others = [w for w in range(self.workers) if w != self.worker]
         receive = [dist.P2POp(dist.irecv, into[w], w) for w in others if len(into[w])]
@@ -51,13 +54,26 @@ class Torch:
         self.bytes_sent += sum(pieces[w].nbytes for w in others)
         try:
             waiting = dist.batch_isend_irecv([*receive, *send]) if receive or send else []
-            into[self.worker].copy_(pieces[self.worker])
-            for each in waiting:
-                each.wait()
         except RuntimeError as error:
-            raise ExchangeError(f"an exchange with the other workers failed: {error}") from error
+            raise _failed(error) from error
+        into[self.worker].copy_(pieces[self.worker])
+
+        def wait() -> None:
+            try:
+                for each in waiting:
+                    each.wait()
+            except RuntimeError as error:
+                raise _failed(error) from error
+
+        return wait
 
 
+def _failed(error: RuntimeError) -> ExchangeError:
+    return ExchangeError(f"an exchange with the other workers failed: {error}")
+
+
+SHORT = 7
+"""Lists of so many numbers are sent with their length."""
 Empty = Callable[[Sequence[int], torch.dtype], Tensor]
 """(shape, dtype) -> memory of undefined contents, on the worker's device."""
 
@@ -74,43 +90,65 @@ class Collectives:
         """How many there are."""
         return self.exchange.workers
 
-    def gather(self, shard: Tensor, split: Split) -> Tensor:
-        """A whole value, 1-d, of which each worker holds a shard, in its layout."""
+    def _swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        self.exchange.begin(pieces, into)()
+
+    def gather(self, shard: Tensor, split: Split) -> Callable[[], Tensor]:
+        """Begins to gather a value of which each worker holds a shard. The result waits for it, and returns it 1-d."""
         flat = shard.reshape(-1)
         lengths = [split.outer * (end - begin) * split.inner for begin, end in self._shares(split.size)]
         found = self.empty((split.numel,), flat.dtype)
         pieces = found.split(lengths)
-        self.exchange.swap([flat] * self.workers, pieces)
-        if split.outer == 1:
-            return found
-        return torch.cat([piece.view(split.outer, -1, split.inner) for piece in pieces], 1).view(-1)
+        wait = self.exchange.begin([flat] * self.workers, pieces)
 
-    def gather_lists(self, mine: Tensor) -> Tensor:
-        """The lists (1-d, i64) of all workers one after the other; they may differ in length."""
-        lengths = self._all(len(mine), mine.device).tolist()
-        if not any(lengths):
-            return mine
+        def whole() -> Tensor:
+            wait()
+            if split.outer == 1:
+                return found
+            return torch.cat([piece.view(split.outer, -1, split.inner) for piece in pieces], 1).view(-1)
+
+        return whole
+
+    def gather_lists(self, mine: Tensor) -> tuple[Tensor, list[int]]:
+        """The lists (1-d, i64) of all workers one after the other, and the length of each."""
+        short = torch.zeros(1 + SHORT, dtype=torch.int64, device=mine.device)  # nearly all lists fit into one message
+        short[0] = len(mine)
+        short[1 : 1 + len(mine)] = mine[:SHORT]
+        every = self.empty((self.workers, len(short)), mine.dtype)
+        self._swap([short] * self.workers, every.unbind())
+        lengths: list[int] = every[:, 0].tolist()
+        if max(lengths) <= SHORT:
+            return torch.cat([row[1 : 1 + n] for row, n in zip(every, lengths, strict=True)]), lengths
         found = self.empty((sum(lengths),), mine.dtype)
-        self.exchange.swap([mine] * self.workers, found.split(lengths))
-        return found
+        self._swap([mine] * self.workers, found.split(lengths))
+        return found, lengths
 
-    def add_shares(self, parts: Tensor, size: int, inner: int = 1) -> Tensor:
-        """This worker's share of the sums over all workers of `parts` (size x inner elements, 1-d), in any order."""
-        lengths = [(end - begin) * inner for begin, end in self._shares(size)]
-        found = self.empty((self.workers, lengths[self.exchange.worker]), parts.dtype)
-        self.exchange.swap(parts.split(lengths), found.unbind())
-        return found.sum(0)
+    def add_shares(self, parts: Sequence[Tensor], whole: Tensor, size: int, inner: int = 1) -> list[Tensor]:
+        """The sums over all workers, in any order, of this worker's shares of `parts`, and of `whole`.
 
-    def add(self, parts: Tensor) -> Tensor:
-        """The sums over all workers of `parts` (1-d), added in any order, the same bits for all of them."""
-        return self.gather(self.add_shares(parts, len(parts)), Split(1, len(parts), 1))
+        parts: of size x inner elements each, 1-d. whole: 1-d, of the same dtype.
+        """
+        shares = [(begin * inner, end * inner) for begin, end in self._shares(size)]
+        pieces = [torch.cat([*(part[begin:end] for part in parts), whole]) for begin, end in shares]
+        mine = shares[self.exchange.worker][1] - shares[self.exchange.worker][0]
+        found = self.empty((self.workers, len(parts) * mine + len(whole)), whole.dtype)
+        self._swap(pieces, found.unbind())
+        return list(found.sum(0).split([*[mine] * len(parts), len(whole)]))
+
+    def add_lists(self, parts: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The sums over all workers of this worker's columns of `parts` (R, sum of lengths), in any order."""
+        pieces = [piece.reshape(-1).contiguous() for piece in parts.split(list(lengths), 1)]
+        mine = lengths[self.exchange.worker]
+        found = self.empty((self.workers, len(parts) * mine), parts.dtype)
+        self._swap(pieces, found.unbind())
+        return found.sum(0).view(len(parts), mine)
 
     def collect(self, shard: Tensor, split: Split) -> Tensor:
         """On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing."""
         flat, first = shard.reshape(-1), self.exchange.worker == 0
         lengths = [(end - begin) * split.inner if first else 0 for begin, end in self._shares(split.size)]
         found = self.empty((sum(lengths),), flat.dtype)
-        self.exchange.swap([flat, *[flat[:0]] * (self.workers - 1)], found.split(lengths))
+        self._swap([flat, *[flat[:0]] * (self.workers - 1)], found.split(lengths))
         return found
 
     def greatest(self, mine: int, device: torch.device) -> int:
@@ -122,12 +160,12 @@ class Collectives:
         numbers = torch.tensor(list(mine), dtype=torch.uint8, device=device)
         first, none = self.exchange.worker == 0, numbers[:0]
         into = [torch.empty_like(numbers), *[none] * (self.workers - 1)]
-        self.exchange.swap([numbers] * self.workers if first else [none] * self.workers, into)
+        self._swap([numbers] * self.workers if first else [none] * self.workers, into)
         return bytes(into[0].cpu().tolist())
 
     def _all(self, mine: int, device: torch.device) -> Tensor:
         found = torch.empty(self.workers, dtype=torch.int64, device=device)
-        self.exchange.swap([torch.tensor([mine], device=device)] * self.workers, found.split(1))
+        self._swap([torch.tensor([mine], device=device)] * self.workers, found.split(1))
         return found
 
     def _shares(self, size: int) -> list[tuple[int, int]]:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.layout import share
-from tiebreak.engine.distributed.partition import Partition
+from tiebreak.engine.distributed.partition import AllGather, Partition
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, State, StepResult, Sums
 from tiebreak.engine.run.loop import exact, steps
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Opcode, Slot
 from tiebreak.protocol.program.program import Program
 
 
@@ -30,6 +31,17 @@ class SharedInterpreter(Interpreter):
         # of the last one, which has the largest.
         planned = schedule.plan(self.partition.local(exchange.workers - 1))
         super().__init__(self.partition.local(exchange.worker), arithmetic, planned)
+        self._weights = self._gathered_weights()
+
+    def _gathered_weights(self) -> list[tuple[AllGather, str]]:
+        """What a step gathers from the state before it, in order."""
+        found, body = [], self.program.body
+        for i in (body[n] for unit in self._planned for n in unit.members):
+            if isinstance(i, AllGather):
+                held = body[i.operands[0].value]
+                if held.opcode == Opcode.SOURCE and isinstance(held.params, Slot):
+                    found.append((i, held.params.name))
+        return found
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """This worker's shards of whole entries, on its device."""
@@ -68,6 +80,7 @@ class SharedInterpreter(Interpreter):
         """As `Interpreter.step`, on shards. If any worker's shard is not finite, all raise `NotFiniteError`."""
         if observe is not None or sums is not None:
             raise ConfigurationError("expected one worker where values are observed or sums are logged, got several")
+        self.arithmetic.look_ahead((i, state[name]) for i, name in self._weights)
         names, lost, result = [*self.partition.program.state_spec()], 0, None
         try:
             result = super().step(number, state, data, check_finite=check_finite, donate=donate)
