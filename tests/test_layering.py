@@ -10,10 +10,11 @@ import pytest
 
 from tests.source_tree import LAYERS, imports_of, package_modules, parse
 
+_ENGINE = "native dtypes lowering optimizers data capture arithmetic run logged distributed"
 _PROTOCOL = "errors strict_json tags codec packing numbers hashing trees program commitments game parties chain"
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),
-    "tiebreak.engine": [*"native dtypes lowering optimizers data capture arithmetic run logged distributed".split()],
+    "tiebreak.engine": _ENGINE.split(),
     "tiebreak.sim": ["world", "adversaries", "games", "incentives"],
     "tiebreak": ["protocol", "engine", "sim", "api", "node", "demo", "cli", "__main__"],
 }

@@ -1,16 +1,14 @@
 """Several workers compute what one computes, bit for bit; here they are threads of one process."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.conftest import CaseCounter
-from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.views import Dim
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Clip, Rows, Task
@@ -22,7 +20,16 @@ from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSu
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, Slot, SourceKind, row_major
+from tiebreak.protocol.program.isa import (
+    Access,
+    DType,
+    Instruction,
+    Opcode,
+    ReduceFunction,
+    Slot,
+    SourceKind,
+    row_major,
+)
 from tiebreak.protocol.program.program import Program
 
 from .models import test_language
@@ -53,9 +60,9 @@ def reads(draw: st.DrawFn) -> tuple[list[Dim], int, Split]:
     return dims, draw(st.integers(-low, split.numel - 1 - high)), split
 
 
-@given(reads(), st.integers(1, 3), st.randoms(use_true_random=False))
+@given(reads(), st.integers(1, 3))
 @settings(max_examples=400)
-def test_what_is_read_in_shards_is_read_right(case: tuple[list[Dim], int, Split], workers: int, _: object) -> None:
+def test_what_is_read_in_shards_is_read_right(case: tuple[list[Dim], int, Split], workers: int) -> None:
     dims, offset, split = case
     pieces = cut(dims, 0, split)
     everywhere = [offset + sum(c * d.strides[0] for c, d in zip(at, dims, strict=True)) for at in _coordinates(dims)]
@@ -96,13 +103,15 @@ def sum_program(terms: int, rows: int, columns: int, *, products: bool, bf16: bo
     function = ReduceFunction.SUM_BF16 if bf16 else ReduceFunction.SUM
     shapes = {"a": (terms, rows), "b": (terms, columns)} if products else {"a": (terms, rows)}
     body = [
-        Instruction(opcode=Opcode.SOURCE, function=SourceKind.STATE, dtype=DType.F32, shape=shape, params=Slot(slot=n, name=name))
+        Instruction(opcode=Opcode.SOURCE, function=SourceKind.STATE, dtype=DType.F32, shape=shape,
+                    params=Slot(slot=n, name=name))
         for n, (name, shape) in enumerate(shapes.items())
     ]  # fmt: skip
     shape = (rows, columns) if products else (rows,)
     reads = [Access(0, 0, (1, 0, rows)), Access(1, 0, (0, 1, columns))] if products else [Access(0, 0, (1, rows))]
     body.append(
-        Instruction(opcode=Opcode.REDUCE, function=function, dtype=DType.F32, shape=shape, reduction=(terms,), operands=tuple(reads))
+        Instruction(opcode=Opcode.REDUCE, function=function, dtype=DType.F32, shape=shape, reduction=(terms,),
+                    operands=tuple(reads))
     )  # fmt: skip
     first = Access(len(body) - 1, 0, ())
     body.append(Instruction(opcode=Opcode.MAP, dtype=DType.F32, operands=(first,)))
@@ -134,9 +143,7 @@ def hostile(kind: str, terms: int, width: int, generator: torch.Generator) -> Te
 @pytest.mark.parametrize("kind", ["plain", "ties", "cancelling", "spread", "not finite"])
 @pytest.mark.parametrize("products", [False, True], ids=["sums", "products"])
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "in torch"])
-def test_sums(
-    kind: str, products: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch, cases: CaseCounter
-) -> None:
+def test_sums(kind: str, products: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch, cases: CaseCounter) -> None:
     if not compiled:
         monkeypatch.setenv("TIEBREAK_NATIVE", "0")
     generator = torch.Generator().manual_seed(5)
@@ -199,7 +206,6 @@ def test_another_number_of_workers_goes_on() -> None:
 
 def test_a_state_that_is_not_finite_stops_all_workers() -> None:
     compiled = compile_task(make_tiny_task())
-    name = next(iter(compiled.state))
     broken = {key: tensor.clone() for key, tensor in compiled.state.items()}
     broken["model.0.weight"][-1, -1] = float("inf")  # in the last worker's shard
     stopped = []
@@ -211,7 +217,7 @@ def test_a_state_that_is_not_finite_stops_all_workers() -> None:
         stopped.append(error.value.name)
 
     together(3, work)
-    assert len(stopped) == 3 and len(set(stopped)) == 1 and name
+    assert stopped == ["model.0.weight"] * 3
 
 
 def test_all_workers_meet_in_the_same_exchanges() -> None:

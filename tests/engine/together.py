@@ -47,9 +47,10 @@ class Seat:
         self.table.laid[self.worker] = pieces
         self.table.barrier.wait()
         for place, sent in zip(into, self.table.laid, strict=True):
-            assert place.shape == sent[self.worker].shape and place.dtype == sent[self.worker].dtype
-            assert place.is_contiguous() and sent[self.worker].is_contiguous()
-            place.copy_(sent[self.worker])
+            piece = sent[self.worker]
+            assert (place.shape, place.dtype) == (piece.shape, piece.dtype)
+            assert all(tensor.is_contiguous() for tensor in (place, piece))
+            place.copy_(piece)
         self.table.barrier.wait()
         return lambda: None
 

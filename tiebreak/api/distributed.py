@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from tiebreak.engine.distributed.exchange import ExchangeError, Torch
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -19,7 +20,7 @@ TIMEOUT: Final = 600.0
 
 
 class WorkerLost(StateError):
-    """The workers have lost each other. What was committed by then stays, and any number of them may go on from there."""
+    """The workers have lost each other. What is committed stays, and any number of workers may go on from there."""
 
 
 def launched() -> bool:
@@ -40,7 +41,7 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
             "got a process of its own"
         )
     patience = timedelta(seconds=timeout)
-    store, worker, workers = next(iter(dist.rendezvous("env://", timeout=patience)))
+    store, worker, workers = next(iter(rendezvous("env://", timeout=patience)))
     backend = "nccl" if device.startswith("cuda") else "gloo"
     dist.init_process_group(backend, store=store, rank=worker, world_size=workers, timeout=patience)
     exchange = Torch()
@@ -57,7 +58,7 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
 class _Beats:
     """Signs of life: each worker writes how often it has written, and how many exchanges it has begun."""
 
-    def __init__(self, store: dist.Store, exchange: Torch) -> None:
+    def __init__(self, store: Any, exchange: Torch) -> None:
         self._store, self._exchange, self._over = store, exchange, threading.Event()
         self._thread = threading.Thread(target=self._beat, name="signs of life", daemon=True)
         self._thread.start()

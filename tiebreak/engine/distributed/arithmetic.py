@@ -1,10 +1,10 @@
 """Executes what a `Partition` adds to the instruction set: whole values from shards, and sums over all workers' terms.
 
 **Sums.** Each worker adds its terms up in FP64, with a bound on their absolute values. For every element there is one
-owner, which adds the workers' sums and bounds. No term passes through more roundings than on its worker, and one for each
-worker after that, so Ziv's test (`tiebreak.engine.arithmetic.ziv`) holds as on one machine, in whatever order and by
-whatever algorithm the sums were exchanged. Of the elements that it leaves undecided every worker computes its part exactly,
-in fixed point; integers are added, and the owner rounds once.
+owner, which adds the workers' sums and bounds. No term passes through more roundings than on its worker, and one for
+each worker after that, so Ziv's test (`tiebreak.engine.arithmetic.ziv`) holds as on one machine, in whatever order and
+by whatever algorithm the sums were exchanged. Of the elements that it leaves undecided every worker computes its part
+exactly, in fixed point; integers are added, and the owner rounds once.
 
 There must be one owner. The same sums, added by two workers in two orders, may differ; then one of them may decide an
 element in FP64 that the other cannot decide. Both would be right, but they would no longer wait for the same messages.

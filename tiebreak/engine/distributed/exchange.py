@@ -98,7 +98,7 @@ class Collectives:
         flat = shard.reshape(-1)
         lengths = [split.outer * (end - begin) * split.inner for begin, end in self._shares(split.size)]
         found = self.empty((split.numel,), flat.dtype)
-        pieces = found.split(lengths)
+        pieces = torch.split(found, lengths)
         wait = self.exchange.begin([flat] * self.workers, pieces)
 
         def whole() -> Tensor:
@@ -120,7 +120,7 @@ class Collectives:
         if max(lengths) <= SHORT:
             return torch.cat([row[1 : 1 + n] for row, n in zip(every, lengths, strict=True)]), lengths
         found = self.empty((sum(lengths),), mine.dtype)
-        self._swap([mine] * self.workers, found.split(lengths))
+        self._swap([mine] * self.workers, torch.split(found, lengths))
         return found, lengths
 
     def add_shares(self, parts: Sequence[Tensor], whole: Tensor, size: int, inner: int = 1) -> list[Tensor]:
@@ -133,11 +133,11 @@ class Collectives:
         mine = shares[self.exchange.worker][1] - shares[self.exchange.worker][0]
         found = self.empty((self.workers, len(parts) * mine + len(whole)), whole.dtype)
         self._swap(pieces, found.unbind())
-        return list(found.sum(0).split([*[mine] * len(parts), len(whole)]))
+        return list(torch.split(found.sum(0), [*[mine] * len(parts), len(whole)]))
 
     def add_lists(self, parts: Tensor, lengths: Sequence[int]) -> Tensor:
         """The sums over all workers of this worker's columns of `parts` (R, sum of lengths), in any order."""
-        pieces = [piece.reshape(-1).contiguous() for piece in parts.split(list(lengths), 1)]
+        pieces = [piece.reshape(-1).contiguous() for piece in torch.split(parts, list(lengths), 1)]
         mine = lengths[self.exchange.worker]
         found = self.empty((self.workers, len(parts) * mine), parts.dtype)
         self._swap(pieces, found.unbind())
@@ -148,7 +148,7 @@ class Collectives:
         flat, first = shard.reshape(-1), self.exchange.worker == 0
         lengths = [(end - begin) * split.inner if first else 0 for begin, end in self._shares(split.size)]
         found = self.empty((sum(lengths),), flat.dtype)
-        self._swap([flat, *[flat[:0]] * (self.workers - 1)], found.split(lengths))
+        self._swap([flat, *[flat[:0]] * (self.workers - 1)], torch.split(found, lengths))
         return found
 
     def greatest(self, mine: int, device: torch.device) -> int:
@@ -165,7 +165,7 @@ class Collectives:
 
     def _all(self, mine: int, device: torch.device) -> Tensor:
         found = torch.empty(self.workers, dtype=torch.int64, device=device)
-        self._swap([torch.tensor([mine], device=device)] * self.workers, found.split(1))
+        self._swap([torch.tensor([mine], device=device)] * self.workers, torch.split(found, 1))
         return found
 
     def _shares(self, size: int) -> list[tuple[int, int]]:

@@ -40,7 +40,7 @@ class Split:
 
 
 def leading(shape: Sequence[int], workers: int) -> Split | None:
-    """The layout in shards of the first elements, the next, and so on: along as few leading dims as there are workers."""
+    """The layout in shards of the first elements, the next, and so on; None if there are too few elements."""
     size, inner = 1, 1
     for at, dim in enumerate(shape):
         size *= dim

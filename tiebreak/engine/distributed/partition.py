@@ -10,10 +10,10 @@ Each instruction is computed in one of these ways, chosen in program order:
   in any order: each worker computes its own result, and all combine these again.
 
 An operand that is held in shards but must be read whole is gathered first. Shards begin at the batch, which is what the
-first gather from the data yields; at state entries, of which each worker keeps and updates its leading share (ZeRO); and
-after sums. A weight's gradient is summed in part, or its operands are gathered and each worker computes its own share
-of it: whatever moves fewer bytes. A last pass makes a value in shards if that is how all its readers read it, as with
-the random numbers of dropout.
+first gather from the data yields; at state entries, of which each worker keeps and updates its leading share (ZeRO);
+and after sums. A weight's gradient is summed in part, or its operands are gathered and each worker computes its own
+share of it: whatever moves fewer bytes. A last pass makes a value in shards if that is how all its readers read it, as
+with the random numbers of dropout.
 
 The choice depends on the program and the number of workers only, so all workers make the same one. No result depends on
 it: every instruction's result is what it is on one worker, bit for bit.
@@ -61,7 +61,7 @@ class Way:
     """How one instruction is computed."""
 
     dims: tuple[Dim, ...] = ()
-    """The index space, the result's strides first, then those of the operands; cut where the shared one begins or ends."""
+    """The index space: the result's strides, then those of the operands. Cut where the shared dim begins or ends."""
     rank: int = 0
     """The number of output dims."""
     shared: int | None = None
@@ -117,10 +117,9 @@ class Partition:
     def _choose(self, number: int, i: Instruction) -> None:
         self._batched.append(any(self._batched[a.value] for a in i.operands))
         if i.opcode == Opcode.SOURCE:
-            state = i.function == SourceKind.STATE
             if i.function == SourceKind.DATA and not self._tables:
                 self._begin_batch(number)
-            self._set(Way(), self.state_layout(i.shape) if state else None)
+            self._set(Way(), self.state_layout(i.shape) if i.function == SourceKind.STATE else None)
             return
         if number in self._tables:
             self._begin_batch(number)
@@ -129,28 +128,31 @@ class Partition:
         for o in held:
             dims, rank, boxes = _cut(dims, rank, boxes, o + 1, self._layout(i, o))
         readable = {o: self._along(i, dims, boxes, o) for o in held}
-        votes = {at: 0 for at in readable.values() if at is not None}
-        for o, at in readable.items():
-            if at is not None:
-                value = i.operands[o].value
-                votes[at] += (prod(self.program.body[value].shape)) << (40 if self._batched[value] else 0)
-        shared = max(votes, key=lambda at: votes[at], default=None)
+        shared = self._vote(i, readable)
         summed = shared is not None and shared >= rank
         if summed:
             self._batched[number] = False
         if shared is None or (summed and not self._worth_adding(i, held)):
             self._whole |= {i.operands[o].value for o in held}
-            self._begin(number, i, leading(i.shape, self.workers) if summed else self._first(number, i))
+            self._begin(i, leading(i.shape, self.workers) if summed else self._first(number, i))
             return
         in_place = tuple(readable.get(o) == shared for o in range(len(i.operands)))
-        for o in held:
-            if not in_place[o]:
-                self._whole.add(i.operands[o].value)
+        self._whole |= {i.operands[o].value for o in held if not in_place[o]}
         way = Way(tuple(dims), rank, shared, in_place, tuple(boxes))
         if shared < rank:
             self._set(way, _layout_of(dims, rank, shared))
         else:
             self._set(way, self.state_layout(i.shape) if i.is_f32_sum else None)
+
+    def _vote(self, i: Instruction, readable: dict[int, int | None]) -> int | None:
+        """The dim along which most elements are read in shards, those that depend on the batch first."""
+        votes: dict[int, tuple[int, int]] = {}
+        for o, at in readable.items():
+            if at is not None:
+                value, (batched, others) = i.operands[o].value, votes.get(at, (0, 0))
+                count = self.program.body[value].numel
+                votes[at] = (batched + count, others) if self._batched[value] else (batched, others + count)
+        return max(votes, key=lambda at: votes[at], default=None)
 
     def _begin_batch(self, number: int) -> None:
         """A value that comes from data, and whose elements are not the same for every worker."""
@@ -194,7 +196,7 @@ class Partition:
         gathered = sum(prod(self.program.body[v].shape) * self.program.body[v].dtype.size for v in values)
         return added <= gathered
 
-    def _begin(self, number: int, i: Instruction, split: Split | None) -> None:
+    def _begin(self, i: Instruction, split: Split | None) -> None:
         """An instruction that reads everything whole, and whose result is made in these shards."""
         if split is not None and i.numel >= LEAST:
             dims, rank, boxes = _cut(*_space(i), _RESULT, split)
@@ -271,7 +273,7 @@ def _gathers_from_data(program: Program) -> set[int]:
     for number, i in enumerate(program.body):
         if i.opcode == Opcode.GATHER and i.operands[0].value in data:
             found.add(number)
-        elif i.opcode == Opcode.SOURCE and i.function == SourceKind.DATA or any(a.value in data for a in i.operands):
+        elif i.function == SourceKind.DATA if i.opcode == Opcode.SOURCE else any(a.value in data for a in i.operands):
             data.add(number)
     return found
 
@@ -352,12 +354,7 @@ class _Local:
             return held
         if value not in self.gathered:
             i = self.partition.program.body[value]
-            self.gathered[value] = self._put(
-                AllGather(
-                    opcode=Opcode.GATHER, dtype=i.dtype, shape=i.shape, operands=(Access(held, 0, ()),), split=split,
-                    origin=i.origin,
-                )  # fmt: skip
-            )
+            self.gathered[value] = self._put(_gather(i, held, i.shape, split))
         return self.gathered[value]
 
     def _write(self, number: int, i: Instruction) -> int:
@@ -392,7 +389,10 @@ class _Local:
         """A value of integers, each increased by the same number."""
         constant = self._put(
             Instruction(
-                opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=DType.I64, params=isa.SourceConst(bits=by % 2**64)
+                opcode=Opcode.SOURCE,
+                function=SourceKind.CONST,
+                dtype=DType.I64,
+                params=isa.SourceConst(bits=by % 2**64),
             )
         )
         count = self.body[value].numel
@@ -424,23 +424,16 @@ class _Local:
 
     def _add(self, mine: Instruction, split: Split | None) -> int:
         shape = mine.shape if split is None else self._shape(split)
+        reads, dtype = mine.operands, mine.dtype
         return self._put(
-            SharedSum(
-                opcode=Opcode.REDUCE, function=mine.function, dtype=mine.dtype, shape=shape, reduction=mine.reduction,
-                operands=mine.operands, origin=mine.origin, mine=mine, split=split,
-            )  # fmt: skip
+            SharedSum(opcode=Opcode.REDUCE, dtype=dtype, shape=shape, operands=reads, mine=mine, split=split)
         )
 
     def _combine(self, mine: Instruction) -> int:
         """A maximum or a sum of integers: of each worker's own, and then of these."""
         workers, count = self.partition.workers, mine.numel
         own = self._put(mine)
-        every = self._put(
-            AllGather(
-                opcode=Opcode.GATHER, dtype=mine.dtype, shape=(workers, count), operands=(Access(own, 0, ()),),
-                split=Split(1, workers, count), origin=mine.origin,
-            )  # fmt: skip
-        )
+        every = self._put(_gather(mine, own, (workers, count), Split(1, workers, count)))
         operands = (Access(every, 0, (*contiguous(mine.shape), count)),)
         return self._put(replace(mine, reduction=(workers,), operands=operands))
 
@@ -451,18 +444,17 @@ class _Local:
             held = self._whole(value) if split is None else self.held[value]
         else:
             begin, _ = self._share(split.size)
-            shape = self._shape(split)
-            held = self._put(
-                _copy(i.dtype, shape, Access(self._whole(value), begin * split.inner, contiguous(split_shape(split))))
-            )
+            read = Access(self._whole(value), begin * split.inner, (split.numel, split.inner, 1))
+            held = self._put(_copy(i.dtype, self._shape(split), read))
         shape = i.shape if split is None else self._shape(split)
         return replace(i, shape=shape, operands=(Access(held, 0, contiguous(shape)),))
 
 
-def split_shape(split: Split) -> tuple[int, int, int]:
-    """A value's dims, to its layout."""
-    return split.outer, split.size, split.inner
-
-
 def _copy(dtype: DType, shape: tuple[int, ...], access: Access) -> Instruction:
     return Instruction(opcode=Opcode.MAP, function=MapFunction.COPY, dtype=dtype, shape=shape, operands=(access,))
+
+
+def _gather(i: Instruction, held: int, shape: tuple[int, ...], split: Split) -> AllGather:
+    """Makes a value of an instruction's dtype whole."""
+    read = (Access(held, 0, ()),)
+    return AllGather(opcode=Opcode.GATHER, dtype=i.dtype, shape=shape, operands=read, split=split, origin=i.origin)

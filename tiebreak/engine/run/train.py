@@ -119,7 +119,9 @@ class Worker:
             if step == job.last_step(checkpoint := job.checkpoint_of(step)):
                 commits.append(committer.wait())
                 check_unchanged(data.values())
-                committer.submit(step, self.interpreter.whole(result.state), result.loss_bits, self._logs.log_root(checkpoint))
+                committer.submit(
+                    step, self.interpreter.whole(result.state), result.loss_bits, self._logs.log_root(checkpoint)
+                )
             waiting = time.perf_counter() - started - seconds
             self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting, entries)
             self._told(*commits)

@@ -195,7 +195,7 @@ def leave_sums(
     total, size = (x[0] if len(x) == 1 else x.sum(0) for x in (sums, sizes))
     if not plan.out:
         return [total, size], call.roundings
-    rows, columns = size.view(task.batches, -1).split((task.m, task.n), 1)
+    rows, columns = torch.split(size.view(task.batches, -1), [task.m, task.n], 1)
     return [total.view(task.batches, task.m, task.n), rows, columns], call.roundings
 
 

@@ -1,0 +1,116 @@
+"""`torchrun ... -m tiebreak train`: the run of several processes is that of one, whoever dies on the way."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.tiny import CLIENT, DOMAIN, make_tiny_task
+from tests.source_tree import ROOT
+from tests.tiebreak.parties import Parties
+from tiebreak.api.running import make_interpreter
+from tiebreak.cli.key import load_key
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.train import Worker
+
+pytestmark = pytest.mark.slow
+STEPS, INTERVAL = 600, 20
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def runs(parties: Parties, tmp_path: Path) -> tuple[RunDirectory, RunDirectory]:
+    """A finished run of one process, and one of the same job that was not begun."""
+    key = load_key(parties.path("trainer.pem"))
+    compiled = compile_task(make_tiny_task(STEPS, INTERVAL))
+    job = draft_job(
+        compiled, steps=STEPS, checkpoint_interval=INTERVAL, client=CLIENT.address, trainer=key.address, terms=Terms()
+    )
+    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=key)
+    made = [
+        RunDirectory.create(tmp_path / name, signed, compiled.program, compiled.state, compiled.data)
+        for name in ("alone", "together")
+    ]
+    Worker(made[0], make_interpreter(compiled.program, job=job), key=key).work()
+    return made[0], made[1]
+
+
+@pytest.fixture
+def start(parties: Parties, tmp_path: Path) -> Iterator[Start]:
+    """Starts workers that train a run; what they print goes into a file."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(run: RunDirectory, workers: int, *more: str) -> subprocess.Popen[str]:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+        # Held in shards however small: the tiny job's values would all be whole.
+        program = f"from tiebreak.engine.distributed import partition; partition.LEAST = 1; {_MAIN}"
+        script = tmp_path / "sharded.py"
+        script.write_text(program, encoding="utf-8")
+        command = [*launcher, str(script), "train", str(run.path), "--key", str(parties.path("trainer.pem")), *more]
+        output = (tmp_path / "printed").open("w")
+        begun.append(subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True))
+        return begun[-1]
+
+    yield begin
+    for launcher in begun:
+        launcher.kill()
+        launcher.wait()
+
+
+_MAIN = "from tiebreak.cli.main import main; main()"
+
+
+def worker(launcher: subprocess.Popen[str], rank: int) -> int:
+    """The process of a worker."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            status, environment = (process / "status").read_text(), (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"PPid:\t{launcher.pid}\n" in status and f"RANK={rank}".encode() in environment.split(b"\0"):
+            return int(process.name)
+    raise AssertionError(f"no worker {rank}")
+
+
+def wait(until: Callable[[], bool], seconds: float = 120) -> None:
+    for _ in range(int(20 * seconds)):
+        if until():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come to that")
+
+
+def test_whoever_dies_any_number_of_workers_go_on_to_the_same_run(
+    runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path
+) -> None:
+    alone, together = runs
+    launcher = start(together, 2)
+    wait(lambda: len(together.heads()) > 2)
+    os.kill(worker(launcher, 1), signal.SIGKILL)
+    assert launcher.wait(60) != 0
+    printed = (tmp_path / "printed").read_text()
+    assert "rank      : 1" in printed
+    assert "exitcode  : -9" in printed
+    assert 2 < together.recorded() < alone.recorded()
+    launcher = start(together, 3)
+    assert launcher.wait(200) == 0, (tmp_path / "printed").read_text()
+    assert together.records() == alone.records()
+    assert together.heads()[-1].head == alone.heads()[-1].head
+
+
+def test_who_does_not_answer_is_named(runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path) -> None:
+    _, together = runs
+    launcher, printed = start(together, 2, "--timeout", "5", "--quiet"), tmp_path / "printed"
+    wait(lambda: len(together.heads()) > 1)
+    frozen = worker(launcher, 1)
+    os.kill(frozen, signal.SIGSTOP)
+    wait(lambda: "WorkerLost: lost worker 1 of 2; what is committed stays" in printed.read_text())
+    os.kill(frozen, signal.SIGKILL)
+    assert launcher.wait(60) != 0
