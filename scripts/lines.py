@@ -10,11 +10,11 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 14_630,
-    "tiebreak/engine/": 19_860,
+    "tiebreak/engine/": 20_970,
     "tiebreak/sim/": 11_430,
     "tiebreak/node/": 8_640,
-    "tiebreak/": 8_200,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 3_410,
+    "tiebreak/": 8_340,  # api, cli, demo: everything that is in none of the folders above
+    "benchmarks/": 3_540,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

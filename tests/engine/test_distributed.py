@@ -32,7 +32,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 
-from .models import test_language
+from .models import test_language, zoo
 from .tiny import make_tiny_task
 from .together import together, train_alone, train_together
 
@@ -188,12 +188,28 @@ def attention(steps: int = 25) -> Task:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+SLOW = [pytest.param(workers, marks=pytest.mark.slow) for workers in (1, 4, 8)]
+
+
+@pytest.mark.parametrize("workers", [2, 3, *SLOW])
 def test_any_number_of_workers_makes_the_same_run(workers: int) -> None:
     compiled = compile_task(attention())
     expected, _ = train_alone(compiled, 25)
     records, _ = train_together(compiled, workers, 25, permute=workers)
     assert records == expected
+
+
+CLASSES = (
+    "LlamaForCausalLM", "MixtralForCausalLM", "MambaForCausalLM", "BertForMaskedLM", "ResNetForImageClassification",
+    "SwinForImageClassification", "CLIPModel",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_of_the_zoo(name: str) -> None:
+    found = zoo.outcome(name, workers=(2, 3))
+    assert found.kind == "passes", found
 
 
 def test_another_number_of_workers_goes_on() -> None:

@@ -76,7 +76,7 @@ def as_line(event: dict[str, Any]) -> str:
 @click.command()
 @click.argument("run", type=FOLDER)
 @click.option("--key", type=FILE, required=True,
-              help="The trainer's key file; it signs a head at every checkpoint. Read by the first worker.")  # fmt: skip
+              help="The trainer's key file; it signs a head at each checkpoint. Read by the first worker.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(1), default=600, show_default=True,
               help="Under torchrun: seconds that a worker waits for another.")  # fmt: skip
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")

@@ -2,14 +2,15 @@
 
 Settings are the library's defaults except for sizes, and for layerdrop, which is 0: capture refuses other values.
 
-`python -m tests.engine.models.zoo [NAME...]` tries the classes whose names contain one of NAME, by default all.
+`python -m tests.engine.models.zoo [NAME...]` tries the classes whose names contain one of NAME, by default all. With
+`--workers N...` it also compares three steps of so many workers with those of one machine.
 """
 
 import argparse
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from tests.engine.together import train_alone, train_together
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.distributed import partition
 from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -39,7 +42,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """passes, refused (with the message), raw (an exception of another kind), or broken (torch does not run it)."""
+    """What became of a class: one word, and more about it.
+
+    passes; refused (with the message); raw (an exception of another kind); broken (torch does not run it); differs
+    (several workers do not make the run of one).
+    """
 
     kind: str
     detail: str
@@ -395,8 +402,8 @@ def loss(model: nn.Module, **batch: Tensor) -> Tensor:
     return found
 
 
-def outcome(name: str) -> Outcome:
-    """What becomes of one class."""
+def outcome(name: str, workers: Sequence[int] = ()) -> Outcome:
+    """What becomes of one class, on one machine and on so many workers."""
     try:
         model, data = built(name)
         loss(model, **data).backward()
@@ -408,7 +415,12 @@ def outcome(name: str) -> Outcome:
         batch=Batch(size=2, examples=Rows(names=tuple(data))),
     )  # fmt: skip
     try:
-        return Outcome("passes", f"{len(checked(task).program.body)} instructions")
+        compiled = checked(task)
+        expected = train_alone(compiled, 3)[0] if workers else []
+        for count in workers:
+            if train_together(compiled, count, 3)[0] != expected:
+                return Outcome("differs", f"on {count} workers")
+        return Outcome("passes", f"{len(compiled.program.body)} instructions")
     except ConfigurationError as error:
         return Outcome("refused", str(error))
     except Exception as error:
@@ -419,13 +431,16 @@ def main() -> None:
     """Prints a line for each class, with its seconds, and the number of each kind of outcome."""
     parser = argparse.ArgumentParser(prog="python -m tests.engine.models.zoo", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a part of the names of the classes to try")
-    wanted = parser.parse_args().names or [""]
+    parser.add_argument("--workers", nargs="+", type=int, default=[], metavar="N", help="also on so many workers")
+    given = parser.parse_args()
+    wanted = given.names or [""]
+    partition.LEAST = 1  # these models are tiny: otherwise nothing would be held in shards
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     tally: Counter[str] = Counter()
     for name in [name for name in ZOO if any(part in name for part in wanted)]:
         began = time.process_time()
-        found = outcome(name)
+        found = outcome(name, given.workers)
         tally[found.kind] += 1
         spent = time.process_time() - began
         print(f"{found.kind:7} {name} ({spent:.1f} s): {found.detail}".replace("\n", " / "), flush=True)
