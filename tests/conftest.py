@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,9 @@ EXPECTED_SKIPS = tuple(
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--full`."""
     parser.addoption("--full", action="store_true", help="a whole part: check floors.json and that every file ran")
+
+
+WAITING = ROOT / "tests" / "tiebreak" / "node"
 
 
 class CaseCounter:
@@ -142,6 +146,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
     fast = config.option.markexpr == "not slow"
     return True if fast and is_test and part_of(collection_path) == "slow" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begins both halves of the slow part with tests of parties, which mostly wait.
+
+    Each of xdist's workers gets a piece of the list. In the order of the folders, the last ones would wait at the end,
+    when nothing is left to compute meanwhile.
+    """
+    if config.option.markexpr != "slow":
+        return
+    hands: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
+    others = []
+    for number, (path, group) in enumerate(groupby(items, key=lambda item: item.path)):
+        (hands[number % 2] if path.is_relative_to(WAITING) else others).extend(group)
+    first = max(0, len(items) // 2 - len(hands[0]))
+    items[:] = [*hands[0], *others[:first], *hands[1], *others[first:]]
 
 
 def floor_problems(passed: Counter[str], floors: dict[str, int]) -> list[str]:
