@@ -1,5 +1,6 @@
 """Several workers compute what one computes, bit for bit; here they are threads of one process."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -233,7 +234,9 @@ def test_a_state_that_is_not_finite_stops_all_workers() -> None:
         stopped.append(error.value.name)
 
     together(3, work)
-    assert stopped == ["model.0.weight"] * 3
+    with pytest.raises(NotFiniteError) as alone:
+        train_alone(replace(compiled, state=broken), 1)
+    assert stopped == [alone.value.name] * 3
 
 
 def test_all_workers_meet_in_the_same_exchanges() -> None:
