@@ -13,7 +13,7 @@ BUDGETS = {
     "tiebreak/engine/": 20_970,
     "tiebreak/sim/": 11_430,
     "tiebreak/node/": 8_640,
-    "tiebreak/": 8_340,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 8_350,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 3_540,
 }
 SUFFIXES = {".py", ".c", ".h"}

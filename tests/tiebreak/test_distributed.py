@@ -13,12 +13,14 @@ import pytest
 from tests.engine.tiny import CLIENT, DOMAIN, make_tiny_task
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Parties
+from tiebreak.api.distributed import joined
 from tiebreak.api.running import make_interpreter
 from tiebreak.cli.key import load_key
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.slow
 STEPS, INTERVAL = 600, 20
@@ -114,3 +116,43 @@ def test_who_does_not_answer_is_named(runs: tuple[RunDirectory, RunDirectory], s
     wait(lambda: "WorkerLost: lost worker 1 of 2; what is committed stays" in printed.read_text())
     os.kill(frozen, signal.SIGKILL)
     assert launcher.wait(60) != 0
+
+
+SCRIPT = """
+import sys
+import torch
+import tiebreak
+from tiebreak.engine.distributed import partition
+
+partition.LEAST = 1
+torch.manual_seed(1)
+x = torch.randn(32, 5)
+model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+run = tiebreak.train(
+    model, lambda model, x, y: (model(x) - y).square().mean(), optimizer=tiebreak.AdamW(lr=1e-2),
+    data={"x": x, "y": x.sum(1, keepdim=True)}, batch=6, steps=21, checkpoint_every=5, directory=sys.argv[1],
+    progress=False, distributed=len(sys.argv) > 2,
+)
+print("root", run.root)
+"""
+
+
+def test_the_library_trains_on_several_workers(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    commands = [[str(script), "alone"], [*many, str(script), "together", "distributed"]]
+    roots = []
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        roots.append({line for line in done.stdout.splitlines() if line.startswith("root ")})
+    assert len(roots[0]) == 1
+    assert roots[0] == roots[1], "the three workers and the one print the same root"
+
+
+def test_without_torchrun_there_are_no_workers() -> None:
+    with pytest.raises(ConfigurationError, match="expected workers started by torchrun"), joined("cpu"):
+        pass

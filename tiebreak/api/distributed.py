@@ -32,8 +32,8 @@ def launched() -> bool:
 def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     """The workers, in a process group of their own: gloo, or nccl for devices of CUDA.
 
-    device: where this worker computes; `cuda` is the device of its local rank. Raises `ConfigurationError` outside
-    `torchrun`, and `WorkerLost` when an exchange fails inside the block.
+    device: where this worker computes. timeout: the seconds that it waits for another. Raises `ConfigurationError`
+    outside `torchrun`, and `WorkerLost` when an exchange fails inside the block.
     """
     if not launched():
         raise ConfigurationError(

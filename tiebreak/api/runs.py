@@ -13,6 +13,7 @@ from tiebreak.api.audits import audit_chosen, segments_of
 from tiebreak.api.bundle import ORIGINS, Bundle, origins_of
 from tiebreak.api.calibrating import Policy, as_policy
 from tiebreak.api.disputes import Dispute, dispute, open_both
+from tiebreak.api.distributed import joined
 from tiebreak.api.evaluation import evaluate_state
 from tiebreak.api.keys import new_key
 from tiebreak.api.progress import Tally, on_stderr
@@ -122,14 +123,15 @@ class Run:
 
     def resume(
         self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all",
-        callbacks: Sequence[OnStep] = (),
+        callbacks: Sequence[OnStep] = (), exchange: Exchange | None = None,
     ) -> "Run":  # fmt: skip
         """Computes from the last complete checkpoint to step `until` (default: the end) and returns the run.
 
         key: the trainer's key; with it, a head is signed at every checkpoint. progress: show a bar with the loss on
         stderr. keep: which checkpoints stay on disk, `all`, `every:M` or `last`; an audit recomputes what was dropped.
         callbacks: called with each `tiebreak.api.trainer.Step`, and once more, with metrics, when the task's `evaluate`
-        was called on a checkpoint. Raises `StateError` if the loss or the state is no longer finite; whatever is
+        was called on a checkpoint. exchange: the workers that compute together; all of them call this, and the first
+        one has key, bar and callbacks. Raises `StateError` if the loss or the state is no longer finite; whatever is
         committed by then stays.
         """
         tally = Tally()
@@ -147,10 +149,8 @@ class Run:
                 tally.commit(commit)
                 self._evaluate(commit.record.step, callbacks)
 
-            continue_run(
-                self._run, machine_of(self._run, threads=self._threads, device=self._device), key=key, until=until,
-                keep=keep, on_progress=told, on_commit=committed,
-            )  # fmt: skip
+            machine = machine_of(self._run, threads=self._threads, device=self._device, exchange=exchange)
+            continue_run(self._run, machine, key=key, until=until, keep=keep, on_progress=told, on_commit=committed)
         return self
 
     def _evaluate(self, step: int, callbacks: Sequence[OnStep]) -> None:
@@ -247,20 +247,35 @@ def train(
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
     policy: Policy | None = None, precision: int | None = None,
     device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all",
-    unchecked: bool = False, callbacks: Sequence[OnStep] = (), **options: Any,
+    unchecked: bool = False, callbacks: Sequence[OnStep] = (), distributed: bool = False, **options: Any,
 ) -> Run:  # fmt: skip
     """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
 
     The arguments up to `checkpoint_every`, and `options`, are those of `tiebreak.make_task`. For client, trainer and
     terms see `tiebreak.agree`; without keys the run is committed and can be audited, but it is not signed. The module
     is not changed: use `model.load_state_dict(run.state_dict())`. For keep and callbacks see `Run.resume`.
+
+    distributed: the workers that `torchrun` has started all call this, and compute one run together, the same for any
+    number of them. The first one captures, signs, reports and calls the callbacks.
     """
-    run = agree(
-        model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
-        schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
-        policy=policy, precision=precision, device=device, threads=threads, unchecked=unchecked, **options,
-    )  # fmt: skip
-    return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks)
+
+    def agreed() -> Run:
+        return agree(
+            model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
+            schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
+            policy=policy, precision=precision, device=device, threads=threads, unchecked=unchecked, **options,
+        )  # fmt: skip
+
+    if not distributed:
+        return agreed().resume(trainer, progress=progress, keep=keep, callbacks=callbacks)
+    with joined(device) as exchange:
+        if not exchange.worker:
+            run = agreed()
+            exchange.meet()
+            return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks, exchange=exchange)
+        exchange.meet()  # the run is there
+        run = Run(RunDirectory.open(Path(directory)), device=device, threads=threads)
+        return run.resume(progress=False, keep=keep, exchange=exchange)
 
 
 def agree(

@@ -45,6 +45,14 @@ class Torch:
     bytes_sent: int = 0
     """What this worker has sent to the others."""
 
+    def meet(self) -> None:
+        """Waits until all workers have come here."""
+        self.exchanges += 1
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            raise _failed(error) from error
+
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
         """As `Exchange.begin`."""
         self.exchanges += 1

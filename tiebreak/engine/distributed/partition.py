@@ -21,7 +21,6 @@ it: every instruction's result is what it is on one worker, bit for bit.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 from typing import Final
 
@@ -92,21 +91,6 @@ class Partition:
     def state_layout(self, shape: Sequence[int]) -> Split | None:
         """How a state entry is held between two steps."""
         return leading(shape, self.workers) if prod(shape) >= LEAST else None
-
-    @cached_property
-    def moved(self) -> list[tuple[str, int]]:
-        """What a step moves: for each exchange, its kind and the bytes that each worker sends, roughly."""
-        others = self.workers - 1
-        found = []
-        for i in self.local(0).body:
-            if isinstance(i, AllGather):
-                found.append(("gather", i.numel * i.dtype.size * others // self.workers))
-            elif isinstance(i, SharedSum):
-                each = 8 if len(i.operands) == 2 else 16
-                found.append(("sum", i.mine.numel * each * others // self.workers))
-                if i.split is None:
-                    found.append(("gather", 4 * i.mine.numel * others // self.workers))
-        return found
 
     def local(self, worker: int) -> Program:
         """What one worker executes, on what it holds: instructions as usual, with exchanges among them."""
