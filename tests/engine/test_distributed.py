@@ -13,7 +13,7 @@ from tests.conftest import CaseCounter
 from tiebreak.engine.arithmetic.views import Dim
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Clip, Rows, Task
-from tiebreak.engine.distributed import partition
+from tiebreak.engine.distributed import arithmetic, partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.layout import Split, along, cut, localized, share
@@ -143,10 +143,17 @@ def hostile(kind: str, terms: int, width: int, generator: torch.Generator) -> Te
 
 @pytest.mark.parametrize("kind", ["plain", "ties", "cancelling", "spread", "not finite"])
 @pytest.mark.parametrize("products", [False, True], ids=["sums", "products"])
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "in torch"])
-def test_sums(kind: str, products: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch, cases: CaseCounter) -> None:
+@pytest.mark.parametrize(
+    "compiled", [pytest.param(True, id="compiled"), pytest.param(False, id="in torch", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("result", ["in shards", "rounded by all", "gathered"])
+def test_sums(
+    kind: str, products: bool, compiled: bool, result: str, monkeypatch: pytest.MonkeyPatch, cases: CaseCounter
+) -> None:
     if not compiled:
         monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    monkeypatch.setattr(partition, "LEAST", 1 if result == "in shards" else 90)  # the result has 77 elements at most
+    monkeypatch.setattr(arithmetic, "SMALL", 0 if result == "gathered" else 77)
     generator = torch.Generator().manual_seed(5)
     resolved = 0
     for (terms, workers), bf16 in product([(9, 2), (65, 3), (700, 3), (1030, 8)], [False, True]):
@@ -157,16 +164,16 @@ def test_sums(kind: str, products: bool, compiled: bool, monkeypatch: pytest.Mon
         state = state if products else {"a": state["a"]}
         kinds = [type(i) for i in Partition(program, workers).local(0).body]
         assert SharedSum in kinds
+        assert (AllGather in kinds) == (result == "in shards")  # of the loss, which is one of the sums
         seen: list[int] = []
         given = Compiled(program, state, {})
         expected, _ = train_alone(given, 1, check_finite=False)
         records, _ = train_together(given, workers, 1, permute=None if bf16 else 3, check_finite=False)
 
         def count(exchange: Exchange, seen: list[int] = seen, given: Compiled = given) -> None:
-            arithmetic = SharedArithmetic(exchange)
-            machine = SharedInterpreter(given.program, arithmetic)
+            machine = SharedInterpreter(given.program, SharedArithmetic(exchange))
             machine.step(1, machine.to_device(given.state), {}, check_finite=False)
-            seen.append(sum(c.undecided_twice for c in arithmetic.stats.kinds.values()))
+            seen.append(sum(c.undecided_twice for c in machine.arithmetic.stats.kinds.values()))
 
         together(workers, count)
         assert records == expected

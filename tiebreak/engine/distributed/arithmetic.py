@@ -8,6 +8,8 @@ exactly, in fixed point; integers are added, and the owner rounds once.
 
 There must be one owner. The same sums, added by two workers in two orders, may differ; then one of them may decide an
 element in FP64 that the other cannot decide. Both would be right, but they would no longer wait for the same messages.
+Only a small result that all workers need goes another way, because messages take longer than arithmetic: every worker
+gets the sums of all, adds them in the order of the workers, and so decides as every other does.
 """
 
 from collections import deque
@@ -31,6 +33,8 @@ from tiebreak.protocol.program.isa import Instruction
 
 AHEAD: Final = 1 << 26
 """The bytes of whole weights that are gathered before they are needed."""
+SMALL: Final = 1 << 12
+"""Results of up to this many elements are rounded by every worker, if all need them."""
 _NO_LIMIT: Final = 1 << 60
 
 
@@ -96,7 +100,8 @@ class _Sum:
         self.split = Split(1, i.mine.numel, 1) if i.split is None else i.split
         self.shape = i.shape
         begin, end = share(self.split.size, arithmetic.exchange.worker, arithmetic.exchange.workers)
-        self.owned = begin * self.split.inner, end * self.split.inner
+        self.everywhere = self.whole and i.mine.numel <= SMALL
+        self.owned = (0, i.mine.numel) if self.everywhere else (begin * self.split.inner, end * self.split.inner)
         self.coefficient: float | None = None
 
     def run(self, operands: Operands) -> Tensor:
@@ -107,21 +112,27 @@ class _Sum:
         c, e = self._added(part, self.coefficient)
         result, undecided = decide(c, e, self.runner.pure.rounded)
         self._settle(result, undecided, e, operands)
-        return (self.collectives.gather(result, self.split)() if self.whole else result).view(self.shape)
+        if self.whole and not self.everywhere:
+            result = self.collectives.gather(result, self.split)()
+        return result.view(self.shape)
 
     def _added(self, part: Partial, factor: float) -> tuple[Tensor, Tensor]:
         """C and e of the elements that this worker owns."""
-        split, sums = self.split, part.in_order(part.sums)
+        sums = part.in_order(part.sums)
         if len(part.sizes) == 1:
-            sizes = part.in_order(part.sizes[0])
-            c, e, _ = self.collectives.add_shares([sums, sizes], sizes[:0], split.size, split.inner)
+            c, e, _ = self._add([sums, part.in_order(part.sizes[0])], sums[:0])
             return c, e.mul_(factor)
         rows, columns = part.sizes
-        both = torch.cat((rows.reshape(-1), columns.reshape(-1)))
-        c, both = self.collectives.add_shares([sums], both, split.size, split.inner)
-        both.sqrt_()
+        c, both = self._add([sums], torch.cat((rows.reshape(-1), columns.reshape(-1))))
+        both = both.sqrt()
         left, right = both[: rows.numel()].view(rows.shape), both[rows.numel() :].view(columns.shape)
         return c, part.errors(left.mul_(factor), right, *self.owned)
+
+    def _add(self, parts: Sequence[Tensor], whole: Tensor) -> Sequence[Tensor]:
+        """The sums over all workers of what this one owns of `parts`, and of `whole`."""
+        if not self.everywhere:
+            return self.collectives.add_shares(parts, whole, self.split.size, self.split.inner)
+        return torch.split(self.collectives.add_in_turn(torch.cat([*parts, whole])), [*map(len, parts), len(whole)])
 
     def _settle(self, result: Tensor, undecided: Tensor, e: Tensor, operands: Operands) -> None:
         """Writes what FP64 did not decide; every worker computes its part of all such elements."""
@@ -131,10 +142,13 @@ class _Sum:
         usable = e[here].isfinite()
         result[here[~usable]] = float("nan")
         here = here[usable]
-        wanted, lengths = self.collectives.gather_lists(here + self.owned[0])
+        wanted, lengths = (here, []) if self.everywhere else self.collectives.gather_lists(here + self.owned[0])
         if not len(wanted):
             return
         digits, _ = exact_digits(self.mine, operands, wanted)  # where e is finite, so is every term
-        digits.values = self.collectives.add_lists(digits.values, lengths)
+        if self.everywhere:
+            digits.values = self.collectives.add_in_turn(digits.values.reshape(-1)).view(digits.values.shape)
+        else:
+            digits.values = self.collectives.add_lists(digits.values, lengths)
         result[here] = digits.rounded(self.runner.pure.rounded)
         self.counts.undecided_twice += len(here)

@@ -143,6 +143,16 @@ class Collectives:
         self._swap(pieces, found.unbind())
         return list(torch.split(found.sum(0), [*[mine] * len(parts), len(whole)]))
 
+    def add_in_turn(self, parts: Tensor) -> Tensor:
+        """The sums of `parts` (1-d) of the first worker, the second, and so on: the same bits on all workers."""
+        found = self.empty((self.workers, len(parts)), parts.dtype)
+        self._swap([parts] * self.workers, found.unbind())
+        first, *others = found.unbind()
+        total = first.clone()
+        for each in others:
+            total += each
+        return total
+
     def add_lists(self, parts: Tensor, lengths: Sequence[int]) -> Tensor:
         """The sums over all workers of this worker's columns of `parts` (R, sum of lengths), in any order."""
         pieces = [piece.reshape(-1).contiguous() for piece in torch.split(parts, list(lengths), 1)]
