@@ -42,6 +42,9 @@ def operators() -> list[Any]:
     sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
     from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415 (takes seconds)
 
+    # That import forbids the process to set flags of backends, as the tests after this one do.
+    torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
     return list(op_db)
 
 
