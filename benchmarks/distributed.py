@@ -8,7 +8,6 @@ on the first one alone, take turns, so all are slowed down by the same drift. DD
 all-reduces one FP32 gradient a parameter, for which a worker sends 2 (N - 1) / N times their size.
 """
 
-import copy
 import json
 import os
 import statistics
@@ -21,16 +20,13 @@ import click
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.steps import ExactStep
+from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish
 from benchmarks.workloads import WORKLOADS
-from tiebreak.demo.tasks.plain import batches, make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.capture.task import Task
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Torch
 from tiebreak.engine.distributed.layout import share
@@ -42,32 +38,18 @@ WARMUP: Final = 2
 EXACT, ALONE, DDP, EAGER = "exact, all workers", "exact, one worker", "eager DDP", "eager, one worker"
 
 
-def eager(task: Task, worker: int, workers: int) -> Callable[[], object]:
-    """A step of plain PyTorch on this worker's share of each batch; DDP if there are several."""
-    model: nn.Module = copy.deepcopy(task.model).train()
-    trained = DistributedDataParallel(model) if workers > 1 else model
-    optimizer, drawn = make_optimizer(task, model), batches(task, torch.float32)
-    begin, end = share(task.batch.size, worker, workers)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.autograd.backward(task.loss(trained, *(x[begin:end] for x in next(drawn))))
-        optimizer.step()
-
-    return step
-
-
 def work(worker: int, workers: int, port: int, name: str, results: str) -> None:
     """One worker: measures, and the first one writes what it found."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=worker, world_size=workers)
     task = WORKLOADS[name]()
     compiled, exchange, first = compile_task(task), Torch(), worker == 0
+    rows = slice(*share(task.batch.size, worker, workers))
     steps: dict[str, Callable[[], object] | None] = {
         EXACT: ExactStep(compiled, task.steps, machine=SharedInterpreter(compiled.program, SharedArithmetic(exchange))),
         ALONE: ExactStep(compiled, task.steps, machine=Interpreter(compiled.program, Arithmetic())) if first else None,
-        DDP: eager(task, worker, workers),
-        EAGER: eager(task, 0, 1) if first else None,
+        DDP: eager_step(task, torch.float32, rows=rows, wrap=DistributedDataParallel),
+        EAGER: eager_step(task, torch.float32) if first else None,
     }
     seconds: dict[str, list[float]] = {who: [] for who in steps}
     for turn in range(WARMUP + REPEATS[name]):
@@ -90,7 +72,6 @@ def work(worker: int, workers: int, port: int, name: str, results: str) -> None:
 
 
 def measure(name: str, workers: int, folder: Path) -> list[Row]:
-    """Rows of one workload."""
     results = folder / f"distributed-{os.getpid()}.json"
     processes.spawn(work, args=(workers, 29_000 + os.getpid() % 999, name, str(results)), nprocs=workers)  # type: ignore[no-untyped-call]
     found: dict[str, float] = json.loads(results.read_text("utf-8"))

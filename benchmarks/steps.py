@@ -13,18 +13,22 @@ from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.interpreter import Interpreter, Sums
 
 
-def eager_step(task: Task, dtype: torch.dtype, *, keep: bool = True) -> Callable[..., None]:
+def eager_step(
+    task: Task, dtype: torch.dtype, *, keep: bool = True, rows: slice = slice(None),
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+) -> Callable[..., None]:  # fmt: skip
     """One training step in plain PyTorch: a batch, forward, backward, optimizer.
 
-    With `keep`, it trains a copy of the model.
+    With `keep`, it trains a copy of the model. rows: which examples of each batch. wrap: applied to the model, for DDP.
     """
     model: nn.Module = (copy.deepcopy(task.model) if keep else task.model).to(dtype).train()
     optimizer = make_optimizer(task, model)
+    trained = wrap(model)
     drawn: Iterator[tuple[Tensor, ...]] = batches(task, dtype)
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = task.loss(model, *next(drawn))
+        loss = task.loss(trained, *(x[rows] for x in next(drawn)))
         torch.autograd.backward(loss)
         optimizer.step()
 

@@ -52,21 +52,21 @@ def start(parties: Parties, tmp_path: Path) -> Iterator[Start]:
     def begin(run: RunDirectory, workers: int, *more: str) -> subprocess.Popen[str]:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
         # Held in shards however small: the tiny job's values would all be whole.
-        program = f"from tiebreak.engine.distributed import partition; partition.LEAST = 1; {_MAIN}"
+        program = (
+            "from tiebreak.cli.main import main\nfrom tiebreak.engine.distributed import partition\n"
+            "partition.LEAST = 1\nmain()\n"
+        )
         script = tmp_path / "sharded.py"
         script.write_text(program, encoding="utf-8")
         command = [*launcher, str(script), "train", str(run.path), "--key", str(parties.path("trainer.pem")), *more]
-        output = (tmp_path / "printed").open("w")
-        begun.append(subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True))
+        with (tmp_path / "printed").open("w") as output:
+            begun.append(subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True))
         return begun[-1]
 
     yield begin
     for launcher in begun:
         launcher.kill()
         launcher.wait()
-
-
-_MAIN = "from tiebreak.cli.main import main; main()"
 
 
 def worker(launcher: subprocess.Popen[str], rank: int) -> int:

@@ -91,6 +91,5 @@ class _Beats:
         return f"worker {late} of {len(everyone)} is alive, but did not answer the others in time"
 
     def stop(self) -> None:
-        """Ends the thread."""
         self._over.set()
         self._thread.join()

@@ -82,8 +82,8 @@ def make_interpreter(
     policy: under policy `logged`, how far this machine's own sums may be from the exact ones, as the party itself has
     measured [default: the proven bounds, which hold on every machine]. threads: number of torch's threads. permute:
     seed of a random order in which every reduction takes its terms. exchange: the workers that compute each step
-    together (policy `exact` only). Raises `ConfigurationError` if the device does not
-    compute what the specification says, or if the policy does not fit the job.
+    together (policy `exact` only). Raises `ConfigurationError` if the device does not compute what the specification
+    says, or if the policy does not fit the job.
     """
     use_threads(threads)
     found = usable_device(device)

@@ -17,11 +17,11 @@ class Exchange(Protocol):
 
     @property
     def worker(self) -> int:
-        """Which one this is, from 0."""
+        """Its number, from 0; worker 0 has the run directory."""
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """Their number, which changes no result."""
 
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
         """Sends a piece (1-d, contiguous) to each worker, and receives one from each into a tensor of its length.
@@ -41,7 +41,7 @@ class Torch:
     worker: int = field(default_factory=dist.get_rank)
     workers: int = field(default_factory=dist.get_world_size)
     exchanges: int = 0
-    """How many were begun."""
+    """How often this worker has begun to exchange; whoever is behind the others keeps them waiting."""
     bytes_sent: int = 0
     """What this worker has sent to the others."""
 
@@ -54,7 +54,7 @@ class Torch:
             raise _failed(error) from error
 
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
-        """As `Exchange.begin`."""
+        """As `Exchange.begin`; raises `ExchangeError`, also from the wait."""
         self.exchanges += 1
         others = [w for w in range(self.workers) if w != self.worker]
         receive = [dist.P2POp(dist.irecv, into[w], w) for w in others if len(into[w])]
@@ -95,7 +95,6 @@ class Collectives:
 
     @property
     def workers(self) -> int:
-        """How many there are."""
         return self.exchange.workers
 
     def _swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:

@@ -62,7 +62,7 @@ class Way:
     dims: tuple[Dim, ...] = ()
     """The index space: the result's strides, then those of the operands. Cut where the shared dim begins or ends."""
     rank: int = 0
-    """The number of output dims."""
+    """How many of them, the first ones, are dims of the output; the others are summed."""
     shared: int | None = None
     """Which of the dims is shared out."""
     in_place: tuple[bool, ...] = ()

@@ -151,12 +151,9 @@ def run_tables(
 
     With `shuffled`, the terms are taken in random order. `near` collects open elements that are not settled.
     """
-    read = [operands[o.index] for o in plan.operands]
-    for operand, tensor in zip(plan.operands, read, strict=True):
-        check_reach(tensor, operand.reach)
-    call = _prepare(plan, shuffled)
+    call = _reading(plan, operands, shuffled)
     task, threads = call.task, call.threads
-    task.a, task.b, task.out = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None, out.data_ptr()
+    task.out = out.data_ptr()
     task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
     parts = call.room() if task.parts > 1 else []
     kernel = library.contract if plan.out else library.add_up
@@ -182,12 +179,8 @@ def leave_sums(
     Of a matrix product: sums (batch, m, n), and the sums of squares of rows (batch, m) and of columns (batch, n). Of
     other sums: the sums and those of absolute terms, of the result's elements in order.
     """
-    read = [operands[o.index] for o in plan.operands]
-    for operand, tensor in zip(plan.operands, read, strict=True):
-        check_reach(tensor, operand.reach)
-    call = _prepare(plan, shuffled)
+    call = _reading(plan, operands, shuffled)
     task, progress = call.task, Progress()
-    task.a, task.b = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None
     room, kernel = call.room(), library.contract if plan.out else library.add_up
     if not all(together(lambda: kernel(ctypes.byref(task), _LEAVE, ctypes.byref(progress)), call.threads)):
         raise MemoryError(f"no memory to compute {task.batches} x {task.m} x {task.n} sums")
@@ -242,6 +235,16 @@ def _prepare(plan: Tables, shuffled: torch.Generator | None = None) -> _Call:
     call = _Call(task, held, threads, task.coefficient, roundings, bool(plan.out))
     if shuffled is None:
         plan.calls[threads] = call
+    return call
+
+
+def _reading(plan: Tables, operands: Sequence[Tensor], shuffled: torch.Generator | None) -> _Call:
+    """The call of a plan on these operands, which must outlive it."""
+    read = [operands[o.index] for o in plan.operands]
+    for operand, tensor in zip(plan.operands, read, strict=True):
+        check_reach(tensor, operand.reach)
+    call = _prepare(plan, shuffled)
+    call.task.a, call.task.b = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None
     return call
 
 
