@@ -13,6 +13,7 @@ from tiebreak.engine.arithmetic.elementwise import Chain, Member, all_finite
 from tiebreak.engine.arithmetic.ziv import NearTies
 from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.run import schedule
+from tiebreak.engine.run.offload import Empty, Offload
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit
 from tiebreak.protocol.commitments.job import Job
@@ -76,18 +77,34 @@ class Interpreter:
     instructions are executed one by one in the program's own order.
     """
 
-    def __init__(self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None) -> None:
-        """planned: the order of a program of the same instructions, with other sizes, if it is to be that one's."""
+    def __init__(
+        self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None, *,
+        room: int | None = None,
+    ) -> None:  # fmt: skip
+        """planned: the order of a program of the same instructions, with other sizes, if it is to be that one's.
+
+        room: the bytes that a step's values may take in memory; others wait in a file (`tiebreak.engine.run.offload`).
+        Raises `ConfigurationError` if that is too little for one instruction.
+        """
         self.program = program
         self.arithmetic = arithmetic
         self._committed = [commit.operands[0].value for commit in program.commits]
         self._in_order = schedule.in_order(program)
         self._planned = schedule.plan(program) if planned is None else planned
         self._chains = self._make_chains()
+        self._offload = None if room is None else self._make_offload(room)
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
-        return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
+        state = {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
+        if self._offload is not None:
+            self._offload.adopt(state)
+        return state
+
+    @property
+    def empty(self) -> Empty:
+        """Makes the tensors, of undefined contents, into which a state for `to_device` is read."""
+        return torch.empty if self._offload is None else self._offload.on_disk
 
     def place_data(self, data: Mapping[str, Tensor]) -> State:
         """The job's data where the steps read them: on this interpreter's device, except tables too large for it."""
@@ -99,7 +116,7 @@ class Interpreter:
 
     def whole(self, state: State) -> State:
         """A state of this interpreter as others know it, to be committed."""
-        return state
+        return state if self._offload is None else self._offload.all_on_disk(state)
 
     def step(
         self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
@@ -115,12 +132,21 @@ class Interpreter:
         """
         given = self._given(state, data) if donate and self._chains else frozenset[int]()  # only chains use it
         run = _Run(self, number, state, data, observe, given, sums)
+        offload = self._offload if observe is None else None
+        if offload is not None:
+            offload.begin(run.values, state, run.sealed, donated=donate)
         for position, unit in enumerate(self._planned if observe is None else self._in_order):
             chain = None if observe is not None else self._chains.get(position)
+            if offload is not None:
+                if offload.skips(position):
+                    continue
+                offload.before(position)
             if chain is None:
                 run.one_by_one(unit)
             else:
                 run.at_once(unit, chain)
+            if offload is not None:
+                offload.after(position)
         new = {
             _slot(commit).name: run.commit(value, self.program.leaf_of_commit(slot))
             for slot, (commit, value) in enumerate(zip(self.program.commits, self._committed, strict=True))
@@ -129,6 +155,8 @@ class Interpreter:
             for name, value in zip(new, self._committed, strict=True):
                 if not run.is_finite(value, new[name]):
                     raise NotFiniteError(number, name)
+        if offload is not None:
+            offload.end(new)
         result = StepResult(new, loss_bits(run.values[len(self.program.body) - 1]))
         if self.arithmetic.chains is not None:
             self.arithmetic.chains.buffers.end_step()
@@ -171,6 +199,17 @@ class Interpreter:
                 made[position] = self.arithmetic.chains.make(members)
         return made
 
+    def _make_offload(self, room: int) -> Offload:
+        if self.arithmetic.device.type != "cpu":
+            raise ConfigurationError(f"expected a CPU where memory is limited, got {self.arithmetic.device}")
+        chains = self.arithmetic.chains
+        if chains is not None:
+            chains.buffers.limit = room
+        return Offload(
+            self.program, self._planned, schedule.replacements(self.program, self._planned) if chains else {},
+            self._chains, room, torch.empty if chains is None else chains.buffers.empty,
+        )  # fmt: skip
+
     def _given(self, state: State, data: State) -> frozenset[int]:
         """The sources of state entries that share their memory with no other tensor."""
         owners = Counter(tensor.untyped_storage().data_ptr() for tensor in (*state.values(), *data.values()))
@@ -193,6 +232,7 @@ class _Run:
         self._body, self._arithmetic = interpreter.program.body, interpreter.arithmetic
         self._number, self._state, self._data, self._observe = number, state, data, observe
         self._given, self._sums = given, sums
+        self._offload = interpreter._offload if observe is None else None
         self._finite: dict[int, bool] = {}
         self.values: dict[int, Tensor] = {}
 
@@ -216,7 +256,9 @@ class _Run:
 
     def commit(self, value: int, leaf: int) -> Tensor:
         """The tensor that committing a body value puts into the state."""
-        tensor = self.values[value] if value in self._finite else self._sealed(value)
+        tensor = None if self._offload is None else self._offload.committed(value)
+        if tensor is None:
+            tensor = self.sealed(value)
         return tensor if self._observe is None else self._observe(leaf, tensor)
 
     def is_finite(self, value: int, tensor: Tensor) -> bool:
@@ -224,9 +266,11 @@ class _Run:
             return self._finite[value]
         return tensor.dtype != torch.float32 or bool(torch.isfinite(tensor).all())
 
-    def _sealed(self, value: int) -> Tensor:
-        """The value with NaN made canonical, and whether it is finite."""
+    def sealed(self, value: int) -> Tensor:
+        """The value as it is committed: with NaN made canonical. Takes note of whether it is finite."""
         tensor, chains = self.values[value], self._arithmetic.chains
+        if value in self._finite:
+            return tensor
         if chains is not None and tensor.dtype == torch.float32 and all_finite(chains.kernel, tensor):
             self._finite[value] = True
             return tensor

@@ -1,0 +1,424 @@
+"""Computes a step in less memory than its values take: those that are needed last wait in a file.
+
+The order of a step's units is known, so it is known when each value is read next. Whenever the values in memory would
+exceed the budget, the one whose next use is farthest away leaves it (Belady's rule, which no other order of evictions
+beats). Values never change, so one that was written once can leave again without being written. What will have to leave
+soon is written while earlier units compute, and what is needed soon is read meanwhile, by two threads.
+
+State entries are values like others: a moment of the optimizer is in memory for one update in each step. An entry that
+is on disk when a step ends becomes a tensor that is mapped from the file, so whoever reads the state needs no memory
+either. The file has no name, and nobody else can open it. Where a value waits changes no bit of any result.
+"""
+
+import itertools
+import mmap
+import os
+import tempfile
+import weakref
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.data.disk import storing
+from tiebreak.engine.data.tensors import memory_of
+from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.engine.run.schedule import Unit
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Opcode, Slot, SourceKind
+from tiebreak.protocol.program.program import Program
+
+SMALL: Final = 1 << 18
+"""Values of fewer bytes stay in memory."""
+AHEAD: Final = 1 / 6
+"""The part of the budget that is read before it is needed, and the part that is written before it must leave."""
+WINDOW: Final = 256
+"""How many reads ahead are looked at."""
+RESERVE: Final = 192 << 20
+"""What a step needs beside its values, in bytes: panels of the kernels, pages of the allocator, small values."""
+
+Empty = Callable[[Sequence[int], torch.dtype], Tensor]
+State = dict[str, Tensor]
+
+
+def room_within(memory: int) -> int:
+    """The bytes that values may take in a process of `memory` bytes, as large as the process is now."""
+    return memory - _resident() - RESERVE
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Extent:
+    """A piece of the file. It can be used again when nothing refers to it."""
+
+    def __init__(self, offset: int, size: int) -> None:
+        self.offset, self.size = offset, size
+
+
+class _Mapping(mmap.mmap):
+    extent: _Extent
+
+
+class _File:
+    """A file without a name, in pieces that are used again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with storing(folder):
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (it lives as long as this does)
+        self._end = 0
+        self._free: dict[int, list[int]] = {}
+
+    def take(self, size: int) -> _Extent:
+        size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        free = self._free.setdefault(size, [])
+        if free:
+            offset = free.pop()
+        else:
+            offset, self._end = self._end, self._end + size
+            with storing(self.folder):
+                os.posix_fallocate(self._file.fileno(), offset, size)  # a full disk is found here, not in a mapping
+        extent = _Extent(offset, size)
+        weakref.finalize(extent, free.append, offset).atexit = False
+        return extent
+
+    def write(self, extent: _Extent, tensor: Tensor) -> None:
+        memory, done = memory_of(tensor), 0
+        with storing(self.folder):
+            while done < len(memory):
+                done += os.pwrite(self._file.fileno(), memory[done:], extent.offset + done)
+
+    def read(self, extent: _Extent, tensor: Tensor) -> None:
+        memory, done = memory_of(tensor), 0
+        with storing(self.folder):
+            while done < len(memory):
+                done += os.preadv(self._file.fileno(), [memory[done:]], extent.offset + done)
+
+    def mapped(self, extent: _Extent, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The piece as a tensor, without reading it. It stays taken as long as that lives."""
+        found = _Mapping(self._file.fileno(), extent.size, offset=extent.offset)
+        found.extent = extent
+        return torch.frombuffer(found, dtype=dtype, count=prod(shape)).view(tuple(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is known of a unit before it runs."""
+
+    reads: tuple[int, ...]
+    """The values of others that it reads."""
+    makes: int
+    """The bytes of its results, but for those that take an operand's place."""
+
+
+class _Carried(NamedTuple):
+    """A state entry that is in the file, and in memory too unless it is `mapped`."""
+
+    tensor: Tensor
+    extent: _Extent
+    mapped: bool
+
+
+class Offload:
+    """Keeps the values of each step of one program within a budget."""
+
+    def __init__(
+        self, program: Program, units: Sequence[Unit], in_place: Mapping[int, int], together: Collection[int],
+        room: int, empty: Empty,
+    ) -> None:  # fmt: skip
+        """units: the order of execution. in_place: results that take the place of an operand. together: the positions
+        of units whose inner results need no memory. room: the budget in bytes. empty: memory for values.
+
+        Raises `ConfigurationError` if one instruction alone needs more than `room`.
+        """
+        self.room, self._empty = room, empty
+        self._body = program.body
+        self._bytes = [i.numel * i.dtype.size for i in program.body]
+        self._commits = [(_slot(c.params), c.operands[0].value) for c in program.commits]
+        self._committed = {value for _, value in self._commits}
+        self.sources = {
+            _slot(i.params): n
+            for n, i in enumerate(program.body)
+            if i.opcode == Opcode.SOURCE and i.function == SourceKind.STATE
+        }
+        given = {n for n, i in enumerate(program.body) if i.function == SourceKind.DATA and i.opcode == Opcode.SOURCE}
+        self._large = [size >= SMALL and n not in given for n, size in enumerate(self._bytes)]
+        self._units, self._together = units, frozenset(together)
+        self._places = [self._place(p, unit, in_place) for p, unit in enumerate(units)]
+        self._check_room()
+        self._uses: dict[int, list[int]] = {}
+        self._events: list[tuple[int, int]] = []
+        """(position of a unit, value that it reads), in order."""
+        for position, place in enumerate(self._places):
+            for value in place.reads:
+                self._uses.setdefault(value, []).append(position)
+                self._events.append((position, value))
+        self._again = {
+            value: len(units) + self._uses.get(self.sources[name], [len(units)])[0]
+            for name, value in self._commits
+            if name in self.sources
+        }
+        """When a committed value is needed in the next step."""
+        self._file = _File(Path(os.environ.get("TMPDIR", "/var/tmp")))
+        self._writer, self._reader = (ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("write", "read"))
+        self._loaded: dict[int, _Extent] = {}
+        self._carried: dict[str, _Carried] = {}
+        """Entries of the last state that are in the file."""
+        self.bytes_written = self.bytes_read = 0
+
+    def _place(self, position: int, unit: Unit, in_place: Mapping[int, int]) -> Place:
+        members = set(unit.members)
+        if self._is_state(unit):
+            return Place((), 0)
+        reads = {a.value for n in unit.members for a in self._body[n].operands} - members
+        made = unit.outputs if position in self._together else unit.members
+        return Place(
+            tuple(v for v in sorted(reads) if self._large[v]),
+            sum(self._bytes[n] for n in made if self._large[n] and n not in in_place),
+        )
+
+    def _is_state(self, unit: Unit) -> bool:
+        first = self._body[unit.members[0]]
+        return first.opcode == Opcode.SOURCE and first.function == SourceKind.STATE
+
+    def _check_room(self) -> None:
+        def needed(place: Place) -> int:
+            return place.makes + sum(self._bytes[v] for v in place.reads)
+
+        worst = max(range(len(self._places)), key=lambda p: needed(self._places[p]))
+        if (most := needed(self._places[worst])) > self.room:
+            origin = self._body[self._units[worst].members[-1]].origin
+            where = f" ({origin})" if origin is not None else ""
+            raise ConfigurationError(
+                f"expected at least {(most - self.room) >> 20:,} MiB more memory: one instruction of the step{where} reads "
+                f"and makes {most >> 20:,} MiB, and {max(self.room, 0) >> 20:,} MiB are left for values"
+            )
+
+    # ---- between steps ----
+
+    def on_disk(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor of undefined contents, in the file if it is large, for a state that is read from elsewhere."""
+        size = prod(shape) * dtype.itemsize
+        if size < SMALL:
+            return torch.empty(tuple(shape), dtype=dtype)
+        extent = self._file.take(size)
+        tensor = self._file.mapped(extent, shape, dtype)
+        self._loaded[tensor.data_ptr()] = extent
+        return tensor
+
+    def adopt(self, state: State) -> None:
+        """Takes note of which entries `on_disk` made; what else it made is forgotten."""
+        for name, tensor in state.items():
+            if (extent := self._loaded.get(tensor.data_ptr())) is not None:
+                self._carried[name] = _Carried(tensor, extent, mapped=True)
+        self._loaded.clear()
+
+    def all_on_disk(self, state: State) -> State:
+        """The state with every large entry in the file and not in memory. Changes the given one alike."""
+        for name, tensor in state.items():
+            if tensor.nbytes < SMALL:
+                continue
+            known = self._carried.get(name)
+            if known is None or known.tensor is not tensor:
+                extent = self._file.take(tensor.nbytes)
+                self._file.write(extent, tensor)
+                self.bytes_written += tensor.nbytes
+            elif known.mapped:
+                continue
+            else:
+                extent = known.extent
+            state[name] = self._file.mapped(extent, tensor.shape, tensor.dtype)
+            self._carried[name] = _Carried(state[name], extent, mapped=True)
+        return dict(state)
+
+    # ---- during a step ----
+
+    def begin(
+        self, values: dict[int, Tensor], state: State, seal: Callable[[int], Tensor], *, donated: bool
+    ) -> None:  # fmt: skip
+        """Begins a step. values: those in memory, which the caller fills and empties. seal: makes a value committable.
+
+        With `donated`, the entries of `state` are taken out of it, so that their memory can be used.
+        """
+        self._values, self._seal = values, seal
+        self._held = self._read_to = 0
+        self._now = -1
+        self._order: list[tuple[int, int]] = []
+        self._due: dict[int, int] = {}
+        self._on_file: dict[int, _Extent] = {}
+        self._writing: dict[int, tuple[Future[None], _Extent]] = {}
+        self._reading: dict[int, tuple[Future[None], Tensor]] = {}
+        for name, n in self.sources.items():
+            known, tensor = self._carried.get(name), state[name]
+            if known is not None and known.tensor is tensor:
+                self._on_file[n] = known.extent
+                if known.mapped:
+                    continue
+            values[n] = tensor
+            self._add(n)
+        self._carried.clear()
+        if donated:
+            state.clear()
+
+    def skips(self, position: int) -> bool:
+        """Whether a unit only names a state entry, which `begin` has done."""
+        return self._is_state(self._units[position])
+
+    def before(self, position: int) -> None:
+        """Brings the operands of a unit into memory, and makes room for its results."""
+        place = self._places[position]
+        missing = [v for v in place.reads if v not in self._values and v not in self._reading]
+        size = place.makes + sum(self._bytes[v] for v in missing)
+        if self._held + size > self.room:
+            for n in self._farthest(place.reads):
+                self._evict(n)
+                if self._held + size <= self.room:
+                    break
+        for v in missing:
+            self._begin_read(v)
+        for v in place.reads:
+            if v in self._reading:
+                self._end_read(v)
+
+    def after(self, position: int) -> None:
+        """Takes note of a unit's results and of the values that died, and begins to write and to read ahead."""
+        self._now, unit = position, self._units[position]
+        for n in unit.outputs:
+            if n in self._values:
+                self._add(n)
+        for dying in unit.dying:
+            for n in dying:
+                self._drop(n)
+                self._on_file.pop(n, None)
+                self._writing.pop(n, None)
+        for n in self._places[position].reads:
+            if n in self._due:
+                self._drop(n)
+                self._add(n)
+        self._write_ahead()
+        self._read_ahead()
+
+    def committed(self, value: int) -> Tensor | None:
+        """The tensor, mapped from the file, of a committed value that is no longer in memory; None for others."""
+        if value in self._reading:
+            self._end_read(value)
+        if value in self._values:
+            return None
+        i = self._body[value]
+        return self._file.mapped(self._on_file[value], i.shape, TORCH_DTYPES[i.dtype])
+
+    def end(self, state: State) -> None:
+        """Ends a step. state: the new one."""
+        for name, value in self._commits:
+            self._written(value)
+            if value in self._on_file:
+                self._carried[name] = _Carried(state[name], self._on_file[value], mapped=value not in self._values)
+
+    # ---- memory ----
+
+    def _add(self, n: int) -> None:
+        """Counts a value that is in memory, or on its way there."""
+        if self._large[n] and n not in self._due:
+            self._due[n] = self._next(n)
+            insort(self._order, (self._due[n], n))
+            self._held += self._bytes[n]
+
+    def _drop(self, n: int) -> None:
+        if n in self._due:
+            del self._order[bisect_left(self._order, (self._due.pop(n), n))]
+            self._held -= self._bytes[n]
+
+    def _next(self, n: int) -> int:
+        """The position at which a value is read next; past the end, if in the next step."""
+        uses = self._uses.get(n, [])
+        at = bisect_right(uses, self._now)
+        return uses[at] if at < len(uses) else self._again.get(n, 2 * len(self._units))
+
+    def _farthest(self, needed: Collection[int] = ()) -> list[int]:
+        """The values in memory, those first that are read last."""
+        return [n for _, n in reversed(self._order) if n not in needed]
+
+    def _evict(self, n: int) -> None:
+        if n in self._reading:
+            self._end_read(n)
+        if n not in self._on_file:
+            if n not in self._writing:
+                self._begin_write(n)
+            self._written(n)
+        del self._values[n]
+        self._drop(n)
+
+    def _begin_write(self, n: int) -> None:
+        if n in self._committed:
+            self._values[n] = self._seal(n)
+        extent = self._file.take(self._bytes[n])
+        self._writing[n] = self._writer.submit(self._file.write, extent, self._values[n]), extent
+        self.bytes_written += self._bytes[n]
+
+    def _written(self, n: int) -> None:
+        """Waits until a value that is being written is in the file."""
+        if n in self._writing:
+            future, extent = self._writing.pop(n)
+            future.result()
+            self._on_file[n] = extent
+
+    def _begin_read(self, n: int) -> None:
+        i = self._body[n]
+        tensor = self._empty(i.shape, TORCH_DTYPES[i.dtype])
+        self._reading[n] = self._reader.submit(self._file.read, self._on_file[n], tensor), tensor
+        self.bytes_read += self._bytes[n]
+        self._add(n)
+
+    def _end_read(self, n: int) -> None:
+        future, self._values[n] = self._reading.pop(n)
+        future.result()
+
+    # ---- ahead ----
+
+    def _write_ahead(self) -> None:
+        """Begins to write what leaves next, so that nobody has to wait for it."""
+        wanted = self._held - int(self.room * (1 - AHEAD))
+        for _, n in reversed(self._order):
+            if wanted <= 0:
+                return
+            if n not in self._on_file and n not in self._writing:
+                self._begin_write(n)
+            wanted -= self._bytes[n]
+
+    def _read_ahead(self) -> None:
+        """Begins to read what is needed next, as long as there is room, or what can leave is needed later."""
+        ahead = int(self.room * AHEAD) - sum(self._bytes[n] for n in self._reading)
+        self._read_to = max(self._read_to, bisect_right(self._events, (self._now, len(self._body))))
+        most = 0
+        for when, n in itertools.islice(self._events, self._read_to, self._read_to + WINDOW):
+            most = max(most, self._places[when].makes)
+            if n in self._on_file and n not in self._due:
+                ahead -= self._bytes[n]
+                if ahead < 0 or not self._clear(self._bytes[n] + most, when):
+                    return
+                self._begin_read(n)
+
+    def _clear(self, size: int, when: int) -> bool:
+        """Makes room at once, by dropping what is in the file and needed after `when`; returns whether there is room."""
+        for due, n in reversed(self._order):
+            if self._held + size <= self.room or due <= when:
+                break
+            if n in self._writing and self._writing[n][0].done():
+                self._written(n)
+            if n in self._on_file and n not in self._reading:
+                self._evict(n)
+        return self._held + size <= self.room
+
+
+def _slot(params: object) -> str:
+    assert isinstance(params, Slot)  # the program was validated
+    return params.name
