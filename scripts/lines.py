@@ -10,10 +10,10 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 14_630,
-    "tiebreak/engine/": 20_985,
+    "tiebreak/engine/": 21_510,
     "tiebreak/sim/": 11_430,
     "tiebreak/node/": 8_640,
-    "tiebreak/": 8_350,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 8_400,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 3_540,
 }
 SUFFIXES = {".py", ".c", ".h"}

@@ -1,6 +1,8 @@
 """Makes the interpreter that computes a run: by the job's rules, on a device that passed the conformance vectors."""
 
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -12,6 +14,7 @@ from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.offload import Budget
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.errors import ConfigurationError
@@ -33,6 +36,8 @@ class Machine:
     policy: LoggedPolicy | None = None
     exchange: Exchange | None = None
     """The workers that compute together; None on a machine of its own."""
+    memory: int | None = None
+    """The bytes that this process may take; None for what a step needs."""
 
     def interpreter(self, run: RunDirectory) -> Interpreter:
         """An interpreter of the run's program, on a qualified device."""
@@ -44,6 +49,7 @@ class Machine:
             permute=self.permute,
             device=self.device,
             exchange=self.exchange,
+            memory=self.memory,
         )
 
 
@@ -75,6 +81,7 @@ def make_interpreter(
     permute: int | None = None,
     device: str = "cpu",
     exchange: Exchange | None = None,
+    memory: int | None = None,
 ) -> Interpreter:
     """Makes an interpreter by the rules of a job (default: exact FP32), on a qualified device.
 
@@ -82,8 +89,9 @@ def make_interpreter(
     policy: under policy `logged`, how far this machine's own sums may be from the exact ones, as the party itself has
     measured [default: the proven bounds, which hold on every machine]. threads: number of torch's threads. permute:
     seed of a random order in which every reduction takes its terms. exchange: the workers that compute each step
-    together (policy `exact` only). Raises `ConfigurationError` if the device does not compute what the specification
-    says, or if the policy does not fit the job.
+    together (policy `exact` only). memory: the bytes that this process may take, from this call on; values beyond that
+    wait in a file in TMPDIR or /var/tmp. Raises `ConfigurationError` if the device does not compute what the
+    specification says, if the policy does not fit the job, or if the memory is too little for one instruction.
     """
     use_threads(threads)
     found = usable_device(device)
@@ -91,7 +99,14 @@ def make_interpreter(
     # Qualify with a separate object, so that the statistics of `arithmetic` count the run alone.
     qualify(Arithmetic(device=found, permute=permute, precision=precision))
     if exchange is None:
-        return Interpreter(program, Arithmetic(device=found, permute=permute, precision=precision, logging=logging))
+        folder = Path(os.environ.get("TMPDIR", "/var/tmp"))  # noqa: S108 (/tmp is often memory)
+        budget = None if memory is None else Budget.within(memory, folder)
+        arithmetic = Arithmetic(device=found, permute=permute, precision=precision, logging=logging)
+        return Interpreter(program, arithmetic, budget=budget)
+    if memory is not None:
+        raise ConfigurationError(
+            "expected one worker where memory is limited, got several; more of them need less each"
+        )
     if logging is not None:
         raise ConfigurationError("expected a job of policy exact for several workers, got one of policy logged")
     return SharedInterpreter(program, SharedArithmetic(exchange, found, permute, precision=precision))

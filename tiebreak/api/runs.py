@@ -205,10 +205,12 @@ class Run:
 
 def machine_of(
     run: RunDirectory, *, threads: int | None = None, permute: int | None = None, device: str = "cpu",
-    exchange: Exchange | None = None,
+    exchange: Exchange | None = None, memory: int | None = None,
 ) -> Machine:  # fmt: skip
     """The machine that computes a run into its directory, with the thresholds that lie there."""
-    return Machine(threads=threads, permute=permute, device=device, policy=policy_of(run), exchange=exchange)
+    return Machine(
+        threads=threads, permute=permute, device=device, policy=policy_of(run), exchange=exchange, memory=memory
+    )  # fmt: skip
 
 
 def continue_run(

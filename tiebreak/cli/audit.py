@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import FILE, FOLDER, device_option, output_option, permute_option, threads_option
+from tiebreak.cli.options import (
+    FILE,
+    FOLDER,
+    device_option,
+    memory_option,
+    output_option,
+    permute_option,
+    threads_option,
+)
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 
 if TYPE_CHECKING:
@@ -49,9 +57,11 @@ class AuditFailure(VerificationError):
 @threads_option
 @permute_option
 @device_option
+@memory_option
 def audit(
     run: Path, output: Path, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
     seed: str | None, as_json: bool, policy: Path | None, threads: int | None, permute: int | None, device: str,
+    memory: int | None,
 ) -> int:  # fmt: skip
     """Replay the trainer's RUN and compare its signed heads with what the program really produces.
 
@@ -72,7 +82,7 @@ def audit(
         _check_choice(segment, from_step, to_step, sample, seed)
         trainer = api.runs.open_directory(run)
         machine = api.running.Machine(
-            threads=threads, permute=permute, device=device, policy=api.calibrating.as_policy(policy)
+            threads=threads, permute=permute, device=device, policy=api.calibrating.as_policy(policy), memory=memory
         )
         report["job"] = trainer.job.id.hex()
         if segment is None and from_step is None and to_step is None and sample is None:

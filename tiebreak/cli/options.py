@@ -1,6 +1,7 @@
 """Arguments and options that several commands share, so that they look the same everywhere."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,26 @@ def device_option(function: AnyFunction) -> AnyFunction:
     """--device: the device to compute on."""
     text = "Torch device. It is qualified first."
     return click.option("--device", default="cpu", show_default=True, help=text)(function)
+
+
+class _Bytes(click.ParamType["int"]):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?) ?([kMGT])(i?)B", value)
+        if found is None:
+            self.fail(
+                f"expected a number of kB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 8GB, got {value!r}", param, ctx
+            )
+        return int(float(found[1]) * (1024 if found[3] else 1000) ** (1 + "kMGT".index(found[2])))
+
+
+def memory_option(function: AnyFunction) -> AnyFunction:
+    """--memory: the bytes that the process may take, on which the result does not depend."""
+    text = "Memory that this process may take; values beyond wait in a file in TMPDIR or /var/tmp.  [default: no limit]"
+    return click.option("--memory", type=_Bytes(), metavar="SIZE", help=text)(function)
 
 
 def json_option(function: AnyFunction) -> AnyFunction:

@@ -26,7 +26,7 @@ import click
 
 from tiebreak import api
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, device_option, permute_option, threads_option
+from tiebreak.cli.options import FILE, FOLDER, device_option, memory_option, permute_option, threads_option
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -88,9 +88,10 @@ def as_line(event: dict[str, Any]) -> str:
 @threads_option
 @permute_option
 @device_option
+@memory_option
 def train(
     run: Path, key: Path, timeout: float, until: int | None, diverging: bool, keep: str, quiet: bool, as_json: bool,
-    threads: int | None, permute: int | None, device: str,
+    threads: int | None, permute: int | None, device: str, memory: int | None,
 ) -> None:  # fmt: skip
     """Train the signed job in the folder RUN (see `tiebreak agree`).
 
@@ -115,8 +116,11 @@ def train(
         first = exchange is None or not exchange.worker
         told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar")
         told.open(stack)
+        machine = api.runs.machine_of(
+            opened, threads=threads, permute=permute, device=device, exchange=exchange, memory=memory
+        )
         root = api.runs.continue_run(
-            opened, api.runs.machine_of(opened, threads=threads, permute=permute, device=device, exchange=exchange),
+            opened, machine,
             key=load_key(key) if first else None, until=until, keep=keep, diverging=diverging, on_progress=told.step,
             on_commit=told.commit,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -165,17 +165,26 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> N
             write_whole(file, tensor_bytes(tensors[entry]))
 
 
-def read_tensors(folder: Folder, name: str, spec: Spec) -> dict[str, Tensor]:
+Empty = Callable[[Sequence[int], torch.dtype], Tensor]
+"""(shape, dtype) -> a contiguous tensor of undefined contents."""
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor in memory of its own."""
+    return torch.empty(tuple(shape), dtype=dtype)
+
+
+def read_tensors(folder: Folder, name: str, spec: Spec, empty: Empty = fresh) -> dict[str, Tensor]:
     """Reads exactly the tensors of `spec`; the header is checked against it before any tensor is made.
 
-    Raises `EncodingError` for a file that is missing, truncated or oversized, or that holds other names, dtypes or
-    shapes.
+    empty: makes the tensors into which the file is read. Raises `EncodingError` for a file that is missing, truncated
+    or oversized, or that holds other names, dtypes or shapes.
     """
     with folder.reading(name) as (file, stamp):
         entries = _of_spec(folder.path / name, file, stamp, spec)
         tensors = {}
         for entry, (dtype, shape) in spec.items():
-            array, tensors[entry] = entries[entry], torch.empty(shape, dtype=TORCH_DTYPES[dtype])
+            array, tensors[entry] = entries[entry], empty(shape, TORCH_DTYPES[dtype])
             memory = memory_of(tensors[entry])
             file.seek(array.offset)
             if (found := read_exactly(file, memory)) != len(memory):

@@ -204,7 +204,10 @@ class _SegmentAuditor:
         job = self._run.job
         self._held = self._start(job.first_step(checkpoint) - 1)
         numbers = range(self._held[0] + 1, job.last_step(checkpoint) + 1)
-        for step, result, _ in steps(self._interpreter, self._held[1], data, numbers, sums=self._logs.before):  # (4)
+        computed = steps(
+            self._interpreter, self._held[1], data, numbers, sums=self._logs.before, donate=lambda: True
+        )  # (4)
+        for step, result, _ in computed:
             self._held = step, result.state
             self._logs.after(step)
             self._audit.steps += 1
@@ -240,7 +243,7 @@ class _SegmentAuditor:
         job = self._run.job
         expected = self._records[job.checkpoint_of(step)].state_root if step else job.initial_state_root
         try:
-            tensors = self._run.state(step, expected)
+            tensors = self._run.state(step, expected, self._interpreter.empty)
         except VerificationError:
             self._audit.refused.append(step)
             self._kept = [kept for kept in self._kept if kept != step]

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder, write_file, write_whole
-from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
+from tiebreak.engine.data.formats import Empty, fresh, map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, state_tree
@@ -128,13 +128,13 @@ class RunDirectory:
         check_root(f"{self.path / DATA}", self.job.data_root, data_tree(data_identities(tensors)).root)
         return tensors
 
-    def state(self, step: int, root: Digest | None = None) -> dict[str, Tensor]:
+    def state(self, step: int, root: Digest | None = None, empty: Empty = fresh) -> dict[str, Tensor]:
         """The state of a checkpoint (or of step 0), checked against `root`, or else against the root in its record.
 
-        Raises `VerificationError`.
+        empty: makes the tensors into which it is read. Raises `VerificationError`.
         """
         with self.folder(STATES) as states:
-            tensors = read_tensors(states, state_name(step), self.program.state_spec())
+            tensors = read_tensors(states, state_name(step), self.program.state_spec(), empty)
         if root is None:
             root = self.job.initial_state_root if step == 0 else self.record_of(step).state_root
         check_root(f"{self.state_path(step)}: state after step {step}", root, state_tree(identities(tensors)).root)

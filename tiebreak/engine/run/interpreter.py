@@ -11,9 +11,10 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.elementwise import Chain, Member, all_finite
 from tiebreak.engine.arithmetic.ziv import NearTies
+from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.run import schedule
-from tiebreak.engine.run.offload import Empty, Offload
+from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit
 from tiebreak.protocol.commitments.job import Job
@@ -79,12 +80,12 @@ class Interpreter:
 
     def __init__(
         self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None, *,
-        room: int | None = None,
+        budget: Budget | None = None,
     ) -> None:  # fmt: skip
         """planned: the order of a program of the same instructions, with other sizes, if it is to be that one's.
 
-        room: the bytes that a step's values may take in memory; others wait in a file (`tiebreak.engine.run.offload`).
-        Raises `ConfigurationError` if that is too little for one instruction.
+        budget: for the values of a step in memory; others wait in a file (`tiebreak.engine.run.offload`). Raises
+        `ConfigurationError` if it is too little for one instruction.
         """
         self.program = program
         self.arithmetic = arithmetic
@@ -92,7 +93,7 @@ class Interpreter:
         self._in_order = schedule.in_order(program)
         self._planned = schedule.plan(program) if planned is None else planned
         self._chains = self._make_chains()
-        self._offload = None if room is None else self._make_offload(room)
+        self._offload = None if budget is None else self._make_offload(budget)
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
@@ -104,7 +105,7 @@ class Interpreter:
     @property
     def empty(self) -> Empty:
         """Makes the tensors, of undefined contents, into which a state for `to_device` is read."""
-        return torch.empty if self._offload is None else self._offload.on_disk
+        return fresh if self._offload is None else self._offload.on_disk
 
     def place_data(self, data: Mapping[str, Tensor]) -> State:
         """The job's data where the steps read them: on this interpreter's device, except tables too large for it."""
@@ -132,21 +133,26 @@ class Interpreter:
         """
         given = self._given(state, data) if donate and self._chains else frozenset[int]()  # only chains use it
         run = _Run(self, number, state, data, observe, given, sums)
-        offload = self._offload if observe is None else None
-        if offload is not None:
-            offload.begin(run.values, state, run.sealed, donated=donate)
-        for position, unit in enumerate(self._planned if observe is None else self._in_order):
-            chain = None if observe is not None else self._chains.get(position)
-            if offload is not None:
-                if offload.skips(position):
-                    continue
-                offload.before(position)
-            if chain is None:
+        if observe is not None:
+            for unit in self._in_order:
                 run.one_by_one(unit)
-            else:
-                run.at_once(unit, chain)
-            if offload is not None:
-                offload.after(position)
+        elif self._offload is not None:
+            self._offload.begin(run.values, state, run.sealed, donated=donate)
+            for position in self._offload.positions():
+                run.execute(self._planned[position], self._chains.get(position))
+        else:
+            for position, unit in enumerate(self._planned):
+                run.execute(unit, self._chains.get(position))
+        new = self._committed_by(run, number, check_finite=check_finite)
+        if self._offload is not None and observe is None:
+            self._offload.end(new)
+        result = StepResult(new, loss_bits(run.values[len(self.program.body) - 1]))
+        if self.arithmetic.chains is not None:
+            self.arithmetic.chains.buffers.end_step()
+        return result
+
+    def _committed_by(self, run: "_Run", number: int, *, check_finite: bool) -> State:
+        """The state that a step has made."""
         new = {
             _slot(commit).name: run.commit(value, self.program.leaf_of_commit(slot))
             for slot, (commit, value) in enumerate(zip(self.program.commits, self._committed, strict=True))
@@ -155,12 +161,7 @@ class Interpreter:
             for name, value in zip(new, self._committed, strict=True):
                 if not run.is_finite(value, new[name]):
                     raise NotFiniteError(number, name)
-        if offload is not None:
-            offload.end(new)
-        result = StepResult(new, loss_bits(run.values[len(self.program.body) - 1]))
-        if self.arithmetic.chains is not None:
-            self.arithmetic.chains.buffers.end_step()
-        return result
+        return new
 
     def check_job(self, job: Job) -> None:
         """Raises `ConfigurationError` unless precision and tolerances are those of the job."""
@@ -199,16 +200,15 @@ class Interpreter:
                 made[position] = self.arithmetic.chains.make(members)
         return made
 
-    def _make_offload(self, room: int) -> Offload:
+    def _make_offload(self, budget: Budget) -> Offload:
         if self.arithmetic.device.type != "cpu":
             raise ConfigurationError(f"expected a CPU where memory is limited, got {self.arithmetic.device}")
         chains = self.arithmetic.chains
         if chains is not None:
-            chains.buffers.limit = room
-        return Offload(
-            self.program, self._planned, schedule.replacements(self.program, self._planned) if chains else {},
-            self._chains, room, torch.empty if chains is None else chains.buffers.empty,
-        )  # fmt: skip
+            chains.buffers.limit = budget.room
+        in_place = {} if chains is None else schedule.replacements(self.program, self._planned)
+        empty = fresh if chains is None else chains.buffers.empty
+        return Offload(self.program, self._planned, in_place, self._chains, budget, empty)
 
     def _given(self, state: State, data: State) -> frozenset[int]:
         """The sources of state entries that share their memory with no other tensor."""
@@ -235,6 +235,13 @@ class _Run:
         self._offload = interpreter._offload if observe is None else None
         self._finite: dict[int, bool] = {}
         self.values: dict[int, Tensor] = {}
+
+    def execute(self, unit: Unit, chain: Chain | None) -> None:
+        """Executes a unit, in one pass if it is a chain."""
+        if chain is None:
+            self.one_by_one(unit)
+        else:
+            self.at_once(unit, chain)
 
     def one_by_one(self, unit: Unit) -> None:
         """Executes the members of a unit one after the other."""

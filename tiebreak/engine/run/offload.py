@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.data.disk import storing
+from tiebreak.engine.data.formats import Empty
 from tiebreak.engine.data.tensors import memory_of
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run.schedule import Unit
@@ -43,13 +44,22 @@ WINDOW: Final = 256
 RESERVE: Final = 192 << 20
 """What a step needs beside its values, in bytes: panels of the kernels, pages of the allocator, small values."""
 
-Empty = Callable[[Sequence[int], torch.dtype], Tensor]
 State = dict[str, Tensor]
 
 
-def room_within(memory: int) -> int:
-    """The bytes that values may take in a process of `memory` bytes, as large as the process is now."""
-    return memory - _resident() - RESERVE
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a step may take."""
+
+    room: int
+    """The bytes of its values in memory."""
+    folder: Path
+    """Where the others wait, on a disk that has room for them."""
+
+    @classmethod
+    def within(cls, memory: int, folder: Path) -> "Budget":
+        """The budget in a process that may take `memory` bytes in all, as large as it is now."""
+        return cls(memory - _resident() - RESERVE, folder)
 
 
 def _resident() -> int:
@@ -133,14 +143,15 @@ class Offload:
 
     def __init__(
         self, program: Program, units: Sequence[Unit], in_place: Mapping[int, int], together: Collection[int],
-        room: int, empty: Empty,
+        budget: Budget, empty: Empty,
     ) -> None:  # fmt: skip
-        """units: the order of execution. in_place: results that take the place of an operand. together: the positions
-        of units whose inner results need no memory. room: the budget in bytes. empty: memory for values.
+        """Plans when each value is needed.
 
-        Raises `ConfigurationError` if one instruction alone needs more than `room`.
+        units: the order of execution. in_place: results that take the place of an operand. together: the positions of
+        units whose inner results need no memory. empty: memory for values. Raises `ConfigurationError` if one
+        instruction alone needs more than the budget.
         """
-        self.room, self._empty = room, empty
+        self.room, self._empty = budget.room, empty
         self._body = program.body
         self._bytes = [i.numel * i.dtype.size for i in program.body]
         self._commits = [(_slot(c.params), c.operands[0].value) for c in program.commits]
@@ -151,9 +162,12 @@ class Offload:
             if i.opcode == Opcode.SOURCE and i.function == SourceKind.STATE
         }
         given = {n for n, i in enumerate(program.body) if i.function == SourceKind.DATA and i.opcode == Opcode.SOURCE}
+        given.add(len(program.body) - 1)  # the loss
         self._large = [size >= SMALL and n not in given for n, size in enumerate(self._bytes)]
         self._units, self._together = units, frozenset(together)
         self._places = [self._place(p, unit, in_place) for p, unit in enumerate(units)]
+        self.least = max(map(self._least, range(len(self._places))))
+        """The bytes that the largest unit needs."""
         self._check_room()
         self._uses: dict[int, list[int]] = {}
         self._events: list[tuple[int, int]] = []
@@ -168,7 +182,7 @@ class Offload:
             if name in self.sources
         }
         """When a committed value is needed in the next step."""
-        self._file = _File(Path(os.environ.get("TMPDIR", "/var/tmp")))
+        self._file = _File(budget.folder)
         self._writer, self._reader = (ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("write", "read"))
         self._loaded: dict[int, _Extent] = {}
         self._carried: dict[str, _Carried] = {}
@@ -190,18 +204,19 @@ class Offload:
         first = self._body[unit.members[0]]
         return first.opcode == Opcode.SOURCE and first.function == SourceKind.STATE
 
-    def _check_room(self) -> None:
-        def needed(place: Place) -> int:
-            return place.makes + sum(self._bytes[v] for v in place.reads)
+    def _least(self, position: int) -> int:
+        place = self._places[position]
+        return place.makes + sum(self._bytes[v] for v in place.reads)
 
-        worst = max(range(len(self._places)), key=lambda p: needed(self._places[p]))
-        if (most := needed(self._places[worst])) > self.room:
-            origin = self._body[self._units[worst].members[-1]].origin
-            where = f" ({origin})" if origin is not None else ""
-            raise ConfigurationError(
-                f"expected at least {(most - self.room) >> 20:,} MiB more memory: one instruction of the step{where} reads "
-                f"and makes {most >> 20:,} MiB, and {max(self.room, 0) >> 20:,} MiB are left for values"
-            )
+    def _check_room(self) -> None:
+        if self.least <= self.room:
+            return
+        worst = max(range(len(self._places)), key=self._least)
+        origin = self._body[self._units[worst].members[-1]].origin
+        raise ConfigurationError(
+            f"expected {(self.least - self.room >> 20) + 1:,} MiB more of memory: one instruction of the step ({origin}) "
+            f"reads and makes {self.least >> 20:,} MiB, and {max(self.room, 0) >> 20:,} MiB are left for values"
+        )
 
     # ---- between steps ----
 
@@ -269,11 +284,18 @@ class Offload:
         if donated:
             state.clear()
 
-    def skips(self, position: int) -> bool:
-        """Whether a unit only names a state entry, which `begin` has done."""
-        return self._is_state(self._units[position])
+    def positions(self) -> Iterator[int]:
+        """The positions of the units to execute, each once its operands are in memory.
 
-    def before(self, position: int) -> None:
+        Those of state entries are not among them: `begin` has put into `values` what is in memory.
+        """
+        for position, unit in enumerate(self._units):
+            if not self._is_state(unit):
+                self._before(position)
+                yield position
+                self._after(position)
+
+    def _before(self, position: int) -> None:
         """Brings the operands of a unit into memory, and makes room for its results."""
         place = self._places[position]
         missing = [v for v in place.reads if v not in self._values and v not in self._reading]
@@ -289,7 +311,7 @@ class Offload:
             if v in self._reading:
                 self._end_read(v)
 
-    def after(self, position: int) -> None:
+    def _after(self, position: int) -> None:
         """Takes note of a unit's results and of the values that died, and begins to write and to read ahead."""
         self._now, unit = position, self._units[position]
         for n in unit.outputs:
@@ -408,7 +430,7 @@ class Offload:
                 self._begin_read(n)
 
     def _clear(self, size: int, when: int) -> bool:
-        """Makes room at once, by dropping what is in the file and needed after `when`; returns whether there is room."""
+        """Makes room at once, by dropping what is in the file and needed after `when`. Returns whether there is."""
         for due, n in reversed(self._order):
             if self._held + size <= self.room or due <= when:
                 break

@@ -103,7 +103,7 @@ class Worker:
 
     def _compute(self, step: int, last: int, committer: Committer) -> None:
         self.interpreter.starts_at(step)
-        state = self.interpreter.to_device(self.run.state(step))
+        state = self.interpreter.to_device(self.run.state(step, empty=self.interpreter.empty))
         data = self.interpreter.place_data(self.run.data())
         job, stats = self.run.job, self.interpreter.arithmetic.stats
         computed = steps(

@@ -1,0 +1,155 @@
+"""A step in little memory gives the bits of a step in much: values wait in a file, whichever they are."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from tests.conftest import CaseCounter
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.data.disk import StorageError
+from tiebreak.engine.run import offload
+from tiebreak.engine.run.audit import audit_segments
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.offload import Budget, Offload
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.errors import ConfigurationError
+
+from .models import zoo
+from .test_distributed import attention
+from .tiny import TRAINER, make_tiny_task
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the smallest values may leave memory."""
+    monkeypatch.setattr(offload, "SMALL", 1)
+
+
+def offload_of(interpreter: Interpreter) -> Offload:
+    assert interpreter._offload is not None
+    return interpreter._offload
+
+
+def budget(room: int) -> Budget:
+    return Budget(room, Path(tempfile.gettempdir()))
+
+
+def limited(compiled: Compiled, share: float = 0.0, permute: int | None = 1) -> Interpreter:
+    """An interpreter with the room that the largest unit of the program takes, and some of the state's bytes."""
+    least = offload_of(Interpreter(compiled.program, Arithmetic(), budget=budget(1 << 40))).least
+    room = least + int(share * sum(t.nbytes for t in compiled.state.values()))
+    return Interpreter(compiled.program, Arithmetic(permute=permute), budget=budget(room))
+
+
+def states(
+    interpreter: Interpreter, compiled: Compiled, steps: int, donate: Callable[[int], bool] = lambda _: True
+) -> list[dict[str, Tensor]]:
+    """Copies of the states after each step."""
+    state = {name: tensor.clone() for name, tensor in interpreter.to_device(compiled.state).items()}
+    data, found = interpreter.place_data(compiled.data), []
+    for number in range(1, steps + 1):
+        state = interpreter.step(number, state, data, donate=donate(number)).state
+        found.append({name: tensor.clone() for name, tensor in state.items()})
+    return found
+
+
+def assert_equal(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:
+    for step, (one, other) in enumerate(zip(found, expected, strict=True), 1):
+        assert one.keys() == other.keys()
+        for name, tensor in other.items():
+            assert one[name].numpy().tobytes() == tensor.numpy().tobytes(), (step, name)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 10.0])
+@pytest.mark.parametrize("make", [make_tiny_task, attention], ids=["tiny", "gpt2"])
+def test_twenty_steps_in_little_memory(make: Callable[..., Task], share: float, cases: CaseCounter) -> None:
+    compiled = compile_task(make(20))
+    interpreter = limited(compiled, share)
+    expected = states(Interpreter(compiled.program, Arithmetic()), compiled, 20)
+    assert_equal(states(interpreter, compiled, 20, lambda step: step % 3 > 0), expected)
+    found = offload_of(interpreter)
+    moved = found.bytes_written > 0 and found.bytes_read > 0
+    assert moved or share == 10.0, "everything stayed in memory, so nothing was tested"
+    cases(20)
+
+
+@pytest.mark.usefixtures("pure")
+def test_without_a_compiler(cases: CaseCounter) -> None:
+    compiled = compile_task(make_tiny_task(5))
+    interpreter = limited(compiled)
+    assert interpreter.arithmetic.chains is None
+    assert_equal(states(interpreter, compiled, 5), states(Interpreter(compiled.program, Arithmetic()), compiled, 5))
+    cases(5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ResNetForImageClassification", "MixtralForCausalLM", "SwinForImageClassification"])
+def test_classes_of_the_zoo(name: str, cases: CaseCounter) -> None:
+    """Batch statistics, which no cut of a batch into parts could compute one after the other, and much else."""
+    model, data = zoo.built(name)
+    compiled = compile_task(
+        Task(
+            name=name,
+            model=model,
+            loss=zoo.loss,
+            optimizer=SGD(lr=0.1, momentum=0.9),
+            data=data,
+            steps=3,
+            checkpoint_interval=1,
+            batch=Batch(size=2, examples=Rows(names=tuple(data))),
+        )
+    )
+    expected = states(Interpreter(compiled.program, Arithmetic()), compiled, 3)
+    assert_equal(states(limited(compiled), compiled, 3), expected)
+    cases(3)
+
+
+def test_a_run_and_its_audit(tiny: Compiled, new_run: Callable[[str], RunDirectory]) -> None:
+    """The trainer stops and goes on, commits in the background, and the auditor has little memory too."""
+    plain, run = new_run("plain"), new_run("limited")
+    root = Worker(plain, Interpreter(tiny.program, Arithmetic()), key=TRAINER).work()
+    Worker(run, limited(tiny), key=TRAINER).work(7)
+    assert Worker(run, limited(tiny), key=TRAINER).work() == root
+    auditor = limited(tiny)
+    audit = audit_segments(run, auditor, range(len(run.records())), run.records())
+    assert audit.agrees
+    assert len(audit.checked) == len(run.records())
+    assert offload_of(auditor).bytes_read > 0
+
+
+def test_a_state_is_not_kept_in_memory(tiny: Compiled) -> None:
+    interpreter = limited(tiny, share=10.0)
+    state = {name: tensor.clone() for name, tensor in tiny.state.items()}
+    data = interpreter.place_data(tiny.data)
+    result = interpreter.step(1, state, data, donate=True)
+    before = {name: tensor.clone() for name, tensor in result.state.items()}
+    whole = interpreter.whole(result.state)
+    assert all(whole[name] is tensor for name, tensor in result.state.items()), "two states would be held"
+    assert_equal([whole], [before])
+    interpreter.step(2, result.state, data)  # not donated: whoever commits it still reads it
+    assert_equal([whole], [before])
+
+
+def test_too_little_memory_for_one_instruction_is_refused(tiny: Compiled) -> None:
+    least = offload_of(limited(tiny, share=10.0)).least
+    with pytest.raises(ConfigurationError, match="MiB more of memory: one instruction of the step"):
+        Interpreter(tiny.program, Arithmetic(), budget=budget(least - 1))
+
+
+def test_a_folder_that_takes_no_file(tiny: Compiled, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="missing"):
+        Interpreter(tiny.program, Arithmetic(), budget=Budget(1 << 40, tmp_path / "missing"))
+
+
+def test_pieces_of_the_file_are_used_again(tiny: Compiled) -> None:
+    interpreter = limited(tiny)
+    states(interpreter, tiny, 3)
+    end = offload_of(interpreter)._file._end
+    states(interpreter, tiny, 12)
+    assert offload_of(interpreter)._file._end <= 2 * end, "the file grows with every step"
