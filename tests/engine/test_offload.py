@@ -138,7 +138,7 @@ def test_a_state_is_not_kept_in_memory(tiny: Compiled) -> None:
 
 def test_too_little_memory_for_one_instruction_is_refused(tiny: Compiled) -> None:
     least = offload_of(limited(tiny, share=10.0)).least
-    with pytest.raises(ConfigurationError, match="MiB more of memory: an instruction of the step"):
+    with pytest.raises(ConfigurationError, match="MiB more memory: an instruction of the step"):
         Interpreter(tiny.program, Arithmetic(), budget=budget(least - 1))
 
 

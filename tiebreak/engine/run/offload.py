@@ -214,7 +214,7 @@ class Offload:
         worst = max(range(len(self._places)), key=self._least)
         origin = self._body[self._units[worst].members[-1]].origin
         raise ConfigurationError(
-            f"expected {(self.least - self.room >> 20) + 1:,} MiB more of memory: an instruction of the step ({origin}) "
+            f"expected {(self.least - self.room >> 20) + 1:,} MiB more memory: an instruction of the step ({origin}) "
             f"reads and makes {self.least >> 20:,} MiB, and {max(self.room, 0) >> 20:,} MiB are left for values"
         )
 
