@@ -1,11 +1,17 @@
 """Audits of a signed run: either the whole run, kept as the auditor's own replay, or a selection of its segments."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tiebreak.api.progress import Tally, on_stderr
+from rich.console import Console
+
+from tiebreak.api.cluster import Cluster
+from tiebreak.api.environment import usable_cores
+from tiebreak.api.parallel import audit_in_parallel
+from tiebreak.api.progress import Tally, on_stderr, progress_of_workers
+from tiebreak.api.replayers import Assignment, Processes
 from tiebreak.api.running import Machine
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
@@ -25,7 +31,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead
-from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
 
 SHARES: Final = (0.01, 0.1)
@@ -177,16 +183,61 @@ def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int 
     return tuple(range(job.checkpoint_of(first), job.checkpoint_of(last) + 1))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Who replays the segments of an audit, other than this process, and where it is kept what they have done.
+
+    jobs: so many processes on this machine or, with `ray`, at most so many at once on its cluster [default: as many as
+    its cores allow]. ray: the cluster's address, `""` for the one that Ray finds or else starts here. Each process has
+    the threads of the `Machine` [default: its share of this machine's cores; 1 with Ray].
+    """
+
+    jobs: int | None = None
+    ray: str | None = None
+    ledger: Path
+
+    def __post_init__(self) -> None:
+        if self.jobs is None and self.ray is None:
+            raise ConfigurationError("expected a number of jobs, or a cluster of Ray, got neither")
+
+
 def audit_chosen(
-    trainer: RunDirectory,
-    segments: tuple[int, ...],
-    records: list[StepRecord],
-    machine: Machine,
-    *,
-    quiet: bool = False,
-) -> SegmentAudit:
-    """Replays each segment from the nearest earlier checkpoint that the trainer kept and that matches its record."""
+    trainer: RunDirectory, segments: tuple[int, ...], records: list[StepRecord], machine: Machine,
+    *, workers: Workers | None = None, quiet: bool = False,
+) -> SegmentAudit:  # fmt: skip
+    """Replays each segment from the nearest earlier checkpoint that the trainer kept and that matches its record.
+
+    workers: who does it [default: this process, segment after segment].
+    """
+    if workers is not None:
+        return _audit_by(workers, trainer, segments, records, machine, quiet=quiet)
     interpreter = machine.interpreter(trainer)
     with on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet) as on_step:
         logs = CommittedLogs.of(trainer, records.__getitem__)
         return audit_segments(trainer, interpreter, segments, records, on_step, logs)
+
+
+def _audit_by(
+    workers: Workers, trainer: RunDirectory, segments: tuple[int, ...], records: list[StepRecord], machine: Machine,
+    *, quiet: bool,
+) -> SegmentAudit:  # fmt: skip
+    jobs, job, threads = workers.jobs, trainer.job, machine.threads
+    if threads is None:
+        threads = 1 if workers.ray is not None or jobs is None else max(1, usable_cores() // jobs)
+    assignment = Assignment(
+        path=trainer.path.absolute(), job_id=job.id, count=len(records), machine=replace(machine, threads=threads),
+        root=run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root,
+    )  # fmt: skip
+
+    def begin() -> Processes | Cluster:
+        if workers.ray is not None:
+            return Cluster(assignment, workers.ray, jobs)
+        assert jobs is not None
+        return Processes(assignment, jobs)
+
+    console = Console(stderr=True, quiet=quiet)
+    with progress_of_workers(console, "replaying") as on_standing:
+        return audit_in_parallel(
+            trainer, assignment.root, segments, records, begin, workers.ledger, on_standing,
+            lambda words: console.print(f"warning: {words}", highlight=False, markup=False, soft_wrap=True),
+        )  # fmt: skip

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +13,7 @@ from rich.progress import (
     MofNCompleteColumn,
     ProgressColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -23,10 +24,14 @@ from rich.text import Text
 
 from tiebreak.engine.run.train import Commit, Progress
 
+if TYPE_CHECKING:
+    from tiebreak.api.parallel import Standing
+
 LOSS_WIDTH: Final = len("loss -1.234e-05")
 SPEED_WIDTH: Final = len("3.33e+06 steps/s")
 TIME_WIDTH: Final = len("0:00:00")
 MIN_BAR: Final = 5
+SHOWN_WORKERS: Final = 16
 
 
 class OnStep(Protocol):
@@ -98,6 +103,53 @@ def _lines(console: Console, title: str, steps: int) -> OnStep:
         console.print(escape(line), highlight=False, soft_wrap=True)
 
     return on_step
+
+
+@contextmanager
+def progress_of_workers(console: Console, title: str) -> Iterator[Callable[["Standing"], None]]:
+    """Shows a bar for all work and one for each worker's, with the time left, or ten lines without a terminal."""
+    if not console.is_terminal:
+        yield _lines_of_workers(console, title)
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=MIN_BAR * 4), MofNCompleteColumn(), _Speed(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )  # fmt: skip
+    with Bar(*columns, console=console) as bar:
+        whole = bar.add_task(escape(title), total=None)
+        rows: dict[str, TaskID] = {}
+
+        def on_standing(now: "Standing") -> None:
+            bar.update(whole, completed=now.steps, total=now.total)
+            for worker in rows.keys() - now.workers.keys():
+                bar.remove_task(rows.pop(worker))
+            for worker, (steps, of) in list(now.workers.items())[:SHOWN_WORKERS]:
+                if worker not in rows:
+                    rows[worker] = bar.add_task(escape(f"  {worker}"))
+                bar.update(rows[worker], completed=steps, total=of)
+
+        yield on_standing
+
+
+def _lines_of_workers(console: Console, title: str) -> Callable[["Standing"], None]:
+    said, began, first = -1, time.monotonic(), 0
+
+    def on_standing(now: "Standing") -> None:
+        nonlocal said, first
+        if said < 0:
+            first = now.steps
+        tenth = 10 * now.steps // max(1, now.total)
+        if tenth <= said:
+            return
+        said = tenth
+        rate = (now.steps - first) / (time.monotonic() - began)
+        left = f", {timedelta(seconds=round((now.total - now.steps) / rate))} left" if rate else ""
+        speed = f", {rate:.3g} steps/s{left}" if rate else ""
+        each = "; ".join(f"{worker} {steps} of {of}" for worker, (steps, of) in now.workers.items())
+        line = f"{title}: {now.steps} of {now.total} steps{speed}{f' ({each})' if each else ''}"
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+    return on_standing
 
 
 class Tally:

@@ -16,6 +16,7 @@ from tiebreak import api
 from tiebreak.cli.options import (
     FILE,
     FOLDER,
+    NEW_FILE,
     device_option,
     memory_option,
     output_option,
@@ -25,6 +26,7 @@ from tiebreak.cli.options import (
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 
 if TYPE_CHECKING:
+    from tiebreak.api.audits import Workers
     from tiebreak.api.running import Machine
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
     from tiebreak.engine.run.directory import RunDirectory
@@ -54,14 +56,20 @@ class AuditFailure(VerificationError):
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of words.")
 @click.option("--policy", type=FILE, help="Policy `logged`: your own thresholds (see `tiebreak calibrate`).  "
               "[default: the proven bounds]")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), help="Replay segments by so many processes at once; with --ray, by "
+              "at most so many.")  # fmt: skip
+@click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Replay segments on a Ray cluster.  "
+              "[default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
+@click.option("--ledger", type=NEW_FILE, default=Path("audit.sqlite"), show_default=True,
+              help="With --jobs or --ray: what is done is kept here; repeat the command to go on.")  # fmt: skip
 @threads_option
 @permute_option
 @device_option
 @memory_option
 def audit(
     run: Path, output: Path, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
-    seed: str | None, as_json: bool, policy: Path | None, threads: int | None, permute: int | None, device: str,
-    memory: int | None,
+    seed: str | None, as_json: bool, policy: Path | None, jobs: int | None, ray: str | None, ledger: Path,
+    threads: int | None, permute: int | None, device: str, memory: int | None,
 ) -> int:  # fmt: skip
     """Replay the trainer's RUN and compare its signed heads with what the program really produces.
 
@@ -71,6 +79,11 @@ def audit(
     --segment, --from-step/--to-step and --sample check parts of it: each segment from the nearest checkpoint that the
     trainer kept before it, which must hash to what is signed, to the record at its end. A sample finds a cheat with the
     probability that is printed, if it was drawn after the head was signed.
+
+    --jobs and --ray check parts, by default all, by several processes at once; --threads and --memory are then those of
+    each. Parts begin at kept checkpoints, so how far that helps depends on how many the trainer kept. A disagreement is
+    computed again by another process, in another order, before it counts. Nothing is lost when one of them is killed,
+    and when the command is, repeat it. No replay is kept.
 
     Under policy `logged` the trainer's logs in RUN are followed, once they hash to what is signed. A client signs no
     receipt for logs that do not, and without it such a job does not settle.
@@ -85,10 +98,13 @@ def audit(
             threads=threads, permute=permute, device=device, policy=api.calibrating.as_policy(policy), memory=memory
         )
         report["job"] = trainer.job.id.hex()
-        if segment is None and from_step is None and to_step is None and sample is None:
+        workers = None
+        if jobs is not None or ray is not None:
+            workers = api.audits.Workers(jobs=jobs, ray=ray, ledger=ledger)
+        if segment is None and from_step is None and to_step is None and sample is None and workers is None:
             lines = _whole(trainer, output, machine, report)
         else:
-            lines = _parts(trainer, segment, (from_step, to_step), sample, seed, machine, report)
+            lines = _parts(trainer, segment, (from_step, to_step), sample, seed, machine, workers, report)
     except AuditFailure as failure:
         return _end(report, "fraud", as_json, failure, 2, failure.details)
     except (CannotCheck, VerificationError) as error:
@@ -157,7 +173,7 @@ def _of_head(head: "SignedHead") -> dict[str, Any]:
 
 def _parts(
     trainer: "RunDirectory", segment: int | None, steps: tuple[int | None, int | None], sample: int | None,
-    seed: str | None, machine: "Machine", report: dict[str, Any],
+    seed: str | None, machine: "Machine", workers: "Workers | None", report: dict[str, Any],
 ) -> list[str]:  # fmt: skip
     drawn = secrets.token_hex(16) if seed is None else seed
     choice = api.audits.choose_segments(
@@ -170,7 +186,7 @@ def _parts(
         lines.append(f"detection  {'; '.join(f'{_false(x)}: {100 * p:.3g}%' for x, p in choice.detection)}")
     kind = "segments" if sample is None else "sample"
     report |= _of_head(choice.head) | {"kind": kind, "wanted": list(choice.segments)}
-    done = api.audits.audit_chosen(trainer, choice.segments, choice.records, machine)
+    done = api.audits.audit_chosen(trainer, choice.segments, choice.records, machine, workers=workers)
     report |= _of_audit(done)
     if trainer.job.is_logged:
         report["log"] = _of_log(done.log)

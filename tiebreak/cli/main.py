@@ -74,6 +74,7 @@ EXTRAS: Final = {
     **dict.fromkeys(["simpy", "scipy"], "sim"),
     **dict.fromkeys(["starlette", "uvicorn", "sqlalchemy", "prometheus_client"], "node"),
     "psycopg": "postgres",
+    "ray": "ray",
     **dict.fromkeys(["jinja2", "markupsafe", "sklearn"], "demo"),
     **dict.fromkeys(["httpx", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
     **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),

@@ -155,14 +155,16 @@ def steps_to_replay(run: RunDirectory, checkpoints: Sequence[int]) -> int:
 def audit_segments(
     run: RunDirectory, interpreter: Interpreter, checkpoints: Sequence[int], records: Sequence[StepRecord],
     on_step: Callable[[int, float], None] = lambda _step, _loss: None, logs: Logs = NO_LOGS,
+    data: State | None = None,
 ) -> SegmentAudit:  # fmt: skip
     """Replays the segments of these checkpoints (from 0), each from the nearest earlier state that the trainer kept.
 
     records: the committed records, from `signed_records`. on_step: called with the number of steps done and the loss.
     logs: for a job of policy `logged`, those that the records commit to
-    (`tiebreak.engine.logged.committed.CommittedLogs`). Raises `CannotCheck` if no state before a segment is good or a
-    log is not the committed one, `VerificationError` for data that are not the job's, and `ConfigurationError` for an
-    interpreter that follows other rules than the job's.
+    (`tiebreak.engine.logged.committed.CommittedLogs`). data: what `RunDirectory.data` gave and the interpreter placed,
+    for who audits a run in several calls [default: read and checked now]. Raises `CannotCheck` if no state before a
+    segment is good or a log is not the committed one, `VerificationError` for data that are not the job's, and
+    `ConfigurationError` for an interpreter that follows other rules than the job's.
     """
     interpreter.check_job(run.job)
     check_logs(run.job, logs)
@@ -170,7 +172,7 @@ def audit_segments(
     if not wanted or not 0 <= wanted[0] <= wanted[-1] < len(records):
         raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {list(wanted[-1:])}")
     audit = SegmentAudit(total=len(records), wanted=wanted, log=logs.report)
-    return _SegmentAuditor(run, interpreter, records, audit, on_step, logs).run()
+    return _SegmentAuditor(run, interpreter, records, audit, on_step, logs).run(data)
 
 
 class _SegmentAuditor:
@@ -189,9 +191,9 @@ class _SegmentAuditor:
         self._logs = logs
         self._held: tuple[int, State] = (-1, {})
 
-    def run(self) -> SegmentAudit:
+    def run(self, data: State | None) -> SegmentAudit:
         started = time.perf_counter()
-        data = self._interpreter.place_data(self._run.data())  # (3)
+        data = self._interpreter.place_data(self._run.data()) if data is None else data  # (3)
         for checkpoint in self._audit.wanted:
             if not self._one(checkpoint, data):
                 break
