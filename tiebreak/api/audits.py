@@ -90,11 +90,11 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
     Uses only the job's own inputs, each checked against the job's roots, and under policy `logged` the committed logs.
     Continues a replay that is already in `folder`. Raises `ConfigurationError` if nothing is signed yet.
     """
-    heads = trainer.heads()
-    if not heads:
+    head = trainer.last_head()
+    if head is None:
         raise ConfigurationError(f"{trainer.path}: expected at least one signed head, got none; nothing to audit yet")
     replay = open_replay(trainer, folder)
-    head, last = heads[-1], replay.job.last_step(heads[-1].head.count - 1)
+    last = replay.job.last_step(head.head.count - 1)
     logs: Logs = NO_LOGS
     if trainer.job.is_logged:
         logs = Journal(replay, CommittedLogs(LogFiles(trainer), signed_records(trainer)[0].__getitem__).step_log)

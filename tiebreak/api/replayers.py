@@ -21,9 +21,8 @@ from typing import Final, Protocol
 
 from tiebreak.api.running import Machine
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.run.audit import audit_segments
+from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import LogReport
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
@@ -137,8 +136,7 @@ class Replayer:
             != assignment.root
         ):
             raise CannotCheck(f"{assignment.path}: expected the records of root {assignment.root.hex()}, got others")
-        self._data: State | None = None
-        self._interpreters: dict[int | None, Interpreter] = {}
+        self._auditors: dict[int | None, SegmentAuditor] = {}
 
     def replay(self, task: Task, on_advance: Callable[[Advance], None]) -> Outcome:
         """Audits the segments of a task."""
@@ -151,25 +149,21 @@ class Replayer:
                 said = now
                 on_advance(Advance(task=task, worker=self.worker, steps=steps))
 
-        run, records = self._run, self._records
-        interpreter = self._interpreter(task.permute)
-        if self._data is None:
-            self._data = interpreter.place_data(run.data())
-        logs = CommittedLogs.of(run, records.__getitem__)
-        done = audit_segments(run, interpreter, task.segments, records, on_step, logs, self._data)
+        logs = CommittedLogs.of(self._run, self._records.__getitem__)
+        done = self._auditor(task.permute).audit(task.segments, on_step, logs)
         checked = tuple((report.checkpoint, report.replayed.encode()) for report in done.checked)
         return Outcome(
             task=task, worker=self.worker, checked=checked, starts=tuple(done.starts), refused=tuple(done.refused),
             steps=done.steps, log=done.log,
         )  # fmt: skip
 
-    def _interpreter(self, permute: int | None) -> Interpreter:
-        if permute not in self._interpreters:
+    def _auditor(self, permute: int | None) -> SegmentAuditor:
+        if permute not in self._auditors:
             machine = self.assignment.machine
             if permute is not None:  # another order of sums, other threads
                 machine = replace(machine, permute=permute, threads=2 if machine.threads == 1 else 1)
-            self._interpreters = {permute: machine.interpreter(self._run)}
-        return self._interpreters[permute]
+            self._auditors = {permute: SegmentAuditor(self._run, machine.interpreter(self._run), self._records)}
+        return self._auditors[permute]
 
 
 def outcome_of(

@@ -106,7 +106,8 @@ class Run:
     @property
     def signed(self) -> int:
         """How many checkpoints the trainer has signed; 0 for a run without keys."""
-        return max((head.head.count for head in self._run.heads()), default=0)
+        head = self._run.last_head()
+        return 0 if head is None else head.head.count
 
     def state_dict(self, step: int | None = None) -> dict[str, Tensor]:
         """Weights and buffers for the module's `load_state_dict`, checked against their record.

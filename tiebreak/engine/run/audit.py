@@ -120,10 +120,9 @@ def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
 
     Raises `ConfigurationError` if nothing is signed yet, and `CannotCheck` if the records are not the head's.
     """
-    heads = run.heads()
-    if not heads:
+    head, job = run.last_head(), run.job
+    if head is None:
         raise ConfigurationError(f"{run.path}: expected at least one signed head, got none; nothing to audit yet")
-    head, job = heads[-1], run.job
     records = run.records()[: head.head.count]
     root = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root
     if len(records) < head.head.count or root != head.head.run_root:
@@ -155,59 +154,60 @@ def steps_to_replay(run: RunDirectory, checkpoints: Sequence[int]) -> int:
 def audit_segments(
     run: RunDirectory, interpreter: Interpreter, checkpoints: Sequence[int], records: Sequence[StepRecord],
     on_step: Callable[[int, float], None] = lambda _step, _loss: None, logs: Logs = NO_LOGS,
-    data: State | None = None,
 ) -> SegmentAudit:  # fmt: skip
     """Replays the segments of these checkpoints (from 0), each from the nearest earlier state that the trainer kept.
 
     records: the committed records, from `signed_records`. on_step: called with the number of steps done and the loss.
     logs: for a job of policy `logged`, those that the records commit to
-    (`tiebreak.engine.logged.committed.CommittedLogs`). data: what `RunDirectory.data` gave and the interpreter placed,
-    for who audits a run in several calls [default: read and checked now]. Raises `CannotCheck` if no state before a
-    segment is good or a log is not the committed one, `VerificationError` for data that are not the job's, and
-    `ConfigurationError` for an interpreter that follows other rules than the job's.
+    (`tiebreak.engine.logged.committed.CommittedLogs`). Raises `CannotCheck` if no state before a segment is good or a
+    log is not the committed one, `VerificationError` for data that are not the job's, and `ConfigurationError` for an
+    interpreter that follows other rules than the job's.
     """
-    interpreter.check_job(run.job)
-    check_logs(run.job, logs)
-    wanted = tuple(sorted(set(checkpoints)))
-    if not wanted or not 0 <= wanted[0] <= wanted[-1] < len(records):
-        raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {list(wanted[-1:])}")
-    audit = SegmentAudit(total=len(records), wanted=wanted, log=logs.report)
-    return _SegmentAuditor(run, interpreter, records, audit, on_step, logs).run(data)
+    return SegmentAuditor(run, interpreter, records).audit(checkpoints, on_step, logs)
 
 
-class _SegmentAuditor:
-    """Keeps one state, so that consecutive segments need not load it again."""
+class SegmentAuditor:
+    """Audits segments of one run. Data and the list of kept states are read once, however many audits follow."""
 
-    def __init__(
-        self, run: RunDirectory, interpreter: Interpreter, records: Sequence[StepRecord], audit: SegmentAudit,
-        on_step: Callable[[int, float], None], logs: Logs,
-    ) -> None:  # fmt: skip
-        self._run = run
-        self._interpreter = interpreter
-        self._records = records
-        self._audit = audit
-        self._on_step = on_step
-        self._kept = kept_steps(run, len(records))
-        self._logs = logs
+    def __init__(self, run: RunDirectory, interpreter: Interpreter, records: Sequence[StepRecord]) -> None:
+        """The arguments and errors are those of `audit_segments`."""
+        interpreter.check_job(run.job)
+        self._run, self._interpreter, self._records = run, interpreter, records
+        self._data = interpreter.place_data(run.data())  # (3)
+        self._all_kept = kept_steps(run, len(records))
+
+    def audit(
+        self, checkpoints: Sequence[int], on_step: Callable[[int, float], None], logs: Logs = NO_LOGS
+    ) -> SegmentAudit:
+        """Does what `audit_segments` does."""
+        check_logs(self._run.job, logs)
+        wanted, total = tuple(sorted(set(checkpoints))), len(self._records)
+        if not wanted or not 0 <= wanted[0] <= wanted[-1] < total:
+            raise ConfigurationError(f"expected a checkpoint below {total}, got {list(wanted[-1:])}")
+        self._audit, self._on_step, self._logs = (
+            SegmentAudit(total=total, wanted=wanted, log=logs.report),
+            on_step,
+            logs,
+        )
+        # One state is kept, so that consecutive segments need not load it again.
         self._held: tuple[int, State] = (-1, {})
-
-    def run(self, data: State | None) -> SegmentAudit:
+        self._kept = self._all_kept
         started = time.perf_counter()
-        data = self._interpreter.place_data(self._run.data()) if data is None else data  # (3)
-        for checkpoint in self._audit.wanted:
-            if not self._one(checkpoint, data):
+        for checkpoint in wanted:
+            if not self._one(checkpoint):
                 break
-        check_unchanged(data.values())  # otherwise an honest record might seem false
+        self._held = (-1, {})
+        check_unchanged(self._data.values())  # otherwise an honest record might seem false
         self._audit.seconds = time.perf_counter() - started
         return self._audit
 
-    def _one(self, checkpoint: int, data: State) -> bool:
+    def _one(self, checkpoint: int) -> bool:
         """Replays from a state before the segment to its end; returns whether all records on the way are true."""
         job = self._run.job
         self._held = self._start(job.first_step(checkpoint) - 1)
         numbers = range(self._held[0] + 1, job.last_step(checkpoint) + 1)
         computed = steps(
-            self._interpreter, self._held[1], data, numbers, sums=self._logs.before, donate=lambda: True
+            self._interpreter, self._held[1], self._data, numbers, sums=self._logs.before, donate=lambda: True
         )  # (4)
         for step, result, _ in computed:
             self._held = step, result.state

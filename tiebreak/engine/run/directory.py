@@ -243,18 +243,23 @@ class RunDirectory:
 
     def heads(self) -> list[SignedHead]:
         """The signed heads by count, each checked. Raises `VerificationError`."""
-        found = []
         with self.folder(HEADS) as heads:
-            for name in heads.names():
-                if not name.endswith(".bin"):
-                    continue
-                head = self._read_head(heads, name, self._verified_head)
-                if name != head_name(head.head.count):  # otherwise the sender would choose the order
-                    raise EncodingError(
-                        f"{heads.path / name}: expected the head of this file's count, got one of {head.head.count}"
-                    )
-                found.append(head)
+            found = [self._named_head(heads, name) for name in heads.names() if name.endswith(".bin")]
         return sorted(found, key=lambda head: head.head.count)
+
+    def last_head(self) -> SignedHead | None:
+        """The signed head of the highest count, checked, without a look at the others; None if nothing is signed."""
+        with self.folder(HEADS) as heads:
+            name = max((name for name in heads.names() if name.endswith(".bin")), default=None)
+            return None if name is None else self._named_head(heads, name)
+
+    def _named_head(self, heads: Folder, name: str) -> SignedHead:
+        head = self._read_head(heads, name, self._verified_head)
+        if name != head_name(head.head.count):  # otherwise the sender would choose the order
+            raise EncodingError(
+                f"{heads.path / name}: expected the head of this file's count, got one of {head.head.count}"
+            )
+        return head
 
     def _verified_head(self, data: bytes) -> SignedHead:
         head = SignedHead.decode(data)
