@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -500,6 +501,36 @@ def test_a_slow_reader_is_no_silent_one() -> None:
     connection.pause_writing()
     looks.pop()()
     assert (cut, looks) == ([3], [])
+
+
+def connect(hub: Running, address: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", urlsplit(hub.url).port), timeout=10, source_address=(address, 0))
+
+
+def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
+    with running(settings(tmp_path, connections_per_address=2)) as hub, ExitStack() as stack:
+        first, _, third = [stack.enter_context(connect(hub, "127.0.0.2")) for _ in range(3)]
+        assert third.recv(1) == b"", "one too many is cut at once"
+        for address in ("127.0.0.3", "127.0.0.1", "127.0.0.1", "127.0.0.1"):  # the last may be a proxy's
+            other = stack.enter_context(connect(hub, address))
+            other.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
+            assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        first.close()
+        until(lambda: [c.client[0] for c in hub.server.server_state.connections].count("127.0.0.2") == 1)
+        with connect(hub, "127.0.0.2") as again:
+            again.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
+            assert again.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\nGET /"])
+def test_a_connection_that_does_not_ask_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setattr(connection_module, "REQUEST_SECONDS", 0.3)
+    with running(settings(tmp_path)) as hub, connect(hub, "127.0.0.1") as idle, connect(hub, "127.0.0.1") as follower:
+        follower.sendall(b"GET /stream HTTP/1.1\r\nHost: hub\r\n\r\n")
+        idle.sendall(said)
+        until(lambda: len(hub.hub.streams) == 1)
+        until(lambda: len(hub.server.server_state.connections) == 1, seconds=5)
+        assert len(hub.hub.streams) == 1, "whoever follows a stream has asked"
 
 
 # ---------------------------------------------------------------- blobs

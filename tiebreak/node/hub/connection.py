@@ -1,10 +1,11 @@
-"""A connection of the hub: files leave it through the kernel, and whoever does not read is cut off.
+"""A connection of the hub: files leave it through the kernel, and whoever does not read, or does not ask, is cut off.
 
 ASGI knows neither, so an app finds its connection in the scope, under `EXTENSION`.
 """
 
 import asyncio
 import os
+from collections import Counter
 from contextlib import closing
 from typing import Any, Final, cast
 
@@ -16,6 +17,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 EXTENSION: Final = "tiebreak.connection"
 PATIENCE_SECONDS: Final = 30.0
 """A reader that takes nothing of what waits for it within this time is cut off."""
+REQUEST_SECONDS: Final = 60.0
+"""Within this time after it was opened, or after the last answer, a connection has to bring the head of a request."""
+PROXY: Final = "127.0.0.1"
+"""Whom uvicorn believes about the addresses of others. A reverse proxy there has everybody's connections."""
 SENT_BYTES: Final = 8 << 20
 """Handed to the kernel at a time; a socket takes less."""
 
@@ -34,9 +39,20 @@ class Connection(H11Protocol):
     """One connection, of any number of requests."""
 
     _patience: asyncio.TimerHandle | None = None
+    _waiting: asyncio.TimerHandle | None = None
+
+    def __init__(self, *given: Any, open_by_address: Counter[str], most: int, **named: Any) -> None:
+        """open_by_address: how many connections each address has, in all of the hub. most: that one may have."""
+        super().__init__(*given, **named)
+        self._open, self._most = open_by_address, most
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self._open[self._address] += 1
+        if self._address != PROXY and self._open[self._address] > self._most:
+            self.cut()
+        self._wait_for_request()
         transport.set_write_buffer_limits(0)  # writing is paused while anything waits for the reader
         app = self.app
 
@@ -48,7 +64,31 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._be_patient(None)
+        self._stop_waiting()
+        self._open[self._address] -= 1
+        if not self._open[self._address]:
+            del self._open[self._address]
         super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        self._wait_for_request()
+        super().on_response_complete()  # which may find the next request, if that has come already
+
+    def _wait_for_request(self) -> None:
+        """Uvicorn waits for ever for a first request, and for the rest of any that has begun."""
+        self._stop_waiting()
+        self._waiting = self.loop.call_later(REQUEST_SECONDS, self.cut)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
     def pause_writing(self) -> None:
         super().pause_writing()

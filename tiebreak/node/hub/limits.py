@@ -31,6 +31,8 @@ class Limits:
     free_bytes: int = 1 << 30
     """What is left free on the disk: a job's client and trainer still post when blobs and strangers may not."""
     connections: int = 4096
+    connections_per_address: int = 512
+    """A reverse proxy on this machine, at 127.0.0.1, is no such address."""
     streams_per_address: int = 256
     reads_per_minute: int = 600
     """Pages of posts (`GET /posts`) by one address."""

@@ -2,9 +2,11 @@
 
 import gc
 import tomllib
+from collections import Counter
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import filelock
 import uvicorn
@@ -94,11 +96,12 @@ def serve(app: Starlette, folder: Path, *, host: str, port: int, limits: Limits)
 
 
 def configure(app: Starlette, *, host: str, port: int, limits: Limits) -> uvicorn.Config:
+    connection = partial(Connection, open_by_address=Counter(), most=limits.connections_per_address)
     return uvicorn.Config(
         app,
         host=host,
         port=port,
-        http=Connection,
+        http=cast("type[Connection]", connection),
         ws="none",
         loop="asyncio",
         lifespan="on",
