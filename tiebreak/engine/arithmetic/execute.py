@@ -59,7 +59,8 @@ class Arithmetic:
     """Executes instructions exactly on a device, except for near ties where the caller settles them.
 
     NaN in an f32 result may have any payload, because no result depends on it; make it canonical before hashing.
-    Results are contiguous and new; operands are never written to. Only one thread at a time may use an instance.
+    Results are contiguous and, except for constants, new; neither operands nor constants are ever written to. Only one
+    thread at a time may use an instance.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ def _compile_source(i: Instruction, device: torch.device) -> Compiled:
     match i.function:
         case SourceKind.CONST:
             made = indexing.constant(i, device)
-            return lambda *_: made.clone()
+            return lambda *_: made
         case SourceKind.STEP:
             return lambda _, step, __: torch.full((), step, dtype=torch.int64, device=device)
     raise ValueError(f"expected a constant or the step, got source {i.function}: the interpreter provides those")

@@ -93,6 +93,14 @@ class Interpreter:
         self._in_order = schedule.in_order(program)
         self._planned = schedule.plan(program) if planned is None else planned
         self._chains = self._make_chains()
+        sources = [(n, i) for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE]
+        self._constants = {n: arithmetic.execute(i, (), 0) for n, i in sources if _is_constant(i)}
+        self._read = tuple((n, i) for n, i in sources if n not in self._constants)
+        self._work = tuple(
+            (unit, self._chains.get(position))
+            for position, unit in enumerate(self._planned)
+            if program.body[unit.members[0]].opcode != Opcode.SOURCE
+        )
         self._offload = None if budget is None else self._make_offload(budget)
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
@@ -141,8 +149,9 @@ class Interpreter:
             for position in self._offload.positions():
                 run.execute(self._planned[position], self._chains.get(position))
         else:
-            for position, unit in enumerate(self._planned):
-                run.execute(unit, self._chains.get(position))
+            run.values = self._constants | {n: run.read(i) for n, i in self._read}
+            for unit, chain in self._work:
+                run.execute(unit, chain)
         new = self._committed_by(run, number, check_finite=check_finite)
         if self._offload is not None and observe is None:
             self._offload.end(new)
@@ -266,6 +275,8 @@ class _Run:
         tensor = None if self._offload is None else self._offload.committed(value)
         if tensor is None:
             tensor = self.sealed(value)
+        if _is_constant(self._body[value]):  # the state is its owner's to write to, and the constant is not
+            tensor = tensor.clone()
         return tensor if self._observe is None else self._observe(leaf, tensor)
 
     def is_finite(self, value: int, tensor: Tensor) -> bool:
@@ -283,19 +294,28 @@ class _Run:
             return tensor
         return canonical(tensor)
 
+    def read(self, source: Instruction) -> Tensor:
+        """The value of a source."""
+        if source.function == SourceKind.STATE:
+            return self._state[_slot(source).name]
+        if source.function == SourceKind.DATA:
+            return self._data[_slot(source).name]
+        return self._arithmetic.execute(source, (), self._number - 1)
+
     def _value(self, number: int) -> Tensor:
         instruction = self._body[number]
         if instruction.opcode == Opcode.SOURCE:
-            if instruction.function == SourceKind.STATE:
-                return self._state[_slot(instruction).name]
-            if instruction.function == SourceKind.DATA:
-                return self._data[_slot(instruction).name]
+            return self.read(instruction)
         operands = [self.values[operand.value] for operand in instruction.operands]
         if self._sums is None or sum_kind(instruction) is None:
             return self._arithmetic.execute(instruction, operands, self._number - 1)
         result, near = self._arithmetic.execute_logged(instruction, operands, self._number - 1)
         self._sums.settle(number, instruction, operands, result, near)
         return result
+
+
+def _is_constant(instruction: Instruction) -> bool:
+    return instruction.opcode == Opcode.SOURCE and instruction.function == SourceKind.CONST
 
 
 def _slot(instruction: Instruction) -> Slot:
