@@ -4,6 +4,7 @@ Its machines need not see the folder of the run. A worker that does not fetches 
 that leads the audit into its own cache, and checks them against the job and the committed records as any others.
 """
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -165,6 +166,7 @@ class Cluster:
 
         jobs: the most actors. Raises `ConfigurationError` if there is no such cluster.
         """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # an auditor tells nobody else what it does
         self._ray = _ray()
         try:
             self._ray.init(address=address or None, log_to_driver=False, logging_level="error")

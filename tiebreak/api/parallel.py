@@ -82,10 +82,10 @@ class Ledger:
                 self._file = sqlite3.connect(path, isolation_level=None, timeout=0)
                 stack.callback(self._file.close)
                 self._open(json.dumps(key, sort_keys=True))
-            except sqlite3.OperationalError as error:
-                raise StateError(f"{path}: expected a file that this process alone may write, got: {error}") from error
             except sqlite3.DatabaseError as error:
-                raise EncodingError(f"{path}: expected a ledger of `tiebreak audit`, got: {error}") from error
+                if error.sqlite_errorcode in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                    raise EncodingError(f"{path}: expected a ledger of `tiebreak audit`, got: {error}") from error
+                raise StateError(f"{path}: expected a file that this process alone may write, got: {error}") from error
             stack.pop_all()
 
     def _open(self, key: str) -> None:

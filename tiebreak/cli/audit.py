@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 COULD_NOT_CHECK: Final = 3
 SHOWN_FINDINGS: Final = 5
+SHOWN_STARTS: Final = 8
 
 
 class AuditFailure(VerificationError):
@@ -238,8 +239,9 @@ def _words(done: "SegmentAudit") -> list[str]:
             spans.append([report.first_step, report.last_step])
     rate = f", {done.steps / done.seconds:.3g} a second" if done.seconds else ""
     left = done.total - len(done.checked)
+    starts = [*map(str, done.starts[:SHOWN_STARTS]), *(["..."] if len(done.starts) > SHOWN_STARTS else [])]
     return [
-        f"replayed   {done.steps} steps{rate}, from the states after steps {', '.join(map(str, done.starts))}",
+        f"replayed   {done.steps} steps{rate}, from the states after steps {', '.join(starts)}",
         f"unchecked  {left} of {done.total} signed segments" if left else "unchecked  nothing that is signed",
         f"agrees: steps {', '.join(f'{first} to {last}' for first, last in spans)}",
     ]

@@ -1,0 +1,483 @@
+"""`tiebreak audit --jobs`: several processes, and the report of one, whichever worker fails, lies or is killed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.engine.tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
+from tests.source_tree import ROOT
+from tiebreak.api.audits import Workers, audit_chosen
+from tiebreak.api.cluster import Cluster, Desk, FetchedRun
+from tiebreak.api.parallel import RETRIES, Ledger, Standing, audit_in_parallel, divide
+from tiebreak.api.replayers import Advance, Assignment, Event, Lost, Outcome, Processes, Replayer, Task, outcome_of
+from tiebreak.api.running import Machine, make_interpreter
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.audit import SegmentAudit, audit_segments, signed_records
+from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
+from tiebreak.engine.run.interpreter import Observer
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.records import run_tree
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.program.isa import Opcode
+from tiebreak.sim.adversaries.tampering import Cheat, Tampered
+
+STEPS, INTERVAL, SEGMENTS = 120, 3, 40
+Fault = Callable[[Outcome], Outcome | Lost]
+MakeRun = Callable[..., RunDirectory]
+
+
+@pytest.fixture(autouse=True)
+def unqualified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests run the conformance vectors on this machine; here they would be most of the time."""
+    monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
+    """Makes a signed run of the tiny task whose trainer doubles a number in each of some steps."""
+    compiled = compile_task(make_tiny_task(STEPS, INTERVAL))
+    job = draft_job(
+        compiled, steps=STEPS, checkpoint_interval=INTERVAL, client=CLIENT.address, trainer=TRAINER.address,
+        terms=Terms(),
+    )  # fmt: skip
+    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
+    leaf = next(n for n, i in enumerate(compiled.program.body) if i.opcode == Opcode.REDUCE and i.terms == 5)
+
+    def make(*false: int) -> RunDirectory:
+        folder = tmp_path_factory.mktemp("run") / "run"
+        made = RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data)
+
+        def tamper(step: int) -> Observer | None:
+            return (
+                Cheat(step=step, leaf=leaf, element=5, change=lambda x: 2 * x).tamper(step) if step in false else None
+            )
+
+        Worker(made, Tampered(make_interpreter(compiled.program, threads=1), tamper), key=TRAINER).work()
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def honest(make_run: MakeRun) -> RunDirectory:
+    return make_run()
+
+
+@pytest.fixture(scope="module")
+def liar(make_run: MakeRun) -> RunDirectory:
+    """It lies in its eighth and in its thirtieth segment."""
+    return make_run(24, 88)
+
+
+class Here:
+    """Workers that are all this process, and finish in a random order. fault: what comes of a result instead."""
+
+    def __init__(self, run: RunDirectory, seed: int = 0, workers: int = 3, fault: Fault = lambda outcome: outcome):
+        records = signed_records(run)[0]
+        root = run_tree([record.digest for record in records], run.job.steps, run.job.checkpoint_interval).root
+        assignment = Assignment(
+            path=run.path, job_id=run.job.id, count=len(records), root=root, machine=Machine(threads=1)
+        )
+        self.most = self.at_once = self._started = workers
+        self.begun: list[tuple[str, Task]] = []
+        self._idle = {f"worker {n}": Replayer(assignment, f"worker {n}") for n in range(1, workers + 1)}
+        self._busy: list[tuple[Replayer, Task]] = []
+        self._random, self._fault = random.Random(seed), fault
+
+    def submit(self, task: Task, avoid: str = "") -> None:
+        if set(self._idle) == {avoid}:
+            self._started += 1
+            name = f"worker {self._started}"
+            self._idle = {name: Replayer(self._idle[avoid].assignment, name)}
+        name = self._random.choice(sorted(self._idle.keys() - {avoid}))
+        self.begun.append((name, task))
+        self._busy.append((self._idle.pop(name), task))
+
+    def events(self, seconds: float) -> Sequence[Event]:
+        replayer, task = self._busy.pop(self._random.randrange(len(self._busy)))
+        self._idle[replayer.worker] = replayer
+        found: list[Event] = []
+        done = outcome_of(task, replayer.worker, lambda: replayer, found.append)
+        return [
+            Advance(task=task, worker=replayer.worker, steps=1),
+            *found,
+            self._fault(done) if isinstance(done, Outcome) else done,
+        ]
+
+    def close(self) -> None:
+        self._idle.clear()
+
+
+def alone(run: RunDirectory, segments: Sequence[int] = range(SEGMENTS)) -> SegmentAudit:
+    return audit_segments(run, make_interpreter(run.program, threads=1), segments, signed_records(run)[0])
+
+
+def together(run: RunDirectory, workers: Here, ledger: Path, segments: Sequence[int] = range(SEGMENTS)) -> SegmentAudit:
+    records, head = signed_records(run)
+    return audit_in_parallel(run, head.head.run_root, segments, records, lambda: workers, ledger)
+
+
+def found(audit: SegmentAudit) -> tuple[object, ...]:
+    """All of a report that does not depend on how the work was divided."""
+    return audit.total, audit.wanted, audit.checked, audit.fraud
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("name", ["honest", "liar"])
+def test_the_report_is_that_of_one_process(
+    request: pytest.FixtureRequest, tmp_path: Path, name: str, workers: int
+) -> None:
+    run = request.getfixturevalue(name)
+    pool = Here(run, workers, workers)
+    audit = together(run, pool, tmp_path / "ledger")
+    assert found(audit) == found(alone(run))
+    assert {s for _, task in pool.begun for s in task.segments} >= set(range(SEGMENTS if audit.agrees else 8))
+    assert audit.agrees == (name == "honest")
+
+
+def test_nothing_after_a_lie_is_begun_once_it_is_known(liar: RunDirectory, tmp_path: Path) -> None:
+    pool = Here(liar, workers=1)
+    audit = together(liar, pool, tmp_path / "ledger")
+    assert audit.fraud is not None
+    assert (audit.fraud.checkpoint, len(audit.checked)) == (7, 8)
+    again = [task for _, task in pool.begun if task.permute is not None]
+    assert [task.segments for task in again] == [(7,)], "computed a second time, in another order"
+    # Tasks of one length begin in order, so the second lie was not looked at.
+    assert max(task.segments[-1] for _, task in pool.begun) == 7
+
+
+def test_states_that_were_dropped_or_are_false(honest: RunDirectory, tmp_path: Path) -> None:
+    """Tasks begin at states that were kept; where one is not what was committed, the audit goes on from an earlier."""
+    folder = tmp_path / "run"
+    shutil.copytree(honest.path, folder)
+    run = RunDirectory.open(folder)
+    for checkpoint in range(SEGMENTS):
+        if checkpoint % 4:
+            run.state_path(run.job.last_step(checkpoint)).unlink()
+    damaged = run.state_path(run.job.last_step(8))
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    pool = Here(run)
+    audit = together(run, pool, tmp_path / "ledger")
+    assert found(audit) == found(alone(run))
+    assert audit.refused == [run.job.last_step(8)]
+    starts = [run.job.first_step(task.segments[0]) - 1 for _, task in pool.begun]
+    assert all(run.state_path(step).exists() for step in starts)
+    some = [3, 4, 17, 30]
+    sample = together(run, Here(run), tmp_path / "sample", some)
+    assert found(sample) == found(alone(run, some))
+
+
+def test_what_cannot_be_checked_is_reported_if_nothing_before_it_is_false(liar: RunDirectory, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(liar.path, folder)
+    run = RunDirectory.open(folder)
+    run.state_path(0).write_bytes(b"")
+    with pytest.raises(CannotCheck) as expected:
+        alone(run)
+    with pytest.raises(CannotCheck) as got:
+        together(run, Here(run), tmp_path / "ledger")
+    assert str(got.value) == str(expected.value)
+    with pytest.raises(CannotCheck):  # it is not kept: the file may be back tomorrow
+        together(run, Here(run), tmp_path / "ledger")
+    shutil.copy(liar.state_path(0), run.state_path(0))
+    assert found(together(run, Here(run), tmp_path / "ledger")) == found(alone(liar))
+
+
+def wrong(outcome: Outcome) -> Outcome:
+    """The result of a machine that computes something else, and in another order something else again."""
+    (checkpoint, record), *_ = outcome.checked
+    changed = record[-1] ^ (1 if outcome.task.permute is None else 2)
+    return replace(outcome, checked=((checkpoint, record[:-1] + bytes([changed])),))
+
+
+def test_a_worker_that_accuses_an_honest_trainer_is_outvoted(honest: RunDirectory, tmp_path: Path) -> None:
+    pool = Here(honest, fault=lambda outcome: wrong(outcome) if outcome.worker == "worker 1" else outcome)
+    records, head = signed_records(honest)
+    said: list[str] = []
+    standings: list[Standing] = []
+    audit = audit_in_parallel(
+        honest, head.head.run_root, range(SEGMENTS), records, lambda: pool, tmp_path / "ledger", standings.append,
+        said.append,
+    )  # fmt: skip
+    assert found(audit) == found(alone(honest))
+    assert said
+    assert all(words.startswith("worker 1: the segments up to step ") for words in said)
+    assert "its record of checkpoint" in said[0]
+    assert standings[-1].steps == standings[-1].total == STEPS
+
+
+def test_two_workers_that_disagree_with_all_accuse_nobody(honest: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(CannotCheck, match="neither is the committed one"):
+        together(honest, Here(honest, fault=wrong), tmp_path / "ledger")
+
+
+def test_a_task_that_is_always_lost_ends_the_audit_and_the_ledger_keeps_the_rest(
+    honest: RunDirectory, tmp_path: Path
+) -> None:
+    def fault(outcome: Outcome) -> Outcome | Lost:
+        if 20 in outcome.task.segments:
+            return Lost(task=outcome.task, worker=outcome.worker, reason="OSError: no space left")
+        return outcome
+
+    pool = Here(honest, fault=fault)
+    with pytest.raises(StateError, match=rf"OSError: no space left; tried {RETRIES + 1} times. .*ledger keeps"):
+        together(honest, pool, tmp_path / "ledger")
+    assert sum(20 in task.segments for _, task in pool.begun) == RETRIES + 1
+    done = {task.number for _, task in pool.begun if 20 not in task.segments}
+    rest = Here(honest)
+    assert found(together(honest, rest, tmp_path / "ledger")) == found(alone(honest))
+    assert len(done & {task.number for _, task in rest.begun}) <= 2, "only those that were under way"
+    records, head = signed_records(honest)
+    known = audit_in_parallel(honest, head.head.run_root, range(SEGMENTS), records, unneeded, tmp_path / "ledger")
+    assert found(known) == found(alone(honest))
+
+
+def unneeded() -> Here:
+    raise AssertionError("everything is known, and a process is started")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tasks_are_all_segments_in_order_and_share_no_state(honest: RunDirectory, tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    shutil.copytree(honest.path, tmp_path / "run")
+    run = RunDirectory.open(tmp_path / "run")
+    for step in run.kept()[1:]:
+        if draw.random() < 0.5:
+            run.state_path(step).unlink()
+    segments = sorted(draw.sample(range(SEGMENTS), draw.randint(1, SEGMENTS)))
+    tasks = divide(run, segments, draw.randint(1, 4))
+    assert [s for task in tasks for s in task.segments] == segments
+    assert [task.number for task in tasks] == list(range(len(tasks)))
+    kept, job = run.kept(), run.job
+    starts = [{max(k for k in kept if k < job.first_step(s)) for s in task.segments} for task in tasks]
+    assert sum(map(len, starts)) == len(set().union(*starts))
+
+
+def test_a_ledger_is_of_one_audit_and_one_process(honest: RunDirectory, tmp_path: Path) -> None:
+    together(honest, Here(honest), tmp_path / "ledger", [1, 2])
+    with pytest.raises(ConfigurationError, match="the ledger of another audit; name a new file, or delete this one"):
+        together(honest, Here(honest), tmp_path / "ledger", [1, 3])
+    opened = Ledger(tmp_path / "mine", {"job": "x"})
+    with pytest.raises(StateError, match="expected a file that this process alone may write, got: database is locked"):
+        Ledger(tmp_path / "mine", {"job": "x"})
+    opened.close()
+    Ledger(tmp_path / "mine", {"job": "x"}).close()
+    (tmp_path / "text").write_text("not a database, and long enough to be seen as none" * 100)
+    with pytest.raises(EncodingError, match="expected a ledger of `tiebreak audit`, got: file is not a database"):
+        Ledger(tmp_path / "text", {})
+    with pytest.raises(StateError, match="unable to open database file"):
+        Ledger(tmp_path / "none" / "ledger", {})
+    with closing(sqlite3.connect(tmp_path / "other")) as other:
+        other.execute("CREATE TABLE audit (x)")
+    with pytest.raises(EncodingError, match="expected a ledger of `tiebreak audit`, got: "):
+        Ledger(tmp_path / "other", {})
+
+
+# ---------------------------------------------------------------- real processes
+
+
+SCRIPT = "from tiebreak.cli.main import main; main()"
+
+
+def command(run: RunDirectory, ledger: Path, *more: str) -> list[str]:
+    """A process of its own; its workers are two more."""
+    options = ["audit", str(run.path), "--jobs", "2", "--ledger", str(ledger), "--json", *more]
+    return [sys.executable, "-P", "-c", SCRIPT, *options]
+
+
+def answer(run: RunDirectory, ledger: Path, *more: str) -> tuple[int, dict[str, object], str]:
+    done = subprocess.run(command(run, ledger, *more), cwd=ROOT, capture_output=True, text=True, check=False)
+    report = json.loads(done.stdout)
+    del report["seconds"]
+    return done.returncode, report, done.stderr
+
+
+def test_the_command_finds_the_lie(liar: RunDirectory, tmp_path: Path) -> None:
+    code, report, printed = answer(liar, tmp_path / "ledger")
+    assert (code, report["verdict"], report["first_difference"]) == (2, "fraud", {"checkpoint": 7, "steps": [22, 24]})
+    assert [row[0] for row in report["checked"]] == list(range(8))  # type: ignore[attr-defined]
+    assert printed.splitlines()[0].startswith(f"replaying: 0 of {STEPS} steps")
+    assert "AuditFailure: the run leaves the program first in checkpoint 8 of 40, steps 22 to 24, " in printed
+
+
+class Killing(Processes):
+    """One worker is killed amid each tenth task."""
+
+    killed, number = 0, 0
+
+    def submit(self, task: Task, avoid: str = "") -> None:
+        before = {process.name: process.task for process in self._processes}
+        super().submit(task, avoid)
+        self.number += 1
+        if self.number % 10 == 5:
+            process = next(p for p in self._processes if p.task is task and before.get(p.name) is not task)
+            os.kill(process.pid, signal.SIGKILL)
+            type(self).killed += 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["honest", "liar"])
+def test_a_worker_killed_in_each_tenth_task_changes_nothing(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    run = request.getfixturevalue(name)
+    Killing.killed = 0
+    monkeypatch.setattr("tiebreak.api.audits.Processes", Killing)
+    records = signed_records(run)[0]
+    workers = Workers(jobs=2, ledger=tmp_path / "ledger")
+    audit = audit_chosen(run, tuple(range(SEGMENTS)), records, Machine(), workers=workers, quiet=True)
+    assert found(audit) == found(alone(run))
+    assert Killing.killed >= (4 if name == "honest" else 1)
+
+
+SLOWED = """
+import time
+from tiebreak.api import parallel
+from tiebreak.cli.main import main
+
+put = parallel.Ledger.put
+def slow(*arguments):
+    put(*arguments)
+    time.sleep(0.2)
+parallel.Ledger.put = slow
+main()
+"""
+
+
+@pytest.mark.slow
+def test_an_audit_goes_on_after_its_leader_is_killed_twice(honest: RunDirectory, tmp_path: Path) -> None:
+    """What is done is not done again, and the workers of a leader that is killed end by themselves."""
+    _, expected, _ = answer(honest, tmp_path / "undisturbed")
+    ledger, before = tmp_path / "ledger", 0
+    for _ in range(2):
+        slowed = [SLOWED if part == SCRIPT else part for part in command(honest, ledger)]
+        with subprocess.Popen(slowed, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as leader:
+            assert leader.stderr is not None
+            line = next(line for line in leader.stderr if int(line.split()[1]) > before)
+            workers = children(leader.pid)
+            leader.kill()
+        assert len(workers) == 2
+        before = int(line.split()[1])
+        assert before < STEPS
+        while any(is_running(worker) for worker in workers):
+            time.sleep(0.1)
+    code, report, printed = answer(honest, ledger)
+    assert (code, report) == (0, expected)
+    assert int(printed.split()[1]) >= before
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started."""
+    stats = {int(path.name): path / "stat" for path in Path("/proc").glob("[0-9]*")}
+    return [
+        pid
+        for pid, path in stats.items()
+        if path.exists() and path.read_text().rsplit(")")[-1].split()[1] == str(parent)
+    ]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# ---------------------------------------------------------------- Ray
+
+
+class Struck(Cluster):
+    """A worker is killed amid each tenth task."""
+
+    number = 0
+
+    def submit(self, task: Task, avoid: str = "") -> None:
+        super().submit(task, avoid)
+        type(self).number += 1
+        slot = next((slot for slot in self._slots if slot.task is task), None)
+        if self.number % 10 == 5 and slot is not None:
+            self._ray.kill(slot.actor)
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_gives_the_same_report_whichever_worker_is_killed(
+    honest: RunDirectory, liar: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiebreak.api.audits.Cluster", Struck)
+    for run in (honest, liar):
+        workers = Workers(ray="local", jobs=2, ledger=tmp_path / run.path.parent.name)
+        audit = audit_chosen(
+            run, tuple(range(SEGMENTS)), signed_records(run)[0], Machine(), workers=workers, quiet=True
+        )
+        assert found(audit) == found(alone(run))
+    assert Struck.number > SEGMENTS // 2
+
+
+class Remote:
+    """A desk as an actor's handle has it; `_get` is the identity here. change: what the way does to a piece."""
+
+    def __init__(self, desk: Desk, change: Callable[[str, bytes], bytes] = lambda _, piece: piece) -> None:
+        self.pieces: list[str] = []
+
+        def piece(name: str, offset: int) -> bytes:
+            self.pieces.append(name)
+            return change(name, desk.piece(name, offset))
+
+        self.piece, self.kept = SimpleNamespace(remote=piece), SimpleNamespace(remote=desk.kept)
+
+
+def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
+    honest: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiebreak.api.cluster._get", lambda value: value)
+    monkeypatch.setattr("tiebreak.api.cluster.PIECE_BYTES", 100)
+    records, head = signed_records(honest)
+    assignment = Assignment(
+        path=honest.path, job_id=honest.job.id, count=len(records), root=head.head.run_root, machine=Machine(threads=1)
+    )
+    task = Task(number=0, segments=(20, 21), steps=6)
+
+    def replayed(remote: Remote, folder: Path) -> Outcome | Lost:
+        def make() -> Replayer:
+            return Replayer(assignment, "far", FetchedRun.begin(folder, assignment, remote))
+
+        return outcome_of(task, "far", make, lambda _: None)
+
+    desk = Desk(honest.path, honest.kept())
+    first = Remote(desk)
+    expected = tuple((checkpoint, records[checkpoint].encode()) for checkpoint in (20, 21))
+    done = replayed(first, tmp_path / "cache")
+    assert isinstance(done, Outcome)
+    assert (done.checked, done.starts, done.problem) == (expected, (60,), None)
+    states = {name for name in first.pieces if name.startswith("checkpoints/")}
+    assert len(states) == 1, "only the state it begins at"
+    second = Remote(desk)
+    assert replayed(second, tmp_path / "cache") == done
+    assert second.pieces == [], "all is there"
+
+    def spoil(name: str, piece: bytes) -> bytes:
+        return bytes([piece[0] ^ 1]) + piece[1:] if piece and name in states else piece
+
+    spoiled = replayed(Remote(desk, spoil), tmp_path / "spoiled")
+    assert isinstance(spoiled, Outcome)
+    assert (spoiled.checked[-2:], spoiled.refused) == (expected, (60,)), "it goes on from an earlier state"
+    assert replayed(first, tmp_path / "spoiled") == done, "what was refused is fetched again"
+    for name in (JOB, PROGRAM, DATA, RECORDS):
+        problem = replayed(Remote(desk, lambda n, p, name=name: p[:-1] if n == name else p), tmp_path / name)  # type: ignore[misc]
+        assert not isinstance(problem, Outcome) or problem.problem is not None
