@@ -10,11 +10,11 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 14_630,
-    "tiebreak/engine/": 21_510,
+    "tiebreak/engine/": 21_540,
     "tiebreak/sim/": 11_430,
-    "tiebreak/node/": 8_640,
-    "tiebreak/": 8_400,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 3_540,
+    "tiebreak/node/": 8_690,
+    "tiebreak/": 9_370,  # api, cli, demo: everything that is in none of the folders above
+    "benchmarks/": 3_640,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

@@ -1,0 +1,109 @@
+"""An audit by several local processes: its time with two workers, with one, and in this process alone.
+
+    python -m benchmarks.audits [WORKLOAD ...]
+
+Each worker has one thread. The audits take turns, and each is timed whole: starting its processes, qualifying the
+machine, reading states. `segments` is a job of 10,000 segments of one small step, where dividing is what costs.
+"""
+
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.table import Row, interleaved, placed, publish
+from benchmarks.workloads import gpt2
+from tiebreak.api.audits import Workers, audit_chosen
+from tiebreak.api.running import Machine
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.audit import signed_records
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.keys import PrivateKey
+
+SEGMENTS: Final = "segments"
+LENGTHS: Final = {SEGMENTS: (10_000, 1), "digits": (7_200, 12), "text": (2_000, 8), "gpt2": (12, 2)}
+"""Steps of a run, and the steps between its checkpoints; the demo's jobs are made longer."""
+REPEATS: Final = {"gpt2": 1}
+ALONE, ONE, TWO = "this process", "one worker", "two workers"
+
+
+def small() -> Task:
+    """A softmax regression of 8 numbers."""
+    torch.manual_seed(0)
+    return Task(
+        name=SEGMENTS,
+        model=nn.Linear(8, 4),
+        loss=lambda model, x, y: F.cross_entropy(model(x), y),
+        optimizer=SGD(lr=0.1),
+        data={"x": torch.randn(64, 8), "y": torch.randint(0, 4, (64,))},
+        batch=Batch(size=8, examples=Rows(names=("x", "y"))),
+        steps=1,
+        checkpoint_interval=1,
+    )
+
+
+def train(name: str, folder: Path) -> RunDirectory:
+    """A signed run of a workload."""
+    steps, interval = LENGTHS[name]
+    made = {SEGMENTS: small, "gpt2": gpt2}
+    task = made[name]() if name in made else load_task(name, steps=steps)
+    compiled = compile_task(replace(task, steps=steps, checkpoint_interval=interval))
+    key = PrivateKey.from_int(1)
+    job = draft_job(
+        compiled, steps=steps, checkpoint_interval=interval, client=key.address, trainer=key.address, terms=Terms()
+    )
+    signed = sign_job(job, Domain(chain_id=1, contract=Address(bytes(20))), client=key, trainer=key)
+    run = RunDirectory.create(folder / name, signed, compiled.program, compiled.state, compiled.data)
+    Worker(run, Machine().interpreter(run), key=key).work()
+    return run
+
+
+def measure(name: str, folder: Path) -> list[Row]:
+    run = train(name, folder)
+    records = signed_records(run)[0]
+    every = tuple(range(len(records)))
+
+    def audit(jobs: int | None, segments: tuple[int, ...] = every) -> None:
+        workers = None if jobs is None else Workers(jobs=jobs, ledger=folder / f"{name}-{time.monotonic_ns()}")
+        assert audit_chosen(run, segments, records, Machine(threads=1), workers=workers, quiet=True).agrees
+
+    audits = {ALONE: None, ONE: 1, TWO: 2}
+    seconds = interleaved({who: partial(audit, jobs) for who, jobs in audits.items()}, REPEATS.get(name, 3), warmup=0)
+    first = interleaved({who: partial(audit, jobs, every[:1]) for who, jobs in audits.items()}, 3, warmup=0)
+    start = first[ONE] - first[ALONE]
+    case = f"{name}, {len(every)} segments of {run.job.checkpoint_interval} steps"
+    return [
+        *(Row(metric=f"an audit by {who}", case=case, value=seconds[who], unit="s") for who in seconds),
+        Row(metric="of which starting a worker", case=case, value=start, unit="s"),
+        Row(metric="one worker / two", case=case, value=seconds[ONE] / seconds[TWO], unit="x",
+            target="" if name == SEGMENTS else ">= 1.8"),
+        Row(metric="one started worker / this process", case=case, value=(seconds[ONE] - start) / seconds[ALONE],
+            unit="x", target="<= 1.05" if name == SEGMENTS else ""),
+    ]  # fmt: skip
+
+
+@click.command()
+@click.argument("workloads", nargs=-1, type=click.Choice(sorted(LENGTHS)))
+@placed
+def main(workloads: tuple[str, ...], folder: Path) -> None:
+    """Measure WORKLOADS (default: all)."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        rows = [row for name in workloads or LENGTHS for row in measure(name, Path(place))]
+    publish("audits", rows, "policy exact, medians", folder=folder)
+
+
+if __name__ == "__main__":
+    main()
