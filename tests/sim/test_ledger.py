@@ -1,4 +1,7 @@
-"""Without a chain, games end as with one: the ledger against the contracts, over simulated games."""
+"""Without a chain, games end as with one: the ledger against the contracts, over simulated games.
+
+Beside them the board is followed from its logs alone, which must show the same.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,6 +12,7 @@ import pytest
 
 from tests.parts import slow_except
 from tests.sim.adversaries.playing import stage
+from tests.sim.shadow import Compared
 from tiebreak.protocol.chain import GameRecord, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -98,11 +102,10 @@ def _head(shown: Any) -> Head:
     return Head(job_id=Digest(shown.job_id), count=shown.count, run_root=Digest(shown.run_root))
 
 
-class Beside(Board):
+class Beside(Compared):
     """The simulator's board, with a ledger that takes and refuses what the contracts take and refuse."""
 
     world: World
-    count: Callable[[], None]
 
     def __init__(self, domain: Domain, talk_of: Any) -> None:
         super().__init__(domain, talk_of)
@@ -129,7 +132,7 @@ class Beside(Board):
         if wanted is not None:
             self._hear()
             self.ledger.take(self.sender, wanted, now)
-            self.compare()
+            self.compare_ledger()
 
     def refuse(self, call: Call, sender: Address, error: Reverted, now: int) -> None:
         super().refuse(call, sender, error, now)
@@ -144,7 +147,7 @@ class Beside(Board):
             self.ledger.judge(sender, wanted, now)
         self.refused[error.name] += 1
 
-    def compare(self) -> None:
+    def compare_ledger(self) -> None:
         board = self.ledger.board
         assert list(board.jobs) == list(self.jobs)
         for job_id, job in self.jobs.items():
@@ -179,7 +182,9 @@ def test_the_ledger_ends_games_as_the_contracts_do(
         settle(world, included)
 
     monkeypatch.setattr(Beside, "count", staticmethod(cases), raising=False)
+    monkeypatch.setattr(Beside, "program", cast.workshop.program, raising=False)
     monkeypatch.setattr(World, "__init__", make)
     monkeypatch.setattr(World, "_settle", settled)
     monkeypatch.setattr("tiebreak.sim.world.world.Board", Beside)
-    watch(cast, name, rng)
+    world, _ = watch(cast, name, rng)
+    assert world.board.disagreements == []
