@@ -26,15 +26,35 @@ def bodies(there: Town, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]
     return [(letter.post.sender, letter.body) for letter in letters if isinstance(letter.body, kind)]
 
 
-def test_an_honest_run_is_settled(tmp_path: Path) -> None:
-    """And everyone who may open the folder, or lives in it, is told apart."""
+def test_an_honest_run_is_settled_and_a_party_that_comes_back_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All parties are closed in the middle; at first each finds another board's hub, and does not fall silent.
+
+    And everyone who may open the folder, or lives in it, is told apart.
+    """
+    found_key, refused = Mail._ask_key, Counter[int]()
+
+    def ask_key(mail: Mail) -> Address:
+        refused[id(mail)] += 1
+        if refused[id(mail)] == 1:
+            raise ConfigurationError("expected a hub for chain 1, got one for chain 2")
+        return found_key(mail)
+
+    monkeypatch.setattr(Mail, "_ask_key", ask_key)
     with town(tmp_path) as there:
         for role in ("client", "trainer", "auditor"):
             there.join(role)
         job = there.offer()
+        there.live(lambda: (found := there.job(job)) is not None and found.head_count >= 1)
+        for role in list(there.drivers):
+            there.drivers.pop(role).close()
+            there.join(role)
         found = there.end(job)
         assert found.status is JobStatus.SETTLED
         assert not there.drivers["auditor"].machine.board.games
+        heads = [body.head for _, body in bodies(there, posts.HeadBody)]
+        assert len({head.head.count for head in heads}) == len(heads) == 4
         losses = [body.losses for _, body in bodies(there, posts.StepsBody)]
         assert sum(map(len, losses)) == job.steps
         agreed = {body.count: body.agrees for _, body in bodies(there, posts.ReplayedBody)}
@@ -84,27 +104,3 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
         senders = {sender for sender, _ in bodies(there, posts.Body)}
         assert senders == {there.keys[role].address for role in ("client", "trainer", "auditor")}
         assert ("ERROR", "alarm") not in auditor.notes.counts  # what it handles itself is no error
-
-
-def test_a_party_that_comes_back_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All parties are closed in the middle; at first each finds another board's hub, and does not fall silent."""
-    found, refused = Mail._ask_key, Counter[int]()
-
-    def ask_key(mail: Mail) -> Address:
-        refused[id(mail)] += 1
-        if refused[id(mail)] == 1:
-            raise ConfigurationError("expected a hub for chain 1, got one for chain 2")
-        return found(mail)
-
-    monkeypatch.setattr(Mail, "_ask_key", ask_key)
-    with town(tmp_path) as there:
-        for role in ("client", "trainer", "auditor"):
-            there.join(role)
-        job = there.offer()
-        there.live(lambda: (found := there.job(job)) is not None and found.head_count >= 1)
-        for role in list(there.drivers):
-            there.drivers.pop(role).close()
-            there.join(role)
-        assert there.end(job).status is JobStatus.SETTLED
-        heads = [body.head for _, body in bodies(there, posts.HeadBody)]
-        assert len({head.head.count for head in heads}) == len(heads) == 4
