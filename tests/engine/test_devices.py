@@ -40,29 +40,20 @@ def on_another_device(directory: Path, steps: int, names: tuple[str, ...]) -> An
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check_stand_in(directory: Path, steps: int, names: tuple[str, ...], cases: Callable[[int], None]) -> None:
-    found = on_another_device(directory, steps, names)
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_stand_in_for_a_device_reaches_the_roots(tmp_path: Path, cases: Callable[[int], None]) -> None:
+    found = on_another_device(tmp_path, STEPS, NAMES)
     assert found["caught"] == list(MISTAKES)  # the stand-in refuses what a GPU refuses
     assert found["cases"] > qualify(Arithmetic()).cases  # and a large product
     assert "reduce sum of products (large) exactly" in found["refused"]
     assert found["calls"] > 20_000
-    for name in names:
+    for name in NAMES:
         records = load(name).expected.records
-        assert [tuple(record) for record in found["records"][name]] == list(records[1 : 1 + steps // INTERVAL])
+        assert [tuple(record) for record in found["records"][name]] == list(records[1 : 1 + STEPS // INTERVAL])
         assert found["firsts"][name] == records[0][1]
         assert found["undecided"][name] > 0  # the exact fallback took part
         cases(1)
-
-
-@pytest.mark.slow
-def test_the_stand_in_for_a_device_reaches_the_records(tmp_path: Path, cases: Callable[[int], None]) -> None:
-    check_stand_in(tmp_path, INTERVAL, ("gpt2",), cases)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_stand_in_for_a_device_reaches_the_roots(tmp_path: Path, cases: Callable[[int], None]) -> None:
-    check_stand_in(tmp_path, STEPS, NAMES, cases)
 
 
 class TestOnTheGPU:
