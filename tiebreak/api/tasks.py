@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from tiebreak.api.datasets import hugging_face
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
-from tiebreak.engine.data import ArrayFile, open_array
+from tiebreak.engine.data import ArrayFile, map_array, open_array
 from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -107,9 +107,9 @@ def _array(name: str, array: object) -> Tensor:
         case Tensor():
             return array
         case ArrayFile():
-            return array.tensor()
+            return map_array(array)
         case str() | Path():
-            return open_array(array).tensor()
+            return map_array(open_array(array))
         case np.ndarray():
             return torch.from_numpy(array)
     raise ConfigurationError(f"expected an array or a file in data {name!r}, got {type(array).__name__}")

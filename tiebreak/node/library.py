@@ -32,8 +32,9 @@ from tiebreak.api.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
 from tiebreak.api.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
 from tiebreak.api.sealing import SUFFIX, Sealed, sealed_bytes
 from tiebreak.engine.data import data_identities
+from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
 from tiebreak.engine.data.disk import Folder, write_whole
-from tiebreak.engine.data.formats import MAX_SAFETENSORS_HEADER, map_tensors, read_tensors
+from tiebreak.engine.data.formats import map_tensors, read_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.encoding import max_sparse_bytes
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES, log_path

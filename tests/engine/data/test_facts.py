@@ -16,6 +16,7 @@ from tiebreak.engine.data import (
     FactsCache,
     data_identities,
     examine,
+    map_array,
     not_finite,
     open_array,
     open_safetensors,
@@ -52,7 +53,7 @@ def test_the_id_and_the_tensor_are_those_in_memory(tmp_path: Path, cases: Callab
         generator.integers(0, 2, (1030,)).astype(bool),
     ):
         array = open_array(saved(tmp_path / "a.npy", made))
-        tensor = array.tensor()
+        tensor = map_array(array)
         assert torch.equal(tensor, torch.from_numpy(made.copy().reshape(made.shape)))
         assert tensor.dtype in (torch.float32, torch.int64, torch.bool)
         assert examine(array).identity == identity(torch.from_numpy(made)) == identity(tensor)
@@ -85,7 +86,7 @@ def test_other_bools_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"keep": torch.tensor([2, 0], dtype=torch.uint8).view(torch.bool)}, path)
     array = open_safetensors(path)["keep"]
-    for use in (lambda: examine(array), array.tensor):
+    for use in (lambda: examine(array), lambda: map_array(array)):
         with pytest.raises(EncodingError, match="bools of 0 and 1, got 2"):
             use()
 
@@ -93,7 +94,7 @@ def test_other_bools_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["<u2", ">f4", "<f8"])
 def test_what_has_to_be_converted_says_so(tmp_path: Path, kind: str) -> None:
     array = open_array(saved(tmp_path / "a.npy", np.ones(3, dtype=kind)))
-    for use in (lambda: examine(array), array.tensor):
+    for use in (lambda: examine(array), lambda: map_array(array)):
         with pytest.raises(ConfigurationError, match="tiebreak data import"):
             use()
 
@@ -104,7 +105,7 @@ def test_elements_that_are_not_aligned_are_not_mapped(tmp_path: Path) -> None:
     array = open_array(path, dtype="<i8", offset=1)
     assert examine(array).identity == identity(torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ConfigurationError, match="not aligned"):
-        array.tensor()
+        map_array(array)
 
 
 def test_the_second_time_nothing_is_read(tmp_path: Path, cache: FactsCache) -> None:

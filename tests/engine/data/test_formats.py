@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from tiebreak.engine.data import Element, open_array, open_npy, open_safetensors
+from tiebreak.engine.data import Element, map_array, open_array, open_npy, open_safetensors
 from tiebreak.engine.data.elements import of_numpy
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.isa import DType
@@ -265,14 +265,14 @@ def test_what_is_no_plain_file_is_refused_without_blocking(tmp_path: Path, name:
 def test_a_link_to_a_plain_file_is_that_file(tmp_path: Path) -> None:
     made = saved(tmp_path / "a.npy", np.arange(3))
     (tmp_path / "b.npy").symlink_to(made)
-    assert open_array(tmp_path / "b.npy").tensor().tolist() == [0, 1, 2]
+    assert map_array(open_array(tmp_path / "b.npy")).tolist() == [0, 1, 2]
 
 
 def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.npy", np.arange(3))
     array = open_array(path)
     os.utime(path, ns=(1, 1))
-    for use in (array.tensor, lambda: list(array.blocks())):
+    for use in (lambda: map_array(array), lambda: list(array.blocks())):
         with pytest.raises(StateError, match="expected the file as it was"):
             use()
     array = open_array(path)
@@ -283,7 +283,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
         next(blocks)
     array = open_array(path)
     (tmp_path / "again.npy").hardlink_to(path)
-    assert array.tensor().tolist() == [0, 1, 2]  # another name changes no byte
+    assert map_array(array).tolist() == [0, 1, 2]  # another name changes no byte
 
 
 def test_of_numpy_knows_the_order() -> None:

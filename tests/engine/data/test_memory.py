@@ -18,7 +18,7 @@ from tests.engine.tiny import TRAINER, make_tiny_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Batch, Rows, Task, Windows
-from tiebreak.engine.data import open_array, source_of
+from tiebreak.engine.data import map_array, open_array, source_of
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
@@ -35,7 +35,7 @@ from torch import nn
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.data import examine, open_array
+from tiebreak.engine.data import examine, map_array, open_array
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
@@ -133,7 +133,7 @@ def test_a_task_of_mapped_arrays_compiles_to_the_roots_of_one_in_memory(
     mapped = {}
     for name, tensor in plain.data.items():
         np.save(tmp_path / f"{name}.npy", tensor.numpy(), allow_pickle=False)
-        mapped[name] = open_array(tmp_path / f"{name}.npy").tensor()
+        mapped[name] = map_array(open_array(tmp_path / f"{name}.npy"))
 
     def task(data: dict[str, torch.Tensor]) -> Task:
         loss = (

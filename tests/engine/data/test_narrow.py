@@ -14,8 +14,8 @@ from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task, Windows
-from tiebreak.engine.data import open_array
-from tiebreak.engine.data.files import source_of
+from tiebreak.engine.data import map_array, open_array
+from tiebreak.engine.data.mapped import source_of
 from tiebreak.engine.data.narrow import NARROW, stored
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.run.eager import checked
@@ -106,14 +106,14 @@ def test_tokens_in_windows() -> None:
 def test_a_mapped_file_stays_where_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
     x = values(dtype, (6, 4, 16))
     np.save(tmp_path / "x.npy", x.numpy())
-    mapped = open_array(tmp_path / "x.npy").tensor()
+    mapped = map_array(open_array(tmp_path / "x.npy"))
     assert torch.equal(mapped, x)
     words = stored(mapped)
     assert source_of(words) is not None
     assert bytes(tensor_bytes(words)) == x.numpy().tobytes()
     assert identities({"x": words}) == identities({"x": stored(x)})
     (tmp_path / "raw").write_bytes(bytes(4) + x.numpy().tobytes())
-    odd = open_array(tmp_path / "raw", dtype=x.numpy().dtype.str, shape=tuple(x.shape), offset=4).tensor()
+    odd = map_array(open_array(tmp_path / "raw", dtype=x.numpy().dtype.str, shape=tuple(x.shape), offset=4))
     assert source_of(stored(odd)) is None, "words that are not aligned are copied"
     assert torch.equal(stored(odd), words)
 
@@ -123,10 +123,10 @@ def test_what_is_not_taken_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"expected little-endian F32, .* U8 or BOOL, got U16; convert it with"
     ):
-        open_array(tmp_path / "x.npy").tensor()
+        map_array(open_array(tmp_path / "x.npy"))
     np.save(tmp_path / "x.npy", np.zeros((4, 8), ">i4"))
     with pytest.raises(ConfigurationError, match="got big-endian I32"):
-        open_array(tmp_path / "x.npy").tensor()
+        map_array(open_array(tmp_path / "x.npy"))
     with pytest.raises(ConfigurationError, match=r"float32, int64 or bool in data 'x', or uint8, .*got torch.float16"):
         task_of(torch.zeros(7, 8, dtype=torch.float16), torch.zeros(7, dtype=torch.int64))
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from tiebreak.engine.data import ArrayFile, FactsCache, examine, open_npy
+from tiebreak.engine.data import ArrayFile, FactsCache, examine, map_array, open_npy
 from tiebreak.engine.data.disk import StorageError, read_file, write_file
 from tiebreak.engine.data.elements import Array, Element
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
@@ -156,7 +156,7 @@ def load_arrays(folder: Path | str) -> dict[str, Tensor]:
     for array, identity in listed.values():
         if (found := examine(array, cache=cache).identity.hex()) != identity:
             raise EncodingError(f"{array}: expected id {identity}, got {found}; import it again")
-    return {name: array.tensor() for name, (array, _) in listed.items()}
+    return {name: map_array(array) for name, (array, _) in listed.items()}
 
 
 def _listed(folder: Path) -> dict[str, tuple[ArrayFile, str]]:

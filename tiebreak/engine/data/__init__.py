@@ -1,28 +1,38 @@
 """Datasets that stay on disk: array files that are opened without being read, mapped tensors, ids computed in one pass.
 
-    tokens = open_array("corpus/tokens.npy").tensor()     # int64, on the mapped file
+    tokens = map_array(open_array("corpus/tokens.npy"))     # int64, on the mapped file
     Task(data={"tokens": tokens}, ...)
 
-A job commits to float32, int64 and bool; `tiebreak data import` converts everything else once.
+A job commits to float32, int64 and bool; `tiebreak data import` converts everything else once. Torch comes with the
+first name that needs it.
 """
 
-from tiebreak.engine.data.elements import Element
-from tiebreak.engine.data.facts import Facts, FactsCache, data_identities, examine, not_finite
-from tiebreak.engine.data.files import ArrayFile, check_unchanged, source_of
-from tiebreak.engine.data.formats import open_array, open_npy, open_raw, open_safetensors
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tiebreak.engine.data.arrays import open_array, open_npy, open_raw, open_safetensors
+    from tiebreak.engine.data.elements import Element
+    from tiebreak.engine.data.facts import Facts, FactsCache, data_identities, examine, not_finite
+    from tiebreak.engine.data.files import ArrayFile
+    from tiebreak.engine.data.mapped import check_unchanged, map_array, source_of
+
+_MODULES: Final = {
+    "arrays": "open_array open_npy open_raw open_safetensors",
+    "elements": "Element",
+    "facts": "Facts FactsCache data_identities examine not_finite",
+    "files": "ArrayFile",
+    "mapped": "check_unchanged map_array source_of",
+}
+_HOME: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "ArrayFile",
-    "Element",
-    "Facts",
-    "FactsCache",
-    "check_unchanged",
-    "data_identities",
-    "examine",
-    "not_finite",
-    "open_array",
-    "open_npy",
-    "open_raw",
-    "open_safetensors",
-    "source_of",
-]
+    "ArrayFile", "Element", "Facts", "FactsCache", "check_unchanged", "data_identities", "examine", "map_array",
+    "not_finite", "open_array", "open_npy", "open_raw", "open_safetensors", "source_of",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tiebreak.engine.data' has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.data.disk import read_file
-from tiebreak.engine.data.files import ArrayFile, check_bools, source_of
+from tiebreak.engine.data.files import ArrayFile, check_bools
 from tiebreak.engine.data.hashing import hasher
+from tiebreak.engine.data.mapped import source_of
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.native import cache_directory
 from tiebreak.protocol.commitments.streaming import TensorStream

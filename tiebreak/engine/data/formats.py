@@ -1,150 +1,22 @@
-"""Array files: .npy, .safetensors and raw bytes. Headers count as hostile until checked; nothing is unpickled."""
+"""Named tensors in .safetensors files: written whole or not at all, read as exactly what they should be."""
 
-import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, write_whole
-from tiebreak.engine.data.elements import Element, of_numpy
+from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER, safetensors_in
+from tiebreak.engine.data.disk import Folder, Stamp, read_exactly, write_whole
 from tiebreak.engine.data.files import ArrayFile, check_bools
+from tiebreak.engine.data.mapped import map_array
 from tiebreak.engine.data.tensors import Spec, memory_of, tensor_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
-from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.isa import DType
-from tiebreak.protocol.strict_json import JsonObject, parse_json
-
-NPY_MAGIC: Final = b"\x93NUMPY"
-MAX_NPY_HEADER: Final = 1024
-"""numpy writes 128 bytes at rank 8. More could exhaust the stack of Python's parser."""
-MAX_SAFETENSORS_HEADER: Final = 1 << 24
-MAX_DEPTH: Final = 3
-
-
-def open_array(
-    path: Path | str, *, name: str | None = None, dtype: str | None = None, shape: tuple[int, ...] | None = None,
-    offset: int = 0,
-) -> ArrayFile:  # fmt: skip
-    """Opens the array in a .npy file, the entry `name` of a .safetensors file, or the raw bytes of any other file.
-
-    Raw bytes need `dtype`, a numpy type string such as `<f4`; without `shape` they are one dimension up to the file's
-    end. Raises `EncodingError` for a malformed file and `ConfigurationError` for missing arguments.
-    """
-    path = Path(path)
-    if dtype is not None:
-        return open_raw(path, dtype, shape, offset)
-    if path.suffix == ".npy":
-        return open_npy(path)
-    if path.suffix != ".safetensors":
-        raise ConfigurationError(f"{path}: expected .npy, .safetensors, or a dtype for raw bytes, got none of them")
-    entries = open_safetensors(path)
-    if name is None and len(entries) == 1:
-        return next(iter(entries.values()))
-    if name not in entries:
-        raise ConfigurationError(f"{path}: expected the name of one of {sorted(entries)[:10]}, got {name!r}")
-    return entries[name]
-
-
-def open_raw(path: Path, dtype: str, shape: tuple[int, ...] | None = None, offset: int = 0) -> ArrayFile:
-    """Raw elements from byte `offset` on; without `shape`, up to the end of the file."""
-    element, big_endian = of_numpy(dtype)
-    with opened(path) as (_, stamp):
-        pass
-    if shape is None:
-        count, rest = divmod(stamp.size - offset, element.size)
-        if rest:
-            raise EncodingError(f"{path}: expected whole elements of {element.size} bytes, got {rest} bytes more")
-        shape = (count,)
-    return ArrayFile(path=path, element=element, big_endian=big_endian, shape=shape, offset=offset, stamp=stamp)
-
-
-def open_npy(path: Path) -> ArrayFile:
-    """The array of a .npy file (NEP 1, versions 1 and 2), which must be row-major and hold nothing else."""
-    with opened(path) as (file, stamp):
-        start = _take(path, file, 10)
-        if start[:6] != NPY_MAGIC or start[6] not in (1, 2) or start[7] != 0:
-            raise EncodingError(f"{path}: expected a .npy file of version 1.0 or 2.0, got {start[:8]!r}")
-        length = start[8:10] if start[6] == 1 else start[8:10] + _take(path, file, 2)
-        size = int.from_bytes(length, "little")
-        if size > MAX_NPY_HEADER:
-            raise EncodingError(f"{path}: expected a header of at most {MAX_NPY_HEADER} bytes, got {size}")
-        header = _npy_header(path, _take(path, file, size))
-        offset = file.tell()
-    element, big_endian = of_numpy(header["descr"])
-    found = ArrayFile(
-        path=path, element=element, big_endian=big_endian, shape=header["shape"], offset=offset, stamp=stamp
-    )
-    if header["fortran_order"] and sum(dim > 1 for dim in found.shape) > 1:
-        raise EncodingError(f"{path}: expected rows one after the other, got Fortran order; save it as C-contiguous")
-    if offset + found.nbytes != stamp.size:
-        raise EncodingError(f"{path}: expected {offset + found.nbytes} bytes, got {stamp.size}")
-    return found
-
-
-def _npy_header(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        header = ast.literal_eval(text.decode("latin-1").strip())
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise EncodingError(f"{path}: expected the header of a .npy file, got {text[:60]!r}") from error
-    if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
-        raise EncodingError(f"{path}: expected descr, fortran_order and shape in the header, got {text[:60]!r}")
-    shape, kind = header["shape"], header["descr"]
-    if not isinstance(kind, str):
-        raise EncodingError(f"{path}: expected plain elements, got a structured type")
-    if not isinstance(shape, tuple) or any(type(dim) is not int for dim in shape):
-        raise EncodingError(f"{path}: expected a shape of integers, got {str(shape)[:60]}")
-    if type(header["fortran_order"]) is not bool:
-        raise EncodingError(f"{path}: expected fortran_order to be True or False")
-    return header
-
-
-def open_safetensors(path: Path) -> dict[str, ArrayFile]:
-    """The arrays of a .safetensors file by name. They must cover its data without gap or overlap."""
-    with opened(path) as (file, stamp):
-        return _safetensors(path, file, stamp)
-
-
-def _safetensors(path: Path, file: FileIO, stamp: Stamp) -> dict[str, ArrayFile]:
-    size = int.from_bytes(_take(path, file, 8), "little")
-    if size > MAX_SAFETENSORS_HEADER:
-        raise EncodingError(f"{path}: expected a header of at most {MAX_SAFETENSORS_HEADER} bytes, got {size}")
-    text = _take(path, file, size)
-    try:
-        header = parse_json(text, MAX_DEPTH)
-    except ValueError as error:
-        raise EncodingError(f"{path}: not a readable safetensors header: {error}") from error
-    if not isinstance(header, dict):
-        raise EncodingError(f"{path}: expected a safetensors header of entries by name, got another value")
-    header.pop("__metadata__", None)
-    entries = {name: _entry(path, name, entry, 8 + size, stamp) for name, entry in header.items()}
-    end = 8 + size
-    for entry in sorted(entries.values(), key=lambda one: one.offset):
-        if entry.offset != end:
-            raise EncodingError(f"{entry}: expected to begin at byte {end}, got {entry.offset}")
-        end += entry.nbytes
-    if end != stamp.size:
-        raise EncodingError(f"{path}: expected {end} bytes, got {stamp.size}")
-    return entries
-
-
-def _entry(path: Path, name: str, entry: Any, start: int, stamp: Stamp) -> ArrayFile:
-    fields = JsonObject(f"{path}, {name[:60]}", entry)
-    element = Element(fields.take("dtype", f"one of {', '.join(Element)}", lambda kind: kind in list(Element)))
-    shape, places = (fields.take(key, "a list of integers >= 0", _are_counts) for key in ("shape", "data_offsets"))
-    fields.finish()
-    if len(places) != 2 or places[1] - places[0] != prod(shape) * element.size:
-        raise EncodingError(f"{path}, {name[:60]}: expected {element} {shape} to fill its place, got {places}")
-    return ArrayFile(path=path, name=name, element=element, shape=tuple(shape), offset=start + places[0], stamp=stamp)
-
-
-def _are_counts(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def write_tensors(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -199,14 +71,14 @@ def map_tensors(folder: Folder, name: str, spec: Spec) -> dict[str, Tensor]:
     with folder.reading(name) as (file, stamp):
         entries = _of_spec(folder.path / name, file, stamp, spec)
     # SAFETY: each file is opened once more by its path, and refused unless it is still the file of this stamp.
-    return {entry: entries[entry].tensor() for entry in spec}
+    return {entry: map_array(entries[entry]) for entry in spec}
 
 
 def _of_spec(path: Path, file: FileIO, stamp: Stamp, spec: Spec) -> dict[str, ArrayFile]:
     expected = sum(dtype.size * prod(shape) for dtype, shape in spec.values())
     if stamp.size > expected + MAX_SAFETENSORS_HEADER:
         raise EncodingError(f"{path}: expected about {expected} bytes, got {stamp.size}")
-    entries = _safetensors(path, file, stamp)
+    entries = safetensors_in(path, file, stamp)
     if entries.keys() != spec.keys():
         missing, extra = sorted(set(spec) - set(entries)), sorted(set(entries) - set(spec))
         raise EncodingError(f"{path}: expected {len(spec)} tensors; missing {missing[:3]}, unexpected {extra[:3]}")
@@ -215,11 +87,3 @@ def _of_spec(path: Path, file: FileIO, stamp: Stamp, spec: Spec) -> dict[str, Ar
         if (array.element, array.shape) != (dtype.name, shape):
             raise EncodingError(f"{array}: expected {dtype.name} {shape}, got {array.element} {array.shape}")
     return entries
-
-
-def _take(path: Path, file: FileIO, size: int) -> bytes:
-    data = bytearray(size)
-    found = read_exactly(file, memoryview(data))
-    if found != size:
-        raise EncodingError(f"{path}: expected {size} bytes of a header, got {found}")
-    return bytes(data)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.data.elements import Element
-from tiebreak.engine.data.files import source_of
+from tiebreak.engine.data.mapped import map_array, source_of
 
 NARROW: Final = (torch.uint8, torch.int8, torch.int16, torch.int32)
 _WORD: Final = 8
@@ -40,6 +40,6 @@ def stored(array: Tensor) -> Tensor:
     if not fills_words(array):
         return array.to(torch.int64)
     if (source := source_of(array)) is not None and source.offset % _WORD == 0:
-        return replace(source, element=Element.I64, shape=words_of(array)).tensor()
+        return map_array(replace(source, element=Element.I64, shape=words_of(array)))
     # A copy begins at a multiple of 64 bytes, as torch allocates; a view of the user's memory may not.
     return array.contiguous().clone().flatten().view(torch.int64).view(words_of(array))

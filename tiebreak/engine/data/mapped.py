@@ -1,0 +1,73 @@
+"""Tensors on mapped files.
+
+Only the scattered reads of training use a mapping; a pass over a whole array reads it in blocks (`files`). The mapping
+is shared and read-only. Whatever its size, it takes no memory of its own, because the system may drop its pages at any
+time. Writing into such a tensor ends the process, and so does reading a part that was cut off the file.
+"""
+
+import mmap
+import warnings
+from collections.abc import Iterable
+from math import prod
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tiebreak.engine.data.files import ArrayFile, check_bools
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import DType
+
+
+def map_array(array: ArrayFile) -> Tensor:
+    """The array as a tensor on the mapped file: float32, int64, a narrower integer or bool.
+
+    Only bools are read at once, to check them. The tensor must not be written to. Raises `ConfigurationError` for
+    elements that have to be converted first, `StateError` if the file has changed, and `EncodingError` for bools other
+    than 0 and 1.
+    """
+    usable = array.element.mapped and not array.big_endian
+    if not usable or array.offset % array.element.size:
+        got = "elements that are not aligned" if usable else f"{'big-endian ' * array.big_endian}{array.element}"
+        raise ConfigurationError(
+            f"{array}: expected little-endian F32, I64, I32, I16, I8, U8 or BOOL, got {got}; convert it with "
+            "`tiebreak data import`"
+        )
+    if array.committed == DType.BOOL:
+        for block in array.blocks():
+            check_bools(array, block)
+    start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    with array.opened() as file:
+        length = array.offset - start + array.nbytes
+        mapping = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
+    elements = np.frombuffer(mapping, array.element.numpy, prod(array.shape), array.offset - start)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is read-only, on purpose
+        tensor = torch.from_numpy(elements.reshape(array.shape))
+    if array.committed == DType.BOOL:
+        tensor = tensor.view(torch.bool)
+    _SOURCES[tensor] = array
+    return tensor
+
+
+_SOURCES: Final = WeakTensorKeyDictionary()
+
+
+def source_of(tensor: Tensor) -> ArrayFile | None:
+    """The array behind a mapped tensor, if the tensor is the whole array; otherwise None."""
+    found = _SOURCES.get(tensor)  # type: ignore[no-untyped-call]
+    assert found is None or isinstance(found, ArrayFile)
+    return found
+
+
+def check_unchanged(tensors: Iterable[Tensor]) -> None:
+    """Raises `StateError` if the file of a mapped tensor was written to since it was opened.
+
+    Results computed from it since may belong to another run, so none of them may be signed.
+    """
+    arrays = {array.path: array for tensor in tensors if (array := source_of(tensor)) is not None}
+    for array in arrays.values():
+        with array.opened():
+            pass
