@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 14_630,
-    "tiebreak/engine/": 21_540,
+    "tiebreak/protocol/": 15_095,
+    "tiebreak/engine/": 21_575,
     "tiebreak/sim/": 11_430,
-    "tiebreak/node/": 8_690,
-    "tiebreak/": 9_370,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 3_640,
+    "tiebreak/node/": 8_715,
+    "tiebreak/": 9_880,  # api, cli, demo: everything that is in none of the folders above
+    "benchmarks/": 3_730,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

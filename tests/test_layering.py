@@ -194,6 +194,14 @@ def test_protocol_is_pure_through_all_that_it_imports(cases: Callable[[], None])
             cases()
 
 
+def test_weights_are_checked_without_torch() -> None:
+    """Importing it takes longer than hashing half a gigabyte."""
+    imports = {module: executed_imports(parse(path)) for module, path in package_modules().items()}
+    del imports["tiebreak"]
+    assert ways_to({"torch"}, "tiebreak.api.certificates", imports) == []
+    assert ways_to({"torch"}, "tiebreak.api.certifying", imports) != []
+
+
 @pytest.mark.parametrize(
     ("check", "source"),
     [

@@ -1,6 +1,7 @@
 """Everything that a person does by hand on a chain, and what there is to read about it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain import EmbeddedChain
+from tiebreak.protocol.commitments.certificate import Certificate, Seat, sign
+from tiebreak.protocol.commitments.dsse import Envelope
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +85,7 @@ def test_a_job_by_hand_from_its_creation_to_the_money(
     weights = ["weights", str(desk.run), "--rpc", "here", "-o", str(tmp_path / "w.safetensors")]
     assert desk.tell(*weights)["settled"] == "yes"
     assert_weights(tmp_path / "w.safetensors", RunDirectory.open(desk.run))
+    assert_certified(desk, tmp_path)
     assert "one that is settled" in desk.send("post", "trainer", code=1)
     key = ["--key", str(parties.path("trainer.pem")), "--rpc", "here", "--board", desk.board]
     before = chain.balance(desk.job.client)
@@ -89,6 +93,46 @@ def test_a_job_by_hand_from_its_creation_to_the_money(
     assert desk.tell("withdraw", *key, *to)["sent"] == "2 ether"
     assert chain.balance(desk.job.client) == before + 2 * ETHER
     assert "expected credit of" in desk.tell("withdraw", *key, code=1)
+
+
+def assert_certified(desk: Desk, folder: Path) -> None:
+    """A certificate names the transaction that settled the job, and the board is asked whether it did."""
+    weights, path = str(folder / "w.safetensors"), folder / "certificate.json"
+    desk.send("certify", "trainer", "--weights", weights, "-o", str(path))
+    found = desk.tell("verify", weights, str(path), "--rpc", "here")
+    assert found["proves"][-1] == "The node says that the board settled the job with this head."
+    assert "no node of its chain was asked" in desk.tell("verify", weights, str(path))["not_proven"][-1]
+    key, envelope = load_key(desk.parties.path("trainer.pem")), Envelope.decode(path.read_bytes())
+    right = Certificate.decode(envelope.payload)
+    assert right.settlement is not None
+    seat = Seat(auditor=key.address, number=0, paid=right.settlement)
+    for other, said in (
+        (replace(right, settlement=replace(right.settlement, transaction=bytes(32))), "expected settlement by"),
+        (replace(right, audits=(seat,)), "expected a seat among"),
+    ):
+        path.write_bytes(sign(Envelope(payload=other.payload), key).encode())
+        desk.tell("verify", weights, str(path))
+        assert said in desk.tell("verify", weights, str(path), "--rpc", "here", code=2)
+
+
+def test_a_certificate_of_a_job_that_is_not_settled_or_on_another_chain(
+    parties: Parties, chain: EmbeddedChain, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(parties, chain, tmp_path, 6, capsys)
+    assert parties.train(desk.run, "--quiet") == 0
+    weights, path = str(tmp_path / "w.safetensors"), str(tmp_path / "certificate.json")
+    desk.tell("weights", str(desk.run), "--unsettled", "-o", weights)
+    certify = ["--weights", weights, "-o", path]
+    assert "one that is none" in desk.send("certify", "trainer", *certify, code=1)
+    key = ["--key", str(parties.path("trainer.pem"))]
+    assert desk.tell("certify", str(desk.run), *key, *certify)["tensors"] == 4
+    assert "one that is none" in desk.tell("verify", weights, path, "--rpc", "here", code=1)
+    elsewhere = parties.trained(tmp_path / "elsewhere")
+    other = ["--weights", weights, "-o", str(tmp_path / "other.json")]
+    desk.tell("certify", str(elsewhere), *key, *other)
+    assert "judged off chain" in desk.tell("verify", weights, str(tmp_path / "other.json"), "--rpc", "here", code=1)
+    monkeypatch.setattr(chain.node, "chain_id", 5)
+    assert "got 5; is this the right endpoint" in desk.tell("verify", weights, path, "--rpc", "here", code=1)
 
 
 def assert_weights(file: Path, opened: RunDirectory) -> None:

@@ -4,8 +4,10 @@ import json
 import socket
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from eth_account import Account
 from eth_account.messages import encode_typed_data
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from eth_utils import keccak
+from securesystemslib.dsse import Envelope as OtherEnvelope
 
 from tests.tiebreak.parties import Parties
 from tiebreak.api import keystore, signers
@@ -24,6 +27,8 @@ from tiebreak.api.signers import SignerKey
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain.node import sign_transaction
+from tiebreak.protocol.commitments.certificate import sign
+from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import Head, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
@@ -187,6 +192,16 @@ def test_a_signer_sees_the_fields_of_a_transaction(place: Path) -> None:
     again = TypedTransaction.from_dict({**numbers, "to": about["to"], "data": about["data"]})
     assert asked[-1]["digest"] == f"0x{again.hash().hex()}"
     assert asked[-1]["kind"] == "transaction"
+
+
+def test_a_signer_sees_the_statement_of_a_certificate(place: Path) -> None:
+    envelope = Envelope(payload=Payload(kind="text/plain", data=b"these weights"))
+    with serving(place, honest) as asked:
+        assert sign(envelope, load_key(place, "")) == sign(envelope, KEY)
+    assert asked[-1]["kind"] == "dsse"
+    about = asked[-1]["about"]
+    again = OtherEnvelope(b64decode(about["payload"]), about["payloadType"], {})
+    assert asked[-1]["digest"] == f"0x{sha256(again.pae()).hexdigest()}"
 
 
 def test_a_secret_is_derived_only_from_a_key_that_signs_alike_each_time(place: Path) -> None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tiebreak.api import audits as audits
     from tiebreak.api import bundle as bundle
     from tiebreak.api import calibrating as calibrating
+    from tiebreak.api import certificates as certificates
+    from tiebreak.api import certifying as certifying
     from tiebreak.api import chains as chains
     from tiebreak.api import datasets as datasets
     from tiebreak.api import disputes as disputes

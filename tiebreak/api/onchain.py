@@ -16,11 +16,12 @@ from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain import Chain, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt, calls
 from tiebreak.protocol.chain.deployments import require_chain
+from tiebreak.protocol.commitments.certificate import Certificate, Logged, Seat
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import ether
-from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.game.state import Level, Reason
 from tiebreak.protocol.parties.board import PublicGame
@@ -52,11 +53,11 @@ def board_at(rpc: str, board: Address) -> Chain:
     return chain
 
 
-def board_of(rpc: str, run: RunDirectory) -> Chain:
+def board_of(rpc: str, signed: RunDirectory | Certificate) -> Chain:
     """Connects to the board that a job names. Raises `ConfigurationError` if the job is for another chain, or none."""
-    domain = run.agreement.domain
+    domain = signed.agreement.domain
     if not domain.chain_id:
-        raise ConfigurationError(f"expected a job for a chain in {run.path}, got one that is judged off chain")
+        raise ConfigurationError(f"expected a job for a chain, got one that is judged off chain: {signed.job.id.hex()}")
     chain = Chain.connect(rpc)
     require_chain(chain, domain.chain_id)
     chain.attach(domain.contract)
@@ -232,6 +233,51 @@ def _outcome(game: PublicGame) -> tuple[Outcome, Reason]:
         return Outcome.NONE, Reason.NONE
     lost = {Side.CHALLENGER: Outcome.DEFENDER_LOST, Side.DEFENDER: Outcome.CHALLENGER_LOST}
     return lost[verdict.winner], verdict.reason
+
+
+# ---------------------------------------------------------------- how a job ended
+
+
+def check_settled(chain: Chain, head: Head) -> None:
+    """Raises `StateError` if a job is not settled, and `VerificationError` if it was settled with another head."""
+    state = chain.job_state(head.job_id)
+    if state.status is not JobStatus.SETTLED:
+        raise StateError(f"expected a job that is settled, got one that is {state.status.name.lower()}")
+    if (state.head_count, state.head_root) != (head.count, head.run_root):
+        raise VerificationError(
+            f"expected head {state.head_count} of root {state.head_root.hex()}, with which the job was settled, got "
+            f"{head.count} of root {head.run_root.hex()}"
+        )
+
+
+def ending_of(chain: Chain, head: Head, first_block: int = 0) -> tuple[Logged, tuple[Seat, ...]]:
+    """Where a job was settled with this head, and which seats were paid since a block. Raises as `check_settled`."""
+    check_settled(chain, head)
+    found = chain.events(head.job_id, first_block)
+    settled = [_logged(event) for event in found if event.name == "JobSettled"]
+    if not settled:
+        raise StateError(f"expected the event of a settlement since block {first_block}, got none from the node")
+    return settled[0], tuple(
+        Seat(auditor=Address(bytes(event.values["auditor"])), number=int(event.values["seat"]), paid=_logged(event))
+        for event in found if event.name == "SeatClaimed"
+    )  # fmt: skip
+
+
+def check_ending(chain: Chain, certificate: Certificate) -> None:
+    """Raises `VerificationError` unless a job ended as its certificate says, `StateError` if it has not ended."""
+    check_settled(chain, certificate.head.head)
+    logged = [seat.paid for seat in certificate.audits]
+    logged += [certificate.settlement] if certificate.settlement else []
+    if logged:
+        settled, paid = ending_of(chain, certificate.head.head, min(one.block for one in logged))
+        if certificate.settlement not in (None, settled):
+            raise VerificationError(f"certificate: expected settlement by {settled}, got {certificate.settlement}")
+        if false := [seat for seat in certificate.audits if seat not in paid]:  # others may be paid later
+            raise VerificationError(f"certificate: expected a seat among {paid}, got {false[0]}")
+
+
+def _logged(event: Event) -> Logged:
+    return Logged(transaction=bytes(event.transaction), block=event.block)
 
 
 def job_document(chain: Chain | HubBoard, job_id: Digest) -> dict[str, Any]:

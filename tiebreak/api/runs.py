@@ -120,7 +120,7 @@ class Run:
             raise StateError(f"expected the step of a checkpoint so far, got {step}")
         if not self._run.state_path(at).is_file():
             raise StateError(f"the state after step {at} was not kept; replay to it")
-        return as_state_dict(self._run.state(at), _read_names(self._run))
+        return as_state_dict(self._run.state(at), names_of(self._run))
 
     def resume(
         self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all",
@@ -400,7 +400,7 @@ def _check_same(there: Job, wanted: Job, folder: Path) -> None:
             )
 
 
-def _read_names(run: RunDirectory) -> dict[str, str]:
+def names_of(run: RunDirectory) -> dict[str, str]:
     """Maps keys of the module's `state_dict` to entries of the state.
 
     The file is checked. The command line writes none; then the keys are the entries' own names.

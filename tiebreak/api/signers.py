@@ -12,6 +12,8 @@ back, both ASCII and ended by a newline.
 KIND says what the digest (32 bytes) is of, so that the signer can compute it again and show what it signs:
 
     typed         ABOUT is the argument of `eth_signTypedData_v4` (EIP-712)
+    dsse          ABOUT has the fields `payloadType` and `payload` (base64) of a DSSE envelope: the statement of a
+                  certificate (`tiebreak certify`)
     transaction   ABOUT has the fields of an EIP-1559 transaction: numbers in decimal, bytes in hex, `to` absent for a
                   new contract
     secret        ABOUT is null. The signature is never shown to anybody: its hash is a salt, or a key that opens sealed
@@ -27,6 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tiebreak.protocol.commitments.dsse import Payload, base64
 from tiebreak.protocol.commitments.eip712 import Address, TypedData
 from tiebreak.protocol.commitments.keys import About, PrivateKey, verify
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError
@@ -111,12 +114,16 @@ class SignerKey(PrivateKey):
 def _kind(about: About) -> str:
     if about is None:
         return "secret"
+    if isinstance(about, Payload):
+        return "dsse"
     return "typed" if isinstance(about, TypedData) else "transaction"
 
 
 def _told(about: About) -> dict[str, Any] | None:
     if isinstance(about, TypedData):
         return about.to_json()
+    if isinstance(about, Payload):
+        return {"payloadType": about.kind, "payload": base64(about.data)}
     return None if about is None else {name: _text(value) for name, value in about.items()}
 
 

@@ -7,13 +7,12 @@ from typing import Final
 
 from safetensors.torch import save_file
 
-from tiebreak.api.onchain import board_of
+from tiebreak.api.onchain import board_of, check_settled
 from tiebreak.api.runs import Run
 from tiebreak.engine.data.disk import Folder, storing
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.chain import JobStatus
-from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
+from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.tags import Digest
 
 WEIGHTS: Final = "model.safetensors"
@@ -44,14 +43,7 @@ def settled_root(run: RunDirectory, rpc: str | None) -> bool:
         return False
     if rpc is None:
         raise ConfigurationError("expected --rpc of the chain on which the job is settled, or --unsettled, got neither")
-    state, head = board_of(rpc, run).job_state(run.job.id), signed_records(run)[1].head
-    if state.status is not JobStatus.SETTLED:
-        raise StateError(f"expected a job that is settled, got one that is {state.status.name.lower()}")
-    if (state.head_count, state.head_root) != (head.count, head.run_root):
-        raise VerificationError(
-            f"expected head {state.head_count} of root {state.head_root.hex()}, with which the job was settled, got "
-            f"{head.count} of root {head.run_root.hex()}"
-        )
+    check_settled(board_of(rpc, run), signed_records(run)[1].head)
     return True
 
 

@@ -45,7 +45,8 @@ def new_key(path: Path) -> PrivateKey:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--show", is_flag=True, help="Make nothing: print the address of the key that is there.")
 @click.option("--card", is_flag=True, help="Make nothing: print the card of the key that is there.")
-def key(file: Path, show: bool, card: bool) -> None:
+@click.option("--public", is_flag=True, help="Make nothing: print the public key for cosign and in-toto (PEM).")
+def key(file: Path, show: bool, card: bool, public: bool) -> None:
     """Make a signing key in FILE and print its address.
 
     The address is who you are in a job: client, trainer or auditor. The key is a secp256k1 key, so that a contract can
@@ -55,6 +56,10 @@ def key(file: Path, show: bool, card: bool) -> None:
     Wherever a command takes a key file, it may also be an Ethereum keystore (JSON, version 3), or the Unix socket of a
     signer, which keeps the key in another process (tiebreak.api.signers describes what is said there). With --card the
     command prints what others need to seal jobs to you (`tiebreak offer --seal-to`): it is public, and signed by you.
+    With --public it prints the P-256 key by which other tools check your signature under a certificate.
     """
-    found = load_key(file) if show or card else new_key(file)
+    found = load_key(file) if show or card or public else new_key(file)
+    if public:
+        click.echo(api.certifying.public_pem(found), nl=False)
+        return
     click.echo(api.readers.Card.of(found).text(found) if card else f"0x{found.address.hex()}")

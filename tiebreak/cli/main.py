@@ -46,6 +46,8 @@ COMMANDS: Final = {
     "publish": "Put what others need of RUN on a hub, as its client or its trainer.",
     "fetch": "Fetch what is published of JOB from a hub into a folder, and check it.",
     "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
+    "certify": "Certify that weights are what RUN ended with, or sign the certificate that is there.",
+    "verify": "Check that MODEL is what its CERTIFICATE says.",
     "post": "Send the chain what the job in RUN needs next from the owner of a key.",
     "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
     "settle": "End the job of RUN on the chain.",
@@ -61,6 +63,7 @@ COMMANDS: Final = {
 """The commands in the order of the help, with the first sentence of each, so that the help need not import them."""
 MODULES: Final = {
     "accept": "offer",
+    "verify": "certify",
     **dict.fromkeys(["status", "show", "jobs", "games"], "reading"),
     **dict.fromkeys(["pack", "publish", "fetch"], "sharing"),
     **dict.fromkeys(["post", "challenge", "settle", "withdraw"], "by_hand"),

@@ -68,9 +68,13 @@ class JsonObject:
             f"{self._name}, {key[:_MAX_SHOWN]}", self.take(key, "an object", lambda x: isinstance(x, dict))
         )
 
+    def names(self) -> list[str]:
+        """The names of the fields that are left."""
+        return list(self._left)
+
     def objects(self) -> dict[str, "JsonObject"]:
         """All fields that are left, each of which must be an object, by name."""
-        return {key: self.inner(key) for key in list(self._left)}
+        return {key: self.inner(key) for key in self.names()}
 
     def finish(self) -> None:
         """Raises an error if a field was not taken."""

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tiebreak.node.pages import certificates, pictures, views, words
+from tiebreak.node.pages import checking, pictures, views, words
 from tiebreak.node.pages.model import Source
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import EncodingError
@@ -52,7 +52,7 @@ def routes(source: Source) -> list[BaseRoute]:
     ):
         found.append(Route(path, pages.page(template, view), methods=["GET"]))
         found.append(Route(path.rstrip("/") + "/live", pages.live(template, view), methods=["GET"]))
-    found.append(Route("/certificate", pages.certificate, methods=["GET", "POST"]))
+    found.append(Route("/check", pages.check, methods=["GET", "POST"]))
     found.append(Mount("/static", app=StaticFiles(directory=STATIC), name="static"))
     return found
 
@@ -148,24 +148,24 @@ class _Pages:
 
         return respond
 
-    async def certificate(self, request: Request) -> Response:
+    async def check(self, request: Request) -> Response:
         finding = None
         if request.method == "POST":
             body = b""
             async for part in request.stream():
                 body += part
-                if len(body) > certificates.MAX_FORM_BYTES:
+                if len(body) > checking.MAX_FORM_BYTES:
                     break
             finding = await run_in_threadpool(self._finding, body, request.headers.get("content-type", ""))
         shown = self._context(request, {"finding": finding, "stream": None})
-        return self._html("certificate.html", shown, 200 if finding is None or finding.holds else 422)
+        return self._html("check.html", shown, 200 if finding is None or finding.holds else 422)
 
-    def _finding(self, body: bytes, content_type: str) -> certificates.Finding:
+    def _finding(self, body: bytes, content_type: str) -> checking.Finding:
         try:
-            data = certificates.file_in(body, content_type)
+            data = checking.file_in(body, content_type)
         except EncodingError as error:
-            return certificates.Finding(holds=False, title=f"Nothing to check: {words.clipped(str(error))}")
-        return certificates.check(data, self._source.domain, self._job_of)
+            return checking.Finding(holds=False, title=f"Nothing to check: {words.clipped(str(error))}")
+        return checking.check(data, self._source.domain, self._job_of)
 
     def _job_of(self, job_id: Digest) -> Job | None:
         return views.agreed(self._source, job_id)

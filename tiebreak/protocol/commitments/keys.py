@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 from eth_hash.auto import keccak
 
+from tiebreak.protocol.commitments.dsse import Payload
 from tiebreak.protocol.commitments.eip712 import Address, TypedData
 from tiebreak.protocol.errors import ConfigurationError, SignatureError
 
@@ -47,8 +48,10 @@ _SIGN: Final = ec.ECDSA(_PREHASHED, deterministic_signing=True)
 _VERIFY: Final = ec.ECDSA(_PREHASHED)
 
 
-About = TypedData | Mapping[str, Any] | None
-"""What a digest is of: typed data, the fields of a transaction, or (None) a secret that its owner derives from it."""
+About = TypedData | Payload | Mapping[str, Any] | None
+"""What a digest is of: typed data, a certificate's statement, the fields of a transaction, or (None) a secret that its
+owner derives from it.
+"""
 
 
 def address_of(key: ec.EllipticCurvePublicKey) -> Address:

@@ -189,7 +189,7 @@ def test_everything_is_there_without_scripts(chromium: Browser, site: Site) -> N
     text = page.inner_text("main")
     for expected in ("The trainer was wrong", "Terms 32 to 35", "hidden:addmm", "won by the challenger"):
         assert expected in text
-    page.goto(f"{site.address}/certificate")
+    page.goto(f"{site.address}/check")
     page.set_input_files("#file", {"name": "x", "mimeType": "application/octet-stream", "buffer": b"nothing"})
     page.click("button")
     assert "does not hold" in page.inner_text("main")
@@ -197,7 +197,7 @@ def test_everything_is_there_without_scripts(chromium: Browser, site: Site) -> N
 
 
 def test_a_dropped_file_is_checked(page: Page, site: Site) -> None:
-    page.goto(f"{site.address}/certificate", wait_until="load")
+    page.goto(f"{site.address}/check", wait_until="load")
     drop = """() => {
         const data = new DataTransfer();
         data.items.add(new File(["nothing"], "head.bin"));

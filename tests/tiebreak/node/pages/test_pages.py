@@ -79,7 +79,7 @@ def ids(source: Staged) -> tuple[Digest, Digest]:
 
 
 def paths(source: Staged) -> list[str]:
-    found = ["/", "/parties", "/certificate"]
+    found = ["/", "/parties", "/check"]
     found += [f"/jobs/{job.hex()}" for job in source.board.jobs]
     return found + [f"/games/{game.hex()}" for game in source.board.games]
 

@@ -1,12 +1,14 @@
-"""What a file proves: signatures and roots of a job, head or receipt file, checked by the code that parties use."""
+"""What a file proves: signatures and roots of a certificate, job, head or receipt, checked by the parties' own code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from email import message_from_bytes, policy
 
+from tiebreak.api.certificates import Signed
 from tiebreak.node.pages import words
+from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
-from tiebreak.protocol.commitments.job import MAX_JOB_BYTES, Job, LogReceipt, SignedHead, SignedJob
+from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.tags import Digest
 
@@ -28,7 +30,7 @@ class Finding:
 def file_in(body: bytes, content_type: str) -> bytes:
     """The one file of a form that a browser sent. Raises `EncodingError`."""
     if len(body) > MAX_FORM_BYTES:
-        raise EncodingError(f"expected a file of at most {MAX_JOB_BYTES} bytes, got a form of {len(body)}")
+        raise EncodingError(f"expected a file of at most {MAX_ENVELOPE_BYTES} bytes, got a form of {len(body)}")
     header = content_type.encode("latin-1", "replace").replace(b"\r", b" ").replace(b"\n", b" ")
     form = message_from_bytes(b"Content-Type: " + header + b"\r\n\r\n" + body, policy=policy.HTTP)
     for part in form.iter_parts() if form.is_multipart() else ():
@@ -41,6 +43,11 @@ def file_in(body: bytes, content_type: str) -> bytes:
 
 def check(data: bytes, domain: Domain, job_of: JobOf) -> Finding:
     """Find out what a file is and whether it holds. job_of: the jobs that this hub knows, for heads and receipts."""
+    if data.lstrip().startswith(b"{"):
+        try:
+            return _of_certificate(Signed.read(data), domain)
+        except VerificationError as error:
+            return Finding(holds=False, title=f"A certificate that does not hold: {words.clipped(str(error))}")
     try:
         return _check_job(SignedJob.decode(data), domain)
     except EncodingError:
@@ -53,9 +60,30 @@ def check(data: bytes, domain: Domain, job_of: JobOf) -> Finding:
         return Finding(holds=False, title=f"This file does not hold: {words.clipped(str(error))}")
 
 
+def _of_certificate(signed: Signed, domain: Domain) -> Finding:
+    found, job = signed.certificate, signed.certificate.job
+    facts = [
+        ("Job", job.id.hex()), ("Program", job.program_root.hex()), ("First state", job.initial_state_root.hex()),
+        ("Data", job.data_root.hex()), ("Final state", found.record.state_root.hex()),
+        *((f"SHA-256 of {name}", digest.hex()) for name, digest in found.files.items()),
+        *((f"Signed by {signed.role(one)}", words.address(one)) for one in signed.signers),
+    ]  # fmt: skip
+    return Finding(
+        holds=True,
+        title="A certificate whose signatures and roots hold",
+        facts=tuple(facts),
+        proves=(*signed.proves(), _place(found.agreement.domain == domain)),
+        leaves_open=("Whether weights that you have are its: `tiebreak verify` says so.", *signed.leaves_open()),
+    )
+
+
+def _place(here: bool) -> str:
+    return f"It counts on {'the board that this hub follows' if here else 'another board than this hub’s'}."
+
+
 def _check_job(signed: SignedJob, domain: Domain) -> Finding:
     signed.verify()
-    job, here = signed.job, signed.domain == domain
+    job = signed.job
     facts = (
         ("Job", job.id.hex()), ("Client", words.address(job.client)), ("Trainer", words.address(job.trainer)),
         ("Program", job.program_root.hex()), ("First state", job.initial_state_root.hex()),
@@ -68,7 +96,7 @@ def _check_job(signed: SignedJob, domain: Domain) -> Finding:
         proves=(
             "The client and the trainer both signed this program, first state, data and terms. "
             "These three roots fix every byte of the run.",
-            "It counts on the board that this hub follows." if here else "It counts on another board than this hub’s.",
+            _place(signed.domain == domain),
         ),
         leaves_open=("Whether the run was done, and done right: that is for a head and a replay of it to say.",),
     )

@@ -6,8 +6,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from tests.protocol import certified
 from tests.tiebreak.node.pages.staged import Staged
-from tiebreak.node.pages import certificates, routes
+from tiebreak.node.pages import checking, routes
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -35,7 +36,7 @@ def source() -> Staged:
 
 
 def dropped(data: bytes) -> tuple[int, str]:
-    answer = TestClient(Starlette(routes=routes(source()))).post("/certificate", files={"file": ("x", data)})
+    answer = TestClient(Starlette(routes=routes(source()))).post("/check", files={"file": ("x", data)})
     return answer.status_code, answer.text
 
 
@@ -65,6 +66,22 @@ def test_a_job_of_another_board_is_said_to_be_one() -> None:
     assert "another board" in dropped(signed.encode())[1]
 
 
+def test_a_certificate_is_checked_without_its_weights() -> None:
+    made = certified.certificate()
+    status, text = dropped(certified.envelope(made, certified.TRAINER, certified.AUDITOR).encode())
+    assert status == 200
+    for expected in (
+        "A certificate whose signatures and roots hold", made.record.state_root.hex(), "SHA-256 of model-00001",
+        "Signed by auditor", "on the board that this hub follows", "Whether weights that you have are its",
+        "anybody can make keys", "no node of its chain was asked",
+    ):  # fmt: skip
+        assert expected in text
+    elsewhere = replace(made, agreement=replace(made.agreement, domain=replace(DOMAIN, chain_id=5)))
+    for other in (certified.envelope(made, certified.CLIENT), certified.envelope(elsewhere)):
+        status, text = dropped(other.encode())
+        assert (status, "A certificate that does not hold" in text) == (422, True)
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -75,6 +92,7 @@ def test_a_job_of_another_board_is_said_to_be_one() -> None:
         (b"<script>alert(1)</script>", "does not hold"),
         (bytes(5000), "does not hold"),
         (b"", "Nothing to check"),
+        (b'{"payload": "<script>alert(1)</script>"}', "A certificate that does not hold"),
     ],
 )  # fmt: skip
 def test_what_does_not_hold_is_said(data: bytes, said: str) -> None:
@@ -89,7 +107,7 @@ def test_what_does_not_hold_is_said(data: bytes, said: str) -> None:
 )
 def test_what_is_no_form_is_refused(kind: str) -> None:
     with pytest.raises(EncodingError, match="expected a file"):
-        certificates.file_in(b"--x\r\n\r\nabc", kind)
+        checking.file_in(b"--x\r\n\r\nabc", kind)
 
 
 def test_a_form_above_the_limit_is_refused() -> None:

@@ -1,0 +1,66 @@
+"""A certificate over a run that nobody computed."""
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+from tiebreak.protocol import trees
+from tiebreak.protocol.commitments.certificate import Certificate, Logged, Seat, Weights, sign
+from tiebreak.protocol.commitments.dsse import Envelope
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import StepRecord, state_tree
+from tiebreak.protocol.tags import Digest
+
+CLIENT, TRAINER, AUDITOR, STRANGER = (PrivateKey.from_int(n) for n in (11, 12, 13, 14))
+DOMAIN = Domain(chain_id=1337, contract=Address(bytes(19) + b"\x07"))
+PREFIX = "model."
+
+
+def root(text: str) -> Digest:
+    return Digest(sha256(text.encode()).digest())
+
+
+def tensors(count: int) -> dict[str, Digest]:
+    """Ids of the tensors in a file, by their names."""
+    return {f"layers.{n}.weight": root(f"tensor {n}") for n in range(count)}
+
+
+def certificate(*, steps: int = 10, interval: int = 4, count: int = 5, shards: int = 1, **more: Any) -> Certificate:
+    """For `count` tensors of a state that also has two moments for each, and a counter."""
+    ids = {PREFIX + name: digest for name, digest in tensors(count).items()}
+    ids |= {f"{moment}.{name}": root(moment + name) for moment in ("first", "second") for name in tensors(count)}
+    ids["step"] = root("step")
+    job = Job(
+        client=CLIENT.address, trainer=TRAINER.address, program_root=root("program"), body_count=8,
+        state_count=len(ids), data_count=1, initial_state_root=root("state"), data_root=root("data"), steps=steps,
+        checkpoint_interval=interval, reward=10, trainer_stake=20, challenger_stake=2, challenge_window=60, clock=60,
+        replay_time=5, talk_time=0, audit_time=5, deadline=600, descent_levels=2, nonce=0,
+    )  # fmt: skip
+    tree = state_tree(ids)
+    record = StepRecord(step=steps, state_root=tree.root, loss_bits=0x3F800000)
+    path = tuple(root(f"sibling {level}") for level in range(job.run_depth))
+    run_root = trees.fold(record.digest, job.checkpoints - 1, path)
+    made = Certificate(
+        agreement=SignedJob(
+            domain=DOMAIN, job=job, client_signature=job.sign(DOMAIN, CLIENT),
+            trainer_signature=job.sign(DOMAIN, TRAINER),
+        ),
+        head=SignedHead.sign(Head(job_id=job.id, count=job.checkpoints, run_root=run_root), DOMAIN, TRAINER),
+        record=record, path=path,
+        files={f"model-{n + 1:05d}-of-{shards:05d}.safetensors": root(f"file {n}") for n in range(shards)},
+        weights=Weights.of(tree, sorted(ids), {name: PREFIX + name for name in tensors(count)}, PREFIX),
+        audits=(Seat(auditor=AUDITOR.address, number=0, paid=Logged(transaction=root("claim"), block=8)),),
+        settlement=Logged(transaction=root("settle"), block=9),
+        environment={"cpu": "a processor", "torch": "2.0"},
+    )  # fmt: skip
+    return replace(made, **more)
+
+
+def envelope(made: Certificate, *keys: PrivateKey) -> Envelope:
+    """The certificate with the signatures of these keys [default: the trainer's and the client's]."""
+    found = Envelope(payload=made.payload)
+    for key in keys or (TRAINER, CLIENT):
+        found = sign(found, key)
+    return found

@@ -1,0 +1,302 @@
+"""Certificates: one statement for one content, and whatever is altered, stripped or mixed in does not hold."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.protocol.certified import (
+    AUDITOR,
+    CLIENT,
+    DOMAIN,
+    PREFIX,
+    STRANGER,
+    TRAINER,
+    certificate,
+    envelope,
+    root,
+    tensors,
+)
+from tiebreak.protocol.commitments.certificate import Certificate, Weights
+from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload, base64, from_base64
+from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.records import StepRecord, state_tree
+from tiebreak.protocol.errors import EncodingError, ProofError, SignatureError, VerificationError
+
+MADE = certificate()
+
+
+def read(data: bytes) -> Certificate:
+    """All that can be checked without the weights."""
+    found = Envelope.decode(data)
+    made = Certificate.decode(found.payload)
+    made.verify()
+    made.signers(found)
+    return made
+
+
+def signed_again(statement: bytes) -> bytes:
+    """What a dishonest trainer makes of a statement."""
+    return envelope_of(Payload(kind=MADE.payload.kind, data=statement))
+
+
+def envelope_of(payload: Payload) -> bytes:
+    found = Envelope(payload=payload)
+    for key in (TRAINER, CLIENT):
+        found = found.signed(f"0x{key.address.hex()}", key.sign(payload.digest, payload))
+    return found.encode()
+
+
+def test_a_certificate_comes_back_as_it_was_made() -> None:
+    data = envelope(MADE, TRAINER, CLIENT, AUDITOR).encode()
+    assert read(data) == MADE
+    assert Envelope.decode(data).encode() == data
+    assert MADE.signers(Envelope.decode(data)) == [key.address for key in (TRAINER, CLIENT, AUDITOR)]
+    MADE.check_tensors(tensors(5))
+    bare = certificate(audits=(), settlement=None, environment={})
+    assert read(envelope(bare).encode()) == bare
+
+
+def test_pae_is_that_of_the_specification() -> None:
+    payload = Payload(kind="http://example.com/HelloWorld", data=b"hello world")
+    assert payload.pae == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+
+
+def test_a_certificate_of_a_million_steps_is_small() -> None:
+    made = certificate(steps=1_000_000, interval=1, count=1000)
+    assert len(made.path) == 20
+    data = envelope(made, *(TRAINER, CLIENT, AUDITOR, STRANGER)).encode()
+    assert len(data) < 20_000
+    read(data).check_tensors(tensors(1000))
+
+
+# ---------------------------------------------------------------- what is not signed, or by somebody else
+
+
+@given(st.data())
+def test_no_byte_of_a_statement_can_be_changed_under_its_signatures(data: st.DataObject) -> None:
+    found = envelope(MADE)
+    changed = bytearray(found.payload.data)
+    changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(VerificationError):
+        read(replace(found, payload=replace(found.payload, data=bytes(changed))).encode())
+
+
+def test_signatures_that_are_stripped_swapped_or_another_key_s_are_refused() -> None:
+    found = envelope(MADE, TRAINER, CLIENT)
+    (trainer, by_trainer), (client, by_client) = found.signatures
+    with pytest.raises(SignatureError, match="a signature by its trainer"):
+        read(replace(found, signatures=((client, by_client),)).encode())
+    with pytest.raises(SignatureError, match="a signature by its trainer"):
+        read(replace(found, signatures=()).encode())
+    with pytest.raises(SignatureError, match="a signature by its trainer"):
+        read(envelope(MADE, CLIENT, STRANGER).encode())
+    with pytest.raises(SignatureError, match=f"by {trainer}, got one by"):
+        read(found.signed(trainer, by_client).encode())
+    with pytest.raises(SignatureError, match=f"by {client}, got none"):
+        read(found.signed(client, b"\0" * 65).encode())
+    with pytest.raises(SignatureError, match="got one by"):
+        read(found.signed("0x00", by_trainer).encode())
+    other = envelope(certificate(environment={}))
+    with pytest.raises(SignatureError, match="got one by"):
+        read(replace(found, signatures=other.signatures).encode())
+    with_companion = found.signed("a key id of another tool", b"anything")
+    assert MADE.signers(with_companion) == [TRAINER.address, CLIENT.address]
+
+
+@pytest.mark.parametrize("name", ["client_signature", "trainer_signature"])
+def test_the_job_inside_is_signed_by_both(name: str) -> None:
+    job = MADE.agreement.job
+    for signature in (job.sign(DOMAIN, STRANGER), job.sign(replace(DOMAIN, chain_id=1), CLIENT)):
+        other = replace(MADE, agreement=replace(MADE.agreement, **{name: signature}))
+        with pytest.raises(SignatureError):
+            read(envelope(other).encode())
+
+
+def test_job_and_head_of_another_chain_or_board_are_refused() -> None:
+    for domain in (replace(DOMAIN, chain_id=1), replace(DOMAIN, contract=STRANGER.address)):
+        with pytest.raises(SignatureError):
+            read(envelope(replace(MADE, agreement=replace(MADE.agreement, domain=domain))).encode())
+        head = SignedHead.sign(MADE.head.head, domain, TRAINER)
+        with pytest.raises(SignatureError):
+            read(envelope(replace(MADE, head=head)).encode())
+
+
+def test_the_head_is_the_trainers_last_and_the_record_its_last() -> None:
+    head = MADE.head.head
+    with pytest.raises(SignatureError):
+        read(envelope(replace(MADE, head=SignedHead.sign(head, DOMAIN, CLIENT))).encode())
+    with pytest.raises(VerificationError, match="one of all 3 checkpoints, got 2"):
+        read(envelope(replace(MADE, head=SignedHead.sign(replace(head, count=2), DOMAIN, TRAINER))).encode())
+    with pytest.raises(VerificationError, match="expected job"):
+        read(envelope(replace(MADE, head=SignedHead.sign(replace(head, job_id=root("x")), DOMAIN, TRAINER))).encode())
+    for other in (
+        replace(MADE, record=replace(MADE.record, state_root=root("better weights"))),
+        replace(MADE, record=StepRecord(step=10, state_root=MADE.record.state_root, loss_bits=0)),
+        replace(MADE, path=MADE.path[:-1]),
+        replace(MADE, path=(*MADE.path, root("more"))),
+        replace(MADE, path=MADE.path[::-1]),
+    ):
+        with pytest.raises(ProofError):
+            read(envelope(other).encode())
+
+
+# ---------------------------------------------------------------- what a trainer might sign that is not so
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from leaves(inner, (*path, key))
+    if not isinstance(value, dict | list):
+        yield path
+
+
+def altered(path: tuple[Any, ...]) -> bytes:
+    document = json.loads(MADE.payload.data)
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    value = holder[path[-1]]
+    holder[path[-1]] = value + 1 if isinstance(value, int) else ("f" if value[:1] != "f" else "e") + value[1:]
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+FREE = ("environment", "audits", "settlement", "weights")
+"""What only its signer answers for, or what the tensors decide."""
+
+
+def test_no_field_can_differ_from_the_signed_files(cases: Callable[[], None]) -> None:
+    for path in leaves(json.loads(MADE.payload.data)):
+        if path[0] != "subject" and not (path[0] == "predicate" and path[1] in FREE):
+            with pytest.raises(VerificationError):
+                read(signed_again(altered(path)))
+            cases()
+
+
+def test_what_differs_is_named() -> None:
+    with pytest.raises(EncodingError, match=r"predicate, job, steps '11' instead of '10'"):
+        read(signed_again(altered(("predicate", "job", "steps"))))
+    for more in ({"extra": 1}, {"predicate": {**MADE.document()["predicate"], "verdict": "right"}}):
+        with pytest.raises(EncodingError, match="with other fields"):
+            read(signed_again(json.dumps({**MADE.document(), **more}).encode()))
+    with pytest.raises(EncodingError, match="another spelling"):
+        read(signed_again(json.dumps(MADE.document(), indent=1).encode()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b'"prefix":', b'"prefix":"","prefix":', "a name appears twice"),
+        (b'"lossBits":1065353216', b'"lossBits":true', "expected an integer"),
+        (b'"lossBits":1065353216', b'"lossBits":NaN', "expected finite numbers"),
+        (b'"path":[', b'"path":[[],', "expected a field|expected 64 hex digits"),
+        (b'"places":[[', b'"places":[[-1,', "pairs of integers"),
+        (b'"subject":[{', b'"subject":[],"x":[{', "at least one file"),
+        (b'"name":"model-', b'"name":"../model-', "the name of a file"),
+        (b'"cpu":"a', b'"cpu":"\\u001b', "printable text"),
+        (b'"cpu":', b'"\\u001b":', "printable names"),
+        (b"Statement/v1", b"Statement/v2", "expected https"),
+        (b"urn:tiebreak:certificate:1", b"urn:tiebreak:certificate:2", "expected urn"),
+        (b'"signed":"', b'"signed":"!', "expected base64"),
+        (b"{", b"{" * 60, "brackets"),
+    ],
+)  # fmt: skip
+def test_hostile_statements_are_refused(old: bytes, new: bytes, said: str) -> None:
+    statement = MADE.payload.data
+    assert old in statement
+    with pytest.raises(VerificationError, match=said):
+        read(signed_again(statement.replace(old, new, 1)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b'"payloadType":', b'"payloadType": "x", "payloadType":', "a name appears twice"),
+        (b'"signatures":', b'"more": 1, "signatures":', "no other fields"),
+        (b"application/vnd.in-toto+json", b"application/json", "a payload of type"),
+        (b'"sig": "', b'"sig": "\\n', "base64"),
+        (b'"keyid": "0x', b'"keyid": "\\u0000x', "printable"),
+        (b'"signatures": [', b'"signatures": [[], ', "expected an object"),
+        (b'"signatures": [', b'"signatures": [' + b'{"keyid": "", "sig": ""}, ' * 64, "up to 64 signatures"),
+        (b'"signatures": [', b'"signatures": [' + b'{"keyid": "", "sig": ""}, ' * 2, "one short signature"),
+        (b'"signatures": [', b'"signatures": [' + b"[" * 9, "brackets"),
+        (b"{", b" " * MAX_ENVELOPE_BYTES + b"{", "at most 49152 bytes"),
+        (b"{", b"\xff{", "expected JSON"),
+    ],
+)
+def test_hostile_envelopes_are_refused(old: bytes, new: bytes, said: str) -> None:
+    data = envelope(MADE).encode()
+    assert old in data
+    with pytest.raises(EncodingError, match=said):
+        read(data.replace(old, new, 1))
+
+
+def test_base64_has_one_spelling() -> None:
+    assert from_base64("x", base64(b"\xff\xfe")) == b"\xff\xfe"
+    for other in ("//5=", "//4", "//4=\n", "__4=", "//4=="):
+        with pytest.raises(EncodingError, match="x: expected"):
+            from_base64("x", other)
+
+
+def test_too_long_a_certificate_is_not_made() -> None:
+    with pytest.raises(EncodingError, match="expected at most"):
+        envelope(certificate(environment={str(n): "x" * 200 for n in range(200)})).encode()
+
+
+# ---------------------------------------------------------------- the weights
+
+
+def test_tensors_that_are_missing_added_renamed_retyped_or_changed_are_refused() -> None:
+    right = tensors(5)
+    first, second = list(right)[:2]
+    for wrong, said in (
+        ({name: right[name] for name in list(right)[1:]}, "expected 5 tensors of the state, got 4"),
+        ({**right, "extra": root("extra")}, "expected 5 tensors of the state, got 6"),
+        ({**right, first: root("changed, or of another type or shape")}, "another name, type, shape or value"),
+        ({**right, first: right[second], second: right[first]}, "another name, type, shape or value"),
+        ({("renamed" if name == first else name): digest for name, digest in right.items()}, "another name"),
+    ):
+        with pytest.raises(VerificationError, match=said):
+            MADE.check_tensors(wrong)
+
+
+def test_an_entry_may_have_several_names_but_one_value() -> None:
+    ids = {PREFIX + "a": root("a"), PREFIX + "b": root("b"), "step": root("step")}
+    tree = state_tree(ids)
+    weights = Weights.of(tree, sorted(ids), {"a": PREFIX + "a", "tied": PREFIX + "a"}, PREFIX)
+    assert weights.names == {"tied": PREFIX + "a"}
+    for held in ({"a"}, {"tied"}, {"a", "tied"}):
+        assert weights.root(3, dict.fromkeys(held, root("a"))) == tree.root
+    with pytest.raises(VerificationError, match=r"one tensor for model\.a, got two"):
+        weights.root(3, {"a": root("a"), "tied": root("b")})
+
+
+@given(
+    st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))), st.data()
+)
+def test_any_selection_of_a_state_leads_to_its_root(case: tuple[int, set[int]], data: st.DataObject) -> None:
+    count, chosen = case
+    ids = {f"{PREFIX}{n:03d}": root(str(n)) for n in range(count)}
+    shown = {f"{n:03d}": ids[f"{PREFIX}{n:03d}"] for n in chosen}
+    tree = state_tree(ids)
+    weights = Weights.of(tree, sorted(ids), {name: PREFIX + name for name in shown}, PREFIX)
+    assert weights.count == len(chosen)
+    assert weights.root(count, shown) == tree.root
+    wrong = data.draw(st.sampled_from(sorted(shown)))
+    assert weights.root(count, {**shown, wrong: root("wrong")}) != tree.root
+    with pytest.raises(VerificationError, match="nodes"):
+        replace(weights, nodes=(*weights.nodes, root("more"))).root(count, shown)
+    if weights.nodes:
+        with pytest.raises(VerificationError, match="expected a node"):
+            replace(weights, nodes=weights.nodes[:-1]).root(count, shown)
+
+
+@pytest.mark.parametrize("places", [((0, 2), (1, 3)), ((3, 5),), ((4, 1), (0, 4)), ((1 << 31, 5),)])
+def test_places_are_ascending_and_within_the_state(places: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(VerificationError, match="ascending places below 6"):
+        replace(MADE.weights, places=places).root(6, tensors(5))

@@ -1,0 +1,211 @@
+"""Checks weights against a certificate (`tiebreak.protocol.commitments.certificate`). Imports no torch.
+
+Numbered plan of `verify`: (1) the certificate holds by itself: statement, job, head, record and signatures; (2) the
+parties who are asked for have signed; (3) only plain files are read, no tensor is in two of them, and an index, if
+there is one, says where each is; (4) the files have the SHA-256 that was signed for, whatever they are called now;
+(5) the tensors are those of the final state, all of them and no others. One pass over the files gives (4) and (5).
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from io import FileIO
+from pathlib import Path
+from typing import Final, Self
+
+from tiebreak.engine.data.arrays import safetensors_in
+from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, read_file
+from tiebreak.engine.data.files import check_bools
+from tiebreak.engine.data.hashing import hasher
+from tiebreak.protocol.commitments.certificate import Certificate
+from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.streaming import TensorStream
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.strict_json import JsonObject
+from tiebreak.protocol.tags import Digest
+
+INDEX: Final = "model.safetensors.index.json"
+MAX_INDEX_BYTES: Final = 1 << 24
+SUFFIX: Final = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The files of weights. others: what else lies in their folder, by name."""
+
+    files: dict[str, Digest]
+    """The SHA-256 of each, by name."""
+    tensors: dict[str, Digest]
+    """The id of each tensor."""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """A certificate that holds by itself, and who has signed it."""
+
+    certificate: Certificate
+    signers: list[Address]
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """Reads and checks a certificate without its weights. Raises `VerificationError`."""
+        envelope = Envelope.decode(data)
+        certificate = Certificate.decode(envelope.payload)
+        certificate.verify()
+        return cls(certificate=certificate, signers=certificate.signers(envelope))
+
+    def role(self, signer: Address) -> str:
+        """What a signer is in the job."""
+        job = self.certificate.job
+        return {job.trainer: "trainer", job.client: "client"}.get(signer, "auditor")
+
+    def proves(self) -> list[str]:
+        """What follows from the certificate alone, in words."""
+        job, domain = self.certificate.job, self.certificate.agreement.domain
+        where = f"board 0x{domain.contract.hex()} of chain {domain.chain_id}" if domain.chain_id else "no chain"
+        said = [
+            f"The client 0x{job.client.hex()} and the trainer 0x{job.trainer.hex()} agreed on program, data, first "
+            f"state and {job.steps:,} steps, with {where} to judge them; both signed.",
+            "The trainer is bound to the final state: a replay that ends in another one convicts it by the signed head "
+            "in this certificate.",
+        ]
+        for signer in self.signers:
+            if self.role(signer) == "auditor":
+                said.append(
+                    f"0x{signer.hex()} signed too, and so says that its own replay of the run ended in this state."
+                )
+            elif self.role(signer) == "client":
+                said.append("The client signed for these weights too.")
+        return said
+
+    def leaves_open(self, *, chain_asked: bool = False, others: Sequence[str] = ()) -> list[str]:
+        """What does not follow from it. others: files beside the weights."""
+        certificate = self.certificate
+        rest = certificate.job.state_count - certificate.weights.count
+        said = [
+            "That the run was computed as agreed: the signers say so. An audit finds out, with the run's files.",
+            "Whose the keys are, and that the signers are independent of each other: anybody can make keys.",
+            "What program and data are: they are named by their roots, and shown by the run's files.",
+            "When it was signed, and on which machine: that is the word of whoever made it.",
+        ]
+        if rest:
+            said.append(
+                f"That the files hold the whole model: {rest} entries of the state, such as moments, are in none."
+            )
+        if chain_asked:
+            said.append("That the node tells the truth about its chain: nobody's consensus was checked.")
+        elif certificate.agreement.domain.chain_id:
+            said.append("That the job was settled and auditors were paid: no node of its chain was asked (--rpc).")
+        if others:
+            said.append(f"Anything about other files, which decide how weights are used: {', '.join(others)[:200]!r}.")
+        return said
+
+
+def read_certificate(path: Path) -> Signed:
+    """Reads and checks a certificate without its weights. Raises `VerificationError` that names the file."""
+    try:
+        return Signed.read(read_file(path, MAX_ENVELOPE_BYTES))
+    except VerificationError as error:
+        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+
+
+def verify(
+    model: Path, certificate: Path, *, require: Sequence[Address] = (), resaved: bool = False
+) -> tuple[Signed, Found]:
+    """Checks a .safetensors file, or a folder as `save_pretrained` writes it, against a certificate.
+
+    require: who must have signed, beside the trainer. resaved: the files may have other bytes than were signed for, as
+    long as every tensor is the same. Raises `VerificationError`.
+    """
+    signed = read_certificate(certificate)  # (1)
+    for address in require:  # (2)
+        if address not in signed.signers:
+            raise SignatureError(f"{certificate}: expected a signature by 0x{address.hex()}, got none")
+    found = read_weights(model)
+    check(signed.certificate, found, model, resaved=resaved)
+    return signed, found
+
+
+def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool = False) -> None:
+    """Raises `VerificationError` unless these are the weights of a certificate."""
+    try:
+        certificate.check_tensors(found.tensors)  # (5)
+    except VerificationError as error:
+        raise VerificationError(f"{model}: {error}") from error
+    expected, got = (sorted(digest.hex() for digest in files.values()) for files in (certificate.files, found.files))
+    if expected != got and not resaved:  # (4)
+        raise VerificationError(
+            f"{model}: expected files of the SHA-256 that was signed for, {', '.join(expected)[:200]}, got "
+            f"{', '.join(got)[:200]}; each tensor is the certified one, so pass --resaved if you saved them again"
+        )
+
+
+def read_weights(model: Path) -> Found:
+    """Reads a .safetensors file, or all of those in a folder, once. Raises `EncodingError`."""
+    if not model.is_dir():
+        with opened(model) as (file, stamp):
+            return _joined(model, {model.name: _read(model, file, stamp)})
+    with Folder(model) as folder:
+        folder.check()  # (3)
+        names = folder.names()
+        read = {}
+        for name in (name for name in names if name.endswith(SUFFIX)):
+            with folder.reading(name) as (file, stamp):
+                read[name] = _read(model / name, file, stamp)
+        if not read:
+            raise ConfigurationError(f"{model}: expected {SUFFIX} files in the folder, got none")
+        if INDEX in names:
+            _check_index(model / INDEX, folder.read(INDEX, MAX_INDEX_BYTES), read)
+    return _joined(model, read, tuple(name for name in names if name not in read))
+
+
+_Read = tuple[Digest, dict[str, Digest]]
+"""The SHA-256 of a file, and the ids of the tensors in it."""
+
+
+def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
+    """One pass over a file: its own hash in a second thread, that of its tensors in this one and more."""
+    arrays = sorted(safetensors_in(path, file, stamp).values(), key=lambda array: array.offset)
+    if not arrays:
+        raise EncodingError(f"{path}: expected at least one tensor, got none")
+    header = bytearray(arrays[0].offset)
+    file.seek(0)
+    read_exactly(file, memoryview(header))
+    whole, ids, trees = sha256(header), {}, hasher(os.cpu_count() or 1)
+    with ThreadPoolExecutor(1) as second:
+        for array in arrays:  # they follow each other without a gap
+            if array.committed is None:
+                raise EncodingError(
+                    f"{array}: expected F32, I64 or BOOL, as a run commits to them, got {array.element}"
+                )
+            stream = TensorStream(array.committed, array.shape, hasher=trees)
+            # SAFETY: the file is opened once more by its path, and refused unless it is still the file of this stamp.
+            for block in array.blocks():
+                hashed = second.submit(whole.update, block)
+                stream.update(block)
+                if array.committed == DType.BOOL:
+                    check_bools(array, block)
+                hashed.result()  # the next block takes the place of this one
+            ids[array.name] = stream.identity()
+    return Digest(whole.digest()), ids
+
+
+def _joined(model: Path, read: Mapping[str, _Read], others: tuple[str, ...] = ()) -> Found:
+    tensors: dict[str, Digest] = {}
+    for name, (_, ids) in read.items():
+        if twice := tensors.keys() & ids.keys():
+            raise EncodingError(f"{model}: expected each tensor once, got {min(twice)!r} in {name} once more")
+        tensors |= ids
+    return Found(files={name: digest for name, (digest, _) in read.items()}, tensors=tensors, others=others)
+
+
+def _check_index(path: Path, data: bytes, read: Mapping[str, _Read]) -> None:
+    """Raises `EncodingError` unless the index, by which a model is loaded, names each tensor and its file."""
+    found = JsonObject.parse(str(path), data, 4).take("weight_map", "an object", lambda x: isinstance(x, dict))
+    for tensor in sorted({tensor: name for name, (_, ids) in read.items() for tensor in ids}.items() ^ found.items()):
+        raise EncodingError(f"{path}: expected each tensor of the files with its file, got {tensor[0]!r} otherwise")

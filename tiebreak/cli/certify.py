@@ -1,0 +1,103 @@
+"""`tiebreak certify` and `tiebreak verify`: one file that says where weights come from, and whether it is true."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiebreak import api
+from tiebreak.cli.key import load_key
+from tiebreak.cli.options import FILE, FOLDER, json_option, number, rpc_option, tell
+from tiebreak.cli.terms import AddressType
+from tiebreak.protocol.commitments.eip712 import Address
+
+if TYPE_CHECKING:
+    from tiebreak.api.certificates import Found, Signed
+
+MODEL = click.Path(exists=True, path_type=Path)
+
+
+@click.command()
+@click.argument("run", type=FOLDER)
+@click.option("--weights", type=MODEL, required=True, help="The .safetensors file of the run's final weights, or a "
+              "folder as `save_pretrained` writes it (see `tiebreak weights`).")  # fmt: skip
+@click.option("--key", type=FILE, help="Key file of whoever signs.  [default: only show the certificate]")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), default=Path("certificate.json"),
+              show_default=True, help="The certificate; one that is there gets one more signature.")  # fmt: skip
+@rpc_option(required=False)
+@number("--from-block", 0, None, 0, "With --rpc: the first block in which the job may have been settled.")
+@click.option("--card", is_flag=True, help="Print a section of Markdown for a model card instead.")
+@json_option
+def certify(
+    run: Path, weights: Path, key: Path | None, output: Path, rpc: str | None, from_block: int, card: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Certify that weights are what RUN ended with, or sign the certificate that is there.
+
+    The trainer makes the certificate in the folder that it trained in. An auditor signs it with its own replay as RUN
+    (`tiebreak audit`), the client with what it fetched: each compares the certificate and every tensor with its own
+    files before it signs. With --rpc the transaction that settled the job goes in, and the auditors of its seats.
+
+    The file is an in-toto statement in a DSSE envelope. Beside each party's signature there is one that `cosign
+    verify-blob-attestation` and in-toto's libraries check by the party's P-256 key (`tiebreak key FILE --public`).
+    """
+    opened = api.runs.open_directory(run)
+    ending = None
+    if rpc is not None and not output.exists():
+        head = api.onchain.signed_head(opened, None).head
+        ending = api.onchain.ending_of(api.onchain.board_of(rpc, opened), head, from_block)
+    signed, found = api.certifying.certify(opened, weights, output, None if key is None else load_key(key), ending)
+    if card:
+        click.echo(api.certifying.card(signed, found, output.name), nl=False)
+        return
+    tell({"certificate": str(output), **_document(signed, found)}, as_json=as_json)
+
+
+@click.command()
+@click.argument("model", type=MODEL)
+@click.argument("certificate", type=FILE)
+@click.option("--require", type=AddressType(), multiple=True, help="Also ask for a signature by this address; may be "
+              "repeated.")  # fmt: skip
+@click.option("--resaved", is_flag=True, help="Accept other bytes of the files, if each tensor is the certified one.")
+@rpc_option(required=False)
+@json_option
+def verify(
+    model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, rpc: str | None, as_json: bool
+) -> None:
+    """Check that MODEL is what its CERTIFICATE says: a .safetensors file, or a folder as `save_pretrained` writes it.
+
+    Without a network it checks the signatures of client and trainer under the job, the trainer's under the head, and
+    all under the certificate; that each tensor in MODEL is one of the final state that the head commits to, all that
+    the certificate is for and no others; and the SHA-256 of the files. With --rpc it also asks a node whether the job
+    was settled with this head. Whoever must have signed, you say: addresses of parties whom you trust.
+
+    It says what that proves, and what it does not. Exit codes: 0 it holds, 2 it does not, 1 not possible as asked.
+    """
+    signed, found = api.certificates.verify(model, certificate, require=require, resaved=resaved)
+    proves = [*signed.proves(), f"Each of the {len(found.tensors)} tensors in {model} is one of that final state."]
+    open_ = signed.leaves_open(chain_asked=rpc is not None, others=found.others)
+    if rpc is not None:
+        api.onchain.check_ending(api.onchain.board_of(rpc, signed.certificate), signed.certificate)
+        proves.append("The node says that the board settled the job with this head.")
+    if as_json:
+        tell({"holds": True, **_document(signed, found), "proves": proves, "not_proven": open_}, as_json=True)
+        return
+    click.echo("The certificate holds.\n\nWhat it proves:")
+    click.echo("\n".join(f"  - {line}" for line in proves))
+    click.echo("\nWhat it does not prove:")
+    click.echo("\n".join(f"  - {line}" for line in open_))
+
+
+def _document(signed: "Signed", found: "Found") -> dict[str, Any]:
+    job, certificate = signed.certificate.job, signed.certificate
+    return {
+        "job": job.id.hex(),
+        "program": job.program_root.hex(),
+        "data": job.data_root.hex(),
+        "first_state": job.initial_state_root.hex(),
+        "final_state": certificate.record.state_root.hex(),
+        "run_root": certificate.head.head.run_root.hex(),
+        "tensors": len(found.tensors),
+        "files": [{"file": name, "sha256": found.files[name].hex()} for name in sorted(found.files)],
+        "signatures": [{"by": signed.role(one), "address": f"0x{one.hex()}"} for one in signed.signers],
+    }

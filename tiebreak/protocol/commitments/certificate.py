@@ -1,0 +1,358 @@
+"""Certificates: these weights are the result of this program on these data from this state.
+
+A certificate is an in-toto Statement (v1) in a DSSE envelope (`dsse`). Its subjects are the files of the weights, by
+SHA-256. Its predicate has the signed job and the signed last head as they are, and what leads from the head's run root
+to the final state's root and from there to each tensor of the weights:
+
+    job           the job file in base64 (`signed`), and beside it, for people and other tools, what it says
+    head          the head file in base64 (`signed`), with count and run root beside it
+    finalState    the last step record (root, lossBits, logRoot) and its siblings in the run tree (`path`)
+    weights       which leaves of the state tree the weights are (`places`: first leaf and number of leaves, ascending),
+                  the nodes that cover all other leaves, from left to right, and how tensors are named in files: tensor
+                  `x` is the state's entry `prefix` || x, but for those that `names` lists
+    audits        seats whose auditors the board has paid; settlement: the transaction that settled the job. Both are
+                  absent without a chain, and only a node of that chain can confirm them
+    environment   of whoever made the certificate, as it says
+
+There is one statement for one content: a reader builds it again and compares every byte. So a field that others read
+cannot differ from the signed files that this module reads. A party signs the envelope with its own key: `keyid` is `0x`
+and its address, `sig` the 65 bytes of `keys`. Signatures under other key ids are for other tools.
+
+Numbered plan of `Certificate.verify` and of what comes before and after it: (1) the statement is the one of its content
+(`decode`), (2) client and trainer signed the job, (3) the trainer signed a head of all its checkpoints, (4) the record
+is the last of that head's run, (5) every signature under an address is by that address, and the trainer's is there
+(`signers`), (6) the tensors fill their places of the final state, and none is left over (`check_tensors`).
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from tiebreak.protocol import trees
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.dsse import Envelope, Payload, base64, from_base64
+from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address
+from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.records import StepRecord, state_leaf
+from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.program.rounding import Policy
+from tiebreak.protocol.strict_json import JsonObject
+from tiebreak.protocol.tags import Digest
+
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Final = "urn:tiebreak:certificate:1"
+MAX_BLOCK: Final = (1 << 64) - 1
+_DEPTH: Final = 6
+_FILE: Final = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_WORDS: Final = "[ -~]{0,200}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """Where a chain has logged something: the transaction's hash and its block."""
+
+    transaction: bytes
+    block: int
+
+    def document(self) -> dict[str, Any]:
+        return {"transaction": _hex(self.transaction), "block": self.block}
+
+    @classmethod
+    def read(cls, found: JsonObject) -> Self:
+        return cls(transaction=_bytes(found, "transaction"), block=found.integer("block", 0, MAX_BLOCK))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """An auditor whom the board has paid for sealing the root that the head then had."""
+
+    auditor: Address
+    number: int
+    paid: Logged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Which entries of a state the tensors of some files are. See the module."""
+
+    prefix: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    places: tuple[tuple[int, int], ...]
+    nodes: tuple[Digest, ...]
+
+    @classmethod
+    def of(cls, tree: trees.Tree, entries: Sequence[str], tensors: Mapping[str, str], prefix: str) -> Self:
+        """tree: the state's. entries: the names of its leaves. tensors: the entry of each tensor of the files."""
+        at = {entry: place for place, entry in enumerate(entries)}
+        shown = sorted({at[entry] for entry in tensors.values()})
+        places, nodes = list[tuple[int, int]](), list[Digest]()
+        for place in shown:
+            if places and sum(places[-1]) == place:
+                places[-1] = (places[-1][0], places[-1][1] + 1)
+            else:
+                places.append((place, 1))
+
+        def hidden(height: int, position: int) -> Digest:
+            nodes.append(tree.node(height, position))
+            return nodes[-1]
+
+        _fold(tree.depth, 0, len(entries), shown, lambda place: tree.node(0, place), hidden)
+        names = {name: entry for name, entry in tensors.items() if entry != prefix + name}
+        return cls(prefix=prefix, names=names, places=tuple(places), nodes=tuple(nodes))
+
+    @property
+    def count(self) -> int:
+        """The number of entries."""
+        return sum(count for _, count in self.places)
+
+    def root(self, leaves: int, ids: Mapping[str, Digest]) -> Digest:
+        """The root of the state whose entries these tensors are.
+
+        leaves: the number of entries of the state. ids: of the tensors of all files, by their names there. Raises
+        `VerificationError` if these are not the tensors' places.
+        """
+        found: dict[str, Digest] = {}
+        for name, tensor in ids.items():
+            entry = self.names.get(name, self.prefix + name)
+            if found.setdefault(entry, tensor) != tensor:
+                raise VerificationError(f"weights: expected one tensor for {entry}, got two, one of them {name}")
+        if len(found) != self.count:
+            raise VerificationError(f"weights: expected {self.count} tensors of the state, got {len(found)}")
+        places = [place for first, count in self.places for place in range(first, first + count)]
+        if any(left >= right for left, right in zip(places, [*places[1:], leaves], strict=True)):
+            raise VerificationError(f"weights: expected ascending places below {leaves}, got {self.places}")
+        at = {place: state_leaf(name, found[name]) for place, name in zip(places, sorted(found), strict=True)}
+        left = list(reversed(self.nodes))
+
+        def hidden(height: int, position: int) -> Digest:
+            if not left:
+                raise VerificationError(f"weights: expected a node at height {height}, position {position}, got none")
+            return left.pop()
+
+        root = _fold(trees.depth_of(leaves), 0, leaves, places, at.__getitem__, hidden)
+        if left:
+            raise VerificationError(f"weights: expected {len(self.nodes) - len(left)} nodes, got {len(self.nodes)}")
+        return root
+
+
+def _fold(
+    height: int, position: int, leaves: int, shown: Sequence[int], leaf: Callable[[int], Digest],
+    hidden: Callable[[int, int], Digest],
+) -> Digest:  # fmt: skip
+    """The node of a tree of so many leaves. Subtrees without a leaf that is shown come from `hidden`, left to right."""
+    first, end = position << height, (position + 1) << height
+    if first >= leaves:
+        return trees.empty_root(height)
+    at = bisect_left(shown, first)
+    if at == len(shown) or shown[at] >= end:
+        return hidden(height, position)
+    if not height:
+        return leaf(position)
+    below = (_fold(height - 1, 2 * position + side, leaves, shown, leaf, hidden) for side in (0, 1))
+    return trees.parent(*below)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The content of a statement. files: the SHA-256 of each file of the weights, by its name."""
+
+    agreement: SignedJob
+    head: SignedHead
+    record: StepRecord
+    path: tuple[Digest, ...]
+    files: Mapping[str, Digest]
+    weights: Weights
+    audits: tuple[Seat, ...] = ()
+    settlement: Logged | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def job(self) -> Job:
+        return self.agreement.job
+
+    def verify(self) -> None:
+        """Raise `VerificationError` unless job and head are signed, and the record is the head's last."""
+        self.agreement.verify()  # (2)
+        job, head = self.job, self.head.head
+        self.head.verify(job, self.agreement.domain)  # (3)
+        if head.count != job.checkpoints:
+            raise VerificationError(f"head: expected one of all {job.checkpoints} checkpoints, got {head.count}")
+        trees.verify(head.run_root, job.run_depth, head.count - 1, self.record.digest, self.path)  # (4)
+
+    def signers(self, envelope: Envelope) -> list[Address]:
+        """Whose signatures are under the statement. Raises `SignatureError` if one is false, or none the trainer's."""
+        digest, found = envelope.payload.digest, []
+        for key_id, signature in envelope.signatures:  # (5)
+            if not key_id.startswith("0x"):
+                continue
+            try:
+                signer = keys.recover(digest, signature)
+            except SignatureError as error:
+                raise SignatureError(f"certificate: expected a signature by {key_id}, got none: {error}") from error
+            if key_id != _hex(signer):
+                raise SignatureError(f"certificate: expected a signature by {key_id}, got one by {_hex(signer)}")
+            found.append(signer)
+        if self.job.trainer not in found:
+            trainer = _hex(self.job.trainer)
+            raise SignatureError(f"certificate: expected a signature by its trainer, {trainer}, got none")
+        return found
+
+    def check_tensors(self, ids: Mapping[str, Digest]) -> None:
+        """Raise `VerificationError` unless these are the final state's tensors, all that the certificate is for.
+
+        ids: the id of each tensor of all files, by its name there.
+        """
+        root = self.weights.root(self.job.state_count, ids)
+        if root != self.record.state_root:  # (6)
+            raise VerificationError(
+                f"weights: expected tensors under state root {self.record.state_root.hex()}, got {root.hex()}: a "
+                "tensor has another name, type, shape or value than the run ended with"
+            )
+
+    # ------------------------------------------------------------ the statement
+
+    @property
+    def payload(self) -> Payload:
+        """The statement, as it is signed."""
+        text = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
+        return Payload(kind=PAYLOAD_TYPE, data=text.encode("ascii"))
+
+    def document(self) -> dict[str, Any]:
+        """The statement as JSON."""
+        job, domain, head, record = self.job, self.agreement.domain, self.head.head, self.record
+        predicate: dict[str, Any] = {
+            "job": {
+                "id": job.id.hex(), "client": _hex(job.client), "trainer": _hex(job.trainer),
+                "chain": str(domain.chain_id), "board": _hex(domain.contract), "program": job.program_root.hex(),
+                "data": job.data_root.hex(), "firstState": job.initial_state_root.hex(), "steps": job.steps,
+                "checkpoints": job.checkpoints, "policy": Policy(job.policy).name.lower(), "precision": job.precision,
+                "signed": base64(self.agreement.encode()),
+            },
+            "head": {"count": head.count, "runRoot": head.run_root.hex(), "signed": base64(self.head.encode())},
+            "finalState": {
+                "root": record.state_root.hex(), "lossBits": record.loss_bits, "logRoot": record.log_root.hex(),
+                "path": [node.hex() for node in self.path],
+            },
+            "weights": {
+                "entries": self.weights.count, "of": job.state_count, "prefix": self.weights.prefix,
+                "names": dict(self.weights.names), "places": [list(place) for place in self.weights.places],
+                "nodes": [node.hex() for node in self.weights.nodes],
+            },
+            "environment": dict(self.environment),
+        }  # fmt: skip
+        if self.audits:
+            predicate["audits"] = [
+                {"auditor": _hex(seat.auditor), "seat": seat.number, **seat.paid.document()} for seat in self.audits
+            ]
+        if self.settlement is not None:
+            predicate["settlement"] = self.settlement.document()
+        subjects = [{"name": name, "digest": {"sha256": self.files[name].hex()}} for name in sorted(self.files)]
+        return {
+            "_type": STATEMENT_TYPE, "subject": subjects, "predicateType": PREDICATE_TYPE, "predicate": predicate,
+        }  # fmt: skip
+
+    @classmethod
+    def decode(cls, payload: Payload) -> Self:
+        """Reads a statement; nothing in it is verified yet. Raises `VerificationError`."""
+        if payload.kind != PAYLOAD_TYPE:
+            raise EncodingError(f"envelope: expected a payload of type {PAYLOAD_TYPE}, got {payload.kind}")
+        top = JsonObject.parse("statement", payload.data, _DEPTH)
+        top.same("_type", STATEMENT_TYPE)
+        top.same("predicateType", PREDICATE_TYPE)
+        predicate = top.inner("predicate")
+        job, head, final = (predicate.inner(name) for name in ("job", "head", "finalState"))
+        agreement = SignedJob.decode(from_base64("job, signed", job.text("signed")))
+        made = cls(
+            agreement=agreement,
+            head=SignedHead.decode(from_base64("head, signed", head.text("signed"))),
+            record=StepRecord(
+                step=agreement.job.steps, state_root=Digest(_root(final, "root")),
+                loss_bits=final.integer("lossBits", 0, (1 << 32) - 1), log_root=Digest(_root(final, "logRoot")),
+            ),
+            path=_roots(final, "path"),
+            files=dict(_subject(item) for item in top.take("subject", "at least one file", _is_list)),
+            weights=_weights(predicate.inner("weights")),
+            audits=tuple(map(_seat, predicate.take("audits", "seats", _is_list))) if "audits" in predicate else (),
+            settlement=Logged.read(predicate.inner("settlement")) if "settlement" in predicate else None,
+            environment=_texts(predicate.inner("environment")),
+        )  # fmt: skip
+        if made.payload != payload:  # (1)
+            raise EncodingError(
+                "statement: expected what the signed job and head in it say, in its one spelling, got "
+                f"{_difference('statement', made.document(), json.loads(payload.data)) or 'another spelling of it'}"
+            )
+        return made
+
+
+def sign(envelope: Envelope, key: keys.PrivateKey) -> Envelope:
+    """The envelope with the signature of one more party."""
+    return envelope.signed(_hex(key.address), key.sign(envelope.payload.digest, envelope.payload))
+
+
+def _hex(data: bytes) -> str:
+    return f"0x{data.hex()}"
+
+
+def _bytes(of: JsonObject, name: str, length: int = 32) -> bytes:
+    return bytes.fromhex(of.text(name, f"0x[0-9a-f]{{{2 * length}}}", f"0x and {2 * length} hex digits")[2:])
+
+
+def _root(of: JsonObject, name: str) -> bytes:
+    return bytes.fromhex(of.text(name, "[0-9a-f]{64}", "64 hex digits"))
+
+
+def _roots(of: JsonObject, name: str) -> tuple[Digest, ...]:
+    found = of.take(name, "a list of roots", lambda items: isinstance(items, list))
+    return tuple(Digest(_root(JsonObject(name, {"root": item}), "root")) for item in found)
+
+
+def _subject(item: object) -> tuple[str, Digest]:
+    one = JsonObject("subject", item)
+    return one.text("name", _FILE, "the name of a file"), Digest(_root(one.inner("digest"), "sha256"))
+
+
+def _seat(item: object) -> Seat:
+    one = JsonObject("seat", item)
+    auditor = Address(_bytes(one, "auditor", ADDRESS_BYTES))
+    return Seat(auditor=auditor, number=one.integer("seat", 0, 255), paid=Logged.read(one))
+
+
+def _weights(found: JsonObject) -> Weights:
+    return Weights(
+        prefix=found.text("prefix", _WORDS, "printable text"),
+        names=_texts(found.inner("names")),
+        places=tuple((first, count) for first, count in found.take("places", "pairs of integers", _are_places)),
+        nodes=_roots(found, "nodes"),
+    )
+
+
+def _texts(of: JsonObject) -> dict[str, str]:
+    """All fields of an object that may have any printable names, each of them text."""
+    found = {name: of.text(name, _WORDS, "printable text") for name in of.names()}
+    if not all(name.isascii() and name.isprintable() for name in found):
+        raise EncodingError("statement: expected printable names, got others")
+    return found
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0
+
+
+def _are_places(value: object) -> bool:
+    return _is_list(value) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(x) is int and 0 <= x < 1 << 32 for x in pair)
+        for pair in value  # type: ignore[attr-defined]
+    )
+
+
+def _difference(name: str, expected: Any, found: Any) -> str:
+    """The first place where two JSON values differ, in words; empty if they are equal."""
+    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+        parts = (_difference(f"{name}, {key}", expected[key], found[key]) for key in sorted(expected))
+        return next(filter(None, parts), "")
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return f"{name} with other fields: {min(expected.keys() ^ found.keys())[:40]!r}"
+    return "" if expected == found else f"{name} {str(found)[:80]!r} instead of {str(expected)[:80]!r}"
