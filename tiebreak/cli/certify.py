@@ -64,12 +64,13 @@ def certify(
 def verify(
     model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, rpc: str | None, as_json: bool
 ) -> None:
-    """Check that MODEL is what its CERTIFICATE says: a .safetensors file, or a folder as `save_pretrained` writes it.
+    """Check that MODEL is what its CERTIFICATE says.
 
-    Without a network it checks the signatures of client and trainer under the job, the trainer's under the head, and
-    all under the certificate; that each tensor in MODEL is one of the final state that the head commits to, all that
-    the certificate is for and no others; and the SHA-256 of the files. With --rpc it also asks a node whether the job
-    was settled with this head. Whoever must have signed, you say: addresses of parties whom you trust.
+    MODEL is a .safetensors file, or a folder as `save_pretrained` writes it. Without a network the command checks the
+    signatures of client and trainer under the job, the trainer's under the head, and all under the certificate; that
+    each tensor in MODEL is one of the final state that the head commits to, all that the certificate is for and no
+    others; and the SHA-256 of the files. With --rpc it also asks a node whether the job was settled with this head.
+    Whoever must have signed, you say: addresses of parties whom you trust.
 
     It says what that proves, and what it does not. Exit codes: 0 it holds, 2 it does not, 1 not possible as asked.
     """
