@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from securesystemslib.exceptions import VerificationError as OtherVerificationEr
 from securesystemslib.signer import SSlibKey
 
 from tests.tiebreak.parties import Parties, doubled_weight
+from tiebreak import AdamW, train
 from tiebreak.api.certifying import attesting_key, public_pem
 from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
@@ -286,3 +288,29 @@ def test_nobody_signs_what_its_own_files_do_not_say(
     assert "the trainer's signed head" in capsys.readouterr().err
     assert desk.certify("") == 1
     assert "expected the key of whoever signs" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_with_tied_weights_however_it_is_saved(tmp_path: Path, desk: Desk) -> None:
+    transformers = import_module("transformers")  # takes seconds, which only this test needs
+
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=100, n_positions=32, use_cache=False)
+    )
+    keys = {who: load_key(desk.parties.path(f"{who}.pem")) for who in ("client", "trainer")}
+    trained = train(
+        model, lambda m, x: m(x[:, :-1]).logits.logsumexp(-1).mean(), optimizer=AdamW(lr=1e-3), batch=2, steps=2,
+        data={"x": torch.randint(0, 100, (8, 9))}, directory=tmp_path / "tied", progress=False, **keys,
+    )  # fmt: skip
+    model.load_state_dict(trained.state_dict())
+    for name, size in (("whole", "1GB"), ("shards", "30KB")):
+        model.save_pretrained(tmp_path / name, max_shard_size=size)
+    assert run(tiebreak, ["weights", str(trained.directory), "-o", str(tmp_path / "both.safetensors")]) == 0
+    saved = [tmp_path / "whole", tmp_path / "shards", tmp_path / "both.safetensors"]
+    assert len(load_file(saved[2])) == 1 + len(load_file(saved[0] / "model.safetensors"))
+    for place in saved:
+        desk.weights, desk.certificate = place, tmp_path / f"{place.name}.json"
+        assert desk.certify("trainer", folder=trained.directory) == 0
+        assert desk.verify(place)[0] == 0
+        assert all(desk.verify(other, "--resaved")[0] == 0 for other in saved)
