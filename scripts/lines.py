@@ -10,11 +10,11 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 15_095,
-    "tiebreak/engine/": 21_575,
+    "tiebreak/engine/": 21_620,
     "tiebreak/sim/": 11_430,
     "tiebreak/node/": 8_715,
-    "tiebreak/": 9_880,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 3_730,
+    "tiebreak/": 10_185,  # api, cli, demo: everything that is in none of the folders above
+    "benchmarks/": 3_805,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

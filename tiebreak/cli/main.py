@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "accept": "Judge the offer in FOLDER as its trainer, and sign it.",
     "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
     "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
+    "validate": "Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.",
     "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",
     "status": "Say how far the run in the folder RUN is, and with --rpc how its job stands on the chain.",
     "show": "Show the job of the folder RUN at length: who agreed on what, by which roots, and which files there are.",

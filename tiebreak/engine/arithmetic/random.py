@@ -140,8 +140,13 @@ class Shuffles:
     def _table(self, seed: Tensor, epoch: int, params: ShuffleParams) -> Tensor:
         key = int(seed.item()), epoch, params
         if key not in self._tables:
-            every = torch.arange(params.n, dtype=torch.int64, device=seed.device)
-            self._tables[key] = _permute(every, torch.full_like(every, epoch), seed, params)
+            # The network permutes a domain of up to 4 n: one pass over that, and cycles are walked by looking up.
+            every = torch.arange(1 << 2 * half_width(params.n), dtype=torch.int64, device=seed.device)
+            image = _network(every, torch.full_like(every, epoch & _MASK), key_of(seed), params)
+            drawn = image[: params.n]
+            while bool((outside := drawn >= params.n).any()):
+                drawn = torch.where(outside, image[drawn], drawn)
+            self._tables[key] = drawn
             if len(self._tables) > 2 * TABLES:
                 self._tables.popitem(last=False)
         return self._tables[key]

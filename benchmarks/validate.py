@@ -1,0 +1,78 @@
+"""The cost of a cheap look: `tiebreak validate --share 10%` beside a whole replay of the demo's runs.
+
+    python -m benchmarks.validate
+
+Both start from an interpreter that is made, with data that are placed, and take turns. The demo's runs are so short
+that a tenth of their checkpoints is one, and its first step, at which instructions are planned and the order of an
+epoch is computed, weighs as much as many others. So each is measured ten times as long, too.
+"""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+
+from benchmarks.table import Row, interleaved, placed, publish
+from tiebreak.api.audits import audit_chosen
+from tiebreak.api.bundle import capture_bundle
+from tiebreak.api.keys import new_key
+from tiebreak.api.runs import agree_on, continue_run, machine_of
+from tiebreak.api.validating import validate
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.run.audit import signed_records
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.terms import Terms
+
+REPEATS: Final = 3
+SHARE: Final = 0.1
+CASES: Final = (("digits", 72), ("digits", 720), ("text", 40), ("text", 400))
+
+
+def measure(name: str, steps: int) -> list[Row]:
+    """Seconds of the looks and of a replay."""
+    client, trainer = new_key(), new_key()
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle = capture_bundle(load_task(name, steps=steps), unchecked=True)
+        run = agree_on(bundle, Path(scratch) / "run", client=client, trainer=trainer, terms=Terms(), domain=OFF_CHAIN)
+        machine = machine_of(run)
+        continue_run(run, machine, key=trainer, until=None, keep="all", on_progress=lambda _: None,
+                     on_commit=lambda _: None)  # fmt: skip
+        records, _ = signed_records(run)
+        seconds: dict[str, list[float]] = {"replay": [], "validate": [], "epochs": []}
+
+        def replay() -> None:
+            done = audit_chosen(run, tuple(range(len(records))), records, machine, quiet=True)
+            assert done.agrees
+            seconds["replay"].append(done.seconds)
+
+        def look(turn: list[int]) -> None:
+            turn.append(len(turn))
+            found = validate(run, SHARE, str(len(turn)), machine, epochs=True)
+            assert found.fraud is None
+            seconds["validate"].append(found.seconds)
+            seconds["epochs"].append(found.epoch_seconds)
+
+        interleaved({"replay": replay, "look": partial(look, [])}, REPEATS)
+        job = run.job
+    taken = {what: sorted(values)[len(values) // 2] for what, values in seconds.items()}
+    case = f"{name}, {job.steps} steps, a checkpoint every {job.checkpoint_interval}"
+    return [
+        Row(metric="replay", case=case, value=taken["replay"], unit="s"),
+        Row(metric="validate --share 10%", case=case, value=taken["validate"], unit="s"),
+        Row(metric="validate / replay", case=case, value=100 * taken["validate"] / taken["replay"], unit="%",
+            target="<= 2.5"),
+        Row(metric="the paper's epochs / replay", case=case, value=100 * taken["epochs"] / taken["replay"], unit="%"),
+    ]  # fmt: skip
+
+
+@click.command()
+@placed
+def main(folder: Path) -> None:
+    """Measure `tiebreak validate`."""
+    publish("validate", [row for name, steps in CASES for row in measure(name, steps)], "medians", folder=folder)
+
+
+if __name__ == "__main__":
+    main()

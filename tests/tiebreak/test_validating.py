@@ -1,0 +1,149 @@
+"""`tiebreak validate`: what a look at losses sees, what it cannot see, and what the paper's threshold lets pass."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiebreak.parties import STEPS, Parties, doubled_weight
+from tiebreak.api.bundle import capture_bundle
+from tiebreak.api.running import Machine
+from tiebreak.api.validating import validate
+from tiebreak.cli.key import load_key
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import TELEMETRY
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.forward import loss_alone
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError
+from tiebreak.protocol.program.isa import Opcode
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    capsys.readouterr()
+    code = run(tiebreak, ["validate", *arguments, "--threads", "1"])
+    found = capsys.readouterr()
+    return code, found.out + found.err
+
+
+@pytest.mark.slow
+def test_the_forward_part_gives_every_loss_of_a_run_bit_for_bit(cases: Callable[[], None]) -> None:
+    bundle = capture_bundle(load_task("digits", steps=24), unchecked=True)
+    program = loss_alone(bundle.program)
+    assert len(program.body) < len(bundle.program.body) / 2
+    assert {i.opcode for i in program.body} >= {Opcode.RANDOM, Opcode.SHUFFLE}, "draws keep their streams"
+    whole = Interpreter(bundle.program, Arithmetic(device=torch.device("cpu")))
+    parts = [Interpreter(program, Arithmetic(device=torch.device("cpu"), permute=permute)) for permute in (None, 5)]
+    state, data = whole.to_device(bundle.state), whole.place_data(bundle.data)
+    for step in range(1, 25):
+        result = whole.step(step, state, data)
+        for part in parts:
+            assert part.step(step, state, data).loss_bits == result.loss_bits
+            cases()
+        state = result.state
+
+
+def test_an_honest_run_agrees(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(parties.trained(tmp_path / "run"))
+    code, words = told(capsys, folder, "--share", "100%", "--epochs")
+    assert code == 0
+    for expected in (
+        "drawn      steps 1, 4, 7,",
+        "of 3 of 3 segments",
+        "1 false: 100%",
+        "agrees     3 losses",
+        "no verdicts",
+    ):
+        assert expected in words
+    code, words = told(capsys, folder, "--json", "--seed", "x")
+    found = json.loads(words)
+    assert (code, found["agrees"], len(found["steps"]), found["drawable"]) == (0, True, 1, 3)
+    assert found["detection"] == [{"false": 1, "probability": pytest.approx(1 / 3)}]
+    assert 0 < found["share_of_a_replay"] < 0.5 / STEPS
+    assert json.loads(told(capsys, folder, "--json", "--seed", "x")[1])["steps"] == found["steps"]
+
+
+def lying(parties: Parties, folder: Path, change: Callable[[int, dict[str, torch.Tensor]], None]) -> RunDirectory:
+    """The run of a trainer that changes the states that it commits to, and signs them."""
+
+    class Lying(Interpreter):
+        def step(self, number, *arguments, **options):  # type: ignore[no-untyped-def]
+            result = super().step(number, *arguments, **options)
+            change(number, result.state)
+            return result
+
+    made = RunDirectory.open(parties.signed(folder))
+    made_by = Lying(made.program, Arithmetic(device=torch.device("cpu")))
+    Worker(made, made_by, key=load_key(parties.path("trainer.pem"))).work()
+    return made
+
+
+def nicer_loss(number: int, state: dict[str, torch.Tensor]) -> None:
+    if number == 4:
+        state[TELEMETRY][0] -= 0.01
+
+
+def made_up_state(number: int, state: dict[str, torch.Tensor]) -> None:
+    if number == 3:
+        state["model.head.weight"] += 0.001
+
+
+@pytest.mark.slow
+def test_which_lies_either_look_sees(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nicer = lying(parties, tmp_path / "nicer", nicer_loss)
+    code, words = told(capsys, str(nicer.path), "--share", "100%", "--epochs")
+    assert (code, "step 4: expected loss" in words, f"0x{nicer.job.trainer.hex()}" in words) == (2, True, True)
+    found = validate(nicer, 1.0, "x", Machine(threads=1), epochs=True)
+    assert found.fraud is not None
+    assert found.fraud.step == 4
+    honest = validate(RunDirectory.open(parties.trained(tmp_path / "run")), 1.0, "x", Machine(threads=1), epochs=True)
+    assert honest.fraud is None
+    assert [look.passes for look in found.epochs] == [look.passes for look in honest.epochs], (
+        "a hundredth is too little"
+    )
+    assert found.epochs[1].reported < honest.epochs[1].reported
+    wide = validate(nicer, 0.1, "x", Machine(threads=1), epochs=True)
+    assert all(look.passes for look in wide.epochs), "n = 10 lets pass ten deviations"
+    for unseen in (
+        lying(parties, tmp_path / "made up", made_up_state),
+        RunDirectory.open(parties.tampered(tmp_path / "update", doubled_weight(parties.path("agreed"), 3))),
+    ):
+        assert parties.audit(unseen.path, tmp_path / f"replay of {unseen.path.name}") == 2
+        later = validate(unseen, 0.1, "x", Machine(threads=1), epochs=True)
+        assert all(look.passes for look in later.epochs)
+        assert validate(unseen, 1.0, "x", Machine(threads=1)).fraud is None
+
+
+def test_only_kept_states_can_be_looked_at(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = parties.trained(tmp_path / "run")
+    opened = RunDirectory.open(folder)
+    opened.drop_state(6)
+    code, words = told(capsys, str(folder), "--share", "100%")
+    assert (code, "of 1 of 3 segments; of others no state was kept" in words) == (0, True)
+    state = opened.state_path(3)
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+    code, words = told(capsys, str(folder), "--share", "100%")
+    assert (code, "the state after step 3 is withheld or damaged" in words) == (3, True)
+    opened.drop_state(3)
+    opened.drop_state(7)
+    with pytest.raises(CannotCheck, match="kept states around at least one segment"):
+        validate(opened, 1.0, "x", Machine(threads=1))
+    assert told(capsys, str(parties.signed(tmp_path / "fresh")))[0] == 1
+    for share in ("0%", "101%", "10", "-1%"):
+        assert told(capsys, str(folder), "--share", share)[0] == 1
+
+
+def test_a_run_with_logs_is_for_an_audit(parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = RunDirectory.open(parties.trained(tmp_path / "run"))
+    monkeypatch.setattr(type(opened.job), "is_logged", property(lambda _: True))
+    with pytest.raises(ConfigurationError, match="policy logged"):
+        validate(opened, 1.0, "x", Machine(threads=1))
