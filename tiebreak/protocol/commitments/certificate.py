@@ -47,7 +47,7 @@ PREDICATE_TYPE: Final = "urn:tiebreak:certificate:1"
 MAX_BLOCK: Final = (1 << 64) - 1
 _DEPTH: Final = 6
 _FILE: Final = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
-_WORDS: Final = "[ -~]{0,200}"
+_WORDS: Final = "[ -~]{0,255}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
