@@ -296,7 +296,10 @@ def test_any_selection_of_a_state_leads_to_its_root(case: tuple[int, set[int]], 
             replace(weights, nodes=weights.nodes[:-1]).root(count, shown)
 
 
-@pytest.mark.parametrize("places", [((0, 2), (1, 3)), ((3, 5),), ((4, 1), (0, 4)), ((1 << 31, 5),)])
+@pytest.mark.parametrize("places", [((0, 2), (1, 3)), ((3, 5),), ((4, 1), (0, 4)), ((1 << 31, 5),), ((0, 5), (5, 0))])
 def test_places_are_ascending_and_within_the_state(places: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(VerificationError, match="ascending places below 6"):
         replace(MADE.weights, places=places).root(6, tensors(5))
+    beyond = replace(MADE, weights=replace(MADE.weights, places=((0, 5), (1 << 31, 5))))
+    with pytest.raises(VerificationError, match="ascending places below 16"):
+        read(envelope(beyond).encode())

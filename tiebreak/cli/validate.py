@@ -109,7 +109,7 @@ def _words(found: "Validation", seed: str) -> list[str]:
     ]
     if found.epochs:
         cost = f"{100 * found.epoch_replay:.3g}% of a replay's operations, {found.epoch_seconds:.3g} s"
-        lines.append(f"epochs     {cost}; alarms are no verdicts")
+        lines.append(f"epochs     {cost}; what is false by less is never seen, and an alarm is no verdict")
     if found.fraud is None:
         lines.append(f"agrees     {len(found.looks)} losses, bit for bit; nothing is said of updates and other steps")
     return lines

@@ -108,6 +108,13 @@ class Weights:
         """The number of entries."""
         return sum(count for _, count in self.places)
 
+    def check(self, leaves: int) -> None:
+        """Raise `VerificationError` unless the places are of a state of so many entries."""
+        ends = [0, *(first + count for first, count in self.places)]
+        begins = [*(first for first, _ in self.places), leaves]
+        if any(end > begin for end, begin in zip(ends, begins, strict=True)) or not all(n for _, n in self.places):
+            raise VerificationError(f"weights: expected ascending places below {leaves}, got {str(self.places)[:200]}")
+
     def root(self, leaves: int, ids: Mapping[str, Digest]) -> Digest:
         """The root of the state whose entries these tensors are.
 
@@ -121,9 +128,8 @@ class Weights:
                 raise VerificationError(f"weights: expected one tensor for {entry}, got two, one of them {name}")
         if len(found) != self.count:
             raise VerificationError(f"weights: expected {self.count} tensors of the state, got {len(found)}")
+        self.check(leaves)
         places = [place for first, count in self.places for place in range(first, first + count)]
-        if any(left >= right for left, right in zip(places, [*places[1:], leaves], strict=True)):
-            raise VerificationError(f"weights: expected ascending places below {leaves}, got {self.places}")
         at = {place: state_leaf(name, found[name]) for place, name in zip(places, sorted(found), strict=True)}
         left = list(reversed(self.nodes))
 
@@ -181,6 +187,7 @@ class Certificate:
         if head.count != job.checkpoints:
             raise VerificationError(f"head: expected one of all {job.checkpoints} checkpoints, got {head.count}")
         trees.verify(head.run_root, job.run_depth, head.count - 1, self.record.digest, self.path)  # (4)
+        self.weights.check(job.state_count)
 
     def signers(self, envelope: Envelope) -> list[Address]:
         """Whose signatures are under the statement. Raises `SignatureError` if one is false, or none the trainer's."""
