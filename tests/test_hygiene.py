@@ -188,6 +188,7 @@ OPTIONAL = {"tiebreak.api.datasets.hugging_face": "hf", "tiebreak.api.datasets.t
 
 
 EXTRAS = {
+    "tiebreak.engine.arithmetic.reduce.kernels": ["gpu"],
     "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],
     "tiebreak.sim": ["chain", "sim"],
@@ -198,7 +199,7 @@ EXTRAS = {
 
 
 def names_of(requirements: list[str]) -> set[str]:
-    return {re.split(r"[\[<>=]", line)[0].lower() for line in requirements}
+    return {re.split(r"[\[<>=;]", line)[0].lower() for line in requirements}
 
 
 def test_an_optional_library_is_imported_when_it_is_needed_and_by_its_adapter_alone(cases: Callable[[], None]) -> None:

@@ -46,6 +46,11 @@ def enabled() -> bool:
     return os.environ.get(SWITCH, "1") != "0"
 
 
+def interprets() -> bool:
+    """Whether Triton interprets its kernels, on the CPU, instead of compiling them: if TRITON_INTERPRET is 1."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 @contextmanager
 def pure_path() -> Iterator[None]:
     """Runs the block without compiled kernels. It works at once, because the variable is read at every use."""

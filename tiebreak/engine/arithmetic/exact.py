@@ -351,14 +351,14 @@ def read_terms(
 
 
 @dataclass(frozen=True)
-class _Terms:
+class Terms:
     """Reads the terms of single elements, numbered row-major over the result."""
 
     instruction: Instruction
     operands: Sequence[Tensor]
 
     @property
-    def count(self) -> int:
+    def terms(self) -> int:
         """The number of terms of an element, K."""
         return prod(self.instruction.reduction)
 
@@ -415,7 +415,7 @@ def exact_sums(instruction: Instruction, operands: Sequence[Tensor], elements: S
 
 def exact_digits(instruction: Instruction, operands: Sequence[Tensor], elements: Tensor) -> tuple[Digits, Tensor]:
     """The exact sums of some elements (i64 row-major numbers), and a mask of those with only finite terms."""
-    terms = _Terms(instruction, operands)
-    chunks = torch.split(elements, max(1, ROW_BUDGET // terms.count))
-    found = [add_elements(terms.read, chunk, terms.count) for chunk in chunks]
+    terms = Terms(instruction, operands)
+    chunks = torch.split(elements, max(1, ROW_BUDGET // terms.terms))
+    found = [add_elements(terms.read, chunk, terms.terms) for chunk in chunks]
     return Digits(torch.cat([total.values for total, _ in found], 1)), torch.cat([finite for _, finite in found])

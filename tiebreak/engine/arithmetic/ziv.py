@@ -306,14 +306,17 @@ class Settler:
         places: Places,
         count: int,
         whole: Callable[[Tensor], Tensor] | None = None,
+        among: int = 0,
     ) -> None:
         """Writes the exact results of undecided elements into `result` (f32, contiguous), or reports them to `near`.
 
         Elements are numbered row-major over `result`, `undecided` and `c`. Those with an error that is not finite are
         NaN. Reads at most about `ROW_BUDGET` terms at a time. `count`: the number of terms of an element by the
         instruction's definition. `whole` computes rows m of a product (Bt, M, N) exactly: (rows,) -> (Bt, rows, N).
+        `among`: how many elements there are, if `result` has only some of them.
         """
-        self.counts.elements += result.numel()
+        among = among or result.numel()
+        self.counts.elements += among
         open_ = int(undecided.count_nonzero())
         self.counts.undecided += open_
         flat, fp64 = result.view(-1), c.reshape(-1)
@@ -327,7 +330,7 @@ class Settler:
         if not bool(usable.all()):
             flat[elements[~usable]] = float("nan")
             elements = elements[usable]
-        dense = len(elements) * DENSE >= len(flat)
+        dense = len(elements) * DENSE >= among
         for chunk in torch.split(elements, max(1, ROW_BUDGET // min(reader.terms, PIECE))):
             if dense:
                 self._put(flat, fp64, chunk, self._exact(chunk, reader))

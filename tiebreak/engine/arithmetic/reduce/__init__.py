@@ -1,6 +1,7 @@
 """`reduce` sums: plain sums and sums of products, correctly rounded (the bound: `tiebreak.engine.arithmetic.ziv`).
 
-`pure` computes them in torch on any device; `compiled` runs reduce.c on CPUs. Both give the same bytes. reduce.c also
+`pure` computes them in torch on any device; `compiled` runs reduce.c on CPUs, `fused` a Triton kernel on GPUs. All give
+the same bytes. reduce.c also
 finds the greatest of some terms, and where it is.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.buffers import Buffers
 from tiebreak.engine.arithmetic.exact import Integers
 from tiebreak.engine.arithmetic.reduce.compiled import Tables, build, leave_sums, plan_tables, run_extreme, run_tables
+from tiebreak.engine.arithmetic.reduce.fused import leave_fused, run_fused, runs_on
 from tiebreak.engine.arithmetic.reduce.pure import Part, PureSums, plan_parts
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
@@ -32,14 +34,14 @@ class SumPlan:
     """How one instruction is computed."""
 
     kind: str
-    shape: tuple[int, ...]
+    instruction: Instruction
     wide: tuple[int, ...]
     """The shape in coalesced dims, of which `parts` are."""
     parts: tuple[Part, ...]
     swapped: bool
     """Whether torch swaps the operands so that M <= N: BLAS is several times faster for long rows of the result."""
     tables: Tables | None
-    """The plan of the compiled kernel."""
+    """The plan of the compiled kernels."""
 
     @cached_property
     def source(self) -> Integers | None:
@@ -83,7 +85,7 @@ def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
         output, reduction = ([Dim(d.size, d.strides[::-1]) for d in dims] for dims in (output, reduction))
     parts = plan_parts(output, reduction, [a.offset for a in accesses], limit)
     kind = "reduce.sum.plain" if len(own) == 1 else "reduce.sum.products"
-    return SumPlan(kind, instruction.shape, tuple(d.size for d in output), tuple(parts), swapped, tables)
+    return SumPlan(kind, instruction, tuple(d.size for d in output), tuple(parts), swapped, tables)
 
 
 @dataclass(frozen=True)
@@ -130,20 +132,27 @@ class SumRunner:
 
         `near` collects open elements that are not settled.
         """
-        pure = self.pure
-        if plan.tables is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
+        pure, shape = self.pure, plan.instruction.shape
+        if plan.tables is not None and runs_on(operands[0].device):
+            found = run_fused(plan.instruction, plan.tables, operands, counts, pure.shuffled, pure.rounded, near)
+            if found is not None:
+                return found
+        elif plan.tables is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
             if self.buffers is None:
-                out = torch.empty(plan.shape, dtype=torch.float32)
+                out = torch.empty(shape, dtype=torch.float32)
             else:
-                out = self.buffers.empty(plan.shape, torch.float32)
+                out = self.buffers.empty(shape, torch.float32)
             run_tables(library, plan.tables, operands, out, counts, pure.shuffled, pure.rounded.precision, near)
             return out
         read = operands[::-1] if plan.swapped else operands
-        return pure.run(plan.parts, plan.wide, read, counts, near).view(plan.shape)
+        return pure.run(plan.parts, plan.wide, read, counts, near).view(shape)
 
     def partial(self, plan: SumPlan, operands: Sequence[Tensor]) -> Partial:
         """What `run` rounds, before it is rounded."""
         pure = self.pure
+        if plan.tables is not None and runs_on(operands[0].device):
+            (sums, *sizes), roundings = leave_fused(plan.tables, operands, pure.shuffled)
+            return Partial(sums, tuple(sizes), roundings, plan.source)
         if plan.tables is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
             (sums, *sizes), roundings = leave_sums(library, plan.tables, operands, pure.shuffled)
             return Partial(sums, tuple(sizes), roundings, plan.source)

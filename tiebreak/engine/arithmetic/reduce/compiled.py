@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, isqrt
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -78,6 +78,8 @@ class Tables:
     """The places of (batch, m, n) of a matrix product. Empty if each output has its own terms: o is at place o then."""
     run_k: int
     run_batch: int
+    launches: dict[torch.device, Any] = field(default_factory=dict, compare=False)
+    """What all launches of the fused kernel share, by device."""
     calls: dict[int, "_Call"] = field(default_factory=dict, compare=False)
     """What all runs with the terms in order share, by number of threads. One thread at a time may run a plan."""
 
@@ -252,7 +254,7 @@ def _set_tables(task: _Contraction, plan: Tables, shuffled: torch.Generator | No
     """Points `task` to the tables. The returned arrays must outlive it."""
     terms, run = [o.k for o in plan.operands], plan.run_k
     if shuffled is not None:
-        terms, run = _shuffle(terms, run, shuffled)
+        terms, run = shuffle(terms, run, shuffled)
         task.run_k = run
     held: list[Integers] = []
 
@@ -270,7 +272,7 @@ def _set_tables(task: _Contraction, plan: Tables, shuffled: torch.Generator | No
     return held
 
 
-def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> tuple[list[Integers], int]:
+def shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> tuple[list[Integers], int]:
     """The terms in random order: single ones if they are few, else in pieces of which memory is read at once."""
     total = len(terms[0]) * run
     small = [c for c in range(1, isqrt(run) + 1) if run % c == 0]

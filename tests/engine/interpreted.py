@@ -1,0 +1,372 @@
+"""Sums by the Triton kernels in Triton's interpreter, against integers, with mutants of the kernels.
+
+`python -m tests.engine.interpreted fast|slow` prints one line of JSON: how many cases each check ran, and the mutants.
+A process of its own, because Triton decides on its import whether it interprets.
+"""
+
+import importlib.util
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cache
+from math import floor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from triton.runtime import interpreter
+
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, expected, random_reduction
+from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
+from tiebreak.engine.arithmetic.reduce import fused, kernels
+from tiebreak.engine.run import qualify
+from tiebreak.protocol.numbers.float32 import round_ratio
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.rounding import SumKind
+
+SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
+"""Blocks that small results fill several times."""
+
+
+def patch_index() -> None:
+    """Triton 3.6.0 converts arrays of one element to `int`, which numpy 2.4 refuses."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
+@contextmanager
+def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
+    """Kernels with small blocks, and with flushes and parts where there are few terms."""
+    changes = {"FLUSH": flush, "FEWEST": 2 * flush, "tile": lambda *_: SMALL, "_programs": lambda _: programs}
+    with mock.patch.multiple(fused, **changes):
+        yield
+
+
+def fused_alone(i: Instruction, operands: list[torch.Tensor], precision: int = 32) -> list[int] | None:
+    """The elements, if the kernels took the instruction and had room for what was undecided."""
+    with mock.patch.object(reduce.PureSums, "run", return_value=torch.full(i.shape, torch.nan)):
+        result = Arithmetic(precision=precision).execute(i, operands, 0)
+    return None if bool(result.isnan().any()) else elements_of(result.reshape(-1))
+
+
+# ---- instructions ----
+
+
+def sum_over(shape: tuple[int, ...], terms: tuple[int, ...], *operands: Access) -> Instruction:
+    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=shape, reduction=terms, operands=operands)
+
+
+def matmul(r: random.Random) -> tuple[Instruction, list[int]]:
+    """A batched product, each operand transposed or not."""
+    batch, m, n, k = r.randint(1, 2), r.randint(1, 18), r.randint(1, 18), r.choice([1, 5, 16, 33, 150])
+    a = (k, 0, 1) if r.random() < 0.5 else (1, 0, m)
+    b = (0, 1, n) if r.random() < 0.5 else (0, k, 1)
+    accesses = Access(0, 0, (m * k, *a)), Access(1, 0, (k * n, *b))
+    return sum_over((batch, m, n), (k,), *accesses), [batch * m * k, batch * k * n]
+
+
+def convolution(r: random.Random) -> tuple[Instruction, list[int]]:
+    """A convolution, or its gradient by the filters or by the (padded) image, without copies of windows."""
+    batch, planes, filters, size, window = r.randint(1, 2), r.randint(1, 3), r.randint(1, 4), r.randint(4, 6), 3
+    stride, out = r.randint(1, 2), 0
+    out = (size - window) // stride + 1
+    pixels, taps, places = size * size, window * window, out * out
+    match r.randrange(3):
+        case 0:
+            x = Access(0, 0, (planes * pixels, 0, stride * size, stride, pixels, size, 1))
+            w = Access(1, 0, (0, planes * taps, 0, 0, taps, window, 1))
+            i = sum_over((batch, filters, out, out), (planes, window, window), x, w)
+            return i, [batch * planes * pixels, filters * planes * taps]
+        case 1:
+            g = Access(0, 0, (places, 0, 0, 0, filters * places, out, 1))
+            x = Access(1, 0, (0, pixels, size, 1, planes * pixels, stride * size, stride))
+            i = sum_over((filters, planes, window, window), (batch, out, out), g, x)
+            return i, [batch * filters * places, batch * planes * pixels]
+        case _:
+            wide = size + window - 1
+            g = Access(0, 0, (filters * wide * wide, 0, wide, 1, wide * wide, wide, 1))
+            w = Access(1, taps - 1, (0, taps, 0, 0, planes * taps, -window, -1))
+            i = sum_over((batch, planes, size, size), (filters, window, window), g, w)
+            return i, [batch * filters * wide * wide, filters * planes * taps]
+
+
+def plain(r: random.Random) -> tuple[Instruction, list[int]]:
+    """A sum along rows, along columns, or of everything."""
+    rows, columns = r.randint(1, 40), r.choice([3, 40, 300])
+    match r.randrange(3):
+        case 0:
+            return sum_over((rows,), (columns,), Access(0, 0, (columns, 1))), [rows * columns]
+        case 1:
+            return sum_over((columns,), (rows,), Access(0, 0, (1, columns))), [rows * columns]
+        case _:
+            return sum_over((), (rows, columns), Access(0, 0, (columns, 1))), [rows * columns]
+
+
+# ---- checks ----
+
+
+@cache
+def vectors(precision: int) -> list[tuple[Any, tuple[int, ...]]]:
+    """Qualification's cases for sums, with the right answers."""
+    cases = (*qualify._sums(), *qualify._products())
+    return [(case, qualify._right(case, precision)) for case in cases]
+
+
+def conforms(precision: int = 32, logging: ziv.Logging | None = None) -> Arithmetic:
+    """Compares qualification's vectors; raises `ConfigurationError`."""
+    arithmetic = Arithmetic(precision=precision, logging=logging)
+    for case, right in vectors(precision):
+        qualify._compare(arithmetic, case, right)
+    return arithmetic
+
+
+def counted(precision: int = 32) -> int:
+    """How many elements there were to settle in vectors that conform."""
+    return sum(counts.undecided for counts in conforms(precision).stats.kinds.values())
+
+
+def logs() -> int:
+    """Near ties lie within the errors that they claim."""
+    logging = ziv.Logging(dict.fromkeys(SumKind, 2.0**33), dict.fromkeys(SumKind, 2))
+    return sum(counts.logged for counts in conforms(16, logging).stats.kinds.values())
+
+
+def property_of(make: Callable[[random.Random], tuple[Instruction, list[int]]], examples: int) -> int:
+    """Random instructions of a form, with hostile values, in order and permuted, at every precision."""
+    ran = []
+
+    @settings(max_examples=examples, deadline=None, database=None)
+    @given(st.integers(0, 2**32), st.integers(16, 32), st.sampled_from(STYLES))
+    def holds(seed: int, precision: int, style: str) -> None:
+        r = random.Random(seed)
+        i, sizes = make(r)
+        maker = Maker(r)
+        operands = [maker.tensor(DType.F32, size, style) for size in sizes]
+        permute = seed if seed % 4 == 0 else None
+        ran.append(len(check(Arithmetic(permute=permute, precision=precision), i, operands)))
+
+    holds()
+    return sum(ran)
+
+
+def views(examples: int) -> int:
+    """Any access maps: strides of any sign, overlapping, ignored dims."""
+    ran = []
+
+    @settings(max_examples=examples, deadline=None, database=None)
+    @given(st.integers(0, 2**32), st.integers(16, 32))
+    def holds(seed: int, precision: int) -> None:
+        i, operands = random_reduction(Maker(random.Random(seed)), ReduceFunction.SUM, DType.F32)
+        ran.append(len(check(Arithmetic(precision=precision), i, operands)))
+
+    holds()
+    return sum(ran)
+
+
+def partial_sums(examples: int) -> int:
+    """What is left for other workers lies within its own bound of the exact sums."""
+    ran = 0
+    for seed in range(examples):
+        r = random.Random(seed)
+        i, sizes = r.choice([matmul, plain])(r)
+        operands = [Maker(r).tensor(DType.F32, size, r.choice(["gauss", "ties"])) for size in sizes]
+        arithmetic = Arithmetic()
+        part = arithmetic.runner(i).partial(reduce.plan_sum(i, 1 << 60), operands)
+        factor = Fraction(ziv.coefficient(part.roundings))
+        c = part.in_order(part.sums).tolist()
+        if len(part.sizes) == 1:
+            e = part.in_order(part.sizes[0]).tolist()
+        else:
+            rows, columns = (size.sqrt() for size in part.sizes)
+            e = part.errors(rows, columns, 0, i.numel).tolist()
+        for got, bound, exact in zip(c, e, arithmetic.exact_sums(i, operands, range(i.numel)), strict=True):
+            assert exact is not None
+            n, power = exact
+            assert abs(Fraction(got) - n * Fraction(2) ** power) <= factor * Fraction(bound)
+            ran += 1
+    return ran
+
+
+def leaves_nothing_open() -> int:
+    """Small whole numbers, whose sums are far from any middle: the test decides all of them."""
+    r = random.Random(5)
+    arithmetic = Arithmetic()
+    i = sum_over((40, 24), (100,), Access(0, 0, (100, 0, 1)), Access(1, 0, (0, 100, 1)))
+    operands = [torch.tensor([float(r.randint(1, 9)) for _ in range(n * 100)]) for n in (40, 24)]
+    assert fused_alone(i, operands) == expected(i, operands)
+    check(arithmetic, i, operands)
+    assert arithmetic.stats.of("reduce.sum.products").undecided == 0
+    return i.numel
+
+
+def decides_hard_rows() -> int:
+    """Sums beside a middle by less than FP64 can tell, in all sizes of both operands, with zeros behind; infinite ones.
+
+    One row is hard, all others and all columns are ones.
+    """
+    above, below = [1.0, 2.0**-24, 2.0**-80], [1.0, 2.0**-24, -(2.0**-80)]
+    rows = [
+        (above, 1.0, 1.0), (above, 2.0**60, 1.0), (above, 1.0, 2.0**60), (below, 1.0, 1.0),
+        ([1.0, float("inf")], 1.0, 1.0), ([3e38, 3e38, -3e38, 1.0], 1.0, 1.0),
+    ]  # fmt: skip
+    for row, a_scale, b_scale in rows:
+        a, b = torch.zeros(33, 40), torch.zeros(2, 40)
+        a[:, :16], b[:, :16] = 1.0, b_scale
+        a[5, :16] = 0.0
+        a[5, : len(row)] = torch.tensor(row) * a_scale
+        i = sum_over((33, 2), (40,), Access(0, 0, (40, 0, 1)), Access(1, 0, (0, 40, 1)))
+        check(Arithmetic(), i, [a.view(-1), b.view(-1)])
+    return len(rows)
+
+
+def rounds_single_terms() -> int:
+    """A single term has no error, so a middle is decided: to even."""
+    a = torch.tensor([1 + n * 2.0**-8 for n in range(16)])
+    i = sum_over((16, 16), (1,), Access(0, 0, (1, 0, 0)), Access(1, 0, (0, 1, 0)))
+    check(Arithmetic(precision=16), i, [a, torch.ones(16)])
+    return i.numel
+
+
+BLOCKS, FLUSH = 4096, fused.FLUSH
+
+
+def biased() -> tuple[Instruction, list[torch.Tensor], int]:
+    """A sum of 2^16 products in which one chain of additions errs by more than the bound of flushed ones allows.
+
+    All terms but one are x * x, so that adding 16 of them to what is there is rounded to the same side again and again;
+    the first puts a middle between the exact sum and where such a chain ends, out of the bound's reach of the latter.
+    """
+    count = 16 * BLOCKS
+    for n in range(1, 1 << 12):
+        x = 1 - (2 * n + 1) * 2.0**-24
+        block = 16 * Fraction(x) ** 2
+        if block * 2**44 % 128 != 57:  # 128 are ulp(sum), so it is rounded down, by nearly a half
+            continue
+        others = (count - 1) * Fraction(x) ** 2
+        middle = (2 * floor(others * 2**8) + 1) * Fraction(1, 2**9)
+        first = float(np.float32(float(middle - others + 200 * Fraction(1, 2**37))))
+        exact = others + Fraction(first)
+        c = 15 * x * x + first
+        for _ in range(BLOCKS - 1):
+            c += 16 * x * x
+        e = Fraction(ziv.coefficient(FLUSH + count // FLUSH + 2)) * count
+        if c + float(e) < middle < exact:
+            break
+    else:
+        raise AssertionError("expected such a sum, found none")
+    a, b = torch.full((2, count), x), torch.full((2, count), x)
+    a[:, 0], b[:, 0] = first, 1.0
+    i = sum_over((2, 2), (count,), Access(0, 0, (count, 0, 1)), Access(1, 0, (0, count, 1)))
+    return i, [a.view(-1), b.view(-1)], round_ratio(exact.numerator, exact.denominator)
+
+
+def stays_within_its_bound() -> int:
+    """A long sum whose roundings all go one way is right; BLOCK_K is 16."""
+    i, operands, right = biased()
+    with small(flush=FLUSH, programs=1):
+        assert elements_of(Arithmetic().execute(i, operands, 0).view(-1)) == [right] * 4
+    return 4
+
+
+# ---- mutants ----
+
+Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
+MUTANTS: Mutants = {
+    "rows: squares of the last step": ((("squares_a += x * x", "squares_a = x * x"),), decides_hard_rows),
+    "columns: squares of the last step": ((("squares_b += y * y", "squares_b = y * y"),), decides_hard_rows),
+    "no norm of rows": ((("tl.sqrt(norm_a) * ", "0 * norm_a + "),), decides_hard_rows),
+    "no norm of columns": ((("tl.sqrt(norm_b)[None, :]", "(norm_b / norm_b)[None, :]"),), decides_hard_rows),
+    "everything is open": ((("~(high <= low)", "~(high < low)"),), leaves_nothing_open),
+    "nothing is open": ((("~(high <= low)", "~(high >= low)"),), decides_hard_rows),
+    "NaN is decided": ((("~(high <= low)", "(high > low)"),), decides_hard_rows),
+    "halves up": ((("((bits >> drop) & 1) + ", "1 + "),), rounds_single_terms),
+}
+SLOW_MUTANTS: Mutants = {
+    "absolute terms of the last step": ((("size += tl.abs(x)", "size = tl.abs(x)"),), conforms),
+    "only upwards": ((("round_to(c - e, PRECISION)", "round_to(c, PRECISION)"),), conforms),
+    "no flush": ((("first + FLUSH, end", "end, end"), ("range(begin, end, FLUSH)", "range(begin, end, 1 << 30)")),
+                 stays_within_its_bound),
+}  # fmt: skip
+
+
+def changed(folder: Path, changes: tuple[tuple[str, str], ...]) -> ModuleType:
+    """The kernels from a changed source: each old text, which occurs once, becomes the new one."""
+    text = Path(kernels.__file__).read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / "mutant.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("mutant", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def killed(mutants: Mutants) -> dict[str, str]:
+    """What refuted each mutant; a mutant that lives is missing."""
+    found = {}
+    for name, (changes, check_that_dies) in mutants.items():
+        with tempfile.TemporaryDirectory() as folder:
+            module = changed(Path(folder), changes)
+        with mock.patch.object(fused, "_kernels", return_value=module):
+            try:
+                check_that_dies()
+            except (AssertionError, qualify.ConfigurationError) as error:
+                found[name] = type(error).__name__
+    return found
+
+
+def main() -> None:
+    """Run and print."""
+    patch_index()
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")  # infinities are among the values
+    slow = sys.argv[1] == "slow"
+    assert fused.runs_on(torch.device("cpu"))
+    examples = 40 if slow else 10
+    mutants = SLOW_MUTANTS if slow else MUTANTS
+    with small():
+        ran = {
+            "views": views(2 * examples),
+            "matmul": property_of(matmul, examples),
+            "convolution": property_of(convolution, examples),
+            "plain": property_of(plain, examples),
+            "decided": leaves_nothing_open(),
+            "hard rows": decides_hard_rows(),
+            "single terms": rounds_single_terms(),
+        }
+        if slow:
+            ran |= {
+                "vectors, small blocks": sum(counted(precision) for precision in (16, 32)),
+                "near ties": logs(),
+                "partial sums": partial_sums(examples // 4),
+            }
+        dead = killed(mutants)
+    if slow:
+        ran |= {"vectors": counted(), "biased": stays_within_its_bound()}
+    sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": sorted(set(mutants) - set(dead))}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

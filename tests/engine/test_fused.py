@@ -1,0 +1,62 @@
+"""Sums by Triton kernels, without a GPU: in Triton's interpreter against integers, with mutants that must die."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiebreak.engine.arithmetic.reduce import fused
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, of the extra gpu")
+
+
+def python(*arguments: str) -> str:
+    """What a Python of its own prints in the last line: Triton decides on its import whether it interprets."""
+    environment = {name: value for name, value in os.environ.items() if name != "TIEBREAK_NATIVE"} | {
+        "OMP_NUM_THREADS": "1"
+    }
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1]
+
+
+def test_the_interpreter_agrees_with_integers(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted", "fast"))
+    assert found["alive"] == []
+    assert len(found["dead"]) == 8
+    assert min(found["ran"].values()) > 0
+    cases(sum(found["ran"].values()))
+
+
+@pytest.mark.slow
+def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted", "slow"))
+    assert found["alive"] == []
+    assert set(found["dead"]) == {"absolute terms of the last step", "only upwards", "no flush"}
+    assert min(found["ran"].values()) > 0
+    cases(sum(found["ran"].values()))
+
+
+def test_nobody_else_imports_triton() -> None:
+    """Neither the package nor a sum on a CPU does, so nobody else needs it or waits for it."""
+    program = (
+        "import sys, tiebreak, tiebreak.engine.arithmetic.reduce as r; from torch import device; "
+        "print(r.runs_on(device('cpu')), 'triton' in sys.modules)"
+    )
+    assert python("-c", program) == "False False"
+
+
+def test_devices_that_have_no_kernels() -> None:
+    assert not fused.runs_on(torch.device("cpu"))
+    assert not fused.runs_on(torch.device("mps"))
+    assert fused._up(0.0) == 0.0
+    for x in (1.0, 0.1, 3 * 2.0**-53 * (1 + 2.0**-16)):
+        assert x <= fused._up(x) <= x * (1 + 2.0**-23)

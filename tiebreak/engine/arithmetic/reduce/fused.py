@@ -1,0 +1,253 @@
+"""Sums on GPUs by one Triton kernel (`kernels.py`) that adds, bounds, tests and rounds, on the tables of `compiled.py`.
+
+It runs on CUDA devices where Triton is installed (the extra `gpu`), and on CPUs under TRITON_INTERPRET=1, for tests.
+The bytes are those of `pure`, which computes a result again if the kernel's list of undecided elements has no room.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from math import ceil
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.exact import Integers, Terms
+from tiebreak.engine.arithmetic.reduce.compiled import Tables, shuffle
+from tiebreak.engine.arithmetic.rounding import Round
+from tiebreak.engine.arithmetic.stats import Counts
+from tiebreak.engine.arithmetic.views import check_reach
+from tiebreak.engine.arithmetic.ziv import DENSE, Collector, Settler, coefficient, decide
+from tiebreak.engine.native import enabled, interprets
+from tiebreak.protocol.program.isa import Instruction
+
+FLUSH: Final = 256
+"""After so many terms an accumulator joins the total."""
+FEWEST: Final = 2 * FLUSH
+"""The terms of a part, at least."""
+ROOM: Final = 64
+"""The room of the list of undecided elements, in addition to one in `DENSE`."""
+OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
+"""Of Triton's compiler: no contraction, and so many warps that nothing is spilled on sm_80 and sm_90."""
+
+
+@cache
+def _kernels(device: str) -> ModuleType | None:
+    runs = device == "cuda" or (device == "cpu" and interprets())
+    return import_module(f"{__package__}.kernels") if runs and find_spec("triton") else None
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernels run on a device."""
+    return _kernels(device.type) is not None and enabled()
+
+
+def tile(backend: str, arch: int) -> dict[str, Any]:
+    """The blocks of `contract` and the compiler's options for a target of Triton, such as ("cuda", 90).
+
+    With these blocks Triton 3.6.0 takes FP64 matrix instructions on sm_80 and sm_90, and FMA elsewhere: on sm_100 it
+    fails on tiles of 64 rows (it takes an instruction that has no FP64), on AMD on all matrix instructions in FP64.
+    """
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, **OPTIONS}
+    if backend == "hip":
+        return {**blocks, "matrix_instr_nonkdim": 4}
+    return {**blocks, "BLOCK_M": 32} if arch >= 100 else blocks
+
+
+def lanes(tables: Tables) -> dict[str, Any]:
+    """The blocks of `add_up` and the compiler's options: along the terms, or along outputs that lie side by side."""
+    across = tables.terms <= 16 or (tables.run_batch > 1 and tables.run_k < 32)
+    return {"BLOCK_M": 128 if across else 8, "BLOCK_K": 8 if across else 128, **OPTIONS}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One launch: `numbers` are the kernel's arguments between `sizes` and `step`."""
+
+    kernel: Any
+    tables: list[Tensor]
+    numbers: tuple[int, ...]
+    options: dict[str, Any]
+    tiles: int
+    """Over all batches."""
+    parts: int
+    step: int
+    """The terms of a part."""
+    roundings: int
+    """On a term's path, additions of parts included."""
+
+    def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
+        """memory: out, found, room, listed, sums, errors and sizes, as in `kernels.py`."""
+        with torch.cuda.device_of(read[0]):  # type: ignore[no-untyped-call]
+            self.kernel[(self.tiles * self.parts,)](
+                read[0], read[-1], *self.tables, *memory, *self.numbers, self.step, factor,
+                FLUSH=FLUSH, **self.options, **options,
+            )  # fmt: skip
+
+
+def _prepare(tables: Tables, device: torch.device, shuffled: torch.Generator | None) -> _Call:
+    first, last, k = tables.operands[0], tables.operands[-1], tables.terms
+    terms, run_k = [o.k for o in tables.operands], tables.run_k
+    if shuffled is not None:
+        terms, run_k = shuffle(terms, run_k, shuffled)
+    held: list[Integers]
+    if tables.out:
+        options, batches, m, n = tile(*_target(device)), len(first.batch), len(first.own), len(last.own)
+        held = [first.batch, first.own, terms[0], last.batch, last.own, terms[-1], *tables.out]
+        tiles, numbers = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"]), (m, n, k, batches)
+        lane = 1
+    else:
+        batches = len(first.batch) * tables.run_batch
+        steps = {"PAIRS": len(tables.operands) > 1, "A_STEP": first.step, "B_STEP": last.step}
+        options, held = {**lanes(tables), **steps}, [first.batch, terms[0], last.batch, terms[-1]]
+        tiles, numbers = ceil(batches / options["BLOCK_M"]), (tables.run_batch, run_k, k, batches)
+        lane = options["BLOCK_K"]
+    parts = max(1, min(ceil(_programs(device) / tiles), k // FEWEST))
+    step = ceil(k / parts)
+    parts = ceil(k / step)
+    # In `contract` a term stays in its lane; `add_up` adds the lanes in the end.
+    roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
+    kernel = getattr(_kernels(device.type), "contract" if tables.out else "add_up")
+    return _Call(
+        kernel, [torch.from_numpy(t).to(device) for t in held], numbers, options, tiles, parts, step, roundings
+    )
+
+
+def _target(device: torch.device) -> tuple[str, int]:
+    if device.type == "cpu":
+        return "cpu", 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return "hip" if torch.version.hip else "cuda", 10 * major + minor
+
+
+@cache
+def _programs(device: torch.device) -> int:
+    """How many programs give every multiprocessor work."""
+    return 4 * (1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _reading(
+    tables: Tables, operands: Sequence[Tensor], shuffled: torch.Generator | None
+) -> tuple[_Call, list[Tensor]]:
+    read = [operands[o.index] for o in tables.operands]
+    for operand, tensor in zip(tables.operands, read, strict=True):
+        check_reach(tensor, operand.reach)
+    device = read[0].device
+    if shuffled is not None:
+        return _prepare(tables, device, shuffled), read
+    call = tables.launches.get(device)
+    if call is None:
+        call = tables.launches[device] = _prepare(tables, device, None)
+    return call, read
+
+
+def run_fused(
+    instruction: Instruction, tables: Tables, operands: Sequence[Tensor], counts: Counts,
+    shuffled: torch.Generator | None, rounded: Round, near: Collector | None,
+) -> Tensor | None:  # fmt: skip
+    """The result, f32, contiguous, of the instruction's shape; None if too much is undecided.
+
+    With `shuffled`, the terms are taken in random order. `near` collects open elements that are not settled.
+    """
+    call, read = _reading(tables, operands, shuffled)
+    factor = coefficient(call.roundings) if tables.terms > 1 else 0.0
+    factor = _up(factor if near is None else near.coefficient(factor))
+    device = read[0].device
+    out = torch.empty(instruction.shape, dtype=torch.float32, device=device)
+    room = out.numel() // DENSE + ROOM
+    if call.parts > 1:
+        listed, c, e = _round_parts(tables, call, read, factor, rounded, out)
+    else:
+        listed, found = (
+            torch.empty(room, dtype=torch.int64, device=device),
+            torch.zeros(1, dtype=torch.int64, device=device),
+        )
+        c, e = torch.empty((2, room), dtype=torch.float64, device=device)
+        call.launch(read, (out, found, room, listed, c, e, None), factor, PRECISION=rounded.precision, LEAVE=False)
+        count = int(found)
+        if count > room:
+            return None
+        listed, c, e = listed[:count], c[:count], e[:count]
+    if len(listed) > room:
+        return None
+    _settle(instruction, operands, out, listed, c, e, Settler(rounded, counts, near))
+    return out
+
+
+def _up(x: float) -> float:
+    """The next f32 that is not below x: Triton passes numbers as f32."""
+    nearest = np.float32(x)
+    return float(nearest if nearest >= x else np.nextafter(nearest, np.float32(np.inf)))
+
+
+def leave_fused(
+    tables: Tables, operands: Sequence[Tensor], shuffled: torch.Generator | None
+) -> tuple[list[Tensor], int]:
+    """The FP64 sums and the sizes of all elements before rounding, and the roundings: as `leave_sums` of `compiled`."""
+    call, read = _reading(tables, operands, shuffled)
+    return _leave(tables, call, read), call.roundings
+
+
+def _leave(tables: Tables, call: _Call, read: Sequence[Tensor]) -> list[Tensor]:
+    m, n = call.numbers[:2] if tables.out else (1, 1)
+    batches = len(tables.operands[0].batch) * tables.run_batch
+    widths = (m * n, m + n) if tables.out else (1, 1)
+    sums, sizes = (
+        torch.empty((call.parts, batches, width), dtype=torch.float64, device=read[0].device) for width in widths
+    )
+    call.launch(read, (None, None, 0, None, sums, None, sizes), 0.0, PRECISION=32, LEAVE=True)
+    total, size = sums.sum(0), sizes.sum(0)
+    if not tables.out:
+        return [total.view(-1), size.view(-1)]
+    return [total.view(batches, m, n), *torch.split(size, [m, n], 1)]
+
+
+def _round_parts(
+    tables: Tables, call: _Call, read: Sequence[Tensor], factor: float, rounded: Round, out: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds the parts and rounds them into `out`; returns place, C and e of what is undecided."""
+    c, *sizes = _leave(tables, call, read)
+    if tables.out:
+        batch, m, n = call.tables[-3:]
+        place = (batch[:, None, None] + m[:, None] + n).view(-1)
+        e = sizes[0].sqrt_().mul_(factor)[:, :, None] * sizes[1].sqrt_()[:, None, :]
+    else:
+        place, e = torch.arange(len(c), device=c.device), sizes[0].mul_(factor)
+    result, undecided = decide(c, e, rounded)
+    out.view(-1)[place] = result.view(-1)
+    at = undecided.view(-1).nonzero().view(-1)
+    return place[at], c.view(-1)[at], e.view(-1)[at]
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """Reads the terms of listed elements, numbered by their places in the list."""
+
+    all: Terms
+    listed: Tensor
+
+    @property
+    def terms(self) -> int:
+        return self.all.terms
+
+    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
+        return self.all.read(self.listed[elements], begin, end)
+
+
+def _settle(
+    instruction: Instruction, operands: Sequence[Tensor], out: Tensor, listed: Tensor, c: Tensor, e: Tensor,
+    settler: Settler,
+) -> None:  # fmt: skip
+    """Writes the exact results of listed elements into `out`, or reports them."""
+    reader = _Listed(Terms(instruction, operands), listed)
+    values = torch.empty(len(listed), dtype=torch.float32, device=out.device)
+    settler.settle(
+        values, torch.ones_like(listed, dtype=torch.bool), c, e.__getitem__, reader,
+        places=lambda at: (listed[at].cpu().numpy(), np.arange(len(at))), count=reader.terms, among=out.numel(),
+    )  # fmt: skip
+    out.view(-1)[listed] = values
