@@ -25,7 +25,7 @@ from tiebreak.sim.incentives.findings import Findings, find, tables
 from tiebreak.sim.incentives.measured import measured
 
 DOCS: Final = RESULTS.parents[1] / "docs"
-PAGES: Final = ("economics.md", "gas.md", "logged.md", "scale.md", "screening.md")
+PAGES: Final = ("economics.md", "gas.md", "gpu.md", "logged.md", "scale.md", "screening.md")
 BLOCK: Final = re.compile(r"(<!-- table (\{.*?\}) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -45,6 +45,24 @@ def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], Non
     cases(sum(found["ran"].values()))
 
 
+@pytest.mark.slow
+def test_machine_code(tmp_path: Path, cases: Callable[[int], None]) -> None:
+    """Compiled ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of docs/gpu.md."""
+    python("-m", "benchmarks.kernels", "--output", str(tmp_path))
+    rows = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+    assert rows == json.loads((ROOT / "benchmarks/results/kernels.json").read_text())["rows"]
+    cases(len(rows))
+
+
+@pytest.mark.slow
+def test_contraction_is_seen() -> None:
+    program = (
+        "from benchmarks.kernels import MATRIX, assemble, faults; "
+        "print([len(faults(assemble(name, 'contract', 32, enable_fp_fusion=True))) for name in (*MATRIX, 'sm_100')])"
+    )
+    assert python("-c", program) == "[3, 3, 3]"
+
+
 def test_nobody_else_imports_triton() -> None:
     """Neither the package nor a sum on a CPU does, so nobody else needs it or waits for it."""
     program = (

@@ -1,0 +1,161 @@
+"""The Triton kernels for sums, compiled for GPUs that need not be here, and what their machine code consists of.
+
+    python -m benchmarks.kernels        writes results/kernels.json; no GPU, no interpreter
+
+Exits with 1 if a kernel breaks a rule of `faults`. Nothing runs, so nothing here is a time.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from benchmarks.table import Row, placed, publish
+from tiebreak.engine.arithmetic.reduce import fused, kernels
+
+TARGETS: Final = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+"""A100, H100 and H200, B200, MI300."""
+MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
+"""The FP64 matrix instruction that a target must use, the widest that it has."""
+KINDS: Final = {"a": "*fp32", "b": "*fp32", "out": "*fp32", "sums": "*fp64", "errors": "*fp64", "coefficient": "fp32"}
+NUMBERS: Final = ("room", "m", "n", "k", "batches", "step", "run_batch", "run_k")
+BINARIES: Final = Path(triton.__file__).parent / "backends/nvidia/bin"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One compiled kernel."""
+
+    target: str
+    assembly: str
+    """PTX, or AMD's assembly."""
+    code: str
+    """SASS; the assembly for AMD."""
+    products: int
+    """The FMAs of one step of `tl.dot` in a thread, where there is no matrix instruction."""
+    registers: int
+    spilled: int
+    """Bytes of stack for a thread."""
+
+    def count(self, pattern: str, *, code: bool = False) -> int:
+        """The instructions that begin with a pattern."""
+        text = self.code if code else self.assembly
+        return sum(n for name, n in _operations(text).items() if re.match(pattern, name))
+
+
+def _operations(text: str) -> Counter[str]:
+    return Counter(
+        re.findall(r"^\s+(?:/\*[0-9a-f]+\*/\s+)?(?:@!?%?U?\w+\s+)?([A-Za-z]\w*(?:\.\w+)*)", text, re.MULTILINE)
+    )
+
+
+def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
+    """Compiles `contract` or `add_up` for a target; options: changes of the compiler's."""
+    target, function = TARGETS[name], getattr(kernels, kernel)
+    known: dict[str, Any] = {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, **fused.OPTIONS}
+    if kernel == "contract":
+        known = fused.tile(target.backend, target.arch if target.backend == "cuda" else 0)
+    constants = {"PRECISION": precision, "LEAVE": False, "FLUSH": fused.FLUSH, "sizes": None}
+    constants |= {key: value for key, value in known.items() if key.isupper()}
+    given = {key: value for key, value in known.items() if key.islower()} | options
+    signature = {n: "constexpr" if n in constants else "i32" if n in NUMBERS else KINDS.get(n, "*i64")
+                 for n in function.arg_names}  # fmt: skip
+    aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")}
+    made = triton.compile(ASTSource(function, signature, constants, aligned), target=target, options=given)
+    products = 0
+    if kernel == "contract":
+        products = known["BLOCK_M"] * known["BLOCK_N"] * known["BLOCK_K"] // (given["num_warps"] * target.warp_size)
+    if target.backend == "hip":
+        text = made.asm["amdgcn"]
+        registers, spilled = (_found(pattern, text) for pattern in (r"\.vgpr_count:\s+(\d+)", r"ScratchSize: (\d+)"))
+        return Machine(name, text, text, products, registers, spilled)
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder) / "kernel.cubin"
+        binary.write_bytes(made.asm["cubin"])
+        code = _told("nvdisasm", "-c", str(binary))
+        usage = _told("cuobjdump", "-res-usage", str(binary))
+    registers, spilled = _found(r"REG:(\d+)", usage), _found(r"STACK:(\d+)", usage)
+    return Machine(name, made.asm["ptx"], code, products, registers, spilled)
+
+
+def _told(tool: str, *arguments: str) -> str:
+    return subprocess.run([BINARIES / tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def _found(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, pattern
+    return int(found[1])
+
+
+def faults(machine: Machine) -> list[str]:
+    """Where a kernel may round otherwise than `tiebreak.engine.arithmetic.ziv` proves.
+
+    1. Nothing flushes subnormals or approximates. 2. No product joins a sum in one FMA, except in `tl.dot`, whose
+    products are exact. 3. What PTX rounds apart, SASS does too. 4. Products use the widest matrix instruction.
+    """
+    found = []
+    if TARGETS[machine.target].backend == "hip":
+        for mode in ("float_denorm_mode_32 3", "float_denorm_mode_16_64 3"):  # 1
+            found += [] if f".amdhsa_{mode}" in machine.assembly else [f"expected {mode}"]
+        return found
+    found += [name for name in _operations(machine.assembly) if re.search(r"\.(ftz|approx|full)\b", name)]  # 1
+    found += [name for name in _operations(machine.code) if ".FTZ" in name and not name.startswith("F2I")]  # i32 / i32
+    found += [
+        name for name in _operations(machine.assembly) if re.match(r"(add|sub|mul|div|sqrt)\.f(32|64)", name)
+    ]  # 2
+    matrix = MATRIX.get(machine.target)
+    wanted, fma = 0 if matrix else machine.products, machine.count(r"fma\.")
+    found += [f"expected {wanted} FMAs, got {fma}"] if fma != wanted else []
+    for apart, together in ((r"mul\.rn\.f64", "DMUL"), (r"(add|sub)\.rn\.f64", "DADD")):  # 3
+        least, got = machine.count(apart), machine.count(together, code=True)
+        found += [f"expected {least} {together} or more, got {got}"] if got < least else []
+    if matrix and machine.products and not (machine.count(re.escape(matrix)) and machine.count("DMMA", code=True)):  # 4
+        found.append(f"expected {matrix}, got none")
+    return found
+
+
+@click.command(help=__doc__)
+@placed
+def main(folder: Path) -> None:
+    """Compiles, checks and writes."""
+    rows, wrong = [], []
+    for name in TARGETS:
+        for kernel in ("contract", "add_up"):
+            for precision in (32, 16):
+                machine = assemble(name, kernel, precision)
+                wrong += [f"{name}, {kernel}, {precision} bits: {fault}" for fault in faults(machine)]
+                if precision < 32:
+                    continue
+                fma = r"v_fmac?_f64" if name == "gfx942" else "DFMA"
+                found = {
+                    "registers": machine.registers,
+                    "spilled bytes": machine.spilled,
+                    "matrix instructions": machine.count(r"DMMA|v_mfma", code=True),
+                    "FP64 FMA": machine.count(fma, code=True),
+                    "instructions": sum(_operations(machine.code).values()),
+                }
+                rows += [
+                    Row(metric=metric, case=f"{name}, {kernel}", value=value, unit="")
+                    for metric, value in found.items()
+                ]
+    if wrong:
+        raise click.ClickException("\n".join(wrong))
+    publish("kernels", rows, "compiled, not run", folder=folder, environment=(("triton", triton.__version__),))
+
+
+if __name__ == "__main__":
+    main()
