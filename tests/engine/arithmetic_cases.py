@@ -108,6 +108,11 @@ def sum_of(*operands: Sequence[int]) -> Instruction:
     return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, reduction=(count,), operands=accesses)
 
 
+def sum_over(shape: tuple[int, ...], terms: tuple[int, ...], *operands: Access) -> Instruction:
+    """A sum of one operand, or of products of two."""
+    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=shape, reduction=terms, operands=operands)
+
+
 @dataclass
 class Maker:
     """Random valid access maps and operands from one seed."""

@@ -29,12 +29,12 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 from triton.runtime import interpreter
 
-from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, expected, random_reduction
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, expected, random_reduction, sum_over
 from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
 from tiebreak.engine.arithmetic.reduce import fused, kernels
 from tiebreak.engine.run import qualify
 from tiebreak.protocol.numbers.float32 import round_ratio
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import Access, DType, Instruction, ReduceFunction
 from tiebreak.protocol.program.rounding import SumKind
 
 SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
@@ -68,10 +68,6 @@ def fused_alone(i: Instruction, operands: list[torch.Tensor], precision: int = 3
 
 
 # ---- instructions ----
-
-
-def sum_over(shape: tuple[int, ...], terms: tuple[int, ...], *operands: Access) -> Instruction:
-    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=shape, reduction=terms, operands=operands)
 
 
 def matmul(r: random.Random) -> tuple[Instruction, list[int]]:

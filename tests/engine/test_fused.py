@@ -55,6 +55,11 @@ def test_machine_code(tmp_path: Path, cases: Callable[[int], None]) -> None:
 
 
 @pytest.mark.slow
+def test_a_launch_compiles(cases: Callable[[int], None]) -> None:
+    cases(int(python("-m", "tests.engine.launches")))
+
+
+@pytest.mark.slow
 def test_contraction_is_seen() -> None:
     program = (
         "from benchmarks.kernels import MATRIX, assemble, faults; "

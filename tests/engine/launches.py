@@ -1,0 +1,67 @@
+"""Compiles the Triton kernels as launches on an H100 would, with every form of arguments, where there is none.
+
+`python -m tests.engine.launches` prints how many launches there were. In a process of its own, because it tells Triton
+of a driver that does not exist.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from tests.engine.arithmetic_cases import sum_over
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.reduce import fused, kernels
+from tiebreak.protocol.program.isa import Access
+
+LONG = 1 << 13
+FORMS = [
+    (sum_over((64, 64), (32,), Access(0, 0, (32, 0, 1)), Access(1, 0, (0, 1, 64))), (2048, 2048)),
+    (sum_over((4, 4), (LONG,), Access(0, 0, (LONG, 0, 1)), Access(1, 0, (0, 1, 4))), (4 * LONG, 4 * LONG)),  # in parts
+    (sum_over((8, 8), (1,), Access(0, 0, (1, 0, 0)), Access(1, 0, (0, 1, 0))), (8, 8)),  # without an error
+    (sum_over((100,), (30,), Access(0, 0, (30, 1))), (3000,)),
+    (sum_over((), (8 * LONG,), Access(0, 0, (1,)), Access(1, 0, (1,))), (8 * LONG, 8 * LONG)),
+]
+
+
+class Driver:
+    """What Triton asks of a driver before it launches."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def main() -> None:
+    """Compile and print."""
+    made = []
+
+    def compiled(call: Any, read: Sequence[Any], memory: Sequence[Any], factor: float, **options: Any) -> None:
+        arguments = (read[0], read[-1], *call.tables, *memory, *call.numbers, call.step, factor)
+        options |= {"FLUSH": fused.FLUSH, **call.options}
+        made.append(call.kernel.warmup(*arguments, grid=(call.tiles * call.parts,), **options))
+
+    driver.set_active(Driver())
+    with (
+        mock.patch.object(fused._Call, "launch", compiled),
+        mock.patch.multiple(fused, _kernels=lambda _: kernels, _target=lambda _: ("cuda", 90)),
+    ):
+        for precision in (16, 32):
+            for i, sizes in FORMS:
+                Arithmetic(precision=precision).execute(i, [torch.ones(size) for size in sizes], 0)
+    assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
+    assert {one.metadata.name for one in made} == {"contract", "add_up"}
+    sys.stdout.write(f"{len(made)}\n")
+
+
+if __name__ == "__main__":
+    main()
