@@ -339,7 +339,7 @@ def main() -> None:
     torch.set_num_threads(1)
     np.seterr(all="ignore")  # infinities are among the values
     slow = sys.argv[1] == "slow"
-    assert fused.runs_on(torch.device("cpu"))
+    assert fused.runs_on(torch.device("cpu"), fused.MOST)
     examples = 40 if slow else 10
     mutants = SLOW_MUTANTS if slow else MUTANTS
     with small():

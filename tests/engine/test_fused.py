@@ -72,14 +72,14 @@ def test_nobody_else_imports_triton() -> None:
     """Neither the package nor a sum on a CPU does, so nobody else needs it or waits for it."""
     program = (
         "import sys, tiebreak, tiebreak.engine.arithmetic.reduce as r; from torch import device; "
-        "print(r.runs_on(device('cpu')), 'triton' in sys.modules)"
+        "print(r.runs_on(device('cpu'), 1), 'triton' in sys.modules)"
     )
     assert python("-c", program) == "False False"
 
 
 def test_devices_that_have_no_kernels() -> None:
-    assert not fused.runs_on(torch.device("cpu"))
-    assert not fused.runs_on(torch.device("mps"))
+    assert not fused.runs_on(torch.device("cpu"), 1)
+    assert not fused.runs_on(torch.device("mps"), 1)
     assert fused._up(0.0) == 0.0
     for x in (1.0, 0.1, 3 * 2.0**-53 * (1 + 2.0**-16)):
         assert x <= fused._up(x) <= x * (1 + 2.0**-23)

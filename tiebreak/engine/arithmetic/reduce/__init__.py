@@ -133,7 +133,7 @@ class SumRunner:
         `near` collects open elements that are not settled.
         """
         pure, shape = self.pure, plan.instruction.shape
-        if plan.tables is not None and runs_on(operands[0].device):
+        if plan.tables is not None and runs_on(operands[0].device, plan.tables.terms):
             found = run_fused(plan.instruction, plan.tables, operands, counts, pure.shuffled, pure.rounded, near)
             if found is not None:
                 return found
@@ -150,7 +150,7 @@ class SumRunner:
     def partial(self, plan: SumPlan, operands: Sequence[Tensor]) -> Partial:
         """What `run` rounds, before it is rounded."""
         pure = self.pure
-        if plan.tables is not None and runs_on(operands[0].device):
+        if plan.tables is not None and runs_on(operands[0].device, plan.tables.terms):
             (sums, *sizes), roundings = leave_fused(plan.tables, operands, pure.shuffled)
             return Partial(sums, tuple(sizes), roundings, plan.source)
         if plan.tables is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:

@@ -30,6 +30,8 @@ FLUSH: Final = 256
 """After so many terms an accumulator joins the total."""
 FEWEST: Final = 2 * FLUSH
 """The terms of a part, at least."""
+MOST: Final = 1 << 30
+"""The most terms of a sum, which the kernels count in 32 bits."""
 ROOM: Final = 64
 """The room of the list of undecided elements, in addition to one in `DENSE`."""
 OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
@@ -42,9 +44,9 @@ def _kernels(device: str) -> ModuleType | None:
     return import_module(f"{__package__}.kernels") if runs and find_spec("triton") else None
 
 
-def runs_on(device: torch.device) -> bool:
-    """Whether the kernels run on a device."""
-    return _kernels(device.type) is not None and enabled()
+def runs_on(device: torch.device, terms: int) -> bool:
+    """Whether the kernels run on a device, for sums of so many terms."""
+    return _kernels(device.type) is not None and terms <= MOST and enabled()
 
 
 def tile(backend: str, arch: int) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def contract(
     in_m, in_n = i < m, j < n
     row = a + tl.load(a_batch + batch) + tl.load(a_m + i, mask=in_m, other=0)
     column = b + tl.load(b_batch + batch) + tl.load(b_n + j, mask=in_n, other=0)
-    begin, end = part * step, tl.minimum(part * step + step, k)
+    begin = (part * step).to(tl.int32)
+    end = tl.minimum(begin + step, k)
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
     squares_a = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
@@ -120,7 +121,8 @@ def add_up(
     column = row
     if PAIRS:
         column = b + tl.load(b_batch + o // run_batch, mask=inside, other=0) + o % run_batch * B_STEP
-    begin, end = part * step, tl.minimum(part * step + step, k)
+    begin = (part * step).to(tl.int32)
+    end = tl.minimum(begin + step, k)
 
     total = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
     size = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
