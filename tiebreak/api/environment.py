@@ -80,6 +80,7 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
         *((f"cuda:{i}", name) for i, name in enumerate(names)),
         ("cuda", str(torch.version.cuda)),
         ("cuda driver", cuda_driver()),
+        ("cuda sums", f"Triton {version('triton')}" if reduce.runs_on(torch.device("cuda"), 1) else "torch"),
         # This affects FP32 products only; the engine multiplies in FP64.
         ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.allow_tf32 else "off"),
         *((name, value) for name in EMULATION if (value := os.environ.get(name)) is not None),

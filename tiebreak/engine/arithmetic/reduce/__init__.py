@@ -26,7 +26,7 @@ from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.arithmetic.ziv import Collector
 from tiebreak.protocol.program.isa import Instruction, ReduceFunction
 
-__all__ = ["Partial", "SumPlan", "SumRunner", "build", "plan_extreme", "plan_sum", "run_extreme"]
+__all__ = ["Partial", "SumPlan", "SumRunner", "build", "plan_extreme", "plan_sum", "run_extreme", "runs_on"]
 
 
 @dataclass(frozen=True)
