@@ -1,6 +1,7 @@
 """Several workers compute what one computes, bit for bit; here they are threads of one process."""
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
@@ -10,14 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import CaseCounter
+from tiebreak.engine.arithmetic.execute import Operands
 from tiebreak.engine.arithmetic.views import Dim
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Clip, Rows, Task
 from tiebreak.engine.distributed import arithmetic, partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
-from tiebreak.engine.distributed.exchange import Exchange
+from tiebreak.engine.distributed.exchange import HEADER_BYTES, Exchange
 from tiebreak.engine.distributed.layout import Split, along, cut, localized, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
+from tiebreak.engine.distributed.plan import Plan
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.protocol.errors import ConfigurationError
@@ -254,6 +257,65 @@ def test_all_workers_meet_in_the_same_exchanges() -> None:
         kinds = [[(type(i), i.opcode, i.function) for i in body] for body in programs]
         assert all(kind == kinds[0] for kind in kinds)
         assert {AllGather, SharedSum} < {type(i) for i in programs[0]}
+
+
+@dataclass
+class Counting:
+    """An end of the table that counts the bytes that it sends to the others."""
+
+    seat: Exchange
+    sent: int = 0
+
+    @property
+    def worker(self) -> int:
+        return self.seat.worker
+
+    @property
+    def workers(self) -> int:
+        return self.seat.workers
+
+    def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
+        self.sent += sum(piece.nbytes for worker, piece in enumerate(pieces) if worker != self.worker)
+        return self.seat.begin(pieces, into)
+
+
+@pytest.mark.parametrize("held", [1, 64, 1 << 10])
+@pytest.mark.parametrize("workers", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "LEAST", held)
+    monkeypatch.setattr(arithmetic, "SMALL", 100)
+    compiled, exact = compile_task(attention()), [0] * workers
+    settle = arithmetic._Sum._settle
+
+    def counted(self: arithmetic._Sum, result: Tensor, undecided: Tensor, e: Tensor, operands: Operands) -> None:
+        exchange = self.collectives.exchange
+        assert isinstance(exchange, Counting)
+        before = exchange.sent
+        settle(self, result, undecided, e, operands)
+        lists = 0 if self.everywhere else HEADER_BYTES * (workers - 1)
+        exact[exchange.worker] += exchange.sent - before - lists
+
+    monkeypatch.setattr(arithmetic._Sum, "_settle", counted)
+
+    def work(seat: Exchange) -> tuple[int, int]:
+        exchange = Counting(seat)
+        machine = SharedInterpreter(compiled.program, SharedArithmetic(exchange))
+        state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
+        state = machine.step(1, state, data).state  # the first step also agrees on bounds
+        exchange.sent = exact[exchange.worker] = 0
+        state = machine.step(2, state, data).state
+        step, exchange.sent = exchange.sent - exact[exchange.worker], 0
+        machine.whole(state)
+        return step, exchange.sent
+
+    plan = Plan(Partition(compiled.program, workers))
+    sent = together(workers, work)
+    assert [step for step, _ in sent] == [sum(of) for of in zip(*plan.sent.values(), strict=True)]
+    assert [whole for _, whole in sent] == plan.checkpoint
+    assert (sum(exact) > 0) == (workers > 1), "no sum was left undecided"
+    for kind, each in plan.held.items():
+        assert each.bytes >= each.share >= each.bytes // workers, kind
+    assert plan.ddp == 8 * sum(p.numel() for p in attention().model.parameters()) * (workers - 1) // workers
 
 
 def test_values_cannot_be_observed() -> None:

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.source_tree import ROOT
 from tests.tiebreak.parties import INTERVAL, PASSPHRASE, STEPS, Parties, doubled_weight
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.distributed import partition
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.retention import Keep
 
@@ -268,3 +270,21 @@ def test_an_interrupted_run_goes_on(parties: Parties, tmp_path: Path) -> None:
     assert parties.train(folder, "--until", str(INTERVAL * (done + 1))) == 0
     heads = opened.heads()
     assert [head.head.count for head in heads] == list(range(1, done + 2))
+
+
+def test_a_plan_of_several_workers(
+    parties: Parties, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "LEAST", 1)
+    folder = str(parties.path("agreed"))
+    assert run(tiebreak, ["plan", folder, "--workers", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    program = RunDirectory.open(parties.path("agreed")).program
+    state = 4 * sum(prod(shape) for _, shape in program.state_spec().values())
+    assert 2 * state / 4 <= found["memory"][0]["bytes"] < 2 * state
+    assert found["bytes a checkpoint"] > 0
+    assert found["bytes a step"] == sum(each["bytes"] for each in found["sent"]) > 0
+    assert found["bytes of FP32 DDP"] == 6 * (6 * 8 + 8 + 8 * 3 + 3)
+    assert sum(each["number"] for each in found["held"]) == len(program.body) - len(program.data_spec())
+    assert run(tiebreak, ["plan", folder, "--workers", "4"]) == 0
+    assert "FP64 sums with their bounds" in capsys.readouterr().out

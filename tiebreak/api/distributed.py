@@ -11,6 +11,9 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from tiebreak.engine.distributed.exchange import ExchangeError, Torch
+from tiebreak.engine.distributed.partition import Partition
+from tiebreak.engine.distributed.plan import Plan
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, StateError
 
 BEAT: Final = 1.0
@@ -53,6 +56,35 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     finally:
         beats.stop()
         dist.destroy_process_group()
+
+
+def plan(run: RunDirectory, workers: int) -> dict[str, Any]:
+    """Who would hold what of a run, the bytes that a worker sends, and the memory it needs; found without any worker.
+
+    Bytes sent are those of the worker that sends most: of a step, by kind of exchange, and of a checkpoint.
+    """
+    found = Plan(Partition(run.program, workers))
+    most = max(range(workers), key=lambda worker: sum(sent[worker] for sent in found.sent.values()))
+    step = sum(sent[most] for sent in found.sent.values())
+    cost = found.cost
+    return {
+        "workers": workers,
+        "held": [
+            {"values": kind, "number": held.values, "bytes": held.bytes, "bytes on a worker": held.share}
+            for kind, held in found.held.items()
+        ],
+        "sent": [{"in a step": kind, "bytes": sent[most]} for kind, sent in found.sent.items()],
+        "bytes a step": step,
+        "bytes of FP32 DDP": found.ddp,
+        "ratio": round(step / found.ddp, 4) if found.ddp else None,
+        "bytes a checkpoint": max(found.checkpoint),
+        "memory": [
+            {"of a worker": "state before and after a step", "bytes": 2 * cost.state_bytes},
+            {"of a worker": "data", "bytes": cost.data_bytes},
+            {"of a worker": "values of a step", "bytes": cost.live_bytes},
+        ],
+        "bytes of memory": cost.memory_bytes,
+    }
 
 
 class _Beats:

@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "offer": "Draft a job over CAPTURED and sign it as its client, for a trainer to accept.",
     "accept": "Judge the offer in FOLDER as its trainer, and sign it.",
     "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
+    "plan": "Say how several workers would share a step of RUN, and what each of them would send and hold.",
     "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
     "validate": "Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.",
     "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",

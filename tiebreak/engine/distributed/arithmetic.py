@@ -35,7 +35,12 @@ AHEAD: Final = 1 << 26
 """The bytes of whole weights that are gathered before they are needed."""
 SMALL: Final = 1 << 12
 """Results of up to this many elements are rounded by every worker, if all need them."""
-_NO_LIMIT: Final = 1 << 60
+NO_LIMIT: Final = 1 << 60
+
+
+def everywhere(i: SharedSum) -> bool:
+    """Whether every worker adds and rounds all of a sum; otherwise each element has one owner."""
+    return i.split is None and i.mine.numel <= SMALL
 
 
 class SharedArithmetic(Arithmetic):
@@ -93,14 +98,14 @@ class _Sum:
 
     def __init__(self, i: SharedSum, arithmetic: SharedArithmetic) -> None:
         self.mine, self.collectives = i.mine, arithmetic.collectives
-        self.plan: SumPlan = plan_sum(i.mine, _NO_LIMIT)
+        self.plan: SumPlan = plan_sum(i.mine, NO_LIMIT)
         self.runner: SumRunner = arithmetic.runner(i.mine)
         self.counts = arithmetic.stats.of(self.plan.kind)
         self.whole = i.split is None
         self.split = Split(1, i.mine.numel, 1) if i.split is None else i.split
         self.shape = i.shape
         begin, end = share(self.split.size, arithmetic.exchange.worker, arithmetic.exchange.workers)
-        self.everywhere = self.whole and i.mine.numel <= SMALL
+        self.everywhere = everywhere(i)
         self.owned = (0, i.mine.numel) if self.everywhere else (begin * self.split.inner, end * self.split.inner)
         self.coefficient: float | None = None
 

@@ -82,6 +82,8 @@ def _failed(error: RuntimeError) -> ExchangeError:
 
 SHORT = 7
 """Lists of so many numbers are sent with their length."""
+HEADER_BYTES = 8 * (1 + SHORT)
+"""Of a list and its length, as they are first sent."""
 Empty = Callable[[Sequence[int], torch.dtype], Tensor]
 """(shape, dtype) -> memory of undefined contents, on the worker's device."""
 

@@ -80,7 +80,7 @@ class Partition:
         self.ways: list[Way] = []
         self._tables = _gathers_from_data(program)
         self._batch: int | None = None
-        self._batched: list[bool] = []
+        self.batched: list[bool] = []
         """Whether a value depends on a step's examples, and has not been summed over them."""
         self._whole: set[int] = set()
         """The values that some instruction reads whole though they are held in shards."""
@@ -99,7 +99,7 @@ class Partition:
     # ---- choosing ----
 
     def _choose(self, number: int, i: Instruction) -> None:
-        self._batched.append(any(self._batched[a.value] for a in i.operands))
+        self.batched.append(any(self.batched[a.value] for a in i.operands))
         if i.opcode == Opcode.SOURCE:
             if i.function == SourceKind.DATA and not self._tables:
                 self._begin_batch(number)
@@ -115,7 +115,7 @@ class Partition:
         shared = self._vote(i, readable)
         summed = shared is not None and shared >= rank
         if summed:
-            self._batched[number] = False
+            self.batched[number] = False
         if shared is None or (summed and not self._worth_adding(i, held)):
             self._whole |= {i.operands[o].value for o in held}
             self._begin(i, leading(i.shape, self.workers) if summed else self._first(number, i))
@@ -135,12 +135,12 @@ class Partition:
             if at is not None:
                 value, (batched, others) = i.operands[o].value, votes.get(at, (0, 0))
                 count = self.program.body[value].numel
-                votes[at] = (batched + count, others) if self._batched[value] else (batched, others + count)
+                votes[at] = (batched + count, others) if self.batched[value] else (batched, others + count)
         return max(votes, key=lambda at: votes[at], default=None)
 
     def _begin_batch(self, number: int) -> None:
         """A value that comes from data, and whose elements are not the same for every worker."""
-        self._batched[number] = True
+        self.batched[number] = True
         if self._batch is None:
             shape = self.program.body[number].shape
             self._batch = next((size for size in shape if size >= self.workers), None)
@@ -193,7 +193,7 @@ class Partition:
 
     def _first(self, number: int, i: Instruction) -> Split | None:
         """The shards in which to make a result whose operands are whole; None if it is the same in every step."""
-        if not self._batched[number]:
+        if not self.batched[number]:
             return None
         if self._batch is not None and i.shape and i.shape[0] % self._batch == 0:
             return Split(1, self._batch, i.numel // self._batch)

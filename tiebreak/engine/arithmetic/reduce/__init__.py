@@ -5,6 +5,7 @@ the same bytes. reduce.c also
 finds the greatest of some terms, and where it is.
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +54,20 @@ class SumPlan:
         order = np.empty_like(places)
         order[places] = np.arange(len(places))
         return None if np.array_equal(order, places) and bool((np.diff(places) == 1).all()) else order
+
+    def library(self, device: torch.device) -> ctypes.CDLL | None:
+        """The compiled kernel, if it computes this sum on the device; otherwise torch does."""
+        return build().library if self.tables is not None and device.type == "cpu" else None
+
+    def norms(self, device: torch.device) -> int:
+        """How many norms of rows and columns a `Partial` has; 0 if it has a sum of absolute terms for each element."""
+        tables = self.tables
+        if tables is not None and (runs_on(device, tables.terms) or self.library(device) is not None):
+            batch, m, n = map(len, tables.out) if tables.out else (0, 0, 0)
+            return batch * (m + n)
+        (part,) = self.parts
+        batch, m, n = part.result_shape
+        return batch * (m + n) if part.groups.m or part.groups.n else 0
 
 
 FEW_TERMS: Final = 16
@@ -137,7 +152,7 @@ class SumRunner:
             found = run_fused(plan.instruction, plan.tables, operands, counts, pure.shuffled, pure.rounded, near)
             if found is not None:
                 return found
-        elif plan.tables is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
+        elif plan.tables is not None and (library := plan.library(operands[0].device)) is not None:
             if self.buffers is None:
                 out = torch.empty(shape, dtype=torch.float32)
             else:
@@ -153,7 +168,7 @@ class SumRunner:
         if plan.tables is not None and runs_on(operands[0].device, plan.tables.terms):
             (sums, *sizes), roundings = leave_fused(plan.tables, operands, pure.shuffled)
             return Partial(sums, tuple(sizes), roundings, plan.source)
-        if plan.tables is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
+        if plan.tables is not None and (library := plan.library(operands[0].device)) is not None:
             (sums, *sizes), roundings = leave_sums(library, plan.tables, operands, pure.shuffled)
             return Partial(sums, tuple(sizes), roundings, plan.source)
         (part,) = plan.parts

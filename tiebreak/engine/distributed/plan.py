@@ -1,0 +1,137 @@
+"""What several workers hold and send in a step, found from the partition alone; nothing is run."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Final
+
+import torch
+
+from tiebreak.engine.arithmetic.reduce import plan_sum
+from tiebreak.engine.distributed.arithmetic import NO_LIMIT, everywhere
+from tiebreak.engine.distributed.exchange import HEADER_BYTES
+from tiebreak.engine.distributed.layout import Split, share
+from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
+from tiebreak.engine.run.cost import Cost, cost_of
+from tiebreak.protocol.program.isa import DType, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.program import Program
+
+BATCH, STATE, WHOLE = "of the batch, in shards", "of weights and state, in shards", "whole on every worker"
+WEIGHTS, OPERANDS, SUMS, ROUNDED, LISTS, END = (
+    "weights gathered", "other operands gathered", "FP64 sums with their bounds", "rounded sums gathered",
+    "which sums are undecided", "whether the state is finite",
+)  # fmt: skip
+_CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Values of one kind, without data: how many there are, their bytes, and the most that one worker has of them."""
+
+    values: int
+    bytes: int
+    share: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program's step on several workers with CPUs. Bytes that a worker sends to the others are listed by worker."""
+
+    partition: Partition
+
+    @property
+    def workers(self) -> int:
+        return self.partition.workers
+
+    @cached_property
+    def held(self) -> dict[str, Held]:
+        """Who holds what: the values of a step, by how they are held."""
+        last, found = self.workers - 1, {kind: Held(0, 0, 0) for kind in (BATCH, STATE, WHOLE)}
+        for i, split, batched in zip(
+            self.partition.program.body, self.partition.layouts, self.partition.batched, strict=True
+        ):
+            if i.opcode == Opcode.SOURCE and i.function == SourceKind.DATA:
+                continue
+            kind = WHOLE if split is None else BATCH if batched else STATE
+            size, mine = i.dtype.size, i.numel if split is None else _held(split, last, self.workers)
+            old = found[kind]
+            found[kind] = Held(old.values + 1, old.bytes + size * i.numel, old.share + size * mine)
+        return found
+
+    @cached_property
+    def sent(self) -> dict[str, list[int]]:
+        """The bytes of a step, by kind of exchange.
+
+        Exact parts of elements that FP64 leaves undecided come on top, which depend on the data: some bytes for each.
+        """
+        found: dict[str, list[int]] = {}
+        for worker in range(self.workers):
+            sent = Counter[str]()
+            program = self.partition.local(worker)
+            for i in program.body:
+                if isinstance(i, AllGather):
+                    sent[_gathered(program, i)] += self._to_others(i.split, worker) * i.dtype.size
+                elif isinstance(i, SharedSum):
+                    sent.update(dict(self._sum(i, worker)))
+            sent[END] += 8 * (self.workers - 1)
+            for kind, count in sent.items():
+                found.setdefault(kind, [0] * self.workers)[worker] = count
+        return found
+
+    @cached_property
+    def checkpoint(self) -> list[int]:
+        """The bytes that bring the state to the first worker, after each step whose state is committed."""
+        found = [0] * self.workers
+        for dtype, shape in self.partition.program.state_spec().values():
+            if (split := self.partition.state_layout(shape)) is not None:
+                for worker in range(1, self.workers):
+                    found[worker] += dtype.size * _held(split, worker, self.workers)
+        return found
+
+    @cached_property
+    def cost(self) -> Cost:
+        """What the step costs the worker that has most of it, data included."""
+        return cost_of(self.partition.local(self.workers - 1))
+
+    @property
+    def ddp(self) -> int:
+        """The bytes that a worker sends under FP32 DDP: each gradient is reduced to shares, and these are gathered.
+
+        Gradients are counted by the entries of the model that a step changes, so running statistics are among them.
+        """
+        program, changed = self.partition.program, 0
+        for commit in program.commits:
+            source = program.body[commit.operands[0].value]
+            kept = source.opcode == Opcode.SOURCE and source.function == SourceKind.STATE
+            named = isinstance(commit.params, Slot) and commit.params.name.startswith("model.")
+            changed += prod(commit.shape) if named and not kept and commit.dtype == DType.F32 else 0
+        return 8 * changed * (self.workers - 1) // self.workers
+
+    def _to_others(self, split: Split, worker: int) -> int:
+        return _held(split, worker, self.workers) * (self.workers - 1)
+
+    def _sum(self, i: SharedSum, worker: int) -> Iterator[tuple[str, int]]:
+        """As `tiebreak.engine.distributed.arithmetic` adds it, without what is undecided."""
+        others, norms = self.workers - 1, plan_sum(i.mine, NO_LIMIT).norms(_CPU)
+        each = 1 if norms else 2
+        if everywhere(i):
+            yield SUMS, 8 * others * (each * i.mine.numel + norms)
+            return
+        split = Split(1, i.mine.numel, 1) if i.split is None else i.split
+        yield SUMS, 8 * (each * (split.numel - _held(split, worker, self.workers)) + norms * others)
+        yield LISTS, HEADER_BYTES * others
+        if i.split is None:
+            yield ROUNDED, self._to_others(split, worker) * i.dtype.size
+
+
+def _held(split: Split, worker: int, workers: int) -> int:
+    """The elements of a worker's shard."""
+    begin, end = share(split.size, worker, workers)
+    return split.outer * (end - begin) * split.inner
+
+
+def _gathered(program: Program, i: AllGather) -> str:
+    held = program.body[i.operands[0].value]
+    return WEIGHTS if held.opcode == Opcode.SOURCE and held.function == SourceKind.STATE else OPERANDS
