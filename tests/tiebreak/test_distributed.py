@@ -49,12 +49,12 @@ def start(parties: Parties, tmp_path: Path) -> Iterator[Start]:
     """Starts workers that train a run; what they print goes into a file."""
     begun: list[subprocess.Popen[str]] = []
 
-    def begin(run: RunDirectory, workers: int, *more: str) -> subprocess.Popen[str]:
+    def begin(run: RunDirectory, workers: int, *more: str, fault: str = "") -> subprocess.Popen[str]:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
         # Held in shards however small: the tiny job's values would all be whole.
         program = (
             "from tiebreak.cli.main import main\nfrom tiebreak.engine.distributed import partition\n"
-            "partition.LEAST = 1\nmain()\n"
+            f"partition.LEAST = 1\n{fault}\nmain()\n"
         )
         script = tmp_path / "sharded.py"
         script.write_text(program, encoding="utf-8")
@@ -116,6 +116,39 @@ def test_who_does_not_answer_is_named(runs: tuple[RunDirectory, RunDirectory], s
     wait(lambda: "WorkerLost: lost worker 1 of 2; what is committed stays" in printed.read_text())
     os.kill(frozen, signal.SIGKILL)
     assert launcher.wait(60) != 0
+
+
+WRONG = """
+import os
+import torch
+from tiebreak.engine.arithmetic.elementwise import Chain
+
+calls, run = 0, Chain.run
+def wrong(*given):
+    global calls
+    calls, found = calls + 1, run(*given)
+    for x in found.tensors.values():
+        if calls > 1000 and x.dtype == torch.float32 and x.numel():
+            x.view(-1).view(torch.int32)[0] ^= 1
+    return found
+if os.environ["RANK"] == "1":
+    Chain.run = wrong
+"""
+
+
+def test_who_computes_wrong_bits_is_named(
+    runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path
+) -> None:
+    alone, together = runs
+    launcher, printed = start(together, 3, "--check-every", "1", "--quiet", fault=WRONG), tmp_path / "printed"
+    assert launcher.wait(120) != 0
+    said = [line for line in printed.read_text().splitlines() if "WrongWorkerError: step " in line]
+    assert said
+    assert all(": worker 1 of 3 computed wrong bits" in line for line in said)
+    assert 0 < together.recorded() < alone.recorded()
+    launcher = start(together, 2, "--check-every", "50", "--until", "120")
+    assert launcher.wait(200) == 0, printed.read_text()
+    assert together.records() == alone.records()[: 120 // INTERVAL]
 
 
 SCRIPT = """

@@ -9,7 +9,9 @@ import torch
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.ziv import Logging
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.check import CheckedInterpreter
 from tiebreak.engine.distributed.exchange import Exchange
+from tiebreak.engine.distributed.tape import Recorder
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
@@ -38,6 +40,8 @@ class Machine:
     """The workers that compute together; None on a machine of its own."""
     memory: int | None = None
     """The bytes that this process may take; None for what a step needs."""
+    check_every: int | None = None
+    """In every so many steps, workers compute again what others have computed."""
 
     def interpreter(self, run: RunDirectory) -> Interpreter:
         """An interpreter of the run's program, on a qualified device."""
@@ -50,6 +54,7 @@ class Machine:
             device=self.device,
             exchange=self.exchange,
             memory=self.memory,
+            check_every=self.check_every,
         )
 
 
@@ -82,6 +87,7 @@ def make_interpreter(
     device: str = "cpu",
     exchange: Exchange | None = None,
     memory: int | None = None,
+    check_every: int | None = None,
 ) -> Interpreter:
     """Makes an interpreter by the rules of a job (default: exact FP32), on a qualified device.
 
@@ -90,7 +96,8 @@ def make_interpreter(
     measured [default: the proven bounds, which hold on every machine]. threads: number of torch's threads. permute:
     seed of a random order in which every reduction takes its terms. exchange: the workers that compute each step
     together (policy `exact` only). memory: the bytes that this process may take, from this call on; values beyond that
-    wait in a file in TMPDIR or /var/tmp. Raises `ConfigurationError` if the device does not compute what the
+    wait in a file in TMPDIR or /var/tmp. check_every: in every so many steps the workers check each other (None: never,
+    see `tiebreak.engine.distributed.check`). Raises `ConfigurationError` if the device does not compute what the
     specification says, if the policy does not fit the job, or if the memory is too little for one instruction.
     """
     use_threads(threads)
@@ -98,6 +105,8 @@ def make_interpreter(
     precision, logging = (PRECISION_F32, None) if job is None else (job.precision, make_logging(job, policy))
     # Qualify with a separate object, so that the statistics of `arithmetic` count the run alone.
     qualify(Arithmetic(device=found, permute=permute, precision=precision))
+    if check_every is not None and exchange is None:
+        raise ConfigurationError("expected several workers that check each other, got one")
     if exchange is None:
         folder = Path(os.environ.get("TMPDIR", "/var/tmp"))  # noqa: S108 (/tmp is often memory)
         budget = None if memory is None else Budget.within(memory, folder)
@@ -109,7 +118,10 @@ def make_interpreter(
         )
     if logging is not None:
         raise ConfigurationError("expected a job of policy exact for several workers, got one of policy logged")
-    return SharedInterpreter(program, SharedArithmetic(exchange, found, permute, precision=precision))
+    if check_every is None:
+        return SharedInterpreter(program, SharedArithmetic(exchange, found, permute, precision=precision))
+    arithmetic = SharedArithmetic(Recorder(exchange), found, permute, precision=precision)
+    return CheckedInterpreter(program, arithmetic, check_every)
 
 
 def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:

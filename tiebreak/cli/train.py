@@ -79,6 +79,8 @@ def as_line(event: dict[str, Any]) -> str:
               help="The trainer's key file; it signs a head at each checkpoint. Read by the first worker.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(1), default=600, show_default=True,
               help="Under torchrun: seconds that a worker waits for another.")  # fmt: skip
+@click.option("--check-every", type=click.IntRange(1), metavar="STEPS",
+              help="Under torchrun: the steps from one in which workers check each other to the next.")  # fmt: skip
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")
 @click.option("--diverging", is_flag=True, help="Go on when the state is no longer finite (the job is still owed).")
 @click.option("--keep", default="all", show_default=True, metavar="all|every:M|last",
@@ -90,8 +92,8 @@ def as_line(event: dict[str, Any]) -> str:
 @device_option
 @memory_option
 def train(
-    run: Path, key: Path, timeout: float, until: int | None, diverging: bool, keep: str, quiet: bool, as_json: bool,
-    threads: int | None, permute: int | None, device: str, memory: int | None,
+    run: Path, key: Path, timeout: float, check_every: int | None, until: int | None, diverging: bool, keep: str,
+    quiet: bool, as_json: bool, threads: int | None, permute: int | None, device: str, memory: int | None,
 ) -> None:  # fmt: skip
     """Train the signed job in the folder RUN (see `tiebreak agree`).
 
@@ -105,7 +107,8 @@ def train(
 
         torchrun --nproc-per-node 4 -m tiebreak train RUN --key trainer.pem
 
-    The run is the same, bit for bit, for any number of workers, also if that changes where the run goes on.
+    The run is the same, bit for bit, for any number of workers, also if that changes where the run goes on. Workers
+    trust each other. With --check-every, who computes wrong bits is found and named, and all stop.
     """
     if quiet and as_json:
         raise ConfigurationError("expected one of --quiet and --json, got both")
@@ -117,8 +120,9 @@ def train(
         told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar")
         told.open(stack)
         machine = api.runs.machine_of(
-            opened, threads=threads, permute=permute, device=device, exchange=exchange, memory=memory
-        )
+            opened, threads=threads, permute=permute, device=device, exchange=exchange, memory=memory,
+            check_every=check_every,
+        )  # fmt: skip
         root = api.runs.continue_run(
             opened, machine,
             key=load_key(key) if first else None, until=until, keep=keep, diverging=diverging, on_progress=told.step,

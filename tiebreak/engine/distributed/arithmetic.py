@@ -28,6 +28,7 @@ from tiebreak.engine.arithmetic.ziv import coefficient, decide
 from tiebreak.engine.distributed.exchange import Collectives, Exchange
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
+from tiebreak.engine.distributed.tape import Player, Recorder
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 
@@ -98,6 +99,7 @@ class _Sum:
 
     def __init__(self, i: SharedSum, arithmetic: SharedArithmetic) -> None:
         self.mine, self.collectives = i.mine, arithmetic.collectives
+        self.tape = arithmetic.exchange if isinstance(arithmetic.exchange, Recorder | Player) else None
         self.plan: SumPlan = plan_sum(i.mine, NO_LIMIT)
         self.runner: SumRunner = arithmetic.runner(i.mine)
         self.counts = arithmetic.stats.of(self.plan.kind)
@@ -111,9 +113,8 @@ class _Sum:
 
     def run(self, operands: Operands) -> Tensor:
         part = self.runner.partial(self.plan, operands)
-        if self.coefficient is None:  # workers may have different terms, and so different roundings
-            worst = self.collectives.greatest(part.roundings, part.sums.device)
-            self.coefficient = coefficient(worst + self.collectives.workers)
+        if self.coefficient is None or (self.tape is not None and self.tape.running):
+            self.coefficient = coefficient(self._most_roundings(part) + self.collectives.workers)
         c, e = self._added(part, self.coefficient)
         result, undecided = decide(c, e, self.runner.pure.rounded)
         self._settle(result, undecided, e, operands)
@@ -121,13 +122,36 @@ class _Sum:
             result = self.collectives.gather(result, self.split)()
         return result.view(self.shape)
 
+    def _most_roundings(self, part: Partial) -> int:
+        """Of all workers, which may have different terms."""
+        own = torch.tensor([part.roundings], dtype=torch.float64)
+        if self.tape is not None:  # another machine may take other ways
+            (own,) = self.tape.own([own], lambda: [torch.tensor([torch.inf])])
+        return self.collectives.greatest(int(own), part.sums.device)
+
+    def _own(self, part: Partial, factor: float) -> Sequence[Tensor]:
+        """This worker's sums of the result's elements in order, and their sizes."""
+        sums, plain = part.in_order(part.sums), len(part.sizes) == 1
+        own = [sums, part.in_order(part.sizes[0])] if plain else [sums, *part.sizes]
+        if self.tape is None:
+            return own
+
+        def within() -> Sequence[Tensor]:
+            sizes = [2 * factor * size for size in own[1:]]
+            if plain:
+                return [sizes[0], sizes[0]]
+            rows, columns = (size.sqrt() for size in part.sizes)
+            return [part.errors(rows.mul_(2 * factor), columns, 0, self.mine.numel), *sizes]
+
+        return self.tape.own(own, within)
+
     def _added(self, part: Partial, factor: float) -> tuple[Tensor, Tensor]:
         """C and e of the elements that this worker owns."""
-        sums = part.in_order(part.sums)
-        if len(part.sizes) == 1:
-            c, e, _ = self._add([sums, part.in_order(part.sizes[0])], sums[:0])
+        sums, *sizes = self._own(part, factor)
+        if len(sizes) == 1:
+            c, e, _ = self._add([sums, *sizes], sums[:0])
             return c, e.mul_(factor)
-        rows, columns = part.sizes
+        rows, columns = sizes
         c, both = self._add([sums], torch.cat((rows.reshape(-1), columns.reshape(-1))))
         both = both.sqrt()
         left, right = both[: rows.numel()].view(rows.shape), both[rows.numel() :].view(columns.shape)

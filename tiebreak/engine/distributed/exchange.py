@@ -133,34 +133,35 @@ class Collectives:
         return found, lengths
 
     def add_shares(self, parts: Sequence[Tensor], whole: Tensor, size: int, inner: int = 1) -> list[Tensor]:
-        """The sums over all workers, in any order, of this worker's shares of `parts`, and of `whole`.
+        """The sums over all workers of this worker's shares of `parts`, and of `whole`.
 
         parts: of size x inner elements each, 1-d. whole: 1-d, of the same dtype.
         """
         shares = [(begin * inner, end * inner) for begin, end in self._shares(size)]
         pieces = [torch.cat([*(part[begin:end] for part in parts), whole]) for begin, end in shares]
         mine = shares[self.exchange.worker][1] - shares[self.exchange.worker][0]
-        found = self.empty((self.workers, len(parts) * mine + len(whole)), whole.dtype)
-        self._swap(pieces, found.unbind())
-        return list(torch.split(found.sum(0), [*[mine] * len(parts), len(whole)]))
+        total = self._add(pieces, len(parts) * mine + len(whole))
+        return list(torch.split(total, [*[mine] * len(parts), len(whole)]))
 
     def add_in_turn(self, parts: Tensor) -> Tensor:
         """The sums of `parts` (1-d) of the first worker, the second, and so on: the same bits on all workers."""
-        found = self.empty((self.workers, len(parts)), parts.dtype)
-        self._swap([parts] * self.workers, found.unbind())
+        return self._add([parts] * self.workers, len(parts))
+
+    def add_lists(self, parts: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The sums over all workers of this worker's columns of `parts` (R, sum of lengths)."""
+        pieces = [piece.reshape(-1).contiguous() for piece in torch.split(parts, list(lengths), 1)]
+        mine = lengths[self.exchange.worker]
+        return self._add(pieces, len(parts) * mine).view(len(parts), mine)
+
+    def _add(self, pieces: Sequence[Tensor], count: int) -> Tensor:
+        """Sends the pieces, and adds up those that come, of the first worker, the second, and so on."""
+        found = self.empty((self.workers, count), pieces[0].dtype)
+        self._swap(pieces, found.unbind())
         first, *others = found.unbind()
         total = first.clone()
         for each in others:
             total += each
         return total
-
-    def add_lists(self, parts: Tensor, lengths: Sequence[int]) -> Tensor:
-        """The sums over all workers of this worker's columns of `parts` (R, sum of lengths), in any order."""
-        pieces = [piece.reshape(-1).contiguous() for piece in torch.split(parts, list(lengths), 1)]
-        mine = lengths[self.exchange.worker]
-        found = self.empty((self.workers, len(parts) * mine), parts.dtype)
-        self._swap(pieces, found.unbind())
-        return found.sum(0).view(len(parts), mine)
 
     def collect(self, shard: Tensor, split: Split) -> Tensor:
         """On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing."""
@@ -172,7 +173,13 @@ class Collectives:
 
     def greatest(self, mine: int, device: torch.device) -> int:
         """The greatest of all workers' numbers."""
-        return int(self._all(mine, device).max())
+        return max(self.numbers(mine, device))
+
+    def numbers(self, mine: int, device: torch.device) -> list[int]:
+        """The numbers of all workers."""
+        found = torch.empty(self.workers, dtype=torch.int64, device=device)
+        self._swap([torch.tensor([mine], device=device)] * self.workers, torch.split(found, 1))
+        return found.tolist()
 
     def agreed(self, mine: bytes, device: torch.device) -> bytes:
         """The bytes of the first worker, of which the others know the length only."""
@@ -181,11 +188,6 @@ class Collectives:
         into = [torch.empty_like(numbers), *[none] * (self.workers - 1)]
         self._swap([numbers] * self.workers if first else [none] * self.workers, into)
         return bytes(into[0].cpu().tolist())
-
-    def _all(self, mine: int, device: torch.device) -> Tensor:
-        found = torch.empty(self.workers, dtype=torch.int64, device=device)
-        self._swap([torch.tensor([mine], device=device)] * self.workers, torch.split(found, 1))
-        return found
 
     def _shares(self, size: int) -> list[tuple[int, int]]:
         return [share(size, worker, self.workers) for worker in range(self.workers)]

@@ -1,0 +1,167 @@
+"""Workers that check each other: whoever computes a wrong bit is named, and nobody else."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.elementwise import Chain
+from tiebreak.engine.arithmetic.reduce import SumRunner
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.distributed import partition
+from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.check import CheckedInterpreter, WrongWorkerError
+from tiebreak.engine.distributed.exchange import Exchange
+from tiebreak.engine.distributed.tape import Recorder
+from tiebreak.engine.run.commit import make_record
+from tiebreak.protocol.errors import ConfigurationError
+
+from .tiny import make_tiny_task
+from .together import together, train_alone
+
+EVERY, STEPS = 2, 4
+
+
+@pytest.fixture(autouse=True)
+def least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "LEAST", 1)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Compiled:
+    return compile_task(make_tiny_task())
+
+
+STEP, CHECK, AGAIN = range(3)
+"""When a machine computes: its own part, another's, and once more where there is a difference."""
+
+
+@dataclass
+class Fault:
+    """A machine that gets bits wrong, in the last step that is checked, at some of these times."""
+
+    worker: int
+    times: tuple[int, ...]
+    here: threading.local = field(default_factory=threading.local)
+
+    def strike(self, result: Tensor) -> None:
+        """Flips a bit of the first element of a result, if this is the machine and the moment."""
+        if self.here.worker == self.worker and self.here.time in self.times and result.numel():
+            double = result.dtype == torch.float64
+            result.view(-1).view(torch.int64 if double else torch.int32)[0] ^= 1 << (45 if double else 20)
+
+
+def on_partial(fault: Fault) -> tuple[type, str, Callable[..., Any]]:
+    original = SumRunner.partial
+
+    def partial(*given: Any) -> Any:
+        found = original(*given)
+        fault.strike(found.sums)
+        return found
+
+    return SumRunner, "partial", partial
+
+
+def on_sum(fault: Fault) -> tuple[type, str, Callable[..., Any]]:
+    original = SumRunner.run
+
+    def run(*given: Any) -> Tensor:
+        found = original(*given)
+        fault.strike(found)
+        return found
+
+    return SumRunner, "run", run
+
+
+def on_chain(fault: Fault) -> tuple[type, str, Callable[..., Any]]:
+    original = Chain.run
+
+    def run(*given: Any) -> Any:
+        found = original(*given)
+        floats = [x for x in found.tensors.values() if x.dtype == torch.float32]
+        if floats:
+            fault.strike(floats[-1])
+        return found
+
+    return Chain, "run", run
+
+
+FAULTS = {"a part of a shared sum": on_partial, "a sum of its own": on_sum, "other arithmetic": on_chain}
+
+
+def train(compiled: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPatch) -> list[object]:
+    """Trains until a worker is found wrong; what each worker says."""
+    play, here = CheckedInterpreter._play, fault.here
+
+    def playing(*given: Any, **more: Any) -> int:
+        here.time = None if here.time is None else here.time + 1
+        return play(*given, **more)
+
+    def work(exchange: Exchange) -> object:
+        machine = CheckedInterpreter(
+            compiled.program, SharedArithmetic(Recorder(exchange), permute=exchange.worker), EVERY
+        )
+        state, data, records = machine.to_device(compiled.state), machine.place_data(compiled.data), []
+        here.worker = exchange.worker
+        for step in range(1, STEPS + 1):
+            here.time = STEP if step == 2 * EVERY else None
+            try:
+                result = machine.step(step, state, data)
+            except WrongWorkerError as error:
+                return str(error)
+            state, whole = result.state, machine.whole(result.state)
+            records.append(make_record(step, whole, result.loss_bits).digest if not exchange.worker else None)
+        return records
+
+    patch.setattr(CheckedInterpreter, "_play", playing)
+    return together(workers, work)
+
+
+@pytest.mark.parametrize(
+    "workers", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
+def test_right_workers_are_never_called_wrong(
+    compiled: Compiled, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each adds up in another order, as on machines of several kinds."""
+    expected, _ = train_alone(compiled, STEPS)
+    assert train(compiled, workers, Fault(0, ()), monkeypatch)[0] == expected
+
+
+SLOW = [pytest.param(where, marks=pytest.mark.slow) for where in FAULTS if where != "other arithmetic"]
+
+
+@pytest.mark.parametrize("where", ["other arithmetic", *SLOW])
+@pytest.mark.parametrize(
+    ("workers", "wrong", "times", "said"),
+    [
+        (2, 1, [STEP], "worker 1 of 2 computed wrong bits."),
+        (2, 1, [STEP, CHECK, AGAIN], "worker 1 or worker 0 of 2 computes wrong bits, and each finds again what it"),
+        (2, 0, [CHECK], "worker 0 of 2 computed wrong bits when it checked another one."),
+        (3, 1, [STEP], "worker 1 of 3 computed wrong bits."),
+        (3, 2, [STEP, CHECK, AGAIN], "worker 2 of 3 computed wrong bits."),
+        (3, 0, [CHECK, AGAIN], "worker 0 of 3 computed wrong bits when it checked another one."),
+    ],
+)
+def test_a_wrong_worker_is_named(
+    compiled: Compiled, where: str, workers: int, wrong: int, times: list[int], said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fault = Fault(wrong, tuple(times))
+    monkeypatch.setattr(*FAULTS[where](fault))
+    found = train(compiled, workers, fault, monkeypatch)
+    assert len(set(map(str, found))) == 1, "all workers say the same"
+    assert str(found[0]).startswith(f"step {2 * EVERY}: {said}")
+    assert f"checkpoints after step {EVERY} may have wrong bits" in str(found[0])
+
+
+def test_one_worker_has_nobody_to_check_it(compiled: Compiled) -> None:
+    def work(exchange: Exchange) -> None:
+        with pytest.raises(ConfigurationError, match="expected several workers that check each other, got one"):
+            CheckedInterpreter(compiled.program, SharedArithmetic(Recorder(exchange)), EVERY)
+
+    together(1, work)
