@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from tiebreak.engine.arithmetic.execute import Operands
 from tiebreak.engine.arithmetic.views import Dim
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Clip, Rows, Task
-from tiebreak.engine.distributed import arithmetic, partition
+from tiebreak.engine.distributed import arithmetic, exchange, joining, partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import HEADER_BYTES, Exchange
+from tiebreak.engine.distributed.joining import joined
 from tiebreak.engine.distributed.layout import Split, along, cut, localized, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.engine.distributed.plan import Plan
@@ -285,17 +287,16 @@ def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeyp
     monkeypatch.setattr(partition, "LEAST", held)
     monkeypatch.setattr(arithmetic, "SMALL", 100)
     compiled, exact = compile_task(attention()), [0] * workers
-    settle = arithmetic._Sum._settle
+    settle = SharedArithmetic._settle
 
-    def counted(self: arithmetic._Sum, result: Tensor, undecided: Tensor, e: Tensor, operands: Operands) -> None:
-        exchange = self.collectives.exchange
-        assert isinstance(exchange, Counting)
-        before = exchange.sent
-        settle(self, result, undecided, e, operands)
-        lists = 0 if self.everywhere else HEADER_BYTES * (workers - 1)
-        exact[exchange.worker] += exchange.sent - before - lists
+    def counted(self: SharedArithmetic, sums: list[tuple[arithmetic._Sum, Operands]], *given: Any) -> None:
+        assert isinstance(self.exchange, Counting)
+        before = self.exchange.sent
+        settle(self, sums, *given)
+        lists = 0 if all(each.everywhere for each, _ in sums) else HEADER_BYTES * (workers - 1)
+        exact[self.exchange.worker] += self.exchange.sent - before - lists
 
-    monkeypatch.setattr(arithmetic._Sum, "_settle", counted)
+    monkeypatch.setattr(SharedArithmetic, "_settle", counted)
 
     def work(seat: Exchange) -> tuple[int, int]:
         exchange = Counting(seat)
@@ -316,6 +317,57 @@ def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeyp
     for kind, each in plan.held.items():
         assert each.bytes >= each.share >= each.bytes // workers, kind
     assert plan.ddp == 8 * sum(p.numel() for p in attention().model.parameters()) * (workers - 1) // workers
+
+
+@pytest.mark.parametrize(
+    "ahead", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1 << 12, marks=pytest.mark.slow), 1 << 26]
+)
+def test_exchanges_are_joined(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "AHEAD_BYTES", ahead)
+    compiled = compile_task(attention())
+    for workers in (2, 3):
+        program = Partition(compiled.program, workers).local(workers - 1)
+        units = [unit.members for unit in joined(program)]
+        order = [n for unit in units for n in unit]
+        assert sorted(order) == list(range(len(program.body)))
+        made: set[int] = set()
+        for unit in units:
+            if isinstance(program.body[unit[0]], AllGather | SharedSum):
+                assert all(isinstance(program.body[n], AllGather | SharedSum) for n in unit)
+                assert {a.value for n in unit for a in program.body[n].operands} <= made, "one waits for another"
+            for n in unit:
+                assert {a.value for a in program.body[n].operands} <= made
+                made.add(n)
+        rounds = len(Plan(Partition(compiled.program, workers)).rounds)
+        alone = sum(isinstance(i, SharedSum) for i in program.body)
+        assert (rounds < alone / 4) == (ahead == 1 << 26)
+    expected, _ = train_alone(compiled, 3)
+    records, _ = train_together(compiled, 3, 3, permute=1)
+    assert records == expected
+
+
+@pytest.mark.parametrize("joins", [0, 100, 1 << 20])
+def test_joined_messages_bring_what_single_ones_do(joins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "JOINED", joins)
+    shapes = [(1, 5, 1), (2, 7, 3), (3, 4, 40)]
+
+    def work(seat: Exchange) -> None:
+        collectives, held = exchange.Collectives(seat, lambda shape, dtype: torch.empty(shape, dtype=dtype)), []
+        wholes = [torch.arange(o * s * i).view(o, s, i) for o, s, i in shapes]
+        wholes = [wholes[0] > 2, wholes[1].float(), wholes[2]]
+        for whole in wholes:
+            begin, end = share(whole.shape[1], seat.worker, seat.workers)
+            held.append(collectives.gather(whole[:, begin:end], Split(*whole.shape)))
+        parts = torch.arange(9.0, dtype=torch.float64)
+        held += [collectives.add_shares([parts, 2 * parts], parts[:2], 9), collectives.add([parts] * 3, 9, 72)]
+        *gathered, shared, added = collectives.run(held)
+        for whole, found in zip(wholes, gathered, strict=True):
+            assert torch.equal(found.view(whole.shape), whole)
+        begin, end = share(9, seat.worker, seat.workers)
+        assert torch.equal(shared, 3 * torch.cat([parts[begin:end], 2 * parts[begin:end], parts[:2]]))
+        assert torch.equal(added, 3 * parts)
+
+    together(3, work)
 
 
 def test_values_cannot_be_observed() -> None:

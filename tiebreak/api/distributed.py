@@ -74,6 +74,7 @@ def plan(run: RunDirectory, workers: int) -> dict[str, Any]:
             for kind, held in found.held.items()
         ],
         "sent": [{"in a step": kind, "bytes": sent[most]} for kind, sent in found.sent.items()],
+        "rounds a step": len(found.rounds),
         "bytes a step": step,
         "bytes of FP32 DDP": found.ddp,
         "ratio": round(step / found.ddp, 4) if found.ddp else None,

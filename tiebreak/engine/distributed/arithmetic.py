@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.exact import exact_digits
-from tiebreak.engine.arithmetic.execute import Compiled, Operands
+from tiebreak.engine.arithmetic.exact import Digits, exact_digits
+from tiebreak.engine.arithmetic.execute import Operands
 from tiebreak.engine.arithmetic.reduce import Partial, SumPlan, SumRunner, plan_sum
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.ziv import coefficient, decide
-from tiebreak.engine.distributed.exchange import Collectives, Exchange
+from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
 from tiebreak.engine.distributed.tape import Player, Recorder
@@ -54,9 +54,11 @@ class SharedArithmetic(Arithmetic):
         super().__init__(device, permute, stats, precision=precision)
         self.exchange = exchange
         self.collectives = Collectives(exchange, self._empty)
+        self.tape = exchange if isinstance(exchange, Recorder | Player) else None
         self._ahead: deque[tuple[AllGather, Tensor]] = deque()
         self._flying: dict[int, Callable[[], Tensor]] = {}
         self._bytes = 0
+        self._shared: dict[int, _Sum] = {}
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if self.chains is not None:  # fresh pages cost more than the way between two workers of one machine
@@ -72,65 +74,139 @@ class SharedArithmetic(Arithmetic):
         self._send()
 
     def _send(self) -> None:
+        begun = []
         while self._ahead and self._bytes < AHEAD:
-            i, shard = self._ahead.popleft()
-            self._bytes += i.numel * i.dtype.size
-            self._flying[id(i)] = self.collectives.gather(shard, i.split)
+            begun.append(self._ahead.popleft())
+            self._bytes += begun[-1][0].numel * begun[-1][0].dtype.size
+        waits = self.collectives.start([self.collectives.gather(shard, i.split) for i, shard in begun])
+        self._flying |= {id(i): wait for (i, _), wait in zip(begun, waits, strict=True)}
 
-    def _gathered(self, i: AllGather, shard: Tensor) -> Tensor:
-        flying = self._flying.pop(id(i), None)
-        if flying is None:
-            return self.collectives.gather(shard, i.split)()
-        self._bytes -= i.numel * i.dtype.size
-        self._send()
-        return flying()
+    def together(self, instructions: Sequence[Instruction], operands: Sequence[Operands]) -> list[Tensor]:
+        """The results of several instructions that exchange something, and none of which reads another's."""
+        if len(instructions) == 1 and (flying := self._flying.pop(id(instructions[0]), None)) is not None:
+            (i,) = instructions
+            self._bytes -= i.numel * i.dtype.size
+            self._send()
+            return [flying().view(i.shape)]
+        given = list(zip(instructions, operands, strict=True))
+        sums = [(self._sum(i), read) for i, read in given if isinstance(i, SharedSum)]
+        self._agree([each.begin(read) for each, read in sums])
+        swaps = [
+            self.collectives.gather(read[0], i.split) if isinstance(i, AllGather) else self._sum(i).swap()
+            for i, read in given
+        ]
+        found = self.collectives.run(swaps)
+        added = iter([x for (i, _), x in zip(given, found, strict=True) if isinstance(i, SharedSum)])
+        rounded = iter(self._round(sums, list(added)))
+        return [
+            (next(rounded) if isinstance(i, SharedSum) else x).view(i.shape)
+            for (i, _), x in zip(given, found, strict=True)
+        ]
 
-    def _compile(self, i: Instruction, operands: Operands) -> Compiled:
-        if isinstance(i, AllGather):
-            return lambda x, *_: self._gathered(i, x[0]).view(i.shape)
-        if isinstance(i, SharedSum):
-            shared = _Sum(i, self)
-            return lambda x, *_: shared.run(x)
-        return super()._compile(i, operands)
+    def _sum(self, i: Instruction) -> "_Sum":
+        if id(i) not in self._shared:
+            assert isinstance(i, SharedSum)
+            self._shared[id(i)] = _Sum(i, self)
+        return self._shared[id(i)]
+
+    def _agree(self, sums: Sequence["_Sum"]) -> None:
+        """Agrees on the bounds of sums: workers may have different terms, and so different roundings."""
+        tape = self.tape if self.tape is not None and self.tape.running else None
+        new = sums if tape is not None else [each for each in sums if each.coefficient is None]
+        if not new:
+            return
+        own = torch.tensor([each.part.roundings for each in new], dtype=torch.float64)
+        if tape is not None:  # another machine may take other ways
+            (own,) = tape.own([own], lambda: [torch.full_like(own, torch.inf)])
+        worst = self.collectives.greatest([int(count) for count in own.tolist()], self.device)
+        for each, roundings in zip(new, worst, strict=True):
+            each.coefficient = coefficient(roundings + self.collectives.workers)
+
+    def _round(self, sums: Sequence[tuple["_Sum", Operands]], added: Sequence[Tensor]) -> list[Tensor]:
+        """The whole results, or shards of them, from what all workers' parts add up to."""
+        results = [each.decide(total) for (each, _), total in zip(sums, added, strict=True)]
+        self._settle(sums, results)
+        scattered = [n for n, (each, _) in enumerate(sums) if each.whole and not each.everywhere]
+        swaps = [self.collectives.gather(results[n][0], sums[n][0].split) for n in scattered]
+        gathered = dict(zip(scattered, self.collectives.run(swaps), strict=True))
+        return [gathered.get(n, result) for n, (result, _) in enumerate(results)]
+
+    def _settle(self, sums: Sequence[tuple["_Sum", Operands]], results: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Writes what FP64 did not decide; every worker computes its part of all such elements.
+
+        results: of each sum, with the numbers of its undecided elements. If all workers decided, these are the same for
+        all; otherwise they are told to all, as numbers into the results of all such sums, one after the other.
+        """
+        owned = [n for n, (each, _) in enumerate(sums) if not each.everywhere]
+        begins, count = {}, 0
+        for n in owned:
+            begins[n], count = count, count + sums[n][0].mine.numel
+        told, lengths = torch.empty(0, dtype=torch.int64, device=self.device), [0] * self.collectives.workers
+        if owned:
+            mine = [results[n][1] + sums[n][0].owned[0] + begins[n] for n in owned]
+            told, lengths = self.collectives.gather_lists(torch.cat(mine))
+        if not len(told) and not any(len(results[n][1]) for n in range(len(sums)) if n not in begins):
+            return
+        pieces: list[list[Tensor]] = [[] for _ in lengths]
+        open_: list[tuple[int, Digits, int]] = []
+        for n, (each, operands) in enumerate(sums):
+            wanted, columns = results[n][1], None
+            if n in begins:
+                wanted, columns = each.among(told, lengths, begins[n])
+            if not len(wanted):
+                continue
+            digits, _ = exact_digits(each.mine, operands, wanted)  # where the bound is finite, so is every term
+            shares = [digits.values] * len(lengths) if columns is None else torch.split(digits.values, columns, 1)
+            for piece, share_ in zip(pieces, shares, strict=True):
+                piece.append(share_.reshape(-1))
+            open_.append((n, digits, shares[self.exchange.worker].shape[1]))
+        sent = [torch.cat(piece) for piece in pieces]
+        total = self.collectives.run([self.collectives.add(sent, len(sent[self.exchange.worker]), JOINED + 1)])[0]
+        rest = total
+        for n, digits, held in open_:
+            rows = len(digits.values)
+            digits.values, rest = rest[: rows * held].view(rows, held), rest[rows * held :]
+            result, here = results[n]
+            result[here] = digits.rounded(sums[n][0].runner.pure.rounded)
+            sums[n][0].counts.undecided_twice += len(here)
 
 
 class _Sum:
     """One sum over all workers' terms, planned once."""
 
+    part: Partial
+
     def __init__(self, i: SharedSum, arithmetic: SharedArithmetic) -> None:
-        self.mine, self.collectives = i.mine, arithmetic.collectives
-        self.tape = arithmetic.exchange if isinstance(arithmetic.exchange, Recorder | Player) else None
+        self.instruction, self.mine, self.collectives = i, i.mine, arithmetic.collectives
+        self.tape = arithmetic.tape
         self.plan: SumPlan = plan_sum(i.mine, NO_LIMIT)
         self.runner: SumRunner = arithmetic.runner(i.mine)
         self.counts = arithmetic.stats.of(self.plan.kind)
         self.whole = i.split is None
         self.split = Split(1, i.mine.numel, 1) if i.split is None else i.split
-        self.shape = i.shape
         begin, end = share(self.split.size, arithmetic.exchange.worker, arithmetic.exchange.workers)
         self.everywhere = everywhere(i)
         self.owned = (0, i.mine.numel) if self.everywhere else (begin * self.split.inner, end * self.split.inner)
         self.coefficient: float | None = None
 
-    def run(self, operands: Operands) -> Tensor:
-        part = self.runner.partial(self.plan, operands)
-        if self.coefficient is None or (self.tape is not None and self.tape.running):
-            self.coefficient = coefficient(self._most_roundings(part) + self.collectives.workers)
-        c, e = self._added(part, self.coefficient)
-        result, undecided = decide(c, e, self.runner.pure.rounded)
-        self._settle(result, undecided, e, operands)
-        if self.whole and not self.everywhere:
-            result = self.collectives.gather(result, self.split)()
-        return result.view(self.shape)
+    def begin(self, operands: Operands) -> "_Sum":
+        """Adds up this worker's terms."""
+        self.part = self.runner.partial(self.plan, operands)
+        return self
 
-    def _most_roundings(self, part: Partial) -> int:
-        """Of all workers, which may have different terms."""
-        own = torch.tensor([part.roundings], dtype=torch.float64)
-        if self.tape is not None:  # another machine may take other ways
-            (own,) = self.tape.own([own], lambda: [torch.tensor([torch.inf])])
-        return self.collectives.greatest(int(own), part.sums.device)
+    def swap(self) -> Swap:
+        """The sums of what this worker has of the result, and then their sizes."""
+        sums, *sizes = self._own()
+        parts, whole = ([sums, *sizes], sums[:0]) if len(sizes) == 1 else ([sums], torch.cat([*map(_flat, sizes)]))
+        if not self.everywhere:
+            return self.collectives.add_shares(parts, whole, self.split.size, self.split.inner)
+        joined = torch.cat([*parts, whole])
+        return self.collectives.add([joined] * self.collectives.workers, len(joined), joined.nbytes)
 
-    def _own(self, part: Partial, factor: float) -> Sequence[Tensor]:
+    def _own(self) -> Sequence[Tensor]:
         """This worker's sums of the result's elements in order, and their sizes."""
+        part, factor = self.part, self.coefficient
+        assert factor is not None
         sums, plain = part.in_order(part.sums), len(part.sizes) == 1
         own = [sums, part.in_order(part.sizes[0])] if plain else [sums, *part.sizes]
         if self.tape is None:
@@ -145,39 +221,33 @@ class _Sum:
 
         return self.tape.own(own, within)
 
-    def _added(self, part: Partial, factor: float) -> tuple[Tensor, Tensor]:
-        """C and e of the elements that this worker owns."""
-        sums, *sizes = self._own(part, factor)
-        if len(sizes) == 1:
-            c, e, _ = self._add([sums, *sizes], sums[:0])
-            return c, e.mul_(factor)
-        rows, columns = sizes
-        c, both = self._add([sums], torch.cat((rows.reshape(-1), columns.reshape(-1))))
-        both = both.sqrt()
-        left, right = both[: rows.numel()].view(rows.shape), both[rows.numel() :].view(columns.shape)
-        return c, part.errors(left.mul_(factor), right, *self.owned)
-
-    def _add(self, parts: Sequence[Tensor], whole: Tensor) -> Sequence[Tensor]:
-        """The sums over all workers of what this one owns of `parts`, and of `whole`."""
-        if not self.everywhere:
-            return self.collectives.add_shares(parts, whole, self.split.size, self.split.inner)
-        return torch.split(self.collectives.add_in_turn(torch.cat([*parts, whole])), [*map(len, parts), len(whole)])
-
-    def _settle(self, result: Tensor, undecided: Tensor, e: Tensor, operands: Operands) -> None:
-        """Writes what FP64 did not decide; every worker computes its part of all such elements."""
+    def decide(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """What this worker has of the result, and the numbers of the elements in it that FP64 does not decide."""
+        factor, count, part = self.coefficient, self.owned[1] - self.owned[0], self.part
+        assert factor is not None
+        c, sizes = total[:count], total[count:]
+        if len(part.sizes) == 1:
+            e = sizes.mul_(factor)
+        else:
+            rows, columns = part.sizes
+            sizes = sizes.sqrt_()
+            left, right = sizes[: rows.numel()].view(rows.shape), sizes[rows.numel() :].view(columns.shape)
+            e = part.errors(left.mul_(factor), right, *self.owned)
+        del self.part
+        result, undecided = decide(c, e, self.runner.pure.rounded)
         here = undecided.nonzero().view(-1)
         self.counts.elements += len(result)
         self.counts.undecided += len(here)
         usable = e[here].isfinite()
         result[here[~usable]] = float("nan")
-        here = here[usable]
-        wanted, lengths = (here, []) if self.everywhere else self.collectives.gather_lists(here + self.owned[0])
-        if not len(wanted):
-            return
-        digits, _ = exact_digits(self.mine, operands, wanted)  # where e is finite, so is every term
-        if self.everywhere:
-            digits.values = self.collectives.add_in_turn(digits.values.reshape(-1)).view(digits.values.shape)
-        else:
-            digits.values = self.collectives.add_lists(digits.values, lengths)
-        result[here] = digits.rounded(self.runner.pure.rounded)
-        self.counts.undecided_twice += len(here)
+        return result, here[usable]
+
+    def among(self, told: Tensor, lengths: Sequence[int], begin: int) -> tuple[Tensor, list[int]]:
+        """This sum's elements in the lists of all workers, and how many of them each worker owns."""
+        its = (told >= begin) & (told < begin + self.mine.numel)
+        columns = [int(part.sum()) for part in torch.split(its, list(lengths))]
+        return told[its] - begin, columns
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1)

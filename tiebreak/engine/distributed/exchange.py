@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -80,12 +80,28 @@ def _failed(error: RuntimeError) -> ExchangeError:
     return ExchangeError(f"an exchange with the other workers failed: {error}")
 
 
-SHORT = 7
+SHORT: Final = 7
 """Lists of so many numbers are sent with their length."""
-HEADER_BYTES = 8 * (1 + SHORT)
+HEADER_BYTES: Final = 8 * (1 + SHORT)
 """Of a list and its length, as they are first sent."""
+JOINED: Final = 1 << 18
+"""Values of up to this many bytes are sent in one message, if they are sent at once."""
 Empty = Callable[[Sequence[int], torch.dtype], Tensor]
 """(shape, dtype) -> memory of undefined contents, on the worker's device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Something that the workers are about to send each other."""
+
+    pieces: Sequence[Tensor]
+    """For each worker, 1-d."""
+    into: Sequence[Tensor]
+    """Where theirs go."""
+    bytes: int
+    """Those of the whole value, the same for all workers."""
+    finish: Callable[[], Tensor]
+    """What comes of it, 1-d, once all is there."""
 
 
 @dataclass(frozen=True)
@@ -99,24 +115,69 @@ class Collectives:
     def workers(self) -> int:
         return self.exchange.workers
 
-    def _swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        self.exchange.begin(pieces, into)()
+    def run(self, swaps: Sequence[Swap]) -> list[Tensor]:
+        """Does several swaps at once; what comes of each."""
+        return [wait() for wait in self.start(swaps)]
 
-    def gather(self, shard: Tensor, split: Split) -> Callable[[], Tensor]:
-        """Begins to gather a value of which each worker holds a shard. The result waits for it, and returns it 1-d."""
+    def start(self, swaps: Sequence[Swap]) -> list[Callable[[], Tensor]]:
+        """Begins several swaps at once. What it returns for each waits for it. Waiting keeps the order of the swaps."""
+        small = [swap for swap in swaps if swap.bytes <= JOINED]
+        waits = {id(swap): self.exchange.begin(swap.pieces, swap.into) for swap in swaps if swap.bytes > JOINED}
+        if len(small) == 1:
+            (swap,) = small
+            waits[id(swap)] = self.exchange.begin(swap.pieces, swap.into)
+        elif small:
+            waits |= dict.fromkeys(map(id, small), self._join(small))
+
+        def waiting(swap: Swap) -> Callable[[], Tensor]:
+            def wait() -> Tensor:
+                waits[id(swap)]()
+                return swap.finish()
+
+            return wait
+
+        return [waiting(swap) for swap in swaps]
+
+    def _join(self, swaps: Sequence[Swap]) -> Callable[[], None]:
+        """Begins several swaps with one message to each worker; what it returns may be called for each."""
+        made: dict[tuple[int, ...], Tensor] = {}
+        sent, received = [], []
+        for worker in range(self.workers):
+            pieces = [swap.pieces[worker] for swap in swaps]
+            key = tuple(map(id, pieces))  # what is gathered is the same for all
+            if key not in made:
+                made[key] = torch.cat([piece.view(torch.uint8) for piece in pieces])
+            sent.append(made[key])
+            received.append(self.empty((sum(swap.into[worker].nbytes for swap in swaps),), torch.uint8))
+        begun = self.exchange.begin(sent, received)
+        over = False
+
+        def wait() -> None:
+            nonlocal over
+            if over:
+                return
+            begun()
+            for worker, found in enumerate(received):
+                places = [swap.into[worker] for swap in swaps]
+                for place, part in zip(places, torch.split(found, [each.nbytes for each in places]), strict=True):
+                    place.view(torch.uint8).copy_(part)
+            over = True
+
+        return wait
+
+    def gather(self, shard: Tensor, split: Split) -> Swap:
+        """A value of which each worker holds a shard becomes whole."""
         flat = shard.reshape(-1)
         lengths = [split.outer * (end - begin) * split.inner for begin, end in self._shares(split.size)]
         found = self.empty((split.numel,), flat.dtype)
         pieces = torch.split(found, lengths)
-        wait = self.exchange.begin([flat] * self.workers, pieces)
 
         def whole() -> Tensor:
-            wait()
             if split.outer == 1:
                 return found
             return torch.cat([piece.view(split.outer, -1, split.inner) for piece in pieces], 1).view(-1)
 
-        return whole
+        return Swap([flat] * self.workers, pieces, found.nbytes, whole)
 
     def gather_lists(self, mine: Tensor) -> tuple[Tensor, list[int]]:
         """The lists (1-d, i64) of all workers one after the other, and the length of each."""
@@ -132,36 +193,27 @@ class Collectives:
         self._swap([mine] * self.workers, torch.split(found, lengths))
         return found, lengths
 
-    def add_shares(self, parts: Sequence[Tensor], whole: Tensor, size: int, inner: int = 1) -> list[Tensor]:
-        """The sums over all workers of this worker's shares of `parts`, and of `whole`.
+    def add_shares(self, parts: Sequence[Tensor], whole: Tensor, size: int, inner: int = 1) -> Swap:
+        """The sums over all workers of this worker's shares of `parts`, and of `whole`, one after the other.
 
         parts: of size x inner elements each, 1-d. whole: 1-d, of the same dtype.
         """
         shares = [(begin * inner, end * inner) for begin, end in self._shares(size)]
         pieces = [torch.cat([*(part[begin:end] for part in parts), whole]) for begin, end in shares]
-        mine = shares[self.exchange.worker][1] - shares[self.exchange.worker][0]
-        total = self._add(pieces, len(parts) * mine + len(whole))
-        return list(torch.split(total, [*[mine] * len(parts), len(whole)]))
+        return self.add(pieces, len(pieces[self.exchange.worker]), 8 * (len(parts) * size * inner + len(whole)))
 
-    def add_in_turn(self, parts: Tensor) -> Tensor:
-        """The sums of `parts` (1-d) of the first worker, the second, and so on: the same bits on all workers."""
-        return self._add([parts] * self.workers, len(parts))
-
-    def add_lists(self, parts: Tensor, lengths: Sequence[int]) -> Tensor:
-        """The sums over all workers of this worker's columns of `parts` (R, sum of lengths)."""
-        pieces = [piece.reshape(-1).contiguous() for piece in torch.split(parts, list(lengths), 1)]
-        mine = lengths[self.exchange.worker]
-        return self._add(pieces, len(parts) * mine).view(len(parts), mine)
-
-    def _add(self, pieces: Sequence[Tensor], count: int) -> Tensor:
-        """Sends the pieces, and adds up those that come, of the first worker, the second, and so on."""
+    def add(self, pieces: Sequence[Tensor], count: int, size: int) -> Swap:
+        """The sum of what comes: `count` numbers of the first worker, the second, and so on. size: `Swap.bytes`."""
         found = self.empty((self.workers, count), pieces[0].dtype)
-        self._swap(pieces, found.unbind())
-        first, *others = found.unbind()
-        total = first.clone()
-        for each in others:
-            total += each
-        return total
+
+        def total() -> Tensor:
+            first, *others = found.unbind()
+            summed = first.clone()
+            for each in others:
+                summed += each
+            return summed
+
+        return Swap(pieces, found.unbind(), size, total)
 
     def collect(self, shard: Tensor, split: Split) -> Tensor:
         """On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing."""
@@ -171,9 +223,11 @@ class Collectives:
         self._swap([flat, *[flat[:0]] * (self.workers - 1)], torch.split(found, lengths))
         return found
 
-    def greatest(self, mine: int, device: torch.device) -> int:
-        """The greatest of all workers' numbers."""
-        return max(self.numbers(mine, device))
+    def greatest(self, mine: Sequence[int], device: torch.device) -> list[int]:
+        """The greatest of all workers' numbers, of several."""
+        found = torch.empty((self.workers, len(mine)), dtype=torch.int64, device=device)
+        self._swap([torch.tensor(mine, device=device)] * self.workers, found.unbind())
+        return found.amax(0).tolist()
 
     def numbers(self, mine: int, device: torch.device) -> list[int]:
         """The numbers of all workers."""
@@ -188,6 +242,9 @@ class Collectives:
         into = [torch.empty_like(numbers), *[none] * (self.workers - 1)]
         self._swap([numbers] * self.workers if first else [none] * self.workers, into)
         return bytes(into[0].cpu().tolist())
+
+    def _swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        self.exchange.begin(pieces, into)()
 
     def _shares(self, size: int) -> list[tuple[int, int]]:
         return [share(size, worker, self.workers) for worker in range(self.workers)]

@@ -12,11 +12,11 @@ import torch
 from tiebreak.engine.arithmetic.reduce import plan_sum
 from tiebreak.engine.distributed.arithmetic import NO_LIMIT, everywhere
 from tiebreak.engine.distributed.exchange import HEADER_BYTES
+from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.engine.run.cost import Cost, cost_of
-from tiebreak.protocol.program.isa import DType, Opcode, Slot, SourceKind
-from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
 
 BATCH, STATE, WHOLE = "of the batch, in shards", "of weights and state, in shards", "whole on every worker"
 WEIGHTS, OPERANDS, SUMS, ROUNDED, LISTS, END = (
@@ -72,13 +72,30 @@ class Plan:
             program = self.partition.local(worker)
             for i in program.body:
                 if isinstance(i, AllGather):
-                    sent[_gathered(program, i)] += self._to_others(i.split, worker) * i.dtype.size
+                    sent[WEIGHTS if reads_state(program, i) else OPERANDS] += (
+                        self._to_others(i.split, worker) * i.dtype.size
+                    )
                 elif isinstance(i, SharedSum):
                     sent.update(dict(self._sum(i, worker)))
+            sent[LISTS] += HEADER_BYTES * (self.workers - 1) * sum(map(self._has_owners, self.rounds))
             sent[END] += 8 * (self.workers - 1)
             for kind, count in sent.items():
                 found.setdefault(kind, [0] * self.workers)[worker] = count
         return found
+
+    @cached_property
+    def rounds(self) -> list[list[Instruction]]:
+        """What is exchanged at once in a step, where it is not on its way before the step begins."""
+        program = self.partition.local(self.workers - 1)
+        units = ([program.body[n] for n in unit.members] for unit in joined(program))
+        return [
+            unit for unit in units
+            if isinstance(unit[0], SharedSum) or (isinstance(unit[0], AllGather) and not reads_state(program, unit[0]))
+        ]  # fmt: skip
+
+    @staticmethod
+    def _has_owners(unit: list[Instruction]) -> bool:
+        return any(isinstance(i, SharedSum) and not everywhere(i) for i in unit)
 
     @cached_property
     def checkpoint(self) -> list[int]:
@@ -121,7 +138,6 @@ class Plan:
             return
         split = Split(1, i.mine.numel, 1) if i.split is None else i.split
         yield SUMS, 8 * (each * (split.numel - _held(split, worker, self.workers)) + norms * others)
-        yield LISTS, HEADER_BYTES * others
         if i.split is None:
             yield ROUNDED, self._to_others(split, worker) * i.dtype.size
 
@@ -130,8 +146,3 @@ def _held(split: Split, worker: int, workers: int) -> int:
     """The elements of a worker's shard."""
     begin, end = share(split.size, worker, workers)
     return split.outer * (end - begin) * split.inner
-
-
-def _gathered(program: Program, i: AllGather) -> str:
-    held = program.body[i.operands[0].value]
-    return WEIGHTS if held.opcode == Opcode.SOURCE and held.function == SourceKind.STATE else OPERANDS

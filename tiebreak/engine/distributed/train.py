@@ -7,15 +7,17 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from tiebreak.engine.arithmetic.elementwise import Chain
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import share
-from tiebreak.engine.distributed.partition import AllGather, Partition
-from tiebreak.engine.run import schedule
+from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, State, StepResult, Sums
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, Running, State, StepResult, Sums
 from tiebreak.engine.run.loop import exact, steps
+from tiebreak.engine.run.schedule import Unit
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Opcode, Slot
+from tiebreak.protocol.program.isa import Slot
 from tiebreak.protocol.program.program import Program
 
 
@@ -29,7 +31,7 @@ class SharedInterpreter(Interpreter):
         self.partition = Partition(program, exchange.workers)
         # All workers keep one order, because they meet in every exchange. Shares differ in size, so the order is that
         # of the last one, which has the largest.
-        planned = schedule.plan(self.partition.local(exchange.workers - 1))
+        planned = joined(self.partition.local(exchange.workers - 1))
         super().__init__(self.partition.local(exchange.worker), arithmetic, planned)
         self._weights = self._gathered_weights()
 
@@ -37,11 +39,18 @@ class SharedInterpreter(Interpreter):
         """What a step gathers from the state before it, in order."""
         found, body = [], self.program.body
         for i in (body[n] for unit in self._planned for n in unit.members):
-            if isinstance(i, AllGather):
-                held = body[i.operands[0].value]
-                if held.opcode == Opcode.SOURCE and isinstance(held.params, Slot):
-                    found.append((i, held.params.name))
+            if isinstance(i, AllGather) and reads_state(self.program, i):
+                params = body[i.operands[0].value].params
+                assert isinstance(params, Slot)
+                found.append((i, params.name))
         return found
+
+    def _execute(self, run: Running, unit: Unit, chain: Chain | None) -> None:
+        members = [self.program.body[n] for n in unit.members]
+        if isinstance(members[0], AllGather | SharedSum):
+            run.put(unit, self.arithmetic.together(members, [run.operands(n) for n in unit.members]))
+        else:
+            run.execute(unit, chain)
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """This worker's shards of whole entries, on its device."""
@@ -56,7 +65,7 @@ class SharedInterpreter(Interpreter):
 
     def starts_at(self, step: int) -> int:
         """The greatest step that any worker asks for; the first one asks for that of its last checkpoint."""
-        return self.arithmetic.collectives.greatest(step, self.arithmetic.device)
+        return self.arithmetic.collectives.greatest([step], self.arithmetic.device)[0]
 
     def agreed(self, mine: bytes) -> bytes:
         """The bytes of the first worker, of which the others know the length only."""
@@ -86,7 +95,7 @@ class SharedInterpreter(Interpreter):
             result = super().step(number, state, data, check_finite=check_finite, donate=donate)
         except NotFiniteError as error:
             lost = len(names) - names.index(error.name)
-        if check_finite and (first := self.arithmetic.collectives.greatest(lost, self.arithmetic.device)):
+        if check_finite and (first := self.arithmetic.collectives.greatest([lost], self.arithmetic.device)[0]):
             raise NotFiniteError(number, names[len(names) - first])
         assert result is not None
         return result

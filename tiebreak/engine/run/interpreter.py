@@ -140,7 +140,7 @@ class Interpreter:
         last word on logged sums; without it, the arithmetic's own results stand (policy `exact`).
         """
         given = self._given(state, data) if donate and self._chains else frozenset[int]()  # only chains use it
-        run = _Run(self, number, state, data, observe, given, sums)
+        run = Running(self, number, state, data, observe, given, sums)
         if observe is not None:
             for unit in self._in_order:
                 run.one_by_one(unit)
@@ -151,7 +151,7 @@ class Interpreter:
         else:
             run.values = self._constants | {n: run.read(i) for n, i in self._read}
             for unit, chain in self._work:
-                run.execute(unit, chain)
+                self._execute(run, unit, chain)
         new = self._committed_by(run, number, check_finite=check_finite)
         if self._offload is not None and observe is None:
             self._offload.end(new)
@@ -160,7 +160,10 @@ class Interpreter:
             self.arithmetic.chains.buffers.end_step()
         return result
 
-    def _committed_by(self, run: "_Run", number: int, *, check_finite: bool) -> State:
+    def _execute(self, run: "Running", unit: Unit, chain: Chain | None) -> None:
+        run.execute(unit, chain)
+
+    def _committed_by(self, run: "Running", number: int, *, check_finite: bool) -> State:
         """The state that a step has made."""
         new = {
             _slot(commit).name: run.commit(value, self.program.leaf_of_commit(slot))
@@ -231,7 +234,7 @@ class Interpreter:
         )
 
 
-class _Run:
+class Running:
     """One step while it runs: the values that are still needed, and what is known about them."""
 
     def __init__(
@@ -270,6 +273,16 @@ class _Run:
             for dead in dying:
                 self.values.pop(dead, None)  # intermediate results were never made
 
+    def operands(self, number: int) -> list[Tensor]:
+        return [self.values[operand.value] for operand in self._body[number].operands]
+
+    def put(self, unit: Unit, results: Sequence[Tensor]) -> None:
+        """Takes the results of a unit that was executed elsewhere."""
+        self.values |= zip(unit.members, results, strict=True)
+        for dying in unit.dying:
+            for dead in dying:
+                del self.values[dead]
+
     def commit(self, value: int, leaf: int) -> Tensor:
         """The tensor that committing a body value puts into the state."""
         tensor = None if self._offload is None else self._offload.committed(value)
@@ -306,7 +319,7 @@ class _Run:
         instruction = self._body[number]
         if instruction.opcode == Opcode.SOURCE:
             return self.read(instruction)
-        operands = [self.values[operand.value] for operand in instruction.operands]
+        operands = self.operands(number)
         if self._sums is None or sum_kind(instruction) is None:
             return self._arithmetic.execute(instruction, operands, self._number - 1)
         result, near = self._arithmetic.execute_logged(instruction, operands, self._number - 1)

@@ -64,12 +64,12 @@ def reads_in_place(access: Access, instruction: Instruction, operand: Instructio
 
 def in_order(program: Program) -> tuple[Unit, ...]:
     """The program's own order, one instruction at a time."""
-    return _with_lifetimes(program, [(index,) for index in range(len(program.body))])
+    return with_lifetimes(program, [(index,) for index in range(len(program.body))])
 
 
 def plan(program: Program) -> tuple[Unit, ...]:
     """The order that the module describes."""
-    return _with_lifetimes(program, _Planner(program).units())
+    return with_lifetimes(program, _Planner(program).units())
 
 
 class _Planner:
@@ -226,7 +226,7 @@ def _renewed(program: Program) -> dict[int, int]:
     }
 
 
-def _with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple[Unit, ...]:
+def with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple[Unit, ...]:
     """The units with their outputs and the values that die after each member.
 
     Committed values and the loss never die.
