@@ -20,6 +20,9 @@ MEASURED: Final = RESULTS.parents[1] / "tiebreak" / "sim" / "incentives" / "meas
 LIE: Final = "sum of 768 products"
 """Of the measured disputes, the one with the longest walk at every r."""
 STEP: Final = ("instructions", "products", "terms", "elements")
+WORKERS: Final = {
+    "sent": ("weights", "gradients", "tokens", "small"), "live": ("weights", "activations", "shards"),
+}  # fmt: skip
 BOARD: Final = {
     "create": "create job", "accept": "accept job", "head": "post head", "settle": "settle", "withdraw": "withdraw",
     "challenge": "challenge", "reclaim": "reclaim", "concede": "concede", "timeout": "timeout",
@@ -52,7 +55,7 @@ def fitted(found: Cases, group: str, metric: str, features: Mapping[str, str], c
     """
     rows = []
     for case in found.values():
-        if f"{group}: {metric}" in case and not case.get("steps: held out"):
+        if f"{group}: {metric}" in case and not (case.get("steps: held out") or case.get("workers: held out")):
             known = {name: case[f"{group}: {source}"] for name, source in features.items()}
             rows.append(({constant: 1.0, **known} if constant else known, case[f"{group}: {metric}"]))
     return fit(rows)
@@ -85,6 +88,12 @@ def collect(folder: Path = RESULTS) -> dict[str, Any]:
         },
         "bytes": {
             "memory": fitted(scale, "memory", "trainer", {"state": "state", "live": "live"}, "process"),
+            **{
+                f"workers {metric}": fitted(
+                    scale, "workers", metric, {name: f"{metric} {name}" for name in WORKERS[metric]}
+                )
+                for metric in WORKERS
+            },
             "files": {
                 "metrics": scale["a step"]["files: metrics"],
                 "head": scale["a checkpoint"]["files: head"],

@@ -5,6 +5,7 @@ A table stands between `<!-- table SPEC -->` and `<!-- end -->`. SPEC is one of 
     {"results": FILE, "cases": GLOB, "metrics": [...]}    rows by case, columns by metric, of results/FILE.json
     {"economics": PRESET, "table": TITLE}                 a table of `tiebreak economics`
     {"scale": [PARAMETERS, ...]}                          costs of `tiebreak scale` at these sizes
+    {"workers": [[PARAMETERS, WORKERS], ...]}             what each of several workers sends and holds
 """
 
 import fnmatch
@@ -23,9 +24,10 @@ from tiebreak.sim.incentives.costs import WHAT, Workload, costs, transformer_cou
 from tiebreak.sim.incentives.figures import PRESETS
 from tiebreak.sim.incentives.findings import Findings, find, tables
 from tiebreak.sim.incentives.measured import measured
+from tiebreak.sim.incentives.workers import shares_near
 
 DOCS: Final = RESULTS.parents[1] / "docs"
-PAGES: Final = ("economics.md", "gas.md", "gpu.md", "logged.md", "scale.md", "screening.md")
+PAGES: Final = ("distributed.md", "economics.md", "gas.md", "gpu.md", "logged.md", "scale.md", "screening.md")
 BLOCK: Final = re.compile(r"(<!-- table (\{.*?\}) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -68,6 +70,20 @@ def of_scale(sizes: Iterable[int]) -> str:
     return table(("parameters", *(head for head, _ in columns)), rows)
 
 
+def of_workers(sizes: Iterable[tuple[int, int]]) -> str:
+    """A table with a row for each number of workers, with one sequence of 1,024 tokens each."""
+    rows = []
+    for parameters, workers in sizes:
+        found = shares_near(parameters, workers, sequence=1024, each=1)
+        held = (found.state, found.weights, found.values, found.memory)
+        rows.append((f"{found.parameters / 1e9:.3g} B", f"{workers}", human(found.sent, "bytes"),
+                     f"{found.sent / found.ddp:.2f}", *(human(value, "bytes") for value in held),
+                     f"{found.operations:.2g}", found.limit))  # fmt: skip
+    header = ("parameters", "GPUs", "sent in a step", "/ DDP's", "state", "whole weights", "other values", "in all",
+              "operations", "gives way first")  # fmt: skip
+    return table(header, rows)
+
+
 def filled(text: str) -> str:
     """Replaces the tables in the text of a page by current ones."""
 
@@ -77,6 +93,8 @@ def filled(text: str) -> str:
             made = of_results(spec["results"], spec["cases"], spec["metrics"])
         elif "economics" in spec:
             made = of_economics(spec["economics"], spec["table"])
+        elif "workers" in spec:
+            made = of_workers(spec["workers"])
         else:
             made = of_scale(spec["scale"])
         return f"{block[1]}\n{made}\n\n{block[3]}"

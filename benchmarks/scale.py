@@ -11,6 +11,7 @@ is measured in wall-clock seconds. Each figure is a median. The parts:
     states   hashing and writing states
     sums     the accumulator tree of one element of a long sum
     files    bytes of a run directory
+    workers  what each of several workers sends and holds, counted from its plan
 """
 
 import statistics
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from benchmarks.accumulate import cases, tree
 from benchmarks.memory import EXACT
-from benchmarks.scale_workloads import BATCHED, FITTED, HELD_OUT
+from benchmarks.scale_workloads import BATCHED, DIVIDED, FITTED, HELD_OUT, gpt
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish
 from tiebreak.api.bundle import Bundle
@@ -39,11 +40,14 @@ from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import write_tensors
 from tiebreak.engine.data.tensors import identities, identity
+from tiebreak.engine.distributed.partition import Partition
+from tiebreak.engine.distributed.plan import Plan
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.sim.games.disputes import Market
 from tiebreak.sim.incentives.costs import counts_of
+from tiebreak.sim.incentives.workers import live_features, sent_features
 
 BUDGET_S: Final = 2.0
 """CPU time that the repeats of one step may take, within the two bounds below."""
@@ -58,6 +62,7 @@ STATES: Final = (
     (64, 1 << 19),
 )  # fmt: skip
 """Pairs: the number of tensors, and the number of floats in each."""
+WORKERS: Final = (1, 2, 3, 4, 8)
 SUMS: Final = (10, 12, 14, 16, 18, 20)
 
 
@@ -177,10 +182,26 @@ def files() -> Iterator[Row]:
         yield Row(metric=f"files: {name}", case=case, value=value, unit="bytes")
 
 
+def workers() -> Iterator[Row]:
+    """Nothing is measured here: a plan counts what a step sends, to the byte, and what is alive at once."""
+    for name, model in DIVIDED.items():
+        program = compile_task(gpt(model)).program
+        for number in WORKERS:
+            plan = Plan(Partition(program, number))
+            case = f"{name}, {number} workers"
+            yield Row(metric="workers: held out", case=case, value=int(number > 4), unit="")
+            found = {"live": plan.cost.live_bytes, **{f"live {k}": v for k, v in live_features(model, number).items()}}
+            if number > 1:
+                found |= {"sent": max(map(sum, zip(*plan.sent.values(), strict=True)))}
+                found |= {f"sent {k}": v for k, v in sent_features(model, number).items()}
+            for metric, value in found.items():
+                yield Row(metric=f"workers: {metric}", case=case, value=value, unit="bytes")
+
+
 # ---------------------------------------------------------------- all of it
 
 PARTS: Final[dict[str, Callable[[], Iterator[Row]]]] = {
-    "steps": steps, "memory": memory, "states": states, "sums": sums, "files": files,
+    "steps": steps, "memory": memory, "states": states, "sums": sums, "files": files, "workers": workers,
 }  # fmt: skip
 
 

@@ -94,6 +94,13 @@ TRANSFORMERS: Final[dict[str, Transformer]] = {
     "gpt 8x512": _transformer(8, 512, 8, 8192, 64, 2),
 }
 """Layers and width of each model."""
+DIVIDED: Final = {
+    "gpt 2x128, 16 x 128": _transformer(2, 128, 4, 1024, 128, 16),
+    "gpt 4x256, 8 x 64": _transformer(4, 256, 4, 4096, 64, 8),
+    "gpt 6x384, 8 x 32": _transformer(6, 384, 6, 8192, 32, 8),
+    "gpt 4x512, 16 x 128": _transformer(4, 512, 8, 2048, 128, 16),
+}
+"""Models whose steps are divided among workers: layers and width, sequences and tokens of each."""
 FITTED: Final[dict[str, Callable[[], Task]]] = {
     **{name: partial(gpt, model) for name, model in TRANSFORMERS.items()},
     "mlp 2x64": partial(mlp, 64, 2),

@@ -26,6 +26,15 @@ def test_costs_and_limits_are_printed_and_written(tmp_path: Path, capsys: pytest
     assert found["costs"]["training"]["value"] > 1000 * 0.01
 
 
+def test_workers_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "scale.json"
+    assert run(tiebreak, ["scale", "--parameters", "1000000", "--workers", "4", "--json", str(output)]) == 0
+    assert "each of 4 workers: sends in a step" in capsys.readouterr().out
+    found = json.loads(output.read_text())["workers"]
+    assert found["number"] == 4
+    assert 0 < found["sends in a step"] < 3 * found["would send under FP32 DDP"]
+
+
 def test_a_job_over_a_limit_says_how_to_lift_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiebreak, ["scale", "--parameters", "1000000", "--memory", "1"]) == 0
     printed = capsys.readouterr().out

@@ -34,6 +34,7 @@ from tiebreak.sim.incentives.costs import (
     walk,
 )
 from tiebreak.sim.incentives.measured import cost
+from tiebreak.sim.incentives.workers import shares_near
 
 
 def test_the_limits_of_a_run_directory_are_those_of_the_engine() -> None:
@@ -204,3 +205,32 @@ def test_work_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 def test_a_move_shows_one_to_five_levels() -> None:
     with pytest.raises(ConfigurationError, match="1 to 5 levels"):
         costs(work(levels=6))
+
+
+# ---- workers ----
+
+DIVIDED = {name: case for name, case in SCALE.items() if "workers: live" in case}
+
+
+def features(case: dict[str, float], metric: str) -> dict[str, float]:
+    prefix = f"workers: {metric} "
+    return {name.removeprefix(prefix): value for name, value in case.items() if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize("metric", ["sent", "live"])
+def test_what_workers_send_and_hold_is_predicted(metric: str) -> None:
+    held_out = [case for case in DIVIDED.values() if case["workers: held out"]]
+    assert len(held_out) == len(DIVIDED) / 5 > 0, "8 workers, beside 1 to 4"
+    for case in held_out:
+        found = cost("bytes", f"workers {metric}", features(case, metric)) / case[f"workers: {metric}"]
+        assert 1 / 1.1 < found < 1.1
+
+
+def test_more_workers_hold_less_and_send_no_less() -> None:
+    few, many = (shares_near(7 * 10**9, workers, sequence=1024, each=1) for workers in (8, 64))
+    assert few.state == pytest.approx(8 * many.state)
+    assert few.weights == many.weights
+    assert few.sent < many.sent < 2 * few.sent
+    assert (few.limit, many.limit) == ("activations", "nothing")
+    alone = shares_near(10**9, 1, sequence=1024, each=1)
+    assert alone.sent == alone.ddp == 0

@@ -385,7 +385,7 @@ def loads(work: Workload, m: Means) -> list[Load]:
     time, gas = m.days * DAY, m.block_gas / m.block_seconds * m.chain_share * m.days * DAY
     raised = "raise `Limits` in tiebreak.protocol.program.program, which each machine sets for itself"
     found = [
-        Load("memory of a machine", c.memory, m.memory_bytes, "bytes", "nothing yet splits a step over machines"),
+        Load("memory of a machine", c.memory, m.memory_bytes, "bytes", "share each step among workers (--workers)"),
         Load("time to train one job", c.training, time, "s", "use a faster device (--step-seconds)"),
         Load("time to audit all jobs", c.all_auditing, time * m.auditor_cores, "s",
              "add auditors, which can replay different segments, or audit a sample"),

@@ -1,0 +1,102 @@
+"""What each of several workers sends, holds and computes in one step of GPT-2 of any size.
+
+Sizes follow from how `tiebreak.engine.distributed.partition` divides a step, up to factors that were fitted to plans of
+1 to 4 workers (`measured`); nothing is timed. The sizes of the batch are those of all workers together.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tiebreak.sim.incentives.costs import Transformer, transformer_counts, transformer_near
+from tiebreak.sim.incentives.measured import cost
+
+GPU_BYTES: Final = 80e9
+"""Memory of the GPUs in the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Of the worker that has most. Bytes, and floating-point operations of products."""
+
+    parameters: int
+    workers: int
+    sent: float
+    ddp: float
+    """What FP32 DDP would send."""
+    state: float
+    """Its shards of weights and moments, before and after the step."""
+    weights: float
+    """The weights that are whole on every worker from their first use to their last."""
+    values: float
+    """All other values that are alive at once."""
+    operations: float
+
+    @property
+    def memory(self) -> float:
+        return self.state + self.weights + self.values
+
+    def told(self) -> dict[str, float]:
+        """Bytes, by what they are."""
+        return {
+            "sends in a step": self.sent,
+            "would send under FP32 DDP": self.ddp,
+            "holds of state, before and after a step": self.state,
+            "holds of whole weights": self.weights,
+            "holds of other values": self.values,
+        }
+
+    @property
+    def limit(self) -> str:
+        """What gives way first on a GPU of `GPU_BYTES`."""
+        if self.memory <= GPU_BYTES:
+            return "nothing"
+        parts = {"whole weights": self.weights, "activations": self.values, "state": self.state}
+        return max(parts, key=parts.__getitem__)
+
+
+def sent_features(model: Transformer, workers: int) -> dict[str, float]:
+    """weights: gathered before use. gradients: FP64 sums, or the operands of products where these are smaller.
+
+    tokens: rows for the embedding. small: sums of biases and norms, which every worker tells all others.
+    """
+    d, n, others = model.width, model.tokens, (workers - 1) / workers
+    shapes = model.layers * [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)] + [(model.vocabulary, d)]
+    return {
+        "weights": others * 4 * model.parameters,
+        "gradients": others * sum(min(8 * rows * columns, 4 * n * (rows + columns)) for rows, columns in shapes),
+        "tokens": others * 4 * n * d,
+        "small": (workers - 1) * 16 * model.layers * 13 * d,
+    }
+
+
+def live_features(model: Transformer, workers: int) -> dict[str, float]:
+    """weights: whole. activations: of this worker's examples. shards: of gradients and new weights."""
+    d, n = model.width, model.tokens
+    scores = model.batch * model.heads * model.sequence**2
+    acts = model.layers * (30 * n * d + 3 * scores) + 13 * n * model.vocabulary // 4 + 3 * n * d
+    return {
+        "weights": 4 * model.parameters,
+        "activations": 4 * acts / workers,
+        "shards": 4 * model.parameters / workers,
+    }
+
+
+def shares(model: Transformer, workers: int) -> Shares:
+    live = live_features(model, workers)
+    weights = cost("bytes", "workers live", {**live, "activations": 0, "shards": 0})
+    return Shares(
+        parameters=model.parameters,
+        workers=workers,
+        sent=cost("bytes", "workers sent", sent_features(model, workers)),
+        ddp=8 * model.parameters * (workers - 1) / workers,
+        state=2 * 12 * model.parameters / workers,
+        weights=weights,
+        values=cost("bytes", "workers live", live) - weights,
+        operations=transformer_counts(model, steps=1, interval=1).products / workers,
+    )
+
+
+def shares_near(parameters: int, workers: int, *, sequence: int, each: int) -> Shares:
+    """For a model of about so many parameters, where each worker has `each` sequences."""
+    model = transformer_near(parameters, sequence=sequence, batch=each)
+    return shares(replace(model, batch=each * workers), workers)
