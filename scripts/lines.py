@@ -10,11 +10,11 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 15_100,
-    "tiebreak/engine/": 22_050,
-    "tiebreak/sim/": 11_430,
+    "tiebreak/engine/": 22_770,
+    "tiebreak/sim/": 11_530,
     "tiebreak/node/": 8_715,
-    "tiebreak/": 10_185,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 3_965,
+    "tiebreak/": 10_290,  # api, cli, demo: everything that is in none of the folders above
+    "benchmarks/": 4_020,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

@@ -68,7 +68,7 @@ def _means(function: Callable[..., Any]) -> Callable[..., Any]:
 @number("--window", 1, 10**9, 24 * 3600, "Seconds within which a trainer has to post its next head, as in the job.")
 @click.option("--keep", default="all", show_default=True, help="Checkpoints that stay on disk: all, every:M or last.")
 @click.option("--workers", type=click.IntRange(1, 1 << 20),
-              help="Also show what each of so many workers sends and holds that share a step, with --parameters.")  # fmt: skip
+              help="Also show what each of so many workers sends and holds, with --parameters.")  # fmt: skip
 @click.option("--step-seconds", type=POSITIVE,
               help="Seconds of a step of yours in plain FP32 PyTorch, on your device [default: one core].")  # fmt: skip
 @_means
