@@ -281,8 +281,12 @@ class Counting:
         return self.seat.begin(pieces, into)
 
 
-@pytest.mark.parametrize("held", [1, 64, 1 << 10])
-@pytest.mark.parametrize("workers", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "held", [1, pytest.param(64, marks=pytest.mark.slow), pytest.param(1 << 10, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", held)
     monkeypatch.setattr(arithmetic, "SMALL", 100)
