@@ -38,6 +38,7 @@ EXPECTED_SKIPS = tuple(
         r"needs a C compiler",
         r"needs anvil",
         r"needs PostgreSQL",
+        r"needs Triton, of the extra gpu",
     )
 )
 """Reasons, whole, with which a test may be skipped. Add one only for what a machine may honestly lack."""
