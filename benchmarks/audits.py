@@ -55,7 +55,7 @@ def small() -> Task:
 
 
 def train(name: str, folder: Path) -> RunDirectory:
-    """A signed run of a workload."""
+    """A run that is trained and signed, with all states kept."""
     steps, interval = LENGTHS[name]
     made = {SEGMENTS: small, "gpt2": gpt2}
     task = made[name]() if name in made else load_task(name, steps=steps)

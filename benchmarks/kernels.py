@@ -37,18 +37,17 @@ BINARIES: Final = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 @dataclass(frozen=True)
 class Machine:
-    """One compiled kernel."""
+    """A kernel as compiled for a target, and what its machine code shows."""
 
     target: str
     assembly: str
-    """PTX, or AMD's assembly."""
     code: str
-    """SASS; the assembly for AMD."""
+    """SASS for NVIDIA's targets, whose `assembly` is PTX; for AMD both are its assembly."""
     products: int
     """The FMAs of one step of `tl.dot` in a thread, where there is no matrix instruction."""
     registers: int
     spilled: int
-    """Bytes of stack for a thread."""
+    """Bytes of registers that each thread keeps on its stack."""
 
     def count(self, pattern: str, *, code: bool = False) -> int:
         """The instructions that begin with a pattern."""
@@ -131,7 +130,6 @@ def faults(machine: Machine) -> list[str]:
 @click.command(help=__doc__)
 @placed
 def main(folder: Path) -> None:
-    """Compiles, checks and writes."""
     rows, wrong = [], []
     for name in TARGETS:
         for kernel in ("contract", "add_up"):

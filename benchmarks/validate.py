@@ -70,7 +70,7 @@ def measure(name: str, steps: int) -> list[Row]:
 @click.command()
 @placed
 def main(folder: Path) -> None:
-    """Measure `tiebreak validate`."""
+    """Measure both looks of `tiebreak validate` against a whole replay."""
     publish("validate", [row for name, steps in CASES for row in measure(name, steps)], "medians", folder=folder)
 
 

@@ -164,13 +164,18 @@ def choose_segments(
     detection: list[tuple[int, float]] = []
     if sample is not None:
         chosen = draw_segments(count, sample, seed.encode(), head.head.run_root)
-        false = dict.fromkeys([1, *(max(1, math.ceil(share * count)) for share in SHARES)])
-        detection = [(number, detection_probability(count, sample, number)) for number in false]
+        detection = chances(count, sample)
     else:
         chosen = segments_of(trainer, count, first, last) if segment is None else (segment,)
         if chosen[-1] >= count:
             raise ConfigurationError(f"expected a checkpoint below {count}, got {chosen[-1]}")
     return Choice(records=records, head=head, segments=chosen, detection=detection)
+
+
+def chances(count: int, sample: int) -> list[tuple[int, float]]:
+    """For one false segment of `count`, and for each of `SHARES`: how many are false, and the chance to draw one."""
+    false = dict.fromkeys([1, *(max(1, math.ceil(share * count)) for share in SHARES)])
+    return [(number, detection_probability(count, sample, number)) for number in false]
 
 
 def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int | None) -> tuple[int, ...]:

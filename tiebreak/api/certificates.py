@@ -40,7 +40,7 @@ class Found:
     files: dict[str, Digest]
     """The SHA-256 of each, by name."""
     tensors: dict[str, Digest]
-    """The id of each tensor."""
+    """The ids of all tensors, as a state tree has them, by the names in the files."""
     others: tuple[str, ...] = ()
 
 
@@ -60,7 +60,7 @@ class Signed:
         return cls(certificate=certificate, signers=certificate.signers(envelope))
 
     def role(self, signer: Address) -> str:
-        """What a signer is in the job."""
+        """The party of the job that a signer is; whoever is none is called an auditor."""
         job = self.certificate.job
         return {job.trainer: "trainer", job.client: "client"}.get(signer, "auditor")
 

@@ -16,18 +16,18 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from struct import pack, unpack
 
-from tiebreak.api.audits import SHARES
+from tiebreak.api.audits import chances
 from tiebreak.api.running import Machine, make_interpreter
 from tiebreak.engine.data import check_unchanged
-from tiebreak.engine.run.audit import detection_probability, draw_segments, kept_steps, signed_records
+from tiebreak.engine.run.audit import draw_segments, kept_steps, signed_records
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.forward import loss_alone, losses_in
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
+from tiebreak.protocol.numbers.float32 import to_float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +108,10 @@ class _Validator:
         drawable = [c for c in range(len(self._records)) if job.first_step(c) - 1 in kept and self._is_bound(c, kept)]
         if not drawable:
             raise CannotCheck(f"{self._run.path}: expected kept states around at least one segment, got none; audit it")
-        sample, total, steps = (
-            max(1, math.ceil(share * len(drawable))),
-            len(drawable),
-            job.last_step(len(self._records) - 1),
-        )
+        total, steps = len(drawable), job.last_step(len(self._records) - 1)
+        sample = max(1, math.ceil(share * total))
         found = Validation(segments=len(self._records), drawable=total, replay=sample * self._each / steps)
-        false = dict.fromkeys([1, *(max(1, math.ceil(part * total)) for part in SHARES)])
-        found.detection = [(number, detection_probability(total, sample, number)) for number in false]
+        found.detection = chances(total, sample)
         started = time.perf_counter()
         for place in draw_segments(total, sample, seed.encode(), self._head.head.run_root):
             found.looks.append(self._look(drawable[place]))
@@ -142,11 +138,11 @@ class _Validator:
 
     def _epoch(self, found: Validation, checkpoint: int, share: float) -> int:
         """The paper's look at a segment. Returns the number of batches that it computed."""
-        job, reported = self._job, [_number(bits) for bits in self._losses(checkpoint)]
+        job, reported = self._job, [to_float(bits) for bits in self._losses(checkpoint)]
         count = max(1, math.ceil(share * len(reported)))
         chosen = draw_segments(len(reported), count, b"%d" % checkpoint, self._head.head.run_root)
         state = self._state(job.last_step(checkpoint))
-        computed = [_number(self._loss(job.first_step(checkpoint) + place, state)) for place in chosen]
+        computed = [to_float(self._loss(job.first_step(checkpoint) + place, state)) for place in chosen]
         look = EpochLook(
             segment=checkpoint, reported=statistics.fmean(reported), computed=statistics.fmean(computed),
             threshold=statistics.pstdev(reported) / share,
@@ -179,8 +175,3 @@ class _Validator:
                 raise CannotCheck(f"the state after step {step} is withheld or damaged: {error}") from error
             self._held = {step: self._interpreter.to_device(tensors)}
         return self._held[step]
-
-
-def _number(bits: int) -> float:
-    (value,) = unpack("<f", pack("<I", bits))
-    return float(value)

@@ -4,7 +4,6 @@ import json
 import re
 import secrets
 from pathlib import Path
-from struct import pack, unpack
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +12,7 @@ from tiebreak import api
 from tiebreak.cli.audit import COULD_NOT_CHECK
 from tiebreak.cli.options import FOLDER, device_option, json_option, permute_option, threads_option
 from tiebreak.protocol.errors import CannotCheck, VerificationError
+from tiebreak.protocol.numbers.float32 import to_float
 
 if TYPE_CHECKING:
     from tiebreak.api.validating import Validation
@@ -71,7 +71,7 @@ def validate(
 
 
 def _shown(bits: int) -> str:
-    return f"{unpack('<f', pack('<I', bits))[0]:.9g} ({bits:#010x})"
+    return f"{to_float(bits):.9g} ({bits:#010x})"
 
 
 def _document(found: "Validation", seed: str) -> dict[str, Any]:

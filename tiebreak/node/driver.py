@@ -13,7 +13,6 @@ for nothing new.
 import heapq
 import json
 import sqlite3
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_i
 from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.snapshot import Snapshot
+from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import Finding
@@ -634,9 +634,8 @@ class Driver:
                     processor=min(1000, round(1000 * steps.processor)), memory=steps.memory,
                 )  # fmt: skip
                 self.post(steps.job_id, body)
-            (loss,) = struct.unpack("<f", struct.pack("<I", steps.losses[-1]))
             last = steps.first_step + len(steps.losses) - 1
-            self.notes.debug("steps", f"step {last}, loss {loss:.4f}", job=steps.job_id.hex()[:8])
+            self.notes.debug("steps", f"step {last}, loss {to_float(steps.losses[-1]):.4f}", job=steps.job_id.hex()[:8])
 
         self.inbox.put(show)
 

@@ -190,7 +190,6 @@ class _Sum:
         self.coefficient: float | None = None
 
     def begin(self, operands: Operands) -> "_Sum":
-        """Adds up this worker's terms."""
         self.part = self.runner.partial(self.plan, operands)
         return self
 

@@ -95,9 +95,9 @@ class Swap:
     """Something that the workers are about to send each other."""
 
     pieces: Sequence[Tensor]
-    """For each worker, 1-d."""
+    """What each worker gets from this one, 1-d."""
     into: Sequence[Tensor]
-    """Where theirs go."""
+    """Where what each worker sends to this one is put, 1-d."""
     bytes: int
     """Those of the whole value, the same for all workers."""
     finish: Callable[[], Tensor]
@@ -225,15 +225,16 @@ class Collectives:
 
     def greatest(self, mine: Sequence[int], device: torch.device) -> list[int]:
         """The greatest of all workers' numbers, of several."""
-        found = torch.empty((self.workers, len(mine)), dtype=torch.int64, device=device)
-        self._swap([torch.tensor(mine, device=device)] * self.workers, found.unbind())
-        return found.amax(0).tolist()
+        return self._all(mine, device).amax(0).tolist()
 
     def numbers(self, mine: int, device: torch.device) -> list[int]:
-        """The numbers of all workers."""
-        found = torch.empty(self.workers, dtype=torch.int64, device=device)
-        self._swap([torch.tensor([mine], device=device)] * self.workers, torch.split(found, 1))
-        return found.tolist()
+        """The number of each worker, in their order."""
+        return self._all([mine], device).flatten().tolist()
+
+    def _all(self, mine: Sequence[int], device: torch.device) -> Tensor:
+        found = torch.empty((self.workers, len(mine)), dtype=torch.int64, device=device)
+        self._swap([torch.tensor(mine, device=device)] * self.workers, found.unbind())
+        return found
 
     def agreed(self, mine: bytes, device: torch.device) -> bytes:
         """The bytes of the first worker, of which the others know the length only."""

@@ -72,7 +72,6 @@ class Recorder:
             self.tape.append(torch.frombuffer(bytearray(digest_of(tensors)), dtype=torch.uint8))
 
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
-        """As `Exchange.begin`."""
         self.keep_digest(pieces)
         wait = self.exchange.begin(pieces, into)
 
@@ -95,7 +94,7 @@ class Player:
     worker: int
     workers: int
     tape: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
-    """1-d, u8."""
+    """The bytes of one part of a step, 1-d, u8; empty until one is inserted."""
     running: Final = True
     _at: int = 0
 
@@ -114,7 +113,6 @@ class Player:
             raise DifferenceError(at.to_bytes(8, "big") + found)
 
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
-        """As `Exchange.begin`."""
         self.compare(pieces)
 
         def wait() -> None:

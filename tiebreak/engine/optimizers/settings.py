@@ -5,7 +5,6 @@ Every number here becomes an FP32 constant of the program: Python's float64, rou
 would turn into a different setting (an eps of zero, a beta of one) is refused.
 """
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from torch import nn
 
 from tiebreak.engine.lowering.builder import scalar_bits
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.program.isa import DType
 
 MIN_EPS: Final = 2.0**-126
@@ -31,8 +31,7 @@ def require(condition: bool, expected: str, got: object) -> None:
 
 def f32(value: float) -> float:
     """The FP32 number nearest to a float64; infinite beyond the range of FP32."""
-    rounded: float = struct.unpack("<f", scalar_bits(value, DType.F32).to_bytes(4, "little"))[0]
-    return rounded
+    return to_float(scalar_bits(value, DType.F32))
 
 
 def require_count(value: object, expected: str) -> None:

@@ -184,11 +184,8 @@ class SegmentAuditor:
         wanted, total = tuple(sorted(set(checkpoints))), len(self._records)
         if not wanted or not 0 <= wanted[0] <= wanted[-1] < total:
             raise ConfigurationError(f"expected a checkpoint below {total}, got {list(wanted[-1:])}")
-        self._audit, self._on_step, self._logs = (
-            SegmentAudit(total=total, wanted=wanted, log=logs.report),
-            on_step,
-            logs,
-        )
+        self._audit = SegmentAudit(total=total, wanted=wanted, log=logs.report)
+        self._on_step, self._logs = on_step, logs
         # One state is kept, so that consecutive segments need not load it again.
         self._held: tuple[int, State] = (-1, {})
         self._kept = self._all_kept

@@ -308,7 +308,7 @@ class Running:
         return canonical(tensor)
 
     def read(self, source: Instruction) -> Tensor:
-        """The value of a source."""
+        """The value of a source; it belongs to the state, the data or the program, and is not to be written to."""
         if source.function == SourceKind.STATE:
             return self._state[_slot(source).name]
         if source.function == SourceKind.DATA:

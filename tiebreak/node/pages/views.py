@@ -4,7 +4,6 @@ Nothing here is trusted by anybody: a page repeats what a board and a hub say, a
 Everything that others chose (posts, names in programs) is text of theirs, clipped here and escaped by the templates.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from math import isfinite
@@ -31,6 +30,7 @@ from tiebreak.node.pages.model import (
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
@@ -158,7 +158,7 @@ def training_of(seen: Sequence[Seen], agreed: Job) -> Training:
             newest = one
             for step, bits in enumerate(one.body.losses, start=one.body.first_step):
                 if 1 <= step <= agreed.steps:
-                    losses[step] = struct.unpack("<f", bits.to_bytes(4, "little"))[0]
+                    losses[step] = to_float(bits)
     if newest is None or not isinstance(newest.body, p.StepsBody):
         return Training()
     step = max(losses, default=0)

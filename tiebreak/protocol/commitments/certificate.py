@@ -105,7 +105,6 @@ class Weights:
 
     @property
     def count(self) -> int:
-        """The number of entries."""
         return sum(count for _, count in self.places)
 
     def check(self, leaves: int) -> None:
@@ -228,7 +227,7 @@ class Certificate:
         return Payload(kind=PAYLOAD_TYPE, data=text.encode("ascii"))
 
     def document(self) -> dict[str, Any]:
-        """The statement as JSON."""
+        """The statement: with sorted names and without spaces, it is what is signed."""
         job, domain, head, record = self.job, self.agreement.domain, self.head.head, self.record
         predicate: dict[str, Any] = {
             "job": {

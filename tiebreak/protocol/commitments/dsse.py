@@ -32,7 +32,7 @@ class Payload:
 
     @property
     def pae(self) -> bytes:
-        """The bytes under a signature."""
+        """What a signature is over, before it is hashed."""
         kind = self.kind.encode()
         return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(self.data), self.data)
 

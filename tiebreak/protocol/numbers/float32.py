@@ -6,6 +6,7 @@ the exponent range of f32. Its numbers are the f32 patterns whose lowest 32 - b 
 and subnormal numbers.
 """
 
+import struct
 from math import isqrt
 from typing import Final
 
@@ -233,6 +234,12 @@ def to_i64(x: int) -> int:
     n, e = decode(x)
     magnitude = abs(n) << e if e >= 0 else abs(n) >> -e
     return max(_I64_MIN, min(_I64_MAX, -magnitude if n < 0 else magnitude))
+
+
+def to_float(x: int) -> float:
+    """The same number as a Python float, which holds every binary32 number exactly."""
+    value: float = struct.unpack("<f", x.to_bytes(4, "little"))[0]
+    return value
 
 
 def from_i64(x: int) -> int:

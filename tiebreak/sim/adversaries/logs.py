@@ -10,7 +10,6 @@ what the right run is, and the contract cannot see that they are missing. So the
 the trainer is not paid.
 """
 
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -31,7 +30,7 @@ from tiebreak.engine.run.loop import Done
 from tiebreak.engine.run.loop import steps as loop
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree
-from tiebreak.protocol.numbers.float32 import MAX_PRECISION, SIGN, plus_zero, round_f32
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, SIGN, plus_zero, round_f32, to_float
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, Rounding, neighbours, sum_kind, tolerance_of
@@ -68,7 +67,7 @@ class ExactSum:
     def between(self) -> bool:
         """Whether there are two ways to round it: it is not a number of the precision, and is finite when rounded."""
         bits = round_f32(self.n, self.e, precision=self.rounding.precision)
-        rounded: float = struct.unpack("<f", bits.to_bytes(4, "little"))[0]
+        rounded = to_float(bits)
         return abs(rounded) < float("inf") and Fraction(rounded) != self.n * Fraction(2) ** self.e
 
     @property

@@ -22,7 +22,6 @@ class Shares:
     workers: int
     sent: float
     ddp: float
-    """What FP32 DDP would send."""
     state: float
     """Its shards of weights and moments, before and after the step."""
     weights: float
@@ -36,7 +35,6 @@ class Shares:
         return self.state + self.weights + self.values
 
     def told(self) -> dict[str, float]:
-        """Bytes, by what they are."""
         return {
             "sends in a step": self.sent,
             "would send under FP32 DDP": self.ddp,

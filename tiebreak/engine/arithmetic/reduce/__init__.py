@@ -1,8 +1,7 @@
 """`reduce` sums: plain sums and sums of products, correctly rounded (the bound: `tiebreak.engine.arithmetic.ziv`).
 
-`pure` computes them in torch on any device; `compiled` runs reduce.c on CPUs, `fused` a Triton kernel on GPUs. All give
-the same bytes. reduce.c also
-finds the greatest of some terms, and where it is.
+`pure` computes them in torch on any device; `compiled` runs reduce.c on CPUs, `fused` Triton kernels on GPUs. All give
+the same bytes. reduce.c also finds the greatest of some terms, and where it is.
 """
 
 import ctypes
@@ -55,6 +54,10 @@ class SumPlan:
         order[places] = np.arange(len(places))
         return None if np.array_equal(order, places) and bool((np.diff(places) == 1).all()) else order
 
+    def fused(self, device: torch.device) -> Tables | None:
+        """The tables, if the Triton kernels compute this sum on the device."""
+        return self.tables if self.tables is not None and runs_on(device, self.tables.terms) else None
+
     def library(self, device: torch.device) -> ctypes.CDLL | None:
         """The compiled kernel, if it computes this sum on the device; otherwise torch does."""
         return build().library if self.tables is not None and device.type == "cpu" else None
@@ -62,7 +65,7 @@ class SumPlan:
     def norms(self, device: torch.device) -> int:
         """How many norms of rows and columns a `Partial` has; 0 if it has a sum of absolute terms for each element."""
         tables = self.tables
-        if tables is not None and (runs_on(device, tables.terms) or self.library(device) is not None):
+        if tables is not None and (self.fused(device) is not None or self.library(device) is not None):
             batch, m, n = map(len, tables.out) if tables.out else (0, 0, 0)
             return batch * (m + n)
         (part,) = self.parts
@@ -148,8 +151,8 @@ class SumRunner:
         `near` collects open elements that are not settled.
         """
         pure, shape = self.pure, plan.instruction.shape
-        if plan.tables is not None and runs_on(operands[0].device, plan.tables.terms):
-            found = run_fused(plan.instruction, plan.tables, operands, counts, pure.shuffled, pure.rounded, near)
+        if (tables := plan.fused(operands[0].device)) is not None:
+            found = run_fused(plan.instruction, tables, operands, counts, pure.shuffled, pure.rounded, near)
             if found is not None:
                 return found
         elif plan.tables is not None and (library := plan.library(operands[0].device)) is not None:
@@ -165,8 +168,8 @@ class SumRunner:
     def partial(self, plan: SumPlan, operands: Sequence[Tensor]) -> Partial:
         """What `run` rounds, before it is rounded."""
         pure = self.pure
-        if plan.tables is not None and runs_on(operands[0].device, plan.tables.terms):
-            (sums, *sizes), roundings = leave_fused(plan.tables, operands, pure.shuffled)
+        if (tables := plan.fused(operands[0].device)) is not None:
+            (sums, *sizes), roundings = leave_fused(tables, operands, pure.shuffled)
             return Partial(sums, tuple(sizes), roundings, plan.source)
         if plan.tables is not None and (library := plan.library(operands[0].device)) is not None:
             (sums, *sizes), roundings = leave_sums(library, plan.tables, operands, pure.shuffled)

@@ -76,10 +76,10 @@ class _Call:
     numbers: tuple[int, ...]
     options: dict[str, Any]
     tiles: int
-    """Over all batches."""
+    """Of all batches together."""
     parts: int
     step: int
-    """The terms of a part."""
+    """The most terms of a part; the last one may have fewer."""
     roundings: int
     """On a term's path, additions of parts included."""
 
