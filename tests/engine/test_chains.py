@@ -18,6 +18,7 @@ from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic, elementwise
 from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN, Member
+from tiebreak.engine.arithmetic.threads import available, spread
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
 from tiebreak.engine.data.tensors import identities, tensor_bytes
@@ -267,6 +268,26 @@ def test_long_chains_on_any_number_of_threads(threads: Callable[[int], None], ca
         kinds = ("map.exp", "map.tanh")
         ours, theirs = ([a.stats.of(kind) for kind in kinds] for a in (machine.arithmetic, twin.arithmetic))
         assert [c.elements for c in ours] == [3 * c.elements for c in theirs]
+
+
+@needs_kernel
+def test_torch_leaves_its_threads_to_the_kernels_during_a_step(threads: Callable[[int], None]) -> None:
+    """Its own would spin on their cores. Long instructions get them all the same, and a failure gives them back."""
+    state, data = long_inputs(long_program(), 3)
+    machine = Interpreter(long_program(), Arithmetic())
+    seen = list[tuple[int, int, int]]()
+
+    def observe(leaf: int, tensor: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.get_num_threads(), available(), spread(torch.get_num_threads)()))
+        if leaf:
+            raise KeyError("any")
+        return tensor
+
+    threads(3)
+    with pytest.raises(KeyError):
+        machine.step(2, state, data, observe)
+    assert seen == [(1, 3, 3)] * 2
+    assert (torch.get_num_threads(), available()) == (3, 3)
 
 
 @needs_kernel

@@ -32,7 +32,7 @@ from tiebreak.engine.arithmetic.buffers import Buffers
 from tiebreak.engine.arithmetic.random import first_of
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts, Stats
-from tiebreak.engine.arithmetic.threads import sharing, together
+from tiebreak.engine.arithmetic.threads import available, sharing, together
 from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.engine.native import Build, load
@@ -287,7 +287,7 @@ class _Turns:
     def __init__(self, size: int, found: Kernel) -> None:
         self._size, self._step = size, found.tile * TILES_PER_TURN
         self._shared = count()  # its `next` is atomic
-        self.threads = min(torch.get_num_threads(), -(-size // self._step))
+        self.threads = min(available(), -(-size // self._step))
         """The number of threads that find work."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,7 @@ Near ties under policy `logged` are the exception: the caller can collect them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 import torch
@@ -16,6 +17,7 @@ from tiebreak.engine.arithmetic.reduce import SumRunner, build, plan_extreme, pl
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.scatter import ScatterRunner, plan_scatter
 from tiebreak.engine.arithmetic.stats import Stats
+from tiebreak.engine.arithmetic.threads import spread
 from tiebreak.engine.arithmetic.views import View
 from tiebreak.engine.arithmetic.ziv import NOTHING_NEAR, Collector, Logging, NearTies
 from tiebreak.engine.dtypes import TORCH_DTYPES
@@ -38,6 +40,10 @@ MAX_PLANS: Final = 1 << 20
 FP64_ELEMENTS: Final = {"cpu": 1 << 22}
 """The number of FP64 elements of one tensor that are held at once, by kind of device."""
 FP64_ELEMENTS_ELSEWHERE: Final = 1 << 26
+LONG: Final = 1 << 22
+"""From so many elements and terms on, an instruction is worth all of torch's threads beside compiled kernels."""
+FP64_FUNCTION: Final = 32
+"""How many elements are copied while torch computes one transcendental and its test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,10 @@ class Arithmetic:
             if len(self._compiled) >= MAX_PLANS:
                 self._compiled.clear()
             # Keeping the instruction alive keeps its id unique.
-            found = self._compiled[id(instruction)] = (instruction, self._compile(instruction, operands))
+            compiled = self._compile(instruction, operands)
+            if self.chains is not None and _is_long(instruction):
+                compiled = spread(compiled)
+            found = self._compiled[id(instruction)] = (instruction, compiled)
         return found[1]
 
     def exact_sums(
@@ -209,6 +218,11 @@ class Arithmetic:
             return out
 
         return one
+
+
+def _is_long(i: Instruction) -> bool:
+    each = FP64_FUNCTION if i.opcode == Opcode.MAP and i.function in TRANSCENDENTALS else 1
+    return prod(i.index_space) * each >= LONG
 
 
 def _compile_source(i: Instruction, device: torch.device) -> Compiled:

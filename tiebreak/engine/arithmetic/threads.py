@@ -1,17 +1,20 @@
 """Python threads for compiled kernels: `ctypes` releases the interpreter's lock while a kernel runs."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 
+P = ParamSpec("P")
 T = TypeVar("T")
 SMALL: Final = 1 << 23
 """Up to this many multiplications, one thread is as fast as several: to wake one takes 100 us on virtual machines."""
+_held = threading.local()
 
 
 @cache
@@ -23,9 +26,14 @@ if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's t
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
+def available() -> int:
+    """How many threads kernels may use: torch's number, inside `torch_alone` the one that it had before."""
+    return getattr(_held, "threads", 0) or torch.get_num_threads()
+
+
 def sharing(multiplications: int) -> int:
     """How many threads should share so much work, or work that takes as long."""
-    return 1 if multiplications <= SMALL else torch.get_num_threads()
+    return 1 if multiplications <= SMALL else available()
 
 
 def together(work: Callable[[], T], threads: int) -> list[T]:
@@ -45,3 +53,29 @@ def limited(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Inside the block torch computes on this thread alone, and kernels on as many as it had.
+
+    After each operation, torch's threads wait for the next one by spinning, for milliseconds, on the cores on which a
+    kernel's threads should run. A thread that first uses torch while another one is in such a block has one thread too.
+    """
+    before = getattr(_held, "threads", 0)
+    _held.threads = available()
+    try:
+        with limited(1):
+            yield
+    finally:
+        _held.threads = before
+
+
+def spread(work: Callable[P, T]) -> Callable[P, T]:
+    """`work` of torch's that is long enough for all threads, inside `torch_alone` too."""
+
+    def run(*arguments: P.args, **options: P.kwargs) -> T:
+        with limited(available()):
+            return work(*arguments, **options)
+
+    return run

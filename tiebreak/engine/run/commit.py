@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import State
@@ -57,7 +59,9 @@ class Committer:
         self._keep = keep
         self._frontier = Frontier()
         self._newest = 0
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        # A new thread has torch's number of threads at its first use, which may be amid a step (`threads.torch_alone`).
+        threads = (torch.get_num_threads(),)
+        self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, threads)
         self._flying: Future[Commit] | None = None
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.elementwise import Chain, Member, all_finite
+from tiebreak.engine.arithmetic.threads import torch_alone
 from tiebreak.engine.arithmetic.ziv import NearTies
 from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.data.tensors import canonical
@@ -141,11 +143,16 @@ class Interpreter:
         """
         given = self._given(state, data) if donate and self._chains else frozenset[int]()  # only chains use it
         run = Running(self, number, state, data, observe, given, sums)
-        if observe is not None:
+        with nullcontext() if self.arithmetic.chains is None else torch_alone():
+            return self._step(run, number, state, check_finite=check_finite, donated=donate)
+
+    def _step(self, run: "Running", number: int, state: State, *, check_finite: bool, donated: bool) -> StepResult:
+        observed = run.observed
+        if observed:
             for unit in self._in_order:
                 run.one_by_one(unit)
         elif self._offload is not None:
-            self._offload.begin(run.values, state, run.sealed, donated=donate)
+            self._offload.begin(run.values, state, run.sealed, donated=donated)
             for position in self._offload.positions():
                 run.execute(self._planned[position], self._chains.get(position))
         else:
@@ -153,7 +160,7 @@ class Interpreter:
             for unit, chain in self._work:
                 self._execute(run, unit, chain)
         new = self._committed_by(run, number, check_finite=check_finite)
-        if self._offload is not None and observe is None:
+        if self._offload is not None and not observed:
             self._offload.end(new)
         result = StepResult(new, loss_bits(run.values[len(self.program.body) - 1]))
         if self.arithmetic.chains is not None:
@@ -247,6 +254,11 @@ class Running:
         self._offload = interpreter._offload if observe is None else None
         self._finite: dict[int, bool] = {}
         self.values: dict[int, Tensor] = {}
+
+    @property
+    def observed(self) -> bool:
+        """Whether an observer sees each value: instructions are executed one by one then, in the program's order."""
+        return self._observe is not None
 
     def execute(self, unit: Unit, chain: Chain | None) -> None:
         """Executes a unit, in one pass if it is a chain."""
