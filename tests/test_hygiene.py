@@ -188,6 +188,7 @@ OPTIONAL = {"tiebreak.api.datasets.hugging_face": "hf", "tiebreak.api.datasets.t
 
 
 EXTRAS = {
+    "tiebreak.api.huggingface": ["hf"],
     "tiebreak.engine.arithmetic.reduce.kernels": ["gpu"],
     "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],
@@ -195,7 +196,7 @@ EXTRAS = {
     "tiebreak.node": ["chain", "node"],
     "tiebreak.demo": ["chain", "sim", "demo"],
 }
-"""Folders that nobody needs who only trains or audits, and the extras that bring their libraries."""
+"""What nobody needs who only trains or audits, and the extras that bring its libraries."""
 
 
 def names_of(requirements: list[str]) -> set[str]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tiebreak.api.calibrating import calibrate
+    from tiebreak.api.huggingface import TiebreakTrainer
     from tiebreak.api.keys import load_key, new_key, save_key
     from tiebreak.api.runs import Run, agree, open_run, train
     from tiebreak.api.tasks import capture, make_task
@@ -54,6 +55,7 @@ _MODULES: Final = {
     "tiebreak.api.calibrating": "calibrate",
     "tiebreak.api.runs": "Run agree open_run train",
     "tiebreak.api.tasks": "capture make_task",
+    "tiebreak.api.huggingface": "TiebreakTrainer",
     "tiebreak.api.trainer": "Step Trainer reproducible",
     "tiebreak.engine.capture.compile": "Compiled",
     "tiebreak.engine.capture.task": (
@@ -71,9 +73,9 @@ _HOME: Final = {name: module for module, names in _MODULES.items() for name in n
 __all__ = [
     "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Batch", "CannotCheck", "Clip", "Compiled", "ConfigurationError",
     "Group", "Lion", "LoggedPolicy", "NAdam", "PrivateKey", "RAdam", "RMSprop", "Rows", "Run", "SegmentAudit",
-    "StateError", "Step", "Task", "Terms", "TiebreakError", "Trainer", "VerificationError", "Windows", "agree",
-    "calibrate", "capture", "constant", "cosine", "inverse_sqrt", "linear", "load_key", "make_task", "new_key",
-    "no_decay", "one_cycle", "open_run", "reproducible", "save_key", "step_decay", "train",
+    "StateError", "Step", "Task", "Terms", "TiebreakError", "TiebreakTrainer", "Trainer", "VerificationError",
+    "Windows", "agree", "calibrate", "capture", "constant", "cosine", "inverse_sqrt", "linear", "load_key",
+    "make_task", "new_key", "no_decay", "one_cycle", "open_run", "reproducible", "save_key", "step_decay", "train",
 ]  # fmt: skip
 
 
