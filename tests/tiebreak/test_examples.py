@@ -1,10 +1,15 @@
-"""The examples run as they stand, at a reduced size."""
+"""The examples run as they stand, scripts at a reduced size."""
 
 import importlib.util
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import nbformat
 import pytest
 import torch
 
@@ -44,23 +49,70 @@ def test_resnet_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert example("resnet_on_digits").main(arguments).root == run.root, "run again, it is there already"
 
 
+def cells(name: str) -> list[Any]:
+    """The code of a notebook, cell by cell. Raises if it is not one that Jupyter opens."""
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code), f"{name}: strip its outputs"
+    return [cell.source for cell in code]
+
+
+def told_by(source: str, folder: Path) -> str:
+    """What a notebook's code prints in a fresh process. It stops at the first error, as a notebook does."""
+    folder.mkdir()
+    (folder / "cells.py").write_text(source)
+    ran = subprocess.run([sys.executable, "cells.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def diffs(name: str) -> list[tuple[list[str], list[str]]]:
+    """The lines that each diff in a notebook takes away and puts in their place."""
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    blocks = re.findall(r"```diff\n(.*?)\n```", text, flags=re.DOTALL)
+    return [tuple([x[1:] for x in block.split("\n") if x[0] == sign] for sign in "-+") for block in blocks]  # type: ignore[misc]
+
+
 @pytest.mark.slow
-def test_finetune_gpt2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--layers", "1", "--channels", "16", "--heads", "2", "--context", "8", "--batch", "2", "--steps", "3"]
-    run = example("finetune_gpt2").main(["--directory", str(tmp_path / "run"), *small])
-    assert run.finished
-    assert f"loss {run.losses[0]:.3f} -> {run.losses[-1]:.3f}" in capsys.readouterr().out
+def test_the_notebook_train(tmp_path: Path) -> None:
+    (taken, put), (_, of_lightning) = diffs("train")
+    code = cells("train")
+    told = told_by("\n".join(code), tmp_path / "ours")
+    ours = re.search(r"TrainOutput\(global_step=64, training_loss=([\d.]+)", told)
+    assert ours
+    assert re.search(
+        r"^32 of 64 steps computed again: equal$.*^loss .*, run root [0-9a-f]{64}$", told, re.MULTILINE | re.DOTALL
+    )
+
+    before = "\n".join(code[:2])  # what its user had: the lines of the diff, the other way round
+    for line in put:
+        assert before.count(line + "\n") == 1
+        before = before.replace(line + "\n", "")
+    theirs = re.search(
+        r"global_step=64, training_loss=([\d.]+)", told_by("\n".join([*taken, before]), tmp_path / "theirs")
+    )
+    assert theirs
+    assert float(ours[1]) == pytest.approx(float(theirs[1]), rel=0.05), "other examples first, and the same training"
+    assert len(put) <= 5
+    assert len(of_lightning) <= 5
+    flat = re.sub(r"\s|,(?=\s*\))", "", code[3])
+    assert re.sub(r"\s|,(?=\s*\))", "", "".join(of_lightning)) in flat
 
 
-def test_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    audit = example("audit").main(["--directory", str(tmp_path / "run"), "--steps", "30", "--sample", "2"])
-    assert audit.agrees
-    assert (len(audit.checked), audit.total) == (2, 5)
-    assert "12 steps computed again, 3 of 5 segments not checked" in capsys.readouterr().out
+@pytest.mark.slow
+def test_the_notebook_check(tmp_path: Path) -> None:
+    told = told_by("\n".join(cells("check")), tmp_path / "check")
+    for line in (
+        "18 of 60 steps computed again: equal", "the trainer loses", "its own replay of the run ended in this state",
+        "It does not prove:", "forged.safetensors: weights: expected tensors under state root",
+    ):  # fmt: skip
+        assert line in told
 
 
 def test_every_example_is_tested(cases: Callable[[], None]) -> None:
     tested = Path(__file__).read_text()
-    for path in EXAMPLES.glob("*.py"):
-        assert f'example("{path.stem}").main(' in tested
+    for path in EXAMPLES.glob("*.*"):
+        assert f'{"example" if path.suffix == ".py" else "cells"}("{path.stem}")' in tested
         cases()
