@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 15_110,
+    "tiebreak/protocol/": 15_140,
     "tiebreak/engine/": 22_810,
     "tiebreak/sim/": 11_530,
     "tiebreak/node/": 8_715,
-    "tiebreak/": 10_640,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 10_810,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 4_020,
 }
 SUFFIXES = {".py", ".c", ".h"}

@@ -5,7 +5,7 @@ from hashlib import sha256
 from typing import Any
 
 from tiebreak.protocol import trees
-from tiebreak.protocol.commitments.certificate import Certificate, Logged, Seat, Weights, sign
+from tiebreak.protocol.commitments.certificate import Attestation, Certificate, Logged, Seat, Weights, sign
 from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
@@ -54,6 +54,7 @@ def certificate(*, steps: int = 10, interval: int = 4, count: int = 5, shards: i
         audits=(Seat(auditor=AUDITOR.address, number=0, paid=Logged(transaction=root("claim"), block=8)),),
         settlement=Logged(transaction=root("settle"), block=9),
         environment={"cpu": "a processor", "torch": "2.0"},
+        attestation=Attestation(kind="made-up-gpu", evidence=b"evidence"),
     )  # fmt: skip
     return replace(made, **more)
 

@@ -21,7 +21,7 @@ from tests.protocol.certified import (
     root,
     tensors,
 )
-from tiebreak.protocol.commitments.certificate import Certificate, Weights
+from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Attestation, Certificate, Weights
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload, base64, from_base64
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
@@ -57,7 +57,7 @@ def test_a_certificate_comes_back_as_it_was_made() -> None:
     assert Envelope.decode(data).encode() == data
     assert MADE.signers(Envelope.decode(data)) == [key.address for key in (TRAINER, CLIENT, AUDITOR)]
     MADE.check_tensors(tensors(5))
-    bare = certificate(audits=(), settlement=None, environment={})
+    bare = certificate(audits=(), settlement=None, environment={}, attestation=None)
     assert read(envelope(bare).encode()) == bare
 
 
@@ -67,7 +67,8 @@ def test_pae_is_that_of_the_specification() -> None:
 
 
 def test_a_certificate_of_a_million_steps_is_small() -> None:
-    made = certificate(steps=1_000_000, interval=1, count=1000)
+    evidence = Attestation(kind="made-up", evidence=bytes(MAX_EVIDENCE_BYTES))
+    made = certificate(steps=1_000_000, interval=1, count=1000, attestation=evidence)
     assert len(made.path) == 20
     data = envelope(made, *(TRAINER, CLIENT, AUDITOR, STRANGER)).encode()
     assert len(data) < 20_000
@@ -166,13 +167,13 @@ def altered(path: tuple[Any, ...]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
-FREE = ("environment", "audits", "settlement", "weights")
+FREE = ("environment", "audits", "settlement", "weights", "attestation.type", "attestation.evidence")
 """What only its signer answers for, or what the tensors decide."""
 
 
 def test_no_field_can_differ_from_the_signed_files(cases: Callable[[], None]) -> None:
     for path in leaves(json.loads(MADE.payload.data)):
-        if path[0] != "subject" and not (path[0] == "predicate" and path[1] in FREE):
+        if path[0] != "subject" and not ".".join(map(str, path[1:])).startswith(FREE):
             with pytest.raises(VerificationError):
                 read(signed_again(altered(path)))
             cases()
@@ -199,6 +200,10 @@ def test_what_differs_is_named() -> None:
         (b'"subject":[{', b'"subject":[],"x":[{', "at least one file"),
         (b'"name":"model-', b'"name":"../model-', "the name of a file"),
         (b'"cpu":"a', b'"cpu":"\\u001b', "printable text"),
+        (b'"type":"made', b'"type":"Made', "a type such as nvidia-gpu-eat"),
+        (b'"evidence":"ZXZpZGVuY2U="', b'"evidence":""', "evidence of 1 to 7,168 bytes, got 0"),
+        (b'"evidence":"ZXZpZGVuY2U="', b'"evidence":"' + b"AAAA" * 2400 + b'"', "of 1 to 7,168 bytes, got 7,200"),
+        (b'"nonce":"', b'"nonce":"00', "attestation, nonce '00.*' instead of"),
         (b'"cpu":', b'"\\u001b":', "printable names"),
         (b"Statement/v1", b"Statement/v2", "expected https"),
         (b"urn:tiebreak:certificate:1", b"urn:tiebreak:certificate:2", "expected urn"),

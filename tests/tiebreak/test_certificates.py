@@ -1,6 +1,7 @@
 """`tiebreak certify` and `tiebreak verify`, and what other tools make of a certificate."""
 
 import json
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -17,11 +18,12 @@ from securesystemslib.exceptions import VerificationError as OtherVerificationEr
 from securesystemslib.signer import SSlibKey
 
 from tests.tiebreak.parties import Parties, doubled_weight
-from tiebreak import AdamW, train
+from tiebreak import AdamW, open_run, train
 from tiebreak.api.certifying import attesting_key, public_pem
 from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
-from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES
+from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES
+from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, from_base64
 
 Tensors = dict[str, torch.Tensor]
 
@@ -314,3 +316,108 @@ def test_a_model_of_transformers_with_tied_weights_however_it_is_saved(tmp_path:
         assert desk.certify("trainer", folder=trained.directory) == 0
         assert desk.verify(place)[0] == 0
         assert all(desk.verify(other, "--resaved")[0] == 0 for other in saved)
+
+
+# ---------------------------------------------------------------- attestations
+
+VERIFIER = """
+import sys
+kind, nonce = sys.argv[1:]
+evidence = sys.stdin.buffer.read()
+print("type", kind, "of this run" if evidence == b"signed nonce " + nonce.encode() else "OF ANOTHER RUN")
+sys.exit(evidence != b"signed nonce " + nonce.encode())
+"""
+
+
+@pytest.fixture
+def attested(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[bytes], Desk]:
+    def made(evidence: bytes = b"") -> Desk:
+        desk = Desk(parties, tmp_path, capsys)
+        root = open_run(desk.run).root
+        (tmp_path / "evidence").write_bytes(evidence or f"signed nonce {root}".encode())
+        assert desk.certify("trainer", "--attestation", "made-up-gpu", str(tmp_path / "evidence")) == 0
+        return desk
+
+    return made
+
+
+def asked(desk: Desk, script: str, *more: str) -> tuple[int, str]:
+    """Verifies the weights, and has a script look at the attestation."""
+    path = desk.folder / "verifier.py"
+    path.write_text(script)
+    return desk.verify(desk.weights, "--attestation-verifier", f"{sys.executable} '{path}'", *more)
+
+
+def test_an_attestation_is_handed_to_the_users_verifier_and_decides_nothing(attested: Callable[[], Desk]) -> None:
+    desk = attested()
+    code, told = desk.verify(desk.weights)
+    assert code == 0
+    assert "What the attestation in it, of type made-up-gpu, says of a machine: nothing here reads it" in told
+    code, told = asked(desk, VERIFIER, "--require-attestation")
+    assert code == 0
+    assert (
+        "Beside all that, the verifier of attestations ended with 0 and said:\n  | type made-up-gpu of this run" in told
+    )
+    assert desk.certify("client") == 0, "others sign the same statement"
+    code, told = asked(desk, VERIFIER, "--json")
+    assert (code, json.loads(told)["attestation_verifier"]) == (
+        0,
+        {"code": 0, "text": "type made-up-gpu of this run"},
+    )
+    statement = from_base64("payload", json.loads(desk.certificate.read_text())["payload"])
+    found = json.loads(statement)["predicate"]["attestation"]
+    assert found["nonce"] == open_run(desk.run).root
+    assert desk.certify("client", "--attestation", "made-up-gpu", str(desk.folder / "evidence")) == 1
+
+
+def test_evidence_of_another_run_is_what_the_verifier_sees(attested: Callable[[bytes], Desk]) -> None:
+    desk = attested(b"signed nonce " + b"0" * 64)
+    code, told = asked(desk, VERIFIER)
+    assert code == 0, "its word changes nothing"
+    assert "The certificate holds" in told
+    assert "ended with 1 and said:\n  | type made-up-gpu OF ANOTHER RUN" in told
+    assert asked(desk, VERIFIER, "--require-attestation")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("import sys; sys.exit('cannot')", "ended with 1 and said:\n  | cannot"),
+        ("import time; time.sleep(600)", "was stopped and said:"),
+        ("import os, time\nif os.fork(): os._exit(0)\nos.setsid(); time.sleep(2)", "was stopped and said:"),
+        ("while True: print('x' * 99)", "was stopped and said:\n  | xxx"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended with -11"),
+        ("import os; os.write(1, b'\\x1b[2Jholds\\r\\x9b\\xff\\xe2\\x80\\xae')", r"\x1b[2Jholds\r\x9b\xff\u202e"),
+    ],
+)
+def test_a_verifier_may_fail_hang_flood_and_write_what_it_likes(
+    attested: Callable[[], Desk], monkeypatch: pytest.MonkeyPatch, script: str, expected: str
+) -> None:
+    monkeypatch.setattr("tiebreak.api.attesting.SECONDS", 0.3 if "sleep" in script else 20.0)
+    desk = attested()
+    code, told = asked(desk, script)
+    assert code == 0
+    assert expected in told
+    assert len(told) < 20_000
+    assert all(c == "\n" or c.isprintable() for c in told)
+    if "SIGSEGV" in script:
+        assert asked(desk, script, "--require-attestation")[0] == 2
+
+
+def test_attestations_that_are_not_there_or_not_possible(
+    desk: Desk, parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told = asked(desk, VERIFIER)
+    assert code == 0
+    assert "was not asked: the certificate has none" in told
+    assert asked(desk, VERIFIER, "--require-attestation")[0] == 2
+    assert desk.verify(desk.weights, "--require-attestation")[0] == 1
+    desk.certificate.unlink()
+    for name, size, code in (("made-up", MAX_EVIDENCE_BYTES + 1, 2), ("made-up", 0, 2), ("Made up", 1, 2)):
+        (tmp_path / "evidence").write_bytes(bytes(size))
+        assert desk.certify("trainer", "--attestation", name, str(tmp_path / "evidence")) == code
+        assert not desk.certificate.exists()
+    (tmp_path / "evidence").write_bytes(bytes(MAX_EVIDENCE_BYTES))
+    assert desk.certify("trainer", "--attestation", "made-up", str(tmp_path / "evidence")) == 0
+    assert desk.verify(desk.weights, "--attestation-verifier", str(tmp_path / "no-such-file"))[0] == 1
+    assert desk.certificate.stat().st_size < 20_000

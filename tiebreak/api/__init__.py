@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tiebreak.api import attesting as attesting
     from tiebreak.api import audits as audits
     from tiebreak.api import bundle as bundle
     from tiebreak.api import calibrating as calibrating

@@ -93,6 +93,11 @@ class Signed:
             "What program and data are: they are named by their roots, and shown by the run's files.",
             "When it was signed, and on which machine: that is the word of whoever made it.",
         ]
+        if certificate.attestation is not None:
+            said.append(
+                f"What the attestation in it, of type {certificate.attestation.kind}, says of a machine: nothing here "
+                "reads it (--attestation-verifier), and no machine's word makes a result right."
+            )
         if rest:
             said.append(
                 f"That the files hold the whole model: {rest} entries of the state, such as moments, are in none."

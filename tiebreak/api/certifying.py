@@ -9,6 +9,7 @@ Beside the party's own signature, which counts, stands one by a P-256 key that f
 in-toto's libraries read no key on secp256k1.
 """
 
+from dataclasses import replace
 from hashlib import sha256, sha512
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from tiebreak.engine.capture.compile import MODEL
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory, check_root
-from tiebreak.protocol.commitments.certificate import Certificate, Logged, Seat, Weights, sign
+from tiebreak.protocol.commitments.certificate import Attestation, Certificate, Logged, Seat, Weights, sign
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -41,11 +42,13 @@ Ending = tuple[Logged, tuple[Seat, ...]]
 
 
 def certify(
-    run: RunDirectory, model: Path, output: Path, key: PrivateKey | None, ending: Ending | None = None
-) -> tuple[Signed, Found]:
+    run: RunDirectory, model: Path, output: Path, key: PrivateKey | None, ending: Ending | None = None,
+    attestation: Attestation | None = None,
+) -> tuple[Signed, Found]:  # fmt: skip
     """Makes a certificate for the weights of a run, or adds a signature to the one that is there.
 
-    key: who signs; None: only look at the certificate that is there. Raises `StateError` for a run that is not
+    key: who signs; None: only look at the certificate that is there. attestation: goes into a certificate that is made,
+    unread; its nonce should be the run root. Raises `StateError` for a run that is not
     complete, `VerificationError` if weights or certificate are not the run's.
     """
     there = read_certificate(output).certificate if output.exists() else None
@@ -53,8 +56,12 @@ def certify(
     made = _certificate(run, model, found, None if there is None else there.head, ending)
     if there is None and key is None:
         raise ConfigurationError(f"expected the key of whoever signs, or a certificate at {output}, got neither")
+    if there is not None and attestation is not None:
+        raise ConfigurationError(
+            f"{output}: expected no certificate where an attestation is to go in, got one: it is signed"
+        )
     if there is None:
-        envelope = Envelope(payload=made.payload)
+        envelope = Envelope(payload=replace(made, attestation=attestation).payload)
     else:
         for what in ("agreement", "head", "record"):  # (4)
             if getattr(there, what) != getattr(made, what):

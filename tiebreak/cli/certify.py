@@ -1,5 +1,6 @@
 """`tiebreak certify` and `tiebreak verify`: one file that says where weights come from, and whether it is true."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,13 @@ from tiebreak import api
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, json_option, number, rpc_option, tell
 from tiebreak.cli.terms import AddressType
+from tiebreak.engine.data.disk import read_file
+from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Attestation
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from tiebreak.api.attesting import Said
     from tiebreak.api.certificates import Found, Signed
 
 MODEL = click.Path(exists=True, path_type=Path)
@@ -26,11 +31,13 @@ MODEL = click.Path(exists=True, path_type=Path)
               show_default=True, help="The certificate; one that is there gets one more signature.")  # fmt: skip
 @rpc_option(required=False)
 @number("--from-block", 0, None, 0, "With --rpc: the first block in which the job may have been settled.")
+@click.option("--attestation", type=(str, FILE), metavar="TYPE FILE", help="Put evidence that hardware gave of itself "
+              "into a new certificate, unread. The nonce that it signs has to be the run root.")  # fmt: skip
 @click.option("--card", is_flag=True, help="Print a section of Markdown for a model card instead.")
 @json_option
 def certify(
     run: Path, weights: Path, key: Path | None, output: Path, rpc: str | None, from_block: int, card: bool,
-    as_json: bool,
+    attestation: tuple[str, Path] | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Certify that weights are what RUN ended with, or sign the certificate that is there.
 
@@ -46,7 +53,12 @@ def certify(
     if rpc is not None and not output.exists():
         head = api.onchain.signed_head(opened, None).head
         ending = api.onchain.ending_of(api.onchain.board_of(rpc, opened), head, from_block)
-    signed, found = api.certifying.certify(opened, weights, output, None if key is None else load_key(key), ending)
+    evidence = None
+    if attestation is not None:
+        kind, path = attestation
+        evidence = Attestation(kind=kind, evidence=read_file(path, MAX_EVIDENCE_BYTES))
+    owner = None if key is None else load_key(key)
+    signed, found = api.certifying.certify(opened, weights, output, owner, ending, evidence)
     if card:
         click.echo(api.certifying.card(signed, found, output.name), nl=False)
         return
@@ -60,10 +72,14 @@ def certify(
               "repeated.")  # fmt: skip
 @click.option("--resaved", is_flag=True, help="Accept other bytes of the files, if each tensor is the certified one.")
 @rpc_option(required=False)
+@click.option("--attestation-verifier", "verifier", metavar="COMMAND", help="Run `COMMAND TYPE NONCE` on the "
+              "evidence in the certificate, which is its standard input, and show what it says.")  # fmt: skip
+@click.option("--require-attestation", is_flag=True, help="Exit with 2 unless that command ends with 0.")
 @json_option
 def verify(
-    model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, rpc: str | None, as_json: bool
-) -> None:
+    model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, rpc: str | None, verifier: str | None,
+    require_attestation: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Check that MODEL is what its CERTIFICATE says.
 
     MODEL is a .safetensors file, or a folder as `save_pretrained` writes it. Without a network the command checks the
@@ -72,21 +88,39 @@ def verify(
     others; and the SHA-256 of the files. With --rpc it also asks a node whether the job was settled with this head.
     Whoever must have signed, you say: addresses of parties whom you trust.
 
-    It says what that proves, and what it does not. Exit codes: 0 it holds, 2 it does not, 1 not possible as asked.
+    It says what that proves, and what it does not. Exit codes: 0 it holds, 2 it does not, 1 not possible as asked. What
+    a verifier of attestations says changes neither, unless you ask for it.
     """
+    if require_attestation and verifier is None:
+        raise ConfigurationError("expected --attestation-verifier with --require-attestation, got none")
     signed, found = api.certificates.verify(model, certificate, require=require, resaved=resaved)
     proves = [*signed.proves(), f"Each of the {len(found.tensors)} tensors in {model} is one of that final state."]
     open_ = signed.leaves_open(chain_asked=rpc is not None, others=found.others)
     if rpc is not None:
         api.onchain.check_ending(api.onchain.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")
+    said = None if verifier is None else api.attesting.ask(signed.certificate, verifier)
+    code = 2 * (require_attestation and (said is None or said.code != 0))
     if as_json:
-        tell({"holds": True, **_document(signed, found), "proves": proves, "not_proven": open_}, as_json=True)
-        return
+        document = {"holds": True, **_document(signed, found), "proves": proves, "not_proven": open_}
+        if verifier is not None:
+            document["attestation_verifier"] = None if said is None else asdict(said)
+        tell(document, as_json=True)
+        return code
     click.echo("The certificate holds.\n\nWhat it proves:")
     click.echo("\n".join(f"  - {line}" for line in proves))
     click.echo("\nWhat it does not prove:")
     click.echo("\n".join(f"  - {line}" for line in open_))
+    if verifier is not None:
+        click.echo(f"\nBeside all that, {_heard(said)}")
+    return code
+
+
+def _heard(said: "Said | None") -> str:
+    if said is None:
+        return "the verifier of attestations was not asked: the certificate has none."
+    how = "was stopped" if said.code is None else f"ended with {said.code}"
+    return "\n  | ".join([f"the verifier of attestations {how} and said:", *said.text.split("\n")])
 
 
 def _document(signed: "Signed", found: "Found") -> dict[str, Any]:

@@ -13,6 +13,8 @@ to the final state's root and from there to each tensor of the weights:
     audits        seats whose auditors the board has paid; settlement: the transaction that settled the job. Both are
                   absent without a chain, and only a node of that chain can confirm them
     environment   of whoever made the certificate, as it says
+    attestation   absent, or evidence that hardware gave of itself, for others to check: its `type`, its bytes in base64
+                  (`evidence`), and the `nonce` that the hardware was to sign, which is the run root
 
 There is one statement for one content: a reader builds it again and compares every byte. So a field that others read
 cannot differ from the signed files that this module reads. A party signs the envelope with its own key: `keyid` is `0x`
@@ -28,6 +30,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from re import fullmatch
 from typing import Any, Final, Self
 
 from tiebreak.protocol import trees
@@ -45,9 +48,12 @@ PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "urn:tiebreak:certificate:1"
 MAX_BLOCK: Final = (1 << 64) - 1
+MAX_EVIDENCE_BYTES: Final = 7 << 10
+"""Of an attestation: in base64 twice, as a payload is, it leaves a certificate below 20 kB."""
 _DEPTH: Final = 6
 _FILE: Final = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _WORDS: Final = "[ -~]{0,255}"
+_EVIDENCE: Final = "[a-z0-9][a-z0-9.+-]{0,63}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,26 @@ class Seat:
     auditor: Address
     number: int
     paid: Logged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation:
+    """Evidence that hardware gave of itself. Nothing here reads it. kind: tells others which evidence it is."""
+
+    kind: str
+    evidence: bytes
+
+    def __post_init__(self) -> None:
+        if not fullmatch(_EVIDENCE, self.kind):
+            raise EncodingError(f"attestation: expected a type such as nvidia-gpu-eat, got {self.kind[:80]!r}")
+        if not 0 < len(self.evidence) <= MAX_EVIDENCE_BYTES:
+            raise EncodingError(
+                f"attestation: expected evidence of 1 to {MAX_EVIDENCE_BYTES:,} bytes, got {len(self.evidence):,}"
+            )
+
+    @classmethod
+    def read(cls, found: JsonObject) -> Self:
+        return cls(kind=found.text("type"), evidence=from_base64("attestation", found.text("evidence")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +199,7 @@ class Certificate:
     audits: tuple[Seat, ...] = ()
     settlement: Logged | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    attestation: Attestation | None = None
 
     @property
     def job(self) -> Job:
@@ -255,6 +282,10 @@ class Certificate:
             ]
         if self.settlement is not None:
             predicate["settlement"] = self.settlement.document()
+        if (found := self.attestation) is not None:
+            predicate["attestation"] = {
+                "type": found.kind, "nonce": head.run_root.hex(), "evidence": base64(found.evidence),
+            }  # fmt: skip
         subjects = [{"name": name, "digest": {"sha256": self.files[name].hex()}} for name in sorted(self.files)]
         return {
             "_type": STATEMENT_TYPE, "subject": subjects, "predicateType": PREDICATE_TYPE, "predicate": predicate,
@@ -284,6 +315,7 @@ class Certificate:
             audits=tuple(map(_seat, predicate.take("audits", "seats", _is_list))) if "audits" in predicate else (),
             settlement=Logged.read(predicate.inner("settlement")) if "settlement" in predicate else None,
             environment=_texts(predicate.inner("environment")),
+            attestation=Attestation.read(predicate.inner("attestation")) if "attestation" in predicate else None,
         )  # fmt: skip
         if made.payload != payload:  # (1)
             raise EncodingError(

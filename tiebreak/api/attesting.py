@@ -1,0 +1,87 @@
+"""Hands the attestation in a certificate to a program of the user's, and tells what it said.
+
+What the program says counts for nothing here: a machine that signs what it runs does not show that a result is right,
+and a replay shows it without such a machine. The program is the user's own; the evidence, and whatever the program
+prints about it, come from a stranger.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from select import select
+from typing import Final
+
+from tiebreak.protocol.commitments.certificate import Certificate
+from tiebreak.protocol.errors import ConfigurationError
+
+SECONDS: Final = 60.0
+MAX_SAID_BYTES: Final = 16 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a verifier said. code: its exit status, None if it was stopped. text: printable, of at most 16 KiB."""
+
+    code: int | None
+    text: str
+
+
+def ask(certificate: Certificate, command: str) -> Said | None:
+    """Runs `COMMAND TYPE NONCE` with the evidence on its standard input; None if the certificate has none.
+
+    The nonce, in hex, is the run root. The verifier has to find it in the evidence: else this is evidence of something
+    else. After a minute, or once it has said too much, the verifier is killed with all that it has started in its
+    session. Raises `ConfigurationError` if the command cannot be run.
+    """
+    attestation = certificate.attestation
+    if attestation is None:
+        return None
+    with tempfile.TemporaryFile() as evidence:
+        evidence.write(attestation.evidence)
+        evidence.seek(0)
+        try:
+            words = [*shlex.split(command), attestation.kind, certificate.head.head.run_root.hex()]
+            process = subprocess.Popen(
+                words, stdin=evidence, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"expected a command that verifies attestations, got {command!r}: {error}"
+            ) from error
+        with process:
+            data, ended = _said(process, time.monotonic() + SECONDS)
+    return Said(code=process.returncode if ended else None, text=_printable(data))
+
+
+def _said(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
+    """What a process prints, and whether it ended by itself. Nothing of its session is left."""
+    assert process.stdout is not None
+    data = b""
+    try:
+        while len(data) <= MAX_SAID_BYTES and (left := until - time.monotonic()) > 0:
+            if not select([process.stdout], [], [], left)[0]:
+                continue
+            block = os.read(process.stdout.fileno(), 4096)
+            if not block:
+                process.wait(max(until - time.monotonic(), 0))
+                return data, True
+            data += block
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return data[:MAX_SAID_BYTES], False
+
+
+def _printable(data: bytes) -> str:
+    """Text that cannot move a terminal's cursor or hide anything: ASCII and line ends, and escapes for all else."""
+    text = data.decode("utf-8", "backslashreplace")
+    return "".join(c if c == "\n" or " " <= c <= "~" else c.encode("unicode_escape").decode() for c in text).rstrip(
+        "\n"
+    )
