@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
 from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 from safetensors.torch import load_file, save_file
@@ -364,8 +366,7 @@ def test_an_attestation_is_handed_to_the_users_verifier_and_decides_nothing(atte
         0,
         {"code": 0, "text": "type made-up-gpu of this run"},
     )
-    statement = from_base64("payload", json.loads(desk.certificate.read_text())["payload"])
-    found = json.loads(statement)["predicate"]["attestation"]
+    found = certificate_of(desk)["predicate"]["attestation"]
     assert found["nonce"] == open_run(desk.run).root
     assert desk.certify("client", "--attestation", "made-up-gpu", str(desk.folder / "evidence")) == 1
 
@@ -421,3 +422,58 @@ def test_attestations_that_are_not_there_or_not_possible(
     assert desk.certify("trainer", "--attestation", "made-up", str(tmp_path / "evidence")) == 0
     assert desk.verify(desk.weights, "--attestation-verifier", str(tmp_path / "no-such-file"))[0] == 1
     assert desk.certificate.stat().st_size < 20_000
+
+
+# ---------------------------------------------------------------- other formats
+
+
+def test_slsa_provenance_is_read_by_in_totos_library(desk: Desk, tmp_path: Path) -> None:
+    path = tmp_path / "provenance.json"
+    assert desk.certify("trainer", "--provenance", str(path)) == 0
+    envelope = OtherEnvelope.from_dict(json.loads(path.read_text()))
+    public = attesting_key(load_key(desk.parties.path("trainer.pem"))).public_key()
+    envelope.verify([SSlibKey.from_crypto(public, keyid=next(iter(envelope.signatures)))], 1)
+    statement = Statement.copy_from_pb(json_format.Parse(envelope.payload, StatementMessage()))
+    statement.validate()
+    assert statement.pb.predicate_type == "https://slsa.dev/provenance/v1"
+    found = json_format.ParseDict(json_format.MessageToDict(statement.pb.predicate), Provenance())
+    signed = certificate_of(desk)
+    definition, details = found.build_definition, found.run_details
+    job = signed["predicate"]["job"]
+    assert definition.build_type == "urn:tiebreak:job:1"
+    assert json_format.MessageToDict(definition.external_parameters)["job"] == job
+    assert {one.name: dict(one.digest) for one in definition.resolved_dependencies} == {
+        name: {"tiebreakRoot": job[name]} for name in ("program", "data", "firstState")
+    }
+    assert details.builder.id == f"urn:tiebreak:trainer:{desk.address('trainer')}"
+    assert details.metadata.invocation_id == job["id"]
+    assert not details.metadata.HasField("finished_on"), "nobody proves when"
+    assert details.byproducts[0].digest["tiebreakRoot"] == open_run(desk.run).root
+    assert [dict(one.digest) for one in statement.pb.subject] == [one["digest"] for one in signed["subject"]]
+    assert desk.certify("client", "--provenance", str(path)) == 1, "the builder is the trainer"
+    assert desk.certify("", "--provenance", str(path)) == 1
+
+
+def test_a_model_signature_follows_the_format_of_openssf(desk: Desk, tmp_path: Path) -> None:
+    path, key = tmp_path / "model.sig", load_key(desk.parties.path("client.pem"))
+    assert desk.certify("client", "--model-signature", str(path)) == 0
+    bundle = json.loads(path.read_text())
+    assert bundle["mediaType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
+    pem = public_pem(key).encode()
+    assert bundle["verificationMaterial"]["publicKey"] == {"hint": sha256(pem).hexdigest()}
+    envelope = OtherEnvelope.from_dict(bundle["dsseEnvelope"])
+    public = SSlibKey.from_crypto(attesting_key(key).public_key(), keyid=next(iter(envelope.signatures)))
+    envelope.verify([public], 1)
+    statement = Statement.copy_from_pb(json_format.Parse(envelope.payload, StatementMessage()))
+    statement.validate()
+    digest = sha256(desk.weights.read_bytes())
+    document = json.loads(envelope.payload)
+    assert document["predicateType"] == "https://model_signing/signature/v1.0"
+    assert document["predicate"]["resources"] == [
+        {"name": "model.safetensors", "algorithm": "sha256", "digest": digest.hexdigest()}
+    ]
+    assert document["subject"][0]["digest"] == {"sha256": sha256(digest.digest()).hexdigest()}
+
+
+def certificate_of(desk: Desk) -> Any:
+    return json.loads(from_base64("payload", json.loads(desk.certificate.read_text())["payload"]))

@@ -70,9 +70,7 @@ def certify(
         envelope = Envelope.decode(read_file(output, MAX_ENVELOPE_BYTES))
     if key is not None:
         envelope = sign(envelope, key)  # (5)
-        companion = attesting_key(key)
-        signature = companion.sign(envelope.payload.pae, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
-        envelope = envelope.signed(sha256(_public(companion, serialization.Encoding.DER)).hexdigest(), signature)
+        envelope = signed_for_others(envelope, key)
         Signed.read(envelope.encode())
         write_file(output, envelope.encode())
     return Signed.read(envelope.encode()), found
@@ -107,6 +105,13 @@ def _certificate(
         weights=Weights.of(state_tree(ids), sorted(ids), {n: e for n, e in names.items() if e in shown}, MODEL),
         environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in environment.describe()},
     )  # fmt: skip
+
+
+def signed_for_others(envelope: Envelope, key: PrivateKey) -> Envelope:
+    """The envelope with the signature of a party's P-256 key."""
+    companion = attesting_key(key)
+    signature = companion.sign(envelope.payload.pae, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
+    return envelope.signed(sha256(_public(companion, serialization.Encoding.DER)).hexdigest(), signature)
 
 
 def attesting_key(key: PrivateKey) -> ec.EllipticCurvePrivateKey:

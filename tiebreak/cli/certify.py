@@ -10,7 +10,7 @@ from tiebreak import api
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, json_option, number, rpc_option, tell
 from tiebreak.cli.terms import AddressType
-from tiebreak.engine.data.disk import read_file
+from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Attestation
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tiebreak.api.certificates import Found, Signed
 
 MODEL = click.Path(exists=True, path_type=Path)
+NEW = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -27,17 +28,19 @@ MODEL = click.Path(exists=True, path_type=Path)
 @click.option("--weights", type=MODEL, required=True, help="The .safetensors file of the run's final weights, or a "
               "folder as `save_pretrained` writes it (see `tiebreak weights`).")  # fmt: skip
 @click.option("--key", type=FILE, help="Key file of whoever signs.  [default: only show the certificate]")
-@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), default=Path("certificate.json"),
+@click.option("--output", "-o", type=NEW, default=Path("certificate.json"),
               show_default=True, help="The certificate; one that is there gets one more signature.")  # fmt: skip
 @rpc_option(required=False)
 @number("--from-block", 0, None, 0, "With --rpc: the first block in which the job may have been settled.")
 @click.option("--attestation", type=(str, FILE), metavar="TYPE FILE", help="Put evidence that hardware gave of itself "
               "into a new certificate, unread. The nonce that it signs has to be the run root.")  # fmt: skip
+@click.option("--provenance", type=NEW, help="Also write SLSA provenance, by the trainer's P-256 key.")
+@click.option("--model-signature", type=NEW, help="Also write an OpenSSF model signature, by the signer's P-256 key.")
 @click.option("--card", is_flag=True, help="Print a section of Markdown for a model card instead.")
 @json_option
 def certify(
     run: Path, weights: Path, key: Path | None, output: Path, rpc: str | None, from_block: int, card: bool,
-    attestation: tuple[str, Path] | None, as_json: bool,
+    attestation: tuple[str, Path] | None, provenance: Path | None, model_signature: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Certify that weights are what RUN ended with, or sign the certificate that is there.
 
@@ -58,7 +61,14 @@ def certify(
         kind, path = attestation
         evidence = Attestation(kind=kind, evidence=read_file(path, MAX_EVIDENCE_BYTES))
     owner = None if key is None else load_key(key)
+    if owner is None and (provenance or model_signature):
+        raise ConfigurationError("expected the key of whoever signs provenance or model, got none")
     signed, found = api.certifying.certify(opened, weights, output, owner, ending, evidence)
+    if owner is not None and provenance is not None:
+        write_file(provenance, api.statements.provenance(signed.certificate, owner))
+    if owner is not None and model_signature is not None:
+        name = weights.resolve().stem
+        write_file(model_signature, api.statements.model_signature(signed.certificate, name, owner))
     if card:
         click.echo(api.certifying.card(signed, found, output.name), nl=False)
         return
