@@ -22,9 +22,12 @@ from transformers import (
 import tiebreak
 from tests.parts import slow_except
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
+from tiebreak.api.certificates import verify
+from tiebreak.api.certifying import certify
 from tiebreak.api.huggingface import _ASIDE as ASIDE
 from tiebreak.api.huggingface import _TAKEN as TAKEN
 from tiebreak.api.huggingface import check_arguments
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.numbers.philox import shuffle
 
 EXAMPLES, LENGTH, SEED = 48, 8, 7
@@ -152,7 +155,10 @@ def test_a_run_goes_on_and_can_be_audited_and_certified(tmp_path: Path) -> None:
     assert second.model.training
     assert second.evaluate()["eval_loss"] < 3.5
     second.save_model(str(tmp_path / "saved"))
-    assert (tmp_path / "saved" / "model.safetensors").is_file()
+    certify(RunDirectory.open(second.run.directory), tmp_path / "saved", tmp_path / "certificate.json", trainer)
+    signed, found = verify(tmp_path / "saved", tmp_path / "certificate.json")
+    assert signed.signers == [trainer.address]
+    assert "lm_head.weight" not in found.tensors, "tied weights are saved once"
     with pytest.raises(ConfigurationError, match="initial_state_root"):
         second.train()
 
@@ -243,7 +249,7 @@ TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"train_dataset": rows(ignored=True)}, {"gradient_accumulation_steps": 2}, "equally many labels"
     ),
     "a loss that is not divided": ({"model": Draws()}, {"gradient_accumulation_steps": 2}, "divided by the number"),
-    "no length": ({"train_dataset": Endless()}, {}, "a dataset with a length, got Endless"),
+    "no length": ({"train_dataset": Endless()}, {}, "a length and items by number, got Endless"),
     "random masks": ({"data_collator": masked}, {}, "the same row each time"),
     "padding by batch": ({"data_collator": padded, "train_dataset": rows(ignored=True)}, {}, "pad to a fixed length"),
     "joined rows": ({"data_collator": flattened}, {}, "a row for each example"),
@@ -279,8 +285,12 @@ def test_parts_of_their_trainer_that_would_not_be_called_are_refused(tmp_path: P
             return 2 * super().compute_loss(model, inputs, **more)
 
     given = {"model": gpt2(), "args": arguments(tmp_path, max_steps=2), "train_dataset": rows()}
-    with pytest.raises(ConfigurationError, match="leaves training_step alone"):
-        Stepping(**given)
+    with pytest.raises(ConfigurationError, match="Trainer's own training_step, got another one"):
+        Stepping(**given).train()
+    patched = TiebreakTrainer(**given)
+    patched.get_train_dataloader = lambda: iter(rows())  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="Trainer's own get_train_dataloader"):
+        patched.train()
     with pytest.raises(ConfigurationError, match="no callbacks, got one"):
         TiebreakTrainer(**given, callbacks=[TrainerCallback()])
     with pytest.raises(ConfigurationError, match="a model, args=TrainingArguments"):

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from tiebreak.api.runs import Run, agree
 from tiebreak.api.trainer import Step
@@ -86,9 +86,10 @@ class TiebreakTrainer(Trainer):
     """A `transformers.Trainer` whose `train` makes a run in `output_dir/run`, which anyone can audit.
 
     args: `TrainingArguments`, all of which are translated, or refused by name if they ask for what a job does not do.
-    train_dataset: with a length; each item is collated alone, and must give rows of the same shapes then as in a batch
-    (pad to a fixed length), each time the same (mask once, beforehand). All rows are held in memory. client, trainer,
-    terms: as in `tiebreak.agree`. others: further arguments of `Trainer`, such as `eval_dataset`.
+    Checkpoints are committed every `save_steps`, or ten times if that is longer than the run. `bf16` is autocast as on
+    CPUs, wherever the run is computed. train_dataset: with a length and items by number; an item must collate to the
+    same row alone as in a batch (pad to a fixed length), each time (mask once, beforehand). All rows are held in
+    memory. client, trainer, terms: as in `tiebreak.agree`. others: further arguments of `Trainer`.
 
     Raises `ConfigurationError`.
     """
@@ -108,14 +109,6 @@ class TiebreakTrainer(Trainer):
             if others.get(name) is not None:
                 raise ConfigurationError(f"expected no {name}, got one: {reason}")
         check_arguments(args)
-        own = getmro(type(self))[: getmro(type(self)).index(TiebreakTrainer)]
-        for name in sorted(
-            {name for kind in own for name in vars(kind) if hasattr(Trainer, name)}.difference(_HONOURED.split())
-        ):
-            if not name.startswith("__"):
-                raise ConfigurationError(
-                    f"expected a subclass that leaves {name} alone, got one of its own: a run never calls it"
-                )
         super().__init__(model, args, data_collator, train_dataset, **others)
         self._job: dict[str, Any] = {"client": client, "trainer": trainer, "terms": terms}
         self._run: Run | None = None
@@ -142,6 +135,7 @@ class TiebreakTrainer(Trainer):
                 "expected a call of train without a path, a trial or keys, got one: a run is what its arguments say, "
                 "and goes on from its own last checkpoint"
             )
+        self._check_methods()
         started, device = time.time(), self.args.device
         self.model.train().cpu()
         run = self._run = self._agreed(self._arrays())
@@ -187,8 +181,19 @@ class TiebreakTrainer(Trainer):
         """The number of labels that count in a batch, in a tensor; None if the loss is not divided by it."""
         return self.get_batch_samples(iter([batch]), 1, torch.device("cpu"))[1]
 
+    def _check_methods(self) -> None:
+        """Raises `ConfigurationError` if a method of the loop that does not run is the user's own."""
+        own = getmro(type(self))[: getmro(type(self)).index(TiebreakTrainer)]
+        names = {name for kind in own for name in vars(kind)} | {n for n, held in vars(self).items() if callable(held)}
+        for name in sorted(names.difference(_HONOURED.split())):
+            if callable(getattr(Trainer, name, None)) and not name.startswith("__"):
+                raise ConfigurationError(f"expected Trainer's own {name}, got another one, which a run never calls")
+
     def _check_loss(self, arrays: Mapping[str, Tensor]) -> None:
-        own = self.compute_loss_func is not None or type(self).compute_loss is not Trainer.compute_loss
+        own = (
+            self.compute_loss_func is not None
+            or getattr(self.compute_loss, "__func__", None) is not Trainer.compute_loss
+        )
         if self.args.bf16 and (own or self.label_smoother is not None):
             raise ConfigurationError(
                 "expected the model's own loss with bf16, which Trainer applies to the model alone, got another loss"
@@ -245,8 +250,11 @@ class TiebreakTrainer(Trainer):
     def _arrays(self) -> dict[str, Tensor]:
         """All rows of the data, collated one by one, and compared with what batches of them give another time."""
         loader = self.get_train_dataloader()
-        if not isinstance(loader.dataset, Sized):
-            raise ConfigurationError(f"expected a dataset with a length, got {type(self.train_dataset).__name__}")
+        dataset: Any = loader.dataset
+        if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+            raise ConfigurationError(
+                f"expected a dataset with a length and items by number, got {type(self.train_dataset).__name__}"
+            )
         rows = list(_collated(loader, 1, self.args.seed))
         if any(_shapes(row) != _shapes(rows[0]) for row in rows):
             raise ConfigurationError(
