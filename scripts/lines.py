@@ -10,10 +10,10 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 15_140,
-    "tiebreak/engine/": 22_810,
+    "tiebreak/engine/": 23_045,
     "tiebreak/sim/": 11_530,
     "tiebreak/node/": 8_715,
-    "tiebreak/": 10_850,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 10_855,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 4_020,
 }
 SUFFIXES = {".py", ".c", ".h"}

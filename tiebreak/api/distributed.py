@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from tiebreak.engine.distributed.exchange import ExchangeError, Torch
+from tiebreak.engine.distributed.nearby import nearby
 from tiebreak.engine.distributed.partition import Partition
 from tiebreak.engine.distributed.plan import Plan
 from tiebreak.engine.run.directory import RunDirectory
@@ -35,6 +36,8 @@ def launched() -> bool:
 def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     """The workers, in a process group of their own: gloo, or nccl for devices of CUDA.
 
+    Workers that all run on one machine, without CUDA, send each other what a step needs by shared memory.
+
     device: where this worker computes. timeout: the seconds that it waits for another. Raises `ConfigurationError`
     outside `torchrun`, and `WorkerLost` when an exchange fails inside the block.
     """
@@ -47,7 +50,7 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     store, worker, workers = next(iter(rendezvous("env://", timeout=patience)))
     backend = "nccl" if device.startswith("cuda") else "gloo"
     dist.init_process_group(backend, store=store, rank=worker, world_size=workers, timeout=patience)
-    exchange = Torch()
+    exchange = Torch() if backend == "nccl" else nearby(timeout)
     beats = _Beats(store.clone(), exchange)
     try:
         yield exchange
@@ -55,6 +58,7 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
         raise WorkerLost(f"{beats.verdict()}; what is committed stays, start any number of workers to go on") from error
     finally:
         beats.stop()
+        exchange.close()
         dist.destroy_process_group()
 
 

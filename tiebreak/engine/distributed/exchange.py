@@ -53,6 +53,9 @@ class Torch:
         except RuntimeError as error:
             raise _failed(error) from error
 
+    def close(self) -> None:
+        """Lets go of what this holds beside the process group."""
+
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
         """As `Exchange.begin`; raises `ExchangeError`, also from the wait."""
         self.exchanges += 1
