@@ -13,7 +13,7 @@ BUDGETS = {
     "tiebreak/engine/": 22_810,
     "tiebreak/sim/": 11_530,
     "tiebreak/node/": 8_715,
-    "tiebreak/": 10_850,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 11_400,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 4_020,
 }
 SUFFIXES = {".py", ".c", ".h"}
