@@ -27,7 +27,9 @@ from tiebreak.sim.incentives.measured import measured
 from tiebreak.sim.incentives.workers import shares_near
 
 DOCS: Final = RESULTS.parents[1] / "docs"
-PAGES: Final = ("distributed.md", "economics.md", "gas.md", "gpu.md", "logged.md", "scale.md", "screening.md")
+PAGES: Final = (
+    "distributed.md", "economics.md", "gas.md", "gpu.md", "logged.md", "ownership.md", "scale.md", "screening.md",
+)  # fmt: skip
 BLOCK: Final = re.compile(r"(<!-- table (\{.*?\}) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

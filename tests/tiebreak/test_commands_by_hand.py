@@ -1,6 +1,7 @@
 """Everything that a person does by hand on a chain, and what there is to read about it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def test_a_job_by_hand_from_its_creation_to_the_money(
     assert desk.tell(*weights)["settled"] == "yes"
     assert_weights(tmp_path / "w.safetensors", RunDirectory.open(desk.run))
     assert_certified(desk, tmp_path)
+    assert_owned(desk, tmp_path)
     assert "one that is settled" in desk.send("post", "trainer", code=1)
     key = ["--key", str(parties.path("trainer.pem")), "--rpc", "here", "--board", desk.board]
     before = chain.balance(desk.job.client)
@@ -93,6 +95,19 @@ def test_a_job_by_hand_from_its_creation_to_the_money(
     assert desk.tell("withdraw", *key, *to)["sent"] == "2 ether"
     assert chain.balance(desk.job.client) == before + 2 * ETHER
     assert "expected credit of" in desk.tell("withdraw", *key, code=1)
+
+
+def assert_owned(desk: Desk, folder: Path) -> None:
+    """The board is the witness of when heads were posted."""
+    proof, asked = folder / "proof", ["--challenge", str(folder / "challenge.json")]
+    prove = ["prove-ownership", str(desk.run), "-o", str(proof)]
+    desk.tell(*prove)
+    desk.tell("check-ownership", str(proof), *asked)
+    desk.tell(*prove, *asked, "--key", str(desk.parties.path("client.pem")))
+    found = desk.tell("check-ownership", str(proof), *asked, "--rpc", "here")
+    assert found["role"] == "client"
+    heads = [re.fullmatch(r"head (\d): block (\d+) of chain \d+", line) for line in found["posted"]]
+    assert [head and head[1] for head in heads] == ["1", "3"]
 
 
 def assert_certified(desk: Desk, folder: Path) -> None:

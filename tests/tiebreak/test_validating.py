@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import looks
 from tests.tiebreak.parties import STEPS, Parties, doubled_weight
 from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.running import Machine
@@ -22,6 +23,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
+from tiebreak.sim.world.workshop import Workshop
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -79,13 +81,18 @@ def lying(parties: Parties, folder: Path, change: Callable[[int, dict[str, torch
 
     made = RunDirectory.open(parties.signed(folder))
     made_by = Lying(made.program, Arithmetic(device=torch.device("cpu")))
-    Worker(made, made_by, key=load_key(parties.path("trainer.pem"))).work()
+    Worker(made, made_by, key=load_key(parties.path("trainer.pem")), stop_if_not_finite=False).work()
     return made
 
 
 def nicer_loss(number: int, state: dict[str, torch.Tensor]) -> None:
     if number == 4:
         state[TELEMETRY][0] -= 0.01
+
+
+def no_loss(number: int, state: dict[str, torch.Tensor]) -> None:
+    if number == 4:
+        state[TELEMETRY][0] = torch.nan
 
 
 def made_up_state(number: int, state: dict[str, torch.Tensor]) -> None:
@@ -107,6 +114,9 @@ def test_which_lies_either_look_sees(parties: Parties, tmp_path: Path, capsys: p
         "a hundredth is too little"
     )
     assert found.epochs[1].reported < honest.epochs[1].reported
+    none = lying(parties, tmp_path / "none", no_loss)
+    broken = validate(none, 1.0, "x", Machine(threads=1), epochs=True).epochs[1]
+    assert (broken.threshold, broken.passes) == (0.0, False), "a loss that is no number has no deviation"
     wide = validate(nicer, 0.1, "x", Machine(threads=1), epochs=True)
     assert all(look.passes for look in wide.epochs), "n = 10 lets pass ten deviations"
     for unseen in (
@@ -147,3 +157,18 @@ def test_a_run_with_logs_is_for_an_audit(parties: Parties, tmp_path: Path, monke
     monkeypatch.setattr(type(opened.job), "is_logged", property(lambda _: True))
     with pytest.raises(ConfigurationError, match="policy logged"):
         validate(opened, 1.0, "x", Machine(threads=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (None, (False, False, False, False)),
+        ("changed learning rate", (False, False, True, True)),
+        ("products in bfloat16", (False, True, True, True)),
+    ],
+)
+def test_what_each_look_sees_of_a_cheat(name: str | None, expected: tuple[bool, ...]) -> None:
+    cheat = None if name is None else looks.cheats()[name]
+    with looks.published(Workshop.open("exact"), cheat, 0) as (run, key):
+        assert tuple(looks.seen(run, key).values()) == expected

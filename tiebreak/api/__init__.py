@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tiebreak.api import keys as keys
     from tiebreak.api import offers as offers
     from tiebreak.api import onchain as onchain
+    from tiebreak.api import ownership as ownership
     from tiebreak.api import progress as progress
     from tiebreak.api import qualification as qualification
     from tiebreak.api import readers as readers

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
+from tiebreak.api.ownership import Posting
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain import Chain, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt, calls
@@ -274,6 +275,15 @@ def check_ending(chain: Chain, certificate: Certificate) -> None:
             raise VerificationError(f"certificate: expected settlement by {settled}, got {certificate.settlement}")
         if false := [seat for seat in certificate.audits if seat not in paid]:  # others may be paid later
             raise VerificationError(f"certificate: expected a seat among {paid}, got {false[0]}")
+
+
+def heads_posted(chain: Chain, job_id: Digest, first_block: int = 0) -> list[Posting]:
+    """The heads of a job that the board has taken since a block, as a node says."""
+    return [
+        Posting(count=int(event.values["count"]), run_root=Digest(bytes(event.values["runRoot"])),
+                when=f"block {event.block} of chain {chain.chain_id}")
+        for event in chain.events(job_id, first_block) if event.name == "HeadPosted"
+    ]  # fmt: skip
 
 
 def _logged(event: Event) -> Logged:

@@ -145,7 +145,7 @@ class _Validator:
         computed = [to_float(self._loss(job.first_step(checkpoint) + place, state)) for place in chosen]
         look = EpochLook(
             segment=checkpoint, reported=statistics.fmean(reported), computed=statistics.fmean(computed),
-            threshold=statistics.pstdev(reported) / share,
+            threshold=statistics.pstdev(reported) / share if all(map(math.isfinite, reported)) else 0.0,
         )  # fmt: skip
         found.epochs.append(look)
         return count

@@ -50,6 +50,8 @@ COMMANDS: Final = {
     "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
     "certify": "Certify that weights are what RUN ended with, or sign the certificate that is there.",
     "verify": "Check that MODEL is what its CERTIFICATE says.",
+    "prove-ownership": "Show a checker that RUN is one's own, by opening a few of its states and no more.",
+    "check-ownership": "Challenge the owner of PROOF, and check the answer by replaying what was drawn.",
     "post": "Send the chain what the job in RUN needs next from the owner of a key.",
     "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
     "settle": "End the job of RUN on the chain.",
@@ -66,6 +68,7 @@ COMMANDS: Final = {
 MODULES: Final = {
     "accept": "offer",
     "verify": "certify",
+    **dict.fromkeys(["prove-ownership", "check-ownership"], "ownership"),
     **dict.fromkeys(["status", "show", "jobs", "games"], "reading"),
     **dict.fromkeys(["pack", "publish", "fetch"], "sharing"),
     **dict.fromkeys(["post", "challenge", "settle", "withdraw"], "by_hand"),
@@ -98,7 +101,7 @@ class Commands(click.Group):
         """Imports the command from its own module; None if there is no command of that name."""
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"tiebreak.cli.{MODULES.get(cmd_name, cmd_name)}"), cmd_name)
+        command = getattr(import_module(f"tiebreak.cli.{MODULES.get(cmd_name, cmd_name)}"), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

@@ -1,0 +1,348 @@
+"""`tiebreak prove-ownership` and `check-ownership`: what is opened and checked, and each forgery with its check."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import ownership as study
+from tests.tiebreak.parties import Parties, doubled_weight
+from tiebreak.api import ownership
+from tiebreak.api.judging import read_posts
+from tiebreak.api.keys import new_key
+from tiebreak.cli.key import load_key
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.commitments.certificate import sign
+from tiebreak.protocol.commitments.dsse import Envelope, Payload
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
+from tiebreak.protocol.packing import pack
+from tiebreak.protocol.parties import posts
+from tiebreak.protocol.tags import Digest
+
+
+class Desk:
+    """An owner and a checker, and the files between them."""
+
+    def __init__(self, parties: Parties, folder: Path, capsys: Any, trained: Path | None = None) -> None:
+        self.parties, self.folder, self._capsys = parties, folder, capsys
+        self.run = trained or parties.trained(folder / "run")
+        self.proof, self.challenge = folder / "proof", folder / "challenge.json"
+
+    def tell(self, *arguments: object, code: int = 0) -> Any:
+        self._capsys.readouterr()
+        command = [str(argument) for argument in arguments]
+        assert run(tiebreak, [*command, *(["--json"] if code == 0 else [])]) == code, self._capsys.readouterr()
+        told = self._capsys.readouterr()
+        return json.loads(told.out) if code == 0 else told.err
+
+    def prove(self, *more: object, code: int = 0) -> Any:
+        return self.tell("prove-ownership", self.run, "-o", self.proof, *more, code=code)
+
+    def check(self, *more: object, code: int = 0) -> Any:
+        return self.tell("check-ownership", self.proof, "--challenge", self.challenge, "--threads", 1, *more, code=code)
+
+    def answered(self, who: str = "trainer", *challenge: object) -> "Desk":
+        self.prove()
+        self.check(*challenge)
+        self.prove("--challenge", self.challenge, "--key", self.parties.path(f"{who}.pem"))
+        return self
+
+    def asked(self) -> ownership.Challenge:
+        return ownership.Challenge.read(self.challenge)
+
+
+@pytest.fixture
+def desk(parties: Parties, tmp_path: Path, capsys: Any) -> Desk:
+    return Desk(parties, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("who", ["trainer", "client"])
+def test_the_owner_opens_the_drawn_states_and_no_others(desk: Desk, who: str) -> None:
+    assert desk.prove()["segments"] == 3
+    assert not list((desk.proof / "checkpoints").iterdir())
+    assert not (desk.proof / "data.safetensors").exists()
+    made = desk.check("--top", 0, "--uniform", 0)
+    assert (made["drawn"], made["unseen"]) == ([0, 2], [{"false": 1, "probability": 1.0}])
+    assert desk.prove("--challenge", desk.challenge)["opened_states"] == [0, 6]
+    assert not (desk.proof / "answer.json").exists(), "without a key it only looks"
+    assert desk.check(code=2).count("answer.json")
+    desk.prove("--challenge", desk.challenge, "--key", desk.parties.path(f"{who}.pem"))
+    assert sorted(file.name for file in (desk.proof / "checkpoints").iterdir()) == [
+        "000000000000.safetensors", "000000000006.safetensors"]  # fmt: skip
+    found = desk.check("--permute", 3)
+    assert (found["holds"], found["role"], found["replayed_steps"]) == (True, who, 4)
+    assert found["owner"] == f"0x{load_key(desk.parties.path(f'{who}.pem')).address.hex()}"
+    assert found["posted"] == "no witness of any time was asked"
+    assert found["weights"] is None
+    assert not found["moved_from_first_state"].startswith("0%")
+
+
+def test_the_disputed_weights_are_those_of_the_same_head(desk: Desk, parties: Parties, tmp_path: Path) -> None:
+    weights, certificate = tmp_path / "w.safetensors", tmp_path / "certificate.json"
+    desk.tell("weights", desk.run, "--unsettled", "-o", weights)
+    desk.tell("certify", desk.run, "--weights", weights, "--key", parties.path("trainer.pem"), "-o", certificate)
+    desk.answered()
+    link = ["--model", weights, "--certificate", certificate]
+    assert desk.check(*link)["weights"] == "the disputed ones are the run's"
+    assert "expected the disputed weights and their certificate" in desk.check("--model", weights, code=1)
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert "expected tensors under state root" in desk.check(*link, code=2)
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    other = Desk(parties, tmp_path / "other", desk._capsys,
+                 parties.tampered(tmp_path / "cheat", doubled_weight(parties.path("agreed"), 2)))  # fmt: skip
+    (tmp_path / "other").mkdir()
+    other.answered()
+    assert "these weights are of another run" in other.check(*link, code=2)
+
+
+def test_a_false_segment_is_not_reproduced(desk: Desk, parties: Parties, tmp_path: Path) -> None:
+    desk.run = parties.tampered(tmp_path / "cheat", doubled_weight(parties.path("agreed"), 2))
+    assert "segment 0, steps 1 to 3: expected record" in desk.answered().check(code=2)
+
+
+def edited(path: Path, edit: Callable[[bytearray], None]) -> None:
+    content = bytearray(path.read_bytes())
+    edit(content)
+    path.write_bytes(content)
+
+
+def flipped(content: bytearray) -> None:
+    content[-1] ^= 1
+
+
+def swapped(desk: Desk) -> None:
+    states = desk.proof / "checkpoints"
+    shutil.copyfile(states / "000000000003.safetensors", states / "000000000006.safetensors")
+
+
+def of_another_run(desk: Desk) -> None:
+    cheat = desk.parties.tampered(desk.folder / "cheat", doubled_weight(desk.parties.path("agreed"), 2))
+    state = "checkpoints/000000000003.safetensors"
+    shutil.copyfile(cheat / state, desk.proof / state)
+
+
+def stripped(desk: Desk) -> None:
+    envelope = Envelope.decode((desk.proof / "answer.json").read_bytes())
+    (desk.proof / "answer.json").write_bytes(replace(envelope, signatures=()).encode())
+
+
+def by_a_stranger(desk: Desk) -> None:
+    key = load_key(desk.parties.path("stranger.pem"))
+    envelope = Envelope.decode((desk.proof / "answer.json").read_bytes())
+    (desk.proof / "answer.json").write_bytes(sign(replace(envelope, signatures=()), key).encode())
+
+
+def under_a_borrowed_name(desk: Desk) -> None:
+    key, trainer = load_key(desk.parties.path("stranger.pem")), load_key(desk.parties.path("trainer.pem"))
+    payload = Payload(kind=ownership.PAYLOAD_TYPE, data=desk.asked().encode())
+    envelope = Envelope(payload=payload).signed(f"0x{trainer.address.hex()}", key.sign(payload.digest))
+    (desk.proof / "answer.json").write_bytes(envelope.encode())
+
+
+def of_an_older_challenge(desk: Desk) -> None:
+    desk.challenge.write_bytes(replace(desk.asked(), nonce=bytes(32)).encode())
+
+
+def other_changes(desk: Desk) -> None:
+    edited(desk.proof / "changes.bin", flipped)
+
+
+def other_records(desk: Desk) -> None:
+    edited(desk.proof / "records.bin", flipped)
+
+
+def unsigned_head(desk: Desk) -> None:
+    edited(next((desk.proof / "heads").iterdir()), flipped)
+
+
+def no_head(desk: Desk) -> None:
+    next((desk.proof / "heads").iterdir()).unlink()
+
+
+def other_data(desk: Desk) -> None:
+    edited(desk.proof / "data.safetensors", flipped)
+
+
+def withheld(desk: Desk) -> None:
+    (desk.proof / "checkpoints/000000000003.safetensors").unlink()
+
+
+def linked(desk: Desk) -> None:
+    state = desk.proof / "checkpoints/000000000003.safetensors"
+    state.unlink()
+    state.symlink_to(desk.run / "checkpoints/000000000003.safetensors")
+
+
+def not_finite(desk: Desk) -> None:
+    (desk.proof / "changes.bin").write_bytes(b"\0\0\x80\x7f" * 3)
+
+
+def too_few_changes(desk: Desk) -> None:
+    (desk.proof / "changes.bin").write_bytes(bytes(8))
+
+
+FORGERIES = {
+    swapped: "000000000006.safetensors: state after step 6",
+    of_another_run: "000000000003.safetensors: state after step 3",
+    stripped: "expected a signature by trainer",
+    by_a_stranger: "expected a signature by trainer",
+    under_a_borrowed_name: "expected a signature by trainer",
+    of_an_older_challenge: "expected an answer to the challenge of this check",
+    other_changes: "expected the claim of changes",
+    other_records: "records with the signed root",
+    unsigned_head: "heads/000000000003.bin",
+    no_head: "expected at least one signed head",
+    other_data: "data.safetensors",
+    withheld: "expected the opened state after step 3, got none",
+    linked: "a symbolic link",
+    not_finite: "expected finite changes",
+    too_few_changes: "changes.bin: expected 12 bytes, got 8",
+}
+
+
+@pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
+def test_forgeries_are_refused(desk: Desk, forge: Callable[[Desk], None]) -> None:
+    desk.answered()
+    forge(desk)
+    assert FORGERIES[forge] in desk.check(code=2)
+
+
+def test_a_false_claim_of_changes_is_seen_in_a_drawn_segment(desk: Desk) -> None:
+    desk.prove()
+    (desk.proof / "changes.bin").write_bytes(bytes(12))
+    desk.check()
+    desk.prove("--challenge", desk.challenge, "--key", desk.parties.path("trainer.pem"))
+    assert "segment 0: expected a largest change of" in desk.check(code=2)
+
+
+def test_what_is_asked_wrongly(desk: Desk, parties: Parties, tmp_path: Path) -> None:
+    desk.prove()
+    assert "expected a new or empty folder" in desk.prove(code=1)
+    desk.check()
+    stranger = parties.path("stranger.pem")
+    assert "expected the key of trainer" in desk.prove("--challenge", desk.challenge, "--key", stranger, code=1)
+    made = ownership.Claim.read(desk.proof)
+    with pytest.raises(ConfigurationError, match="already exists"):
+        ownership.make_challenge(made, desk.challenge, 1, 1)
+    opened = RunDirectory.open(desk.run)
+    opened.drop_state(3)
+    with pytest.raises(StateError, match="got none after step 3"):
+        ownership.claim(opened, tmp_path / "another")
+    for name, value in (("job", "00" * 32), ("count", 4), ("runRoot", "00" * 32)):
+        asked = {**json.loads(desk.asked().encode()), name: value}
+        (tmp_path / "asked.json").write_text(json.dumps(asked, separators=(",", ":")))
+        with pytest.raises(VerificationError, match="which was challenged"):
+            made.drawn(ownership.Challenge.read(tmp_path / "asked.json"))
+    for text in ("{}", "[" * 100, json.dumps(json.loads(desk.asked().encode()))):
+        (tmp_path / "asked.json").write_text(text)
+        with pytest.raises(EncodingError, match="asked"):
+            ownership.Challenge.read(tmp_path / "asked.json")
+
+
+def test_a_hub_says_when_heads_were_posted(desk: Desk, parties: Parties, tmp_path: Path) -> None:
+    desk.answered()
+    opened, trainer, hub = RunDirectory.open(desk.run), load_key(parties.path("trainer.pem")), new_key()
+
+    def transcript(heads: list[SignedHead]) -> Path:
+        rows = []
+        for number, head in enumerate(heads):
+            post = posts.Post.of(posts.HeadBody(head=head), job_id=opened.job.id, number=number, sender=trainer.address)
+            received = posts.Received(content=post.content, place=number + 1, at=1_700_000_000 + number)
+            wire = posts.SignedPost.sign(post, OFF_CHAIN, trainer).encode()
+            signature = hub.sign(received.digest(OFF_CHAIN))
+            rows.append(posts.ReceivedPost(place=received.place, at=received.at, wire=wire, signature=signature).pack())
+        (tmp_path / "posts").write_bytes(pack(rows))
+        return tmp_path / "posts"
+
+    witness = ["--posts", transcript(opened.heads()), "--hub", hub.address.hex()]
+    assert desk.check(*witness)["posted"] == [
+        f"head {count}: 2023-11-14T22:13:2{count - 1}+00:00 (hub 0x{hub.address.hex()}, place {count})"
+        for count in (1, 2, 3)
+    ]
+    assert "--hub, or neither" in desk.check(*witness[:2], code=1)
+    assert "expected" in desk.check(*witness[:3], trainer.address.hex(), code=2)
+    two = Head(job_id=opened.job.id, count=2, run_root=Digest(bytes(32)))
+    transcript([SignedHead.sign(two, OFF_CHAIN, trainer)])
+    assert "the trainer has signed for two runs" in desk.check(*witness, code=2)
+    assert len(read_posts([tmp_path / "posts"])) == 1
+
+
+def challenge(count: int, top: int, uniform: int, nonce: int = 0) -> ownership.Challenge:
+    blank = Digest(bytes(32))
+    return ownership.Challenge(
+        job=blank, run_root=blank, count=count, changes=blank, top=top, uniform=uniform, nonce=nonce.to_bytes(32, "big")
+    )
+
+
+def test_draws_hold_both_ends_the_top_and_uniform_ones(cases: Callable[[], None]) -> None:
+    changes = [0.0, 3.0, 1.0, 9.0, 2.0, 9.0, 0.5, 8.0]
+    counted = [0] * len(changes)
+    for nonce in range(400):
+        drawn = challenge(8, 2, 2, nonce).draw(changes)
+        assert set(drawn) > {0, 7, 3, 5}
+        assert len(drawn) == 6
+        for place in drawn:
+            counted[place] += 1
+        cases()
+    assert all(150 < counted[place] < 250 for place in (1, 2, 4, 6)), "two of four, each equally likely"
+    assert challenge(8, 0, 0).draw(changes) == (0, 7)
+    assert challenge(1, 5, 5).draw([1.0]) == (0,)
+    assert challenge(8, 9, 9).draw(changes) == tuple(range(8))
+
+
+def test_the_chance_that_a_lie_goes_unseen_is_that_of_counting_draws(cases: Callable[[], None]) -> None:
+    for count in range(1, 9):
+        for top in range(4):
+            for uniform in range(5):
+                rest = max(0, count - min(count, 2) - top)
+                draws = list(combinations(range(rest), min(uniform, rest)))
+                for false in range(1, count + 1):
+                    lucky = sum(1 for draw in draws if not set(draw) & set(range(false)))
+                    expected = Fraction(lucky, len(draws)) if false <= rest else Fraction(0)
+                    assert ownership.unseen(count, top, uniform, false) == pytest.approx(float(expected), abs=1e-12)
+                    cases()
+    exact = Fraction(comb(996 - 10, 40), comb(996, 40))
+    assert ownership.unseen(1000, 2, 40, 10) == pytest.approx(float(exact), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_published_attacks_fool_the_published_check_and_are_stopped_by_equality(cases: Callable[[], None]) -> None:
+    had = study.theft()
+    honest = study.published(had, had.proof)
+    assert honest.accepted
+    assert had.reproduction < had.delta / 1000, "the threshold is far above what other orders of sums do"
+    proofs = study.attacks(had)
+    line = proofs.pop("true batches, states on a line")
+    assert not study.published(had, line).accepted, "the threshold is no formality"
+    for name, proof in proofs.items():
+        assert study.published(had, proof).accepted, name
+        assert torch.equal(proof.weights[-1], had.stolen)
+        cases()
+    assert len(proofs) == 3
+    for name, said in study.ours(had, proofs).items():
+        assert "to which the opened state leads" in said, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stolen", [False, True])
+def test_a_true_run_passes_and_one_from_stolen_weights_has_hardly_moved(stolen: bool) -> None:
+    had = study.theft()
+    job = study.task(had.stolen, had.data, 1e-12) if stolen else study.task(had.start, had.data)
+    with study.forged(job, lambda _segment, _weights: None) as (made, challenge):
+        found = ownership.check(made, challenge, study.MACHINE)
+    assert len(found.drawn) == 2 + study.TOP + study.UNIFORM
+    assert found.moved < 1e-6 if stolen else found.moved > 0.1
