@@ -10,11 +10,11 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 15_140,
-    "tiebreak/engine/": 23_060,
+    "tiebreak/engine/": 23_285,
     "tiebreak/sim/": 11_530,
     "tiebreak/node/": 8_715,
     "tiebreak/": 10_855,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 4_020,
+    "benchmarks/": 4_340,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

@@ -31,7 +31,7 @@ def python(*arguments: str) -> str:
 def test_the_interpreter_agrees_with_integers(cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", "tests.engine.interpreted", "fast"))
     assert found["alive"] == []
-    assert len(found["dead"]) == 8
+    assert len(found["dead"]) == 13
     assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 
@@ -40,7 +40,7 @@ def test_the_interpreter_agrees_with_integers(cases: Callable[[int], None]) -> N
 def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", "tests.engine.interpreted", "slow"))
     assert found["alive"] == []
-    assert set(found["dead"]) == {"absolute terms of the last step", "only upwards", "no flush"}
+    assert len(found["dead"]) == 9
     assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 
