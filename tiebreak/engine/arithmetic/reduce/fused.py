@@ -198,6 +198,9 @@ def run_fused(
         listed, c, e = listed[:count], c[:count], e[:count]
     if len(listed) > room:
         return None
+    if not len(listed):
+        counts.elements += out.numel()
+        return out
     reading = _Listed(Terms(instruction, operands), tables, call, read, listed)
     _settle(reading, out, c, e, Settler(rounded, counts, near))
     return out
