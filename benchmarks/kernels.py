@@ -30,8 +30,17 @@ TARGETS: Final = {
 """A100, H100 and H200, B200, MI300."""
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
-KINDS: Final = {"a": "*fp32", "b": "*fp32", "out": "*fp32", "sums": "*fp64", "errors": "*fp64", "coefficient": "fp32"}
-NUMBERS: Final = ("room", "m", "n", "k", "batches", "step", "run_batch", "run_k")
+KERNELS: Final = ("contract", "add_up", "add_digits", "round_digits", "find_greatest")
+KINDS: Final = {
+    "a": "*fp32",
+    "b": "*fp32",
+    "out": "*fp32",
+    "values": "*fp32",
+    "sums": "*fp64",
+    "errors": "*fp64",
+    "coefficient": "fp32",
+}
+NUMBERS: Final = ("room", "m", "n", "k", "batches", "step", "run_batch", "run_k", "parts", "count")
 BINARIES: Final = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
@@ -62,13 +71,23 @@ def _operations(text: str) -> Counter[str]:
 
 
 def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
-    """Compiles `contract` or `add_up` for a target; options: changes of the compiler's."""
+    """Compiles one of `KERNELS` for a target; options: changes of the compiler's."""
     target, function = TARGETS[name], getattr(kernels, kernel)
     known: dict[str, Any] = {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, **fused.OPTIONS}
     if kernel == "contract":
         known = fused.tile(target.backend, target.arch if target.backend == "cuda" else 0)
-    constants = {"PRECISION": precision, "LEAVE": False, "FLUSH": fused.FLUSH, "sizes": None}
+    if kernel in ("add_digits", "round_digits"):
+        known = {"PAIRS": True, **(fused.SETTLING if kernel == "add_digits" else fused.ROUNDED)}
+    constants = {
+        "PRECISION": precision,
+        "LEAVE": False,
+        "FLUSH": fused.FLUSH,
+        "PLACE": False,
+        "sizes": None,
+        "packed": None,
+    }
     constants |= {key: value for key, value in known.items() if key.isupper()}
+    constants = {key: value for key, value in constants.items() if key in function.arg_names}
     given = {key: value for key, value in known.items() if key.islower()} | options
     signature = {n: "constexpr" if n in constants else "i32" if n in NUMBERS else KINDS.get(n, "*i64")
                  for n in function.arg_names}  # fmt: skip
@@ -132,7 +151,7 @@ def faults(machine: Machine) -> list[str]:
 def main(folder: Path) -> None:
     rows, wrong = [], []
     for name in TARGETS:
-        for kernel in ("contract", "add_up"):
+        for kernel in KERNELS:
             for precision in (32, 16):
                 machine = assemble(name, kernel, precision)
                 wrong += [f"{name}, {kernel}, {precision} bits: {fault}" for fault in faults(machine)]

@@ -1,4 +1,4 @@
-"""Sums by the Triton kernels in Triton's interpreter, against integers, with mutants of the kernels.
+"""Sums and extremes by the Triton kernels in Triton's interpreter, against integers, with mutants of the kernels.
 
 `python -m tests.engine.interpreted fast|slow` prints one line of JSON: how many cases each check ran, and the mutants.
 A process of its own, because Triton decides on its import whether it interprets.
@@ -32,16 +32,17 @@ from triton.runtime import interpreter
 from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, expected, random_reduction, sum_over
 from tests.golden.bundle import INTERVAL, load
 from tests.golden.train import inputs
-from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
+from tiebreak.engine.arithmetic import Arithmetic, indexing, reduce, ziv
 from tiebreak.engine.arithmetic.reduce import fused, kernels
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run import qualify
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.numbers.float32 import round_ratio
-from tiebreak.protocol.program.isa import Access, DType, Instruction, ReduceFunction
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import SumKind
 
+EXTREMES = ReduceFunction.MAX, ReduceFunction.ARGMAX
 SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
 """Blocks that small results fill several times."""
 
@@ -206,6 +207,65 @@ def partial_sums(examples: int) -> int:
     return ran
 
 
+def settles(examples: int) -> int:
+    """With errors that decide nothing, fixed point alone gives every result that is not NaN or a sum of zeros."""
+    ran = 0
+    with mock.patch.object(fused, "coefficient", return_value=2.0**20), mock.patch.object(ziv, "add_elements"):
+        for seed in range(examples):
+            r = random.Random(seed)
+            i, sizes = r.choice([matmul, plain])(r)
+            style = STYLES[seed % len(STYLES)]
+            arithmetic = Arithmetic(permute=seed if seed % 3 else None, precision=r.randint(16, 32))
+            if i.numel <= fused.ROOM:
+                check(arithmetic, i, [Maker(r).tensor(DType.F32, size, style) for size in sizes])
+                ran += sum(counts.undecided_twice for counts in arithmetic.stats.kinds.values())
+    return ran
+
+
+def settles_tails() -> int:
+    """Sums beside a middle by a term far below, or exactly on it, wherever digits begin."""
+    arithmetic, ran = Arithmetic(), 0
+    for scale in range(-60, 60, 23):
+        rows = [[1.0, 2.0**-24, sign * 2.0**-tail] for tail in (26, 40, 53, 60, 75, 85, 140) for sign in (1, 0, -1)]
+        rows += [[-x for x in row] for row in rows]
+        a, b = torch.tensor(rows).view(-1), torch.full((3 * len(rows),), 2.0**scale)
+        i = sum_over((len(rows),), (3,), *(Access(o, 0, (3, 1)) for o in (0, 1)))
+        ran += len(check(arithmetic, i, [a, b]))
+    assert arithmetic.stats.of("reduce.sum.products").undecided_twice > ran // 3
+    return ran
+
+
+def extremes(examples: int) -> int:
+    """max and argmax over any access maps, and over rows, columns and windows, which no other path may take."""
+    ran = 0
+    for seed in range(examples):
+        r = random.Random(seed)
+        i, operands = random_reduction(Maker(r), r.choice(EXTREMES), DType.F32)
+        ran += len(check(Arithmetic(), i, operands))
+    with mock.patch.object(indexing, "extreme", side_effect=AssertionError("expected the kernel, got torch")):
+        for seed in range(examples):
+            r = random.Random(seed)
+            rows, columns = r.randint(1, 20), r.choice([3, 40, 300])
+            shape, terms, strides = r.choice(
+                [
+                    ((rows,), (columns,), (columns, 1)),
+                    ((columns,), (rows,), (1, columns)),
+                    ((), (rows, columns), (columns, 1)),
+                    ((rows, columns - 1), (1, 2), (columns, 1, columns, 1)),
+                ]
+            )
+            function, access = r.choice(EXTREMES), Access(0, 0, strides)
+            dtype = DType.I64 if function == ReduceFunction.ARGMAX else DType.F32
+            i = Instruction(
+                opcode=Opcode.REDUCE, function=function, dtype=dtype, shape=shape, reduction=terms, operands=(access,)
+            )
+            style = STYLES[seed % len(STYLES)]
+            x = Maker(r).tensor(DType.F32, rows * columns, style)
+            x[::2].neg_()  # so that NaN has either sign
+            ran += len(check(Arithmetic(), i, [x]))
+    return ran
+
+
 def leaves_nothing_open() -> int:
     """Small whole numbers, whose sums are far from any middle: the test decides all of them."""
     r = random.Random(5)
@@ -310,9 +370,20 @@ MUTANTS: Mutants = {
     "everything is open": ((("~(high <= low)", "~(high < low)"),), leaves_nothing_open),
     "nothing is open": ((("~(high <= low)", "~(high >= low)"),), decides_hard_rows),
     "NaN is decided": ((("~(high <= low)", "(high > low)"),), decides_hard_rows),
+    "digits that overlap": ((("& 0xFFFFFF  #", "& 0x1FFFFFF  #"),), lambda: settles(25)),
+    "no rest": ((("below < 0, -0.5", "below < 0, 0.0"),), settles_tails),
+    "twice to nearest": ((("(bits & 1) == 0", "(bits & 1) == 2"),), settles_tails),
+    "NaN by its pattern": ((("tl.where(x == x, order, 0x7FFFFFFF)", "order"),), lambda: extremes(20)),
+    "the last of equals": ((("(0xFFFFFFFF - term[None, :].to(tl.int64))", "term[None, :]"),), lambda: extremes(20)),
     "halves up": ((("((bits >> drop) & 1) + ", "1 + "),), rounds_single_terms),
 }
 SLOW_MUTANTS: Mutants = {
+    "subnormals with a hidden bit": ((("(exponent != 0)", "(exponent >= 0)"),), lambda: settles(25)),
+    "products without a sign": ((("m[:, None] < 0", "bit[:, None] < 0"),), lambda: settles(25)),
+    "carries not rounded": (((" + (1 << 23)) >> 24", ") >> 24"),), lambda: settles(25)),
+    "the last digit alone is the rest": ((("tl.where(last != 0, last, rest)", "last"),), settles_tails),
+    "to odd, away": ((("(left < 0), 1, -1", "(left < 0), 1, 1"),), settles_tails),
+    "zeros with a sign": ((("x == 0, 0, ", "x != x, 0, "),), lambda: extremes(20)),
     "absolute terms of the last step": ((("size += tl.abs(x)", "size = tl.abs(x)"),), conforms),
     "only upwards": ((("round_to(c - e, PRECISION)", "round_to(c, PRECISION)"),), conforms),
     "no flush": ((("first + FLUSH, end", "end, end"), ("range(begin, end, FLUSH)", "range(begin, end, 1 << 30)")),
@@ -365,6 +436,9 @@ def main() -> None:
             "matmul": property_of(matmul, examples),
             "convolution": property_of(convolution, examples),
             "plain": property_of(plain, examples),
+            "settled": settles(examples),
+            "tails": settles_tails(),
+            "extremes": extremes(examples),
             "decided": leaves_nothing_open(),
             "hard rows": decides_hard_rows(),
             "single terms": rounds_single_terms(),

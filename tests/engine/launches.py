@@ -5,7 +5,6 @@ of a driver that does not exist.
 """
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,14 +15,27 @@ from triton.runtime import driver
 from tests.engine.arithmetic_cases import sum_over
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.reduce import fused, kernels
-from tiebreak.protocol.program.isa import Access
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 
 LONG = 1 << 13
+
+
+def extreme(function: ReduceFunction, dtype: DType, terms: int) -> Instruction:
+    """Of each of 100 rows."""
+    return Instruction(
+        opcode=Opcode.REDUCE, function=function, dtype=dtype, shape=(100,), reduction=(terms,),
+        operands=(Access(0, 0, (terms, 1)),),
+    )  # fmt: skip
+
+
 FORMS = [
     (sum_over((64, 64), (32,), Access(0, 0, (32, 0, 1)), Access(1, 0, (0, 1, 64))), (2048, 2048)),
     (sum_over((4, 4), (LONG,), Access(0, 0, (LONG, 0, 1)), Access(1, 0, (0, 1, 4))), (4 * LONG, 4 * LONG)),  # in parts
     (sum_over((8, 8), (1,), Access(0, 0, (1, 0, 0)), Access(1, 0, (0, 1, 0))), (8, 8)),  # without an error
     (sum_over((100,), (30,), Access(0, 0, (30, 1))), (3000,)),
+    (extreme(ReduceFunction.MAX, DType.F32, 30), (3000,)),
+    (extreme(ReduceFunction.ARGMAX, DType.I64, 30), (3000,)),
+    (extreme(ReduceFunction.MAX, DType.F32, LONG), (100 * LONG,)),  # in parts
     (sum_over((), (8 * LONG,), Access(0, 0, (1,)), Access(1, 0, (1,))), (8 * LONG, 8 * LONG)),
 ]
 
@@ -45,21 +57,25 @@ def main() -> None:
     """Compile and print."""
     made = []
 
-    def compiled(call: Any, read: Sequence[Any], memory: Sequence[Any], factor: float, **options: Any) -> None:
-        arguments = (read[0], read[-1], *call.tables, *memory, *call.numbers, call.step, factor)
-        options |= {"FLUSH": fused.FLUSH, **call.options}
-        made.append(call.kernel.warmup(*arguments, grid=(call.tiles * call.parts,), **options))
+    def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+        """Compiles, and leaves one element or all of them to be settled."""
+        made.append(kernel.warmup(*arguments, grid=(programs,), **options))
+        memory = dict(zip(kernel.arg_names, arguments, strict=False))
+        for name, value in (("found", 1), ("listed", 0), ("sums", 0), ("errors", 1), ("sizes", 1)):
+            if isinstance(memory.get(name), torch.Tensor):
+                memory[name].fill_(value)
 
     driver.set_active(Driver())
     with (
-        mock.patch.object(fused._Call, "launch", compiled),
-        mock.patch.multiple(fused, _kernels=lambda _: kernels, _target=lambda _: ("cuda", 90)),
+        mock.patch.multiple(fused, _launch=compiled, _kernels=lambda _: kernels, _target=lambda _: ("cuda", 90)),
     ):
         for precision in (16, 32):
             for i, sizes in FORMS:
                 Arithmetic(precision=precision).execute(i, [torch.ones(size) for size in sizes], 0)
     assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
-    assert {one.metadata.name for one in made} == {"contract", "add_up"}
+    assert {one.metadata.name for one in made} == {
+        "contract", "add_up", "add_digits", "round_digits", "find_greatest",
+    }  # fmt: skip
     sys.stdout.write(f"{len(made)}\n")
 
 

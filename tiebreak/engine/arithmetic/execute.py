@@ -13,7 +13,15 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import elementwise, indexing, random
 from tiebreak.engine.arithmetic.exact import Exact, Integers, exact_sums
-from tiebreak.engine.arithmetic.reduce import SumRunner, build, plan_extreme, plan_sum, run_extreme
+from tiebreak.engine.arithmetic.reduce import (
+    SumRunner,
+    build,
+    plan_extreme,
+    plan_sum,
+    run_extreme,
+    run_extreme_fused,
+    runs_on,
+)
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.scatter import ScatterRunner, plan_scatter
 from tiebreak.engine.arithmetic.stats import Stats
@@ -207,14 +215,19 @@ class Arithmetic:
         return lambda x, _, near: sums.run(plan, x, counts, near)
 
     def _compile_extreme(self, i: Instruction) -> Compiled:
-        tables, library = plan_extreme(i), build().library if self.device.type == "cpu" else None
+        fused = runs_on(self.device, prod(i.reduction))
+        library = build().library if self.device.type == "cpu" and not fused else None
+        tables = plan_extreme(i, fused=fused) if fused or library is not None else None
         place, dtype = i.function == ReduceFunction.ARGMAX, TORCH_DTYPES[i.dtype]
 
         def one(x: Operands, *_: object) -> Tensor:
-            if tables is None or library is None or x[0].dtype != torch.float32:
+            if tables is None or x[0].dtype != torch.float32:
                 return indexing.extreme(i, x)
-            out = torch.empty(i.shape, dtype=dtype)
-            run_extreme(library, tables, x[0], out, place=place)
+            out = torch.empty(i.shape, dtype=dtype, device=x[0].device)
+            if library is None:
+                run_extreme_fused(tables, x[0], out, place=place)
+            else:
+                run_extreme(library, tables, x[0], out, place=place)
             return out
 
         return one

@@ -306,6 +306,7 @@ class Settler:
         places: Places,
         count: int,
         whole: Callable[[Tensor], Tensor] | None = None,
+        exactly: Callable[[Tensor], Tensor] | None = None,
         among: int = 0,
     ) -> None:
         """Writes the exact results of undecided elements into `result` (f32, contiguous), or reports them to `near`.
@@ -313,6 +314,7 @@ class Settler:
         Elements are numbered row-major over `result`, `undecided` and `c`. Those with an error that is not finite are
         NaN. Reads at most about `ROW_BUDGET` terms at a time. `count`: the number of terms of an element by the
         instruction's definition. `whole` computes rows m of a product (Bt, M, N) exactly: (rows,) -> (Bt, rows, N).
+        `exactly` computes the exact results of elements with finite terms: (elements,) -> f32, in place of the reader.
         `among`: how many elements there are, if `result` has only some of them.
         """
         among = among or result.numel()
@@ -330,6 +332,11 @@ class Settler:
         if not bool(usable.all()):
             flat[elements[~usable]] = float("nan")
             elements = elements[usable]
+        if exactly is not None:
+            if len(elements):
+                self.counts.undecided_twice += len(elements)
+                self._put(flat, fp64, elements, exactly(elements))
+            return
         dense = len(elements) * DENSE >= among
         for chunk in torch.split(elements, max(1, ROW_BUDGET // min(reader.terms, PIECE))):
             if dense:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.buffers import Buffers
 from tiebreak.engine.arithmetic.exact import Integers
 from tiebreak.engine.arithmetic.reduce.compiled import Tables, build, leave_sums, plan_tables, run_extreme, run_tables
-from tiebreak.engine.arithmetic.reduce.fused import leave_fused, run_fused, runs_on
+from tiebreak.engine.arithmetic.reduce.fused import leave_fused, run_extreme_fused, run_fused, runs_on
 from tiebreak.engine.arithmetic.reduce.pure import Part, PureSums, plan_parts
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
@@ -26,7 +26,10 @@ from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.arithmetic.ziv import Collector
 from tiebreak.protocol.program.isa import Instruction, ReduceFunction
 
-__all__ = ["Partial", "SumPlan", "SumRunner", "build", "plan_extreme", "plan_sum", "run_extreme", "runs_on"]
+__all__ = [
+    "Partial", "SumPlan", "SumRunner", "build", "plan_extreme", "plan_sum", "run_extreme", "run_extreme_fused",
+    "runs_on",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,10 @@ FEW_TERMS: Final = 16
 """Of up to this many terms reduce.c finds the greatest, of more torch; where it is, reduce.c always finds faster."""
 
 
-def plan_extreme(instruction: Instruction) -> Tables | None:
-    """The plan of reduce.c for a max or argmax; None if torch computes it."""
+def plan_extreme(instruction: Instruction, *, fused: bool = False) -> Tables | None:
+    """The plan of reduce.c, or of the Triton kernel, for a max or argmax; None if torch computes it."""
     few = prod(instruction.reduction) <= FEW_TERMS or instruction.function == ReduceFunction.ARGMAX
-    return plan_tables(instruction, *_dims(instruction)) if few else None
+    return plan_tables(instruction, *_dims(instruction)) if few or fused else None
 
 
 def _dims(instruction: Instruction) -> tuple[list[Dim], list[Dim]]:

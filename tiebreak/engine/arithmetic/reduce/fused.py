@@ -1,12 +1,14 @@
 """Sums on GPUs by one Triton kernel (`kernels.py`) that adds, bounds, tests and rounds, on the tables of `compiled.py`.
 
+Two more settle exactly what it lists, and one finds extremes.
+
 It runs on CUDA devices where Triton is installed (the extra `gpu`), and on CPUs under TRITON_INTERPRET=1, for tests.
 The bytes are those of `pure`, which computes a result again if the kernel's list of undecided elements has no room.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from math import ceil
@@ -36,6 +38,9 @@ ROOM: Final = 64
 """The room of the list of undecided elements, in addition to one in `DENSE`."""
 OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
 """Of Triton's compiler: no contraction, and so many warps that nothing is spilled on sm_80 and sm_90."""
+SETTLING: Final[dict[str, Any]] = {"BLOCK_K": 64, **OPTIONS}
+ROUNDED: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_warps": 4}
+"""The blocks of `add_digits` and `round_digits`, and the compiler's options."""
 
 
 @cache
@@ -67,6 +72,11 @@ def lanes(tables: Tables) -> dict[str, Any]:
     return {"BLOCK_M": 128 if across else 8, "BLOCK_K": 8 if across else 128, **OPTIONS}
 
 
+def _launch(kernel: Any, programs: int, first: Tensor, *others: Any, **options: Any) -> None:
+    with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
+        kernel[(programs,)](first, *others, **options)
+
+
 @dataclass(frozen=True)
 class _Call:
     """One launch: `numbers` are the kernel's arguments between `sizes` and `step`."""
@@ -83,13 +93,20 @@ class _Call:
     roundings: int
     """On a term's path, additions of parts included."""
 
+    def places(self, numbers: Tensor) -> Tensor:
+        """Where elements are in the result, by their row-major numbers over (batch, m, n)."""
+        if len(self.tables) == 4:  # without m and n
+            return numbers
+        m, n = self.numbers[:2]
+        batch, rows, columns = self.tables[-3:]
+        return batch[numbers // (m * n)] + rows[numbers // n % m] + columns[numbers % n]
+
     def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
         """memory: out, found, room, listed, sums, errors and sizes, as in `kernels.py`."""
-        with torch.cuda.device_of(read[0]):  # type: ignore[no-untyped-call]
-            self.kernel[(self.tiles * self.parts,)](
-                read[0], read[-1], *self.tables, *memory, *self.numbers, self.step, factor,
-                FLUSH=FLUSH, **self.options, **options,
-            )  # fmt: skip
+        _launch(
+            self.kernel, self.tiles * self.parts, read[0], read[-1], *self.tables, *memory, *self.numbers, self.step,
+            factor, FLUSH=FLUSH, **self.options, **options,
+        )  # fmt: skip
 
 
 def _prepare(tables: Tables, device: torch.device, shuffled: torch.Generator | None) -> _Call:
@@ -109,15 +126,19 @@ def _prepare(tables: Tables, device: torch.device, shuffled: torch.Generator | N
         options, held = {**lanes(tables), **steps}, [first.batch, terms[0], last.batch, terms[-1]]
         tiles, numbers = ceil(batches / options["BLOCK_M"]), (tables.run_batch, run_k, k, batches)
         lane = options["BLOCK_K"]
-    parts = max(1, min(ceil(_programs(device) / tiles), k // FEWEST))
-    step = ceil(k / parts)
-    parts = ceil(k / step)
+    step, parts = _cut(k, tiles, device)
     # In `contract` a term stays in its lane; `add_up` adds the lanes in the end.
     roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
     kernel = getattr(_kernels(device.type), "contract" if tables.out else "add_up")
     return _Call(
         kernel, [torch.from_numpy(t).to(device) for t in held], numbers, options, tiles, parts, step, roundings
     )
+
+
+def _cut(terms: int, tiles: int, device: torch.device) -> tuple[int, int]:
+    """How many terms a part has, at most, and the parts that give the device work."""
+    step = ceil(terms / max(1, min(ceil(_programs(device) / tiles), terms // FEWEST)))
+    return step, ceil(terms / step)
 
 
 def _target(device: torch.device) -> tuple[str, int]:
@@ -177,7 +198,11 @@ def run_fused(
         listed, c, e = listed[:count], c[:count], e[:count]
     if len(listed) > room:
         return None
-    _settle(instruction, operands, out, listed, c, e, Settler(rounded, counts, near))
+    if not len(listed):
+        counts.elements += out.numel()
+        return out
+    reading = _Listed(Terms(instruction, operands), tables, call, read, listed)
+    _settle(reading, out, c, e, Settler(rounded, counts, near))
     return out
 
 
@@ -212,18 +237,16 @@ def _leave(tables: Tables, call: _Call, read: Sequence[Tensor]) -> list[Tensor]:
 def _round_parts(
     tables: Tables, call: _Call, read: Sequence[Tensor], factor: float, rounded: Round, out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds the parts and rounds them into `out`; returns place, C and e of what is undecided."""
+    """Adds the parts and rounds them into `out`; returns number, C and e of what is undecided."""
     c, *sizes = _leave(tables, call, read)
     if tables.out:
-        batch, m, n = call.tables[-3:]
-        place = (batch[:, None, None] + m[:, None] + n).view(-1)
         e = sizes[0].sqrt_().mul_(factor)[:, :, None] * sizes[1].sqrt_()[:, None, :]
     else:
-        place, e = torch.arange(len(c), device=c.device), sizes[0].mul_(factor)
+        e = sizes[0].mul_(factor)
     result, undecided = decide(c, e, rounded)
-    out.view(-1)[place] = result.view(-1)
+    out.view(-1)[call.places(torch.arange(c.numel(), device=c.device))] = result.view(-1)
     at = undecided.view(-1).nonzero().view(-1)
-    return place[at], c.view(-1)[at], e.view(-1)[at]
+    return at, c.view(-1)[at], e.view(-1)[at]
 
 
 @dataclass(frozen=True)
@@ -231,25 +254,86 @@ class _Listed:
     """Reads the terms of listed elements, numbered by their places in the list."""
 
     all: Terms
+    tables: Tables
+    call: _Call
+    read_from: Sequence[Tensor]
     listed: Tensor
+    """Row-major numbers over (batch, m, n)."""
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Where the elements are in the result."""
+        return self.call.places(self.listed)
 
     @property
     def terms(self) -> int:
         return self.all.terms
 
     def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
-        return self.all.read(self.listed[elements], begin, end)
+        return self.all.read(self.places[elements], begin, end)
+
+    def starts(self, elements: Tensor) -> list[Tensor]:
+        """Where each element's terms start in the first and in the last operand, i64."""
+        numbers, tables = self.listed[elements], self.call.tables
+        if self.tables.out:
+            m, n = self.call.numbers[:2]
+            batch, row, column = numbers // (m * n), numbers // n % m, numbers % n
+            return [tables[0][batch] + tables[1][row], tables[3][batch] + tables[4][column]]
+        run, (first, last) = self.tables.run_batch, (self.tables.operands[o] for o in (0, -1))
+        pairs = zip((tables[0], tables[2]), (first.step, last.step), strict=True)
+        return [table[numbers // run] + numbers % run * step for table, step in pairs]
+
+    def exactly(self, elements: Tensor, precision: int) -> Tensor:
+        """RN of the exact sums of some elements with finite terms, f32, computed where the operands are."""
+        device, k, count = elements.device, self.tables.terms, len(elements)
+        digits = torch.zeros((count, 32), dtype=torch.int64, device=device)
+        values = torch.empty(count, dtype=torch.float32, device=device)
+        step, parts = _cut(k, count, device)
+        tables, run_k = self.call.tables, 1 if self.tables.out else self.call.numbers[1]
+        terms = [tables[2], tables[5]] if self.tables.out else [tables[1], tables[3]]
+        kernels, pairs = _kernels(device.type), len(self.tables.operands) > 1
+        assert kernels is not None
+        _launch(
+            kernels.add_digits, count * parts, self.read_from[0], self.read_from[-1], *self.starts(elements), *terms,
+            digits, run_k, k, parts, step, PAIRS=pairs, **SETTLING,
+        )  # fmt: skip
+        _launch(
+            kernels.round_digits, ceil(count / ROUNDED["BLOCK"]), digits, values, count, PRECISION=precision, **ROUNDED
+        )
+        return values
 
 
-def _settle(
-    instruction: Instruction, operands: Sequence[Tensor], out: Tensor, listed: Tensor, c: Tensor, e: Tensor,
-    settler: Settler,
-) -> None:  # fmt: skip
+def _settle(reading: _Listed, out: Tensor, c: Tensor, e: Tensor, settler: Settler) -> None:
     """Writes the exact results of listed elements into `out`, or reports them."""
-    reader = _Listed(Terms(instruction, operands), listed)
+    listed = reading.listed
     values = torch.empty(len(listed), dtype=torch.float32, device=out.device)
     settler.settle(
-        values, torch.ones_like(listed, dtype=torch.bool), c, e.__getitem__, reader,
-        places=lambda at: (listed[at].cpu().numpy(), np.arange(len(at))), count=reader.terms, among=out.numel(),
+        values, torch.ones_like(listed, dtype=torch.bool), c, e.__getitem__, reading,
+        places=lambda at: (reading.places[at].cpu().numpy(), np.arange(len(at))), count=reading.terms,
+        exactly=lambda at: reading.exactly(at, settler.rounded.precision), among=out.numel(),
     )  # fmt: skip
-    out.view(-1)[listed] = values
+    out.view(-1)[reading.places] = values
+
+
+def run_extreme_fused(tables: Tables, operand: Tensor, out: Tensor, *, place: bool) -> None:
+    """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
+    call, (read,) = _reading(tables, [operand], None)
+    run_batch, run_k, k, batches = call.numbers
+    left = None
+    if call.parts > 1:
+        left = torch.empty((call.parts, batches), dtype=torch.int64, device=operand.device)
+    kernels = _kernels(operand.device.type)
+    assert kernels is not None
+    options = {name: value for name, value in call.options.items() if name not in ("PAIRS", "B_STEP")}
+    _launch(
+        kernels.find_greatest, call.tiles * call.parts, read, *call.tables[:2], out, left, run_batch, run_k, k, batches,
+        call.step, PLACE=place, LEAVE=left is not None, **options,
+    )  # fmt: skip
+    if left is None:
+        return
+    greatest = left.amax(0)
+    if place:
+        out.view(-1).copy_(0xFFFFFFFF - greatest.bitwise_and(0xFFFFFFFF))
+    else:
+        order = (greatest >> 32).to(torch.int32)
+        out.view(-1).copy_(torch.where(order < 0, order ^ 0x7FFFFFFF, order).view(torch.float32))

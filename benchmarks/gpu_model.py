@@ -1,0 +1,266 @@
+"""Predicts the time of a step on an H100 and an H200, before any was measured, from captured programs and machine code.
+
+    python -m benchmarks.gpu_model      writes results/gpu_model.json; captures real programs, runs none of them
+
+Sums and extremes are counted as `fused.py` would launch them: tiles, parts, and the instructions of a step of the
+innermost loop as compiled for sm_90. Everything else runs in torch: tiny models of the same kinds are run on the CPU to
+count torch's operations and the bytes that these read and write, per element of a result.
+"""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cache
+from math import ceil, prod
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import click
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.kernels import assemble
+from benchmarks.table import Row, placed, publish
+from tests.golden.models import SMALL, make_real_task
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.reduce import fused, kernels, plan_extreme, plan_sum
+from tiebreak.engine.arithmetic.reduce.compiled import Tables
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.native import pure_path
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, SourceKind
+from tiebreak.protocol.program.program import Program
+
+BANDWIDTHS: Final = {"H100": 3.35e12, "H200": 4.8e12}
+"""Bytes per second of the SXM modules' memory, as published. All else is the same chip."""
+WORKLOADS: Final = {
+    "ResNet-50, 16 x 32 x 32": "resnet-50",
+    "GPT-2 124M, 8 x 64": "gpt2-124m",
+}
+PROCESSORS: Final = 132
+CLOCK: Final = 1.98e9
+"""With 256 FP64 operations a clock in each multiprocessor's matrix units, this is the published 67 TFLOP/s."""
+CLOCKS: Final = {"DMMA": 16.0, r"D(ADD|MUL|FMA)": 0.5, "F2F": 2.0, "": 0.25}
+"""Of a multiprocessor for one instruction of a warp, by kind; kinds overlap, and each instruction is issued. DMMA has
+4,096 operations. FP64 additions: 64 a clock. Conversions to FP64: a guess, 16 a clock."""
+TRITON_LAUNCH, TORCH_LAUNCH, WAIT = 20e-6, 5e-6, 10e-6
+"""Seconds of the host for a launch, from Python, and for reading the length of a list. These are guesses."""
+UNDECIDED: Final = 1e-4
+"""The share of elements that Ziv's test leaves (docs/gpu.md)."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A kernel's machine code: clocks of one step of its innermost loop, and of the rest once, for all warps."""
+
+    step: float
+    rest: float
+
+
+@cache
+def loop_of(kernel: str) -> Loop:
+    """Of a kernel compiled for sm_90 with products, at 32 bits."""
+    code: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    for line in assemble("sm_90", kernel, 32).code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(code)
+        elif found := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\w.*)", line):
+            code.append(found[1])
+            target = re.match(r"BRA.*`\((\.L_x_\d+)\)", found[1])
+            if target and labels.get(target[1], len(code)) < len(code) - 1:
+                loops.append((labels[target[1]], len(code)))
+    begin, end = min(loops, key=lambda loop: loop[1] - loop[0])
+    warps = fused.OPTIONS["num_warps"]
+
+    def clocks(lines: list[str]) -> float:
+        return warps * max(n * sum(bool(re.match(kind, x)) for x in lines) for kind, n in CLOCKS.items())
+
+    return Loop(clocks(code[begin:end]), clocks(code[:begin] + code[end:]))
+
+
+@dataclass
+class Spent:
+    """What a step or a part of it takes, without the bandwidth's share: (clocks' seconds, bytes) of each kernel."""
+
+    kernels: list[tuple[float, float]] = field(default_factory=list)
+    host: float = 0.0
+    launches: int = 0
+
+    def add(self, seconds: float, moved: float, host: float, launches: int = 1) -> None:
+        """Adds some launches that are one after the other on the device."""
+        self.kernels.append((seconds, moved))
+        self.host += host
+        self.launches += launches
+
+    def device(self, bandwidth: float) -> float:
+        """Seconds on the device: each kernel is bound by its instructions or by memory."""
+        return sum(max(seconds, moved / bandwidth) for seconds, moved in self.kernels)
+
+
+def seconds_of(kernel: str, programs: float, steps: int) -> float:
+    """Of programs that multiprocessors share, each of so many steps of the innermost loop."""
+    loop = loop_of(kernel)
+    return ceil(programs / PROCESSORS) * (steps * loop.step + loop.rest) / CLOCK
+
+
+def sums(i: Instruction, tables: Tables, spent: Spent) -> None:
+    """Adds what a sum or an extreme takes: each operand is read from memory once, as far as it is reached."""
+    k, batches = tables.terms, len(tables.operands[0].batch) * tables.run_batch
+    extreme = i.function in (ReduceFunction.MAX, ReduceFunction.ARGMAX)
+    kernel = "find_greatest" if extreme else "contract" if tables.out else "add_up"
+    options = fused.tile("cuda", 90) if tables.out else fused.lanes(tables)
+    m, n = (len(tables.operands[o].own) if tables.out else 1 for o in (0, -1))
+    tiles = ceil(batches / options["BLOCK_M"])
+    if tables.out:
+        tiles = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"])
+    parts = max(1, min(ceil(4 * PROCESSORS / tiles), k // fused.FEWEST))
+    moved = 4.0 * sum(o.reach[1] - o.reach[0] + 1 for o in tables.operands) + i.dtype.size * i.numel
+    spent.add(seconds_of(kernel, tiles * parts, ceil(ceil(k / parts) / options["BLOCK_K"])), moved, TRITON_LAUNCH)
+    if extreme:
+        return
+    around = operations_around()
+    count = around["parts" if parts > 1 else "sum"]
+    spent.add(0.0, 8.0 * i.numel * (parts + count) if parts > 1 else 0.0, count * TORCH_LAUNCH + WAIT, count)
+    listed = round(UNDECIDED * i.numel)
+    if listed:
+        cut = max(1, min(ceil(4 * PROCESSORS / listed), k // fused.FEWEST))
+        steps = ceil(ceil(k / cut) / fused.SETTLING["BLOCK_K"])
+        spent.add(seconds_of("add_digits", listed * cut, steps), 8.0 * k * listed, TRITON_LAUNCH)
+        spent.add(seconds_of("round_digits", listed / fused.ROUNDED["BLOCK"], 16), 256.0 * listed, TRITON_LAUNCH)
+        spent.add(0.0, 0.0, around["list"] * TORCH_LAUNCH, around["list"])
+
+
+# ---- everything else ----
+
+Kind = tuple[Opcode, int, DType]
+
+
+class Operations(TorchDispatchMode):
+    """Counts torch's operations other than views, and the bytes of the tensors that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.bytes = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in str(func):
+            tensors = [x for x in tree_leaves((args, kwargs or {}, result)) if isinstance(x, Tensor)]
+            self.bytes += sum(x.untyped_storage().nbytes() if 0 in x.stride() else x.nbytes for x in tensors)
+            self.count += 1
+        return result
+
+
+class Counting(Arithmetic):
+    """Runs instructions in torch, and counts (calls, elements, operations, bytes) by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[Kind, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+
+    def execute(self, instruction: Instruction, operands: Any, step: int) -> Tensor:
+        """As `Arithmetic`."""
+        with Operations() as counted:
+            result = super().execute(instruction, operands, step)
+        row = self.seen[kind_of(instruction)]
+        for at, n in enumerate((1, instruction.numel, counted.count, counted.bytes)):
+            row[at] += n
+        return result
+
+
+def kind_of(i: Instruction) -> Kind:
+    """What decides how torch computes an instruction, but for its views."""
+    return i.opcode, int(i.function), i.dtype
+
+
+def count_others() -> dict[Kind, tuple[float, float]]:
+    """Torch's operations for an instruction of each kind, and bytes for an element, in two steps of tiny models."""
+    with pure_path():
+        arithmetic = Counting()
+        for name in SMALL:
+            compiled = compile_task(make_real_task(name, steps=2))
+            machine = Interpreter(compiled.program, arithmetic)
+            state = machine.to_device(compiled.state)
+            for step in (1, 2):
+                state = machine.step(step, state, compiled.data).state
+    return {
+        kind: (count / calls, moved / elements) for kind, (calls, elements, count, moved) in arithmetic.seen.items()
+    }
+
+
+@cache
+def operations_around() -> dict[str, int]:
+    """Torch's operations beside Triton's kernels: of a sum, of one in parts, and what a list adds. The kernels rest."""
+    fills = length = 0
+
+    def idle(kernel: Any, _: int, *arguments: Any, **__: Any) -> None:
+        nonlocal fills
+        memory = dict(zip(kernel.arg_names, arguments, strict=False))
+        for name, value in (("found", length), ("listed", 0), ("sums", 0), ("errors", 1), ("sizes", 0)):
+            if isinstance(memory.get(name), Tensor):
+                memory[name].fill_(value)
+                fills += 1
+
+    found = []
+    changes: dict[str, Any] = {"_launch": idle, "_kernels": lambda _: kernels, "_target": lambda _: ("cuda", 90)}
+    with mock.patch.multiple(fused, **changes):
+        for k, listed in ((32, 0), (1 << 13, 0), (32, 1)):
+            length = listed
+            accesses = Access(0, 0, (k, 0, 1)), Access(1, 0, (0, k, 1))
+            i = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(8, 8), reduction=(k,), operands=accesses)
+            arithmetic, operands, fills = Arithmetic(), [torch.ones(8 * k)] * 2, 0
+            arithmetic.execute(i, operands, 0)  # plans
+            fills = 0
+            with Operations() as counted:
+                arithmetic.execute(i, operands, 0)
+            found.append(counted.count - fills)
+    return {"sum": found[0], "parts": found[1], "list": found[2] - found[0]}
+
+
+def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[Spent, Spent, int]:
+    """What sums and extremes take, what everything else does, and the FP64 operations of sums; raises KeyError."""
+    summed, rest, flops = Spent(), Spent(), 0
+    for i in program.body:
+        if i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA, SourceKind.CONST):
+            continue
+        tables = None
+        if i.opcode == Opcode.REDUCE and i.is_f32_sum:
+            tables = plan_sum(i, 1 << 60).tables
+            flops += i.numel * prod(i.reduction) * len(i.operands)
+        elif i.opcode == Opcode.REDUCE and program.body[i.operands[0].value].dtype == DType.F32:
+            tables = plan_extreme(i, fused=True)
+        if tables is not None:
+            sums(i, tables, summed)
+            continue
+        count, each = others[kind_of(i)]
+        rest.add(0.0, each * i.numel, count * TORCH_LAUNCH, round(count))
+    return summed, rest, flops
+
+
+@click.command(help=__doc__)
+@placed
+def main(folder: Path) -> None:
+    others, rows = count_others(), []
+    for name, task in WORKLOADS.items():
+        summed, rest, flops = predict(compile_task(make_real_task(task, steps=1)).program, others)
+        for gpu, bandwidth in BANDWIDTHS.items():
+            times = [summed.device(bandwidth), rest.device(bandwidth), summed.host + rest.host]
+            found = {
+                "step, ms": 1e3 * sum(times),
+                "sums, ms": 1e3 * times[0],
+                "all others, ms": 1e3 * times[1],
+                "host, ms": 1e3 * times[2],
+                "launches": summed.launches + rest.launches,
+                "sums at 67 TFLOP/s, ms": 1e3 * flops / 67e12,
+            }
+            rows += [Row(metric=metric, case=f"{gpu}: {name}", value=value, unit="") for metric, value in found.items()]
+    publish("gpu_model", rows, "predicted, not measured", folder=folder)
+
+
+if __name__ == "__main__":
+    main()
