@@ -22,6 +22,7 @@ FOLDERS = {
 
 ADAPTERS = {
     "tiebreak.protocol.chain": "speaks to Ethereum nodes",
+    "tiebreak.engine.distributed.nearby": "connects the workers of one machine by sockets",
     "tiebreak.engine.native": "runs the C compiler, and asks the environment for it and for the cache folder",
     "tiebreak.sim.games.runner": "plays games in several processes",
 }
