@@ -13,7 +13,7 @@ BUDGETS = {
     "tiebreak/engine/": 23_285,
     "tiebreak/sim/": 11_705,
     "tiebreak/node/": 8_715,
-    "tiebreak/": 11_420,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 12_130,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 4_670,
 }
 SUFFIXES = {".py", ".c", ".h"}
