@@ -12,9 +12,9 @@ BUDGETS = {
     "tiebreak/protocol/": 15_140,
     "tiebreak/engine/": 23_285,
     "tiebreak/sim/": 11_705,
-    "tiebreak/node/": 8_715,
+    "tiebreak/node/": 8_780,
     "tiebreak/": 12_130,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 4_670,
+    "benchmarks/": 4_760,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

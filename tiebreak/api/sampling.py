@@ -36,7 +36,7 @@ class Sampler:
         machine = {"cpu": cpu_name(), "cores": str(usable_cores()), "memory": str(psutil.virtual_memory().total)}
         if self._gpu is not None:
             machine["gpu"] = self._gpu.name
-        step = run.last_complete()
+        step = run.kept()[-1]
         run.append_line(
             MONITOR, as_line(Start(job=run.job.id.hex(), step=step, time=round(time.time(), 3), machine=machine))
         )
@@ -51,12 +51,13 @@ class Sampler:
         now, worked = time.monotonic(), time.process_time()
         share = (worked - self._worked) / max(now - self._at, 1e-6) / usable_cores()
         is_first, self._at, self._worked = loss_bits is None, now, worked
-        return Sample(
+        self.last = Sample(
             step=step, time=round(time.time(), 3), loss_bits=loss_bits,
             processor=None if is_first else min(1.0, round(share, 4)),
             machine=None if is_first else min(1.0, round(psutil.cpu_percent(None) / 100, 4)),
             memory=self._process.memory_info().rss, **({} if self._gpu is None else self._gpu.measure()),
         )  # fmt: skip
+        return self.last
 
 
 class _Gpu:
