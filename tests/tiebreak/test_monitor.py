@@ -2,10 +2,12 @@
 
 import json
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import METRICS, RunDirectory
 from tiebreak.engine.run.train import Progress
 from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.numbers.float32 import to_float
 
 BEGAN = 1.7e9
 SIZE = 1 << 30
@@ -45,7 +48,7 @@ def start(folder: Path, **other: Any) -> Start:
     return Start(**{**given, **other})
 
 
-def found(folder: Path, now: float = BEGAN + 100, **more: Any) -> dict[str, Rule]:
+def found(folder: Path, now: float = BEGAN + 200, **more: Any) -> dict[str, Rule]:
     watch = Watch(RunDirectory.open(folder), **more)
     watch.look(now)
     return {rule.name: rule for rule in watch.rules(now)}
@@ -135,7 +138,7 @@ FORGED: dict[str, tuple[Change, str, str]] = {
     "no start": (lambda lines, _: lines[1:], "lines", "expected the line of a start first"),
     "out of order": (replaced(4, step=0), "lines", "line 5: expected steps in order, got 0 after 2"),
     "back in time": (replaced(4, time=BEGAN - 60), "lines", "expected times in order, got one 62 s before"),
-    "in the future": (replaced(8, time=BEGAN + 1e4), "lines", "expected a time that has been, got one 9900 s ahead"),
+    "in the future": (replaced(8, time=BEGAN + 1e4), "lines", "expected a time that has been, got one 9800 s ahead"),
     "beyond the job": (replaced(8, step=STEPS + 1), "lines", "expected a step of 0 to 7, got 8"),
     "an older file's": (lambda lines, _: [*lines[4:], *lines[:4]], "lines", "expected the line of a start first"),
     "not JSON": (raw(3, b"pickle"), "lines", "line 4: expected a JSON object, got b'pickle'"),
@@ -150,7 +153,7 @@ FORGED: dict[str, tuple[Change, str, str]] = {
     "no time": (raw(3, b'{"step": 2}'), "lines", "expected a step and a time"),
     "words": (raw(3, b'{"step": 2, "time": 3, "loss_bits": "nice"}'), "lines", "expected loss_bits of 8 hex digits"),
     "a nicer loss": (replaced(8, loss_bits=0), "heads", "a sample of step 7: expected loss"),
-    "long silence": (replaced(8, time=BEGAN + 90), "silence", "once nothing for 84 s, expected 60 s at most"),
+    "long silence": (replaced(8, time=BEGAN + 190), "silence", "once nothing for 184 s, expected 180 s at most"),
 }
 
 
@@ -239,7 +242,7 @@ def test_silence_is_an_alarm_while_a_run_is_trained(parties: Parties, tmp_path: 
     told(folder, [start(folder), *steady(5)])
     last = BEGAN + 5
     assert not raised(found(folder, last + alarms.SILENCE))
-    assert found(folder, last + alarms.SILENCE + 1)["silence"].text == "nothing for 61 s, expected 60 s at most"
+    assert found(folder, last + alarms.SILENCE + 1)["silence"].text == "nothing for 181 s, expected 180 s at most"
     watch = Watch(RunDirectory.open(folder))
     watch.look(last)
     with (folder / MONITOR).open("ab") as file:
@@ -324,7 +327,58 @@ def test_samples_are_rare_and_hold_what_a_gpu_tells(
     assert isinstance(first, Start)
     assert first.machine["gpu"] == "A card"
     assert isinstance(last, Sample)
+    samples = [line for line in lines if isinstance(line, Sample)]
+    assert alarms.silence_rule(samples, 0, 0, is_over=True).standing is Standing.HOLDS, "rarer is not silent"
     assert (last.gpu, last.gpu_memory, last.watts, last.loss_bits) == (0.87, 5 << 30, None, 0x3F800000)
+
+
+def scalars(folder: Path) -> dict[tuple[str, int], float]:
+    """What the event files in a folder hold: records of a length, its checksum, an event, and the event's checksum."""
+    found, event_type = {}, import_module("tensorboardX.proto.event_pb2").Event
+    for path in folder.iterdir():
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            (length,) = struct.unpack_from("<Q", data, at)
+            event = event_type.FromString(data[at + 12 : at + 12 + length])
+            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+            at += length + 16
+    return found
+
+
+@pytest.mark.slow
+def test_what_is_read_also_goes_to_prometheus_tensorboard_and_mlflow(
+    watched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    told(watched, replaced(3, loss_bits=0)([start(watched), *steady(STEPS)], watched))
+    text, events, server = tmp_path / "run.prom", tmp_path / "events", f"file:{tmp_path / 'mlflow'}"
+    wanted = ["--prometheus", str(text), "--tensorboard", str(events), "--mlflow", server]
+    assert command(capsys, str(watched), "--once", *wanted)[0] == 4
+    job, records = RunDirectory.open(watched).job.id.hex(), RunDirectory.open(watched).records()
+    loss = to_float(records[-1].loss_bits)
+    lines = text.read_text().splitlines()
+    assert f'tiebreak_training_loss{{job="{job}"}} {loss}' in lines
+    assert f'tiebreak_training_processor_share{{job="{job}"}} 0.9' in lines
+    assert f'tiebreak_monitor_alarm{{job="{job}",rule="heads"}} 1.0' in lines
+    assert f'tiebreak_monitor_alarm{{job="{job}",rule="lines"}} 0.0' in lines
+    shown = scalars(events)
+    assert [shown["loss", record.step] for record in records] == [to_float(record.loss_bits) for record in records]
+    assert shown["processor_share", 1] == pytest.approx(0.9)
+    assert (shown["alarm/heads", STEPS], shown["alarm/lines", STEPS]) == (1, 0)
+    client = import_module("mlflow").MlflowClient(server)
+    experiment = client.get_experiment_by_name("tiebreak")
+    assert experiment is not None
+    (kept,) = client.search_runs([experiment.experiment_id])
+    assert (kept.data.tags["job"], kept.info.status) == (job, "FINISHED")
+    history = client.get_metric_history(kept.info.run_id, "loss")
+    assert sorted(point.step for point in history) == list(range(1, STEPS + 1))
+    assert kept.data.metrics["alarm.heads"] == 1
+    code, words = command(capsys, str(watched), "--once", "--mlflow", "nowhere://x")
+    assert (code, "expected an MLflow server at nowhere://x" in words) == (1, True)
+    for library, option in (("tensorboardX", "--tensorboard"), ("mlflow", "--mlflow")):
+        monkeypatch.setitem(sys.modules, library, None)
+        code, words = command(capsys, str(watched), "--once", option, str(tmp_path / "other"))
+        assert (code, "pip install 'tiebreak[" in words) == (1, True)
 
 
 def test_without_the_extra_the_message_names_it(

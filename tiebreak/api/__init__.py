@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tiebreak.api import runs as runs
     from tiebreak.api import sampling as sampling
     from tiebreak.api import sealing as sealing
+    from tiebreak.api import sinks as sinks
     from tiebreak.api import statements as statements
     from tiebreak.api import validating as validating
     from tiebreak.api import weights as weights

@@ -29,8 +29,8 @@ MIN_SAMPLES: Final = 10
 """Of fewer, no rule says anything."""
 STEADY: Final = 0.1
 """Memory stays if it moves by no more than this share of the most that was held."""
-SILENCE: Final = 60.0
-"""Seconds of silence that are no alarm, however short the steps are."""
+SILENCE: Final = 180.0
+"""Seconds of silence that are no alarm, however short the steps are: three times as rare as samples become."""
 SLOWER: Final = 10
 """How many times longer than usual a worker may be silent."""
 RATE: Final = 2.0
@@ -234,7 +234,7 @@ def silence_rule(samples: Sequence[Sample], since: float, now: float, *, is_over
         text = f"nothing for {quiet:.0f} s" if quiet > limit else f"once nothing for {longest:.0f} s"
         return Rule(name="silence", standing=Standing.ALARM, text=f"{text}, expected {limit:.0f} s at most")
     if not gaps:
-        return Rule(name="silence", standing=Standing.OPEN, text="no samples are told here")
+        return Rule(name="silence", standing=Standing.OPEN, text="too few samples are told here")
     if is_over:
         return Rule(name="silence", standing=Standing.HOLDS, text=f"{longest:.0f} s at most; the run is over")
     return Rule(name="silence", standing=Standing.HOLDS, text=f"for {max(quiet, 0):.0f} s")

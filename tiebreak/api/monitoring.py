@@ -67,11 +67,14 @@ class Watch:
         """step_seconds: what a step should take on the machine that was agreed on. states: read kept states, too."""
         self.run, self._step_seconds, self._states = run, step_seconds, states
         self._losses: dict[int, int] = {}
+        self.new_losses: dict[int, int] = {}
+        """Bits of the losses that the last look found, by step."""
         self._metrics = _Tail(run, METRICS, MAX_METRICS_BYTES, MAX_METRIC_CHARACTERS)
         self._monitor = _Tail(run, MONITOR, MAX_MONITOR_BYTES, alarms.MAX_LINE)
         self._form, self._heads = Troubles(), Troubles()
         self._lives: list[list[Sample]] = []
         """Samples by process."""
+        self._new: list[Sample] = []
         self._unlike: dict[int, int] = {}
         """Losses in samples whose step no line has told yet."""
         self._heard: float | None = None
@@ -89,25 +92,21 @@ class Watch:
     def is_over(self) -> bool:
         return self.run.recorded() == self.run.job.checkpoints
 
-    @property
-    def samples(self) -> list[Sample]:
-        """Of all processes that have trained the run, in their order in the file."""
-        return [sample for life in self._lives for sample in life]
-
     def look(self, now: float) -> list[Sample]:
         """Reads what is new, and returns the new samples. now: seconds since 1970.
 
         Raises `EncodingError` if a link or a device has taken the place of a file, `VerificationError` for a false
         signature.
         """
+        self.new_losses = {}
         for number, line in self._metrics.lines(self._form):
             self._take_loss(number, line)
-        before = len(self.samples)
+        self._new = []
         for number, line in self._monitor.lines(self._form):
             self._take_line(number, line, now)
         self._compare_samples()
         self._compare_heads()
-        new = self.samples[before:]
+        new = self._new
         if self._heard is None:  # what was there before is as old as it says
             self._heard = min(now, new[-1].time) if new else now
         elif new:
@@ -118,7 +117,9 @@ class Watch:
         """The paper's three rules and ours, as they stand now. now: seconds since 1970."""
         life, over, job = self._lives[-1] if self._lives else [], self.is_over, self.run.job
         working = [sample for life in self._lives for sample in life[1:]]
-        lines = f"{len(self.samples)} samples in order, of this job" if self._lives else "no samples are told here"
+        lines = (
+            f"{sum(map(len, self._lives))} samples in order, of this job" if self._lives else "no samples are told here"
+        )
         signed = f"{self._bound} losses are those that the trainer signed"
         return (
             alarms.losses_rule(len(self._losses), self._last, job.steps, is_over=over),
@@ -160,7 +161,7 @@ class Watch:
         if not 1 <= step <= self.run.job.steps:
             self._form.note(f"{where}: expected a step of 1 to {self.run.job.steps}, got {step}")
             return
-        self._last = max(self._last, step)
+        self._last, self.new_losses[step] = max(self._last, step), bits
         if step in self._signed:
             self._losses[step] = bits
             self._compare(step, self._signed.pop(step))
@@ -201,6 +202,7 @@ class Watch:
         if life and sample.step < life[-1].step:
             self._form.note(f"{where}: expected steps in order, got {sample.step} after {life[-1].step}")
         life.append(sample)
+        self._new.append(sample)
         if sample.loss_bits is not None:
             self._unlike[sample.step] = sample.loss_bits
 

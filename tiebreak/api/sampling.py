@@ -21,7 +21,7 @@ class Sampler:
     """Called after each step, it mostly only looks at the clock: once a second it writes a line.
 
     The longer a process runs the rarer: every thousandth of its time, and once a minute at least, as far as its steps
-    allow. So a day leaves 5,000 lines of 150 bytes and a year half a million. There is no thread: a process that hangs
+    allow. So a day leaves 5,500 lines of 150 bytes and a year half a million. There is no thread: a process that hangs
     falls silent.
     """
 
@@ -36,7 +36,7 @@ class Sampler:
         machine = {"cpu": cpu_name(), "cores": str(usable_cores()), "memory": str(psutil.virtual_memory().total)}
         if self._gpu is not None:
             machine["gpu"] = self._gpu.name
-        step = run.kept()[-1]
+        step = max(run.kept(), default=0)
         run.append_line(
             MONITOR, as_line(Start(job=run.job.id.hex(), step=step, time=round(time.time(), 3), machine=machine))
         )

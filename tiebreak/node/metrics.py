@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tiebreak.api.sinks import PREFIX, figures
 from tiebreak.protocol.numbers.float32 import to_float
 
 if TYPE_CHECKING:
@@ -59,26 +60,19 @@ class PartyMetrics(Collector):
 
 def _training(told: "Steps") -> Iterator[Metric]:
     """What a trainer measured last: of the steps in a report, and in its newest sample (`tiebreak.api.sampling`)."""
-    found: dict[str, float | None] = {
+    found: dict[str, float] = {
         "step": told.first_step + len(told.losses) - 1,
         "loss": to_float(told.losses[-1]),
         "steps_per_second": len(told.losses) / max(told.seconds, 1e-6),
         "processor_share": told.processor,
     }
     if told.sample is not None:
-        found |= {
-            "memory_bytes": told.sample.memory,
-            "machine_share": told.sample.machine,
-            "gpu_share": told.sample.gpu,
-            "gpu_memory_bytes": told.sample.gpu_memory,
-            "gpu_watts": told.sample.watts,
-        }
+        found = figures(told.sample) | found
     for name, value in found.items():
-        if value is not None:
-            words = f"Of the process that trains: {name.replace('_', ' ')}."
-            gauge = GaugeMetricFamily(f"tiebreak_training_{name}", words, labels=["job"])
-            gauge.add_metric([told.job_id.hex()], value)
-            yield gauge
+        words = f"Of the process that trains: {name.replace('_', ' ')}."
+        gauge = GaugeMetricFamily(f"{PREFIX}{name}", words, labels=["job"])
+        gauge.add_metric([told.job_id.hex()], value)
+        yield gauge
 
 
 def serve_metrics(port: int, driver: "Driver") -> None:

@@ -224,8 +224,8 @@ def test_what_a_trainer_posts_of_its_training_raises_alarms() -> None:
     assert not alarms(100)
     for at in range(1, 6):
         say(at, at, 0x3F800000)
-    assert not alarms(65)
-    assert alarms(66) == {"silence": "nothing for 61 s, expected 60 s at most"}
+    assert not alarms(185)
+    assert alarms(186) == {"silence": "nothing for 181 s, expected 180 s at most"}
     assert alarms(1000, is_over=True) == {"losses": f"expected {agreed.steps} losses, got 5"}
     say(6, 8, 0x7FC00000)
     say(7, 2**64 - 1, 0xFFFFFFFF, 0)
