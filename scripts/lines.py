@@ -10,11 +10,11 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 15_140,
-    "tiebreak/engine/": 23_285,
+    "tiebreak/engine/": 23_295,
     "tiebreak/sim/": 11_705,
-    "tiebreak/node/": 8_715,
-    "tiebreak/": 11_420,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 4_670,
+    "tiebreak/node/": 8_770,
+    "tiebreak/": 12_310,  # api, cli, demo: everything that is in none of the folders above
+    "benchmarks/": 4_725,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

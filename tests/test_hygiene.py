@@ -192,6 +192,7 @@ EXTRAS = {
     "tiebreak.engine.arithmetic.reduce.kernels": ["gpu"],
     "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],
+    "tiebreak.api.sampling": ["monitor"],
     "tiebreak.sim": ["chain", "sim"],
     "tiebreak.node": ["chain", "node"],
     "tiebreak.demo": ["chain", "sim", "demo"],
@@ -226,6 +227,7 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
         "eth_hash": "eth-hash",
         "markupsafe": "jinja2",
         "prometheus_client": "prometheus-client",
+        "pynvml": "nvidia-ml-py",
     }
     # These appear in web3's own interface (types, providers, errors), in the versions web3 asks for.
     of_web3 = ("eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils", "hexbytes", "requests")

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tiebreak.api import alarms as alarms
     from tiebreak.api import attesting as attesting
     from tiebreak.api import audits as audits
     from tiebreak.api import bundle as bundle
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tiebreak.api import importing as importing
     from tiebreak.api import judging as judging
     from tiebreak.api import keys as keys
+    from tiebreak.api import monitoring as monitoring
     from tiebreak.api import offers as offers
     from tiebreak.api import onchain as onchain
     from tiebreak.api import ownership as ownership
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from tiebreak.api import reading as reading
     from tiebreak.api import running as running
     from tiebreak.api import runs as runs
+    from tiebreak.api import sampling as sampling
     from tiebreak.api import sealing as sealing
+    from tiebreak.api import sinks as sinks
     from tiebreak.api import statements as statements
     from tiebreak.api import validating as validating
     from tiebreak.api import weights as weights

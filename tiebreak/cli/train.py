@@ -87,13 +87,16 @@ def as_line(event: dict[str, Any]) -> str:
               help="Checkpoints that stay on disk; what is dropped is computed again where it is needed.")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="Print nothing unless something goes wrong.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout: start, step, checkpoint, end.")
+@click.option("--monitor", is_flag=True, help="Measure this process now and then into RUN/monitor.jsonl, for `tiebreak "
+              "monitor RUN`.")  # fmt: skip
 @threads_option
 @permute_option
 @device_option
 @memory_option
 def train(
     run: Path, key: Path, timeout: float, check_every: int | None, until: int | None, diverging: bool, keep: str,
-    quiet: bool, as_json: bool, threads: int | None, permute: int | None, device: str, memory: int | None,
+    quiet: bool, as_json: bool, monitor: bool, threads: int | None, permute: int | None, device: str,
+    memory: int | None,
 ) -> None:  # fmt: skip
     """Train the signed job in the folder RUN (see `tiebreak agree`).
 
@@ -119,13 +122,20 @@ def train(
         first = exchange is None or not exchange.worker
         told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar")
         told.open(stack)
+        sampler = api.sampling.Sampler(opened, device=device) if monitor and first else None
         machine = api.runs.machine_of(
             opened, threads=threads, permute=permute, device=device, exchange=exchange, memory=memory,
             check_every=check_every,
         )  # fmt: skip
+
+        def stepped(progress: "Progress") -> None:
+            told.step(progress)
+            if sampler is not None:
+                sampler(progress)
+
         root = api.runs.continue_run(
             opened, machine,
-            key=load_key(key) if first else None, until=until, keep=keep, diverging=diverging, on_progress=told.step,
+            key=load_key(key) if first else None, until=until, keep=keep, diverging=diverging, on_progress=stepped,
             on_commit=told.commit,
         )  # fmt: skip
     told.end(root.hex())

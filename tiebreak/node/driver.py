@@ -164,6 +164,8 @@ class Driver:
         self._held: list[e.Work] = []
         """Work that waits for a signature, or of games that are over."""
         self.shown: dict[str, Any] = {}
+        self.training: Steps | None = None
+        """What the trainer's own process told last."""
         self._drafted: set[str] = set()
         self._noted: dict[Digest, str] = {}
         self._published: set[tuple[Digest, int]] = set()
@@ -627,6 +629,7 @@ class Driver:
         """Show others how training goes. Called by the crew, in a thread of its own."""
 
         def show() -> None:
+            self.training = steps
             if isinstance(self.machine, Trainer) and not self.shelf.is_sealed(steps.job_id):
                 rate = round(1000 * len(steps.losses) / max(steps.seconds, 1e-6))
                 body = posts.StepsBody(

@@ -7,8 +7,12 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tiebreak.api.sinks import PREFIX, figures
+from tiebreak.protocol.numbers.float32 import to_float
+
 if TYPE_CHECKING:
     from tiebreak.node.driver import Driver
+    from tiebreak.node.work import Steps
 
 HOST: Final = "127.0.0.1"
 _WEI: Final = {
@@ -50,6 +54,25 @@ class PartyMetrics(Collector):
         for (level, event), count in sorted(self._driver.notes.counts.items()):
             lines.add_metric([level, event], count)
         yield lines
+        if self._driver.training is not None:
+            yield from _training(self._driver.training)
+
+
+def _training(told: "Steps") -> Iterator[Metric]:
+    """What a trainer measured last: of the steps in a report, and in its newest sample (`tiebreak.api.sampling`)."""
+    found: dict[str, float] = {
+        "step": told.first_step + len(told.losses) - 1,
+        "loss": to_float(told.losses[-1]),
+        "steps_per_second": len(told.losses) / max(told.seconds, 1e-6),
+        "processor_share": told.processor,
+    }
+    if told.sample is not None:
+        found = figures(told.sample) | found
+    for name, value in found.items():
+        words = f"Of the process that trains: {name.replace('_', ' ')}."
+        gauge = GaugeMetricFamily(f"{PREFIX}{name}", words, labels=["job"])
+        gauge.add_metric([told.job_id.hex()], value)
+        yield gauge
 
 
 def serve_metrics(port: int, driver: "Driver") -> None:

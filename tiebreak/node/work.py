@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Final
 
+from tiebreak.api.alarms import Sample
 from tiebreak.api.readers import Unseal
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Head, Job
@@ -155,6 +156,8 @@ class Steps:
     """The share of the machine's cores that was used."""
     memory: int
     """The most bytes that the process has held."""
+    sample: Sample | None = None
+    """The newest of its training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

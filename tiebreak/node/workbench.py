@@ -23,6 +23,7 @@ from tiebreak.api.audits import open_replay
 from tiebreak.api.environment import usable_cores
 from tiebreak.api.offers import complete, open_offer
 from tiebreak.api.running import Machine, use_threads
+from tiebreak.api.sampling import Sampler
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import Journal
@@ -124,6 +125,7 @@ class Workbench:
         self._secrets: dict[Envelope, bytes] = {}
         self._interpreters: dict[tuple[Digest, int], Interpreter] = {}
         self._evidence: dict[tuple[Digest, int], Evidence] = {}
+        self._samplers: dict[Digest, Sampler] = {}
         self._now: e.Work | None = None
         self.dropped: set[e.Work] = set()
         """Replays of games that are over: one under way ends after its step, and none of them starts."""
@@ -210,7 +212,9 @@ class Workbench:
     def _train(self, job: Job, count: int, signature: bytes) -> Digest:
         run = self._run(job, signature)
         # Without a key: it is the party's machine that signs heads.
-        worker = Worker(run, self._interpreter(run), on_progress=self._told(job), logs=Journal.of(run))
+        worker = Worker(
+            run, self._interpreter(run), on_progress=self._told(job, self._sampler(run)), logs=Journal.of(run)
+        )
         worker.work(job.last_step(count - 1))
         return _root(run, count)
 
@@ -279,13 +283,19 @@ class Workbench:
         use_threads(1 if attempt else bench.threads or None)
         return self._interpreters[job.id, attempt]
 
-    def _told(self, job: Job) -> Callable[[Progress], None]:
+    def _sampler(self, run: RunDirectory) -> Sampler:
+        if run.job.id not in self._samplers:
+            self._samplers[run.job.id] = Sampler(run, device=self._bench.device)
+        return self._samplers[run.job.id]
+
+    def _told(self, job: Job, sampler: Sampler) -> Callable[[Progress], None]:
         """Tells losses every now and then."""
         losses: list[int] = []
         started, worked = time.monotonic(), time.process_time()
 
         def told(progress: Progress) -> None:
             nonlocal started, worked
+            sampler(progress)
             losses.append(progress.loss_bits)
             seconds = time.monotonic() - started
             is_end = progress.step == job.last_step(job.checkpoint_of(progress.step))
@@ -301,6 +311,7 @@ class Workbench:
                         seconds=seconds,
                         processor=share,
                         memory=memory,
+                        sample=sampler.last,
                     )
                 )
                 losses.clear()

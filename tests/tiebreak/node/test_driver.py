@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiebreak.node.town import Town, town
 from tiebreak.node.mail import Mail
-from tiebreak.node.metrics import serve_metrics
+from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.protocol.chain.devnet import free_port
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -79,7 +79,7 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
     """Two replays on different settings come before the stake; the watcher sends nothing, for it could not sign."""
     with town(tmp_path) as there:
         there.join("client")
-        there.join("trainer", cheat="rate")
+        trainer = there.join("trainer", cheat="rate")
         auditor, watcher = there.join("auditor"), there.join("watch")
         port = free_port()
         serve_metrics(port, auditor)
@@ -92,6 +92,10 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
             metrics = answer.read().decode()
         assert "tiebreak_balance_wei" in metrics
         assert "tiebreak_at_risk_wei" in metrics
+        shown = {metric.name: metric.samples[0] for metric in PartyMetrics(trainer).collect() if metric.samples}
+        assert shown["tiebreak_training_step"].labels == {"job": job.id.hex()}
+        for name in ("loss", "steps_per_second", "processor_share", "memory_bytes"):
+            assert shown[f"tiebreak_training_{name}"].value > 0
         found = there.end(job)
         assert found.status is JobStatus.SLASHED
         (game,) = auditor.machine.board.games.values()

@@ -9,10 +9,11 @@
     logs/000000000040.log           policy `logged`: the rounding logs of the segment that ends with step 40
     policy.json                     policy `logged`, optional: `tiebreak.engine.logged.policy`
     metrics.jsonl                   one line per step: step, loss, seconds
+    monitor.jsonl                   optional: what the process measured of itself (`tiebreak.api.sampling`)
     environment.json                the software and hardware that computed it
 
-Files other than `records.bin`, `metrics.jsonl` and logs appear whole or not at all: they are written under another
-name, flushed and renamed. A record is appended after its state and its logs are safe, and a head is signed after its
+Files other than `records.bin`, `*.jsonl` and logs appear whole or not at all: they are written under another name,
+flushed and renamed. A record is appended after its state and its logs are safe, and a head is signed after its
 record is safe. All data that are read back are checked, before use, against the record that commits to them (for logs
 by `tiebreak.engine.logged.committed`).
 """
@@ -272,9 +273,15 @@ class RunDirectory:
     def add_metric(self, step: int, loss: float, seconds: float) -> None:
         """Appends one line of telemetry."""
         line = json.dumps({"step": step, "loss": loss, "seconds": round(seconds, 6)}) + "\n"
-        with self.folder(to_write=True) as folder, folder.changing(METRICS, make=True) as file:
-            file.seek(0, os.SEEK_END)
-            write_whole(file, memoryview(line.encode()))
+        self.append_line(METRICS, line.encode())
+
+    def append_line(self, name: str, line: bytes) -> None:
+        """Appends a line to a file of telemetry, on a line of its own even if a killed process left half a one."""
+        with self.folder(to_write=True) as folder, folder.changing(name, make=True) as file:
+            if end := file.seek(0, os.SEEK_END):
+                file.seek(end - 1)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            write_whole(file, memoryview(line))
 
     def metrics(self) -> list[dict[str, float]]:
         """The telemetry by step. The last line of a step counts; an incomplete line is skipped."""

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from tiebreak.api.alarms import Rule
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts as p
@@ -78,6 +79,8 @@ class Training:
     """From 0 to 1, of all processors of the trainer's machine, as the trainer says."""
     memory: int | None = None
     at: int = 0
+    rules: tuple[Rule, ...] = ()
+    """How what was posted stands to the rules that need no more than posts: alarms, never a verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Final
 
+from tiebreak.api.alarms import Sample, losses_rule, silence_rule, utilisation_rule
 from tiebreak.node.pages import words
 from tiebreak.node.pages.games import game_view, loser_of, said_game, unboarded
 from tiebreak.node.pages.model import (
@@ -76,7 +77,7 @@ def job(source: Source, job_id: Digest) -> JobView | None:
         heads = _heads(seen, public, agreed)
         what, at = _next(public)
         return JobView(
-            card=_card(agreed, public, seen, games),
+            card=_card(agreed, public, seen, games, source.now()),
             stops=tuple(_stops(agreed, public, seen, games)),
             heads=tuple(heads[-MAX_ROWS:]),
             replays=tuple(_replays(seen)[-MAX_ROWS:]),
@@ -99,7 +100,7 @@ def agreed(source: Source, job_id: Digest) -> Job | None:
 def _card_of(source: Source, board: Board, job_id: Digest) -> JobCard | None:
     seen = source.posts(job_id)
     agreed = _job_in(board, seen, job_id)
-    return None if agreed is None else _card(agreed, board.jobs.get(job_id), seen, board.games_of(job_id))
+    return None if agreed is None else _card(agreed, board.jobs.get(job_id), seen, board.games_of(job_id), source.now())
 
 
 def _job_in(board: Board, seen: Sequence[Seen], job_id: Digest) -> Job | None:
@@ -108,7 +109,9 @@ def _job_in(board: Board, seen: Sequence[Seen], job_id: Digest) -> Job | None:
     return next((one.body.job for one in seen if isinstance(one.body, p.OfferBody) and one.body.job.id == job_id), None)
 
 
-def _card(agreed: Job, public: PublicJob | None, seen: Sequence[Seen], games: Sequence[PublicGame]) -> JobCard:
+def _card(
+    agreed: Job, public: PublicJob | None, seen: Sequence[Seen], games: Sequence[PublicGame], now: int
+) -> JobCard:
     opened = sum(not game.is_over for game in games)
     status, tone = _status(public, seen, opened)
     signed = max((one.body.head.head.count for one in seen if isinstance(one.body, p.HeadBody)), default=0)
@@ -119,7 +122,7 @@ def _card(agreed: Job, public: PublicJob | None, seen: Sequence[Seen], games: Se
         client=words.address(agreed.client),
         trainer=words.address(agreed.trainer),
         steps=agreed.steps,
-        training=training_of(seen, agreed),
+        training=training_of(seen, agreed, now, is_over=public is not None and _is_trained(public)),
         checkpoints=agreed.checkpoints,
         heads=min(agreed.checkpoints, max(signed, public.head_count if public else 0)),
         reward=agreed.reward,
@@ -149,13 +152,20 @@ def _status(public: PublicJob | None, seen: Sequence[Seen], opened: int) -> tupl
     return ("Trained, may be challenged", "live") if public.has_final_head else ("Training", "live")
 
 
-def training_of(seen: Sequence[Seen], agreed: Job) -> Training:
-    """The losses that the trainer posted, as a curve, and its newest figures."""
+def _is_trained(public: PublicJob) -> bool:
+    return public.has_final_head or public.status in _ENDED
+
+
+def training_of(seen: Sequence[Seen], agreed: Job, now: int, *, is_over: bool) -> Training:
+    """The losses that the trainer posted, as a curve, its newest figures, and what is odd about them."""
     losses: dict[int, float] = {}
+    samples: list[Sample] = []
     newest: Seen | None = None
     for one in seen:
         if isinstance(one.body, p.StepsBody) and one.post.sender == agreed.trainer:
             newest = one
+            share, reached = one.body.processor / 1000, one.body.first_step + len(one.body.losses) - 1
+            samples.append(Sample(step=max(0, reached), time=one.at, processor=share))
             for step, bits in enumerate(one.body.losses, start=one.body.first_step):
                 if 1 <= step <= agreed.steps:
                     losses[step] = to_float(bits)
@@ -171,6 +181,11 @@ def training_of(seen: Sequence[Seen], agreed: Job) -> Training:
         processor=newest.body.processor / 1000,
         memory=newest.body.memory,
         at=newest.at,
+        rules=(
+            losses_rule(len(losses), step, agreed.steps, is_over=is_over),
+            utilisation_rule(samples),
+            silence_rule(samples, newest.at, now, is_over=is_over),
+        ),
     )
 
 

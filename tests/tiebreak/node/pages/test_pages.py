@@ -14,8 +14,9 @@ from starlette.testclient import TestClient
 
 from tests.tiebreak.node.pages.staged import Staged, moments
 from tiebreak.node.pages import routes, views, words
-from tiebreak.node.pages.model import GameView, JobView
+from tiebreak.node.pages.model import GameView, JobView, Seen
 from tiebreak.node.pages.routes import POLICY, STATIC
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board
@@ -202,6 +203,37 @@ def test_a_job_shows_what_was_posted_and_what_the_board_says() -> None:
     text = " ".join(parsed(client(source).get(f"/jobs/{job_id.hex()}").text).text.split())
     for expected in ("1 found another root", "The trainer signs head 4.", "10 ether", "2 minutes 30 seconds"):
         assert expected in text, expected
+    assert "an alarm is a reason to audit, never a verdict" in text
+
+
+def test_what_a_trainer_posts_of_its_training_raises_alarms() -> None:
+    """Anything may be in a signed post: losses far apart, a machine that idles, a rest of the job's silence."""
+    source = final()
+    agreed = source.board.games[ids(source)[1]].job.job
+    seen = []
+
+    def say(at: int, first: int, *losses: int, processor: int = 900, sender: Address = agreed.trainer) -> None:
+        body = p.StepsBody(first_step=first, losses=losses, millisteps=1, processor=processor, memory=1)
+        post = p.Post.of(body, job_id=agreed.id, number=at, sender=sender)
+        seen.append(Seen(place=at, at=at, post=post, body=body))
+
+    def alarms(now: int, *, is_over: bool = False) -> dict[str, str]:
+        rules = views.training_of(seen, agreed, now, is_over=is_over).rules
+        return {rule.name: rule.text for rule in rules if rule.standing == "ALARM"}
+
+    assert not alarms(100)
+    for at in range(1, 6):
+        say(at, at, 0x3F800000)
+    assert not alarms(185)
+    assert alarms(186) == {"silence": "nothing for 181 s, expected 180 s at most"}
+    assert alarms(1000, is_over=True) == {"losses": f"expected {agreed.steps} losses, got 5"}
+    say(6, 8, 0x7FC00000)
+    say(7, 2**64 - 1, 0xFFFFFFFF, 0)
+    say(8, 6, 0, sender=agreed.client)
+    assert alarms(9) == {"losses": "expected 8 losses, got 6"}
+    for at in range(9, 30):
+        say(at, 8, processor=1000 if at % 5 == 0 else 0)
+    assert set(alarms(30)) == {"losses", "utilisation"}
 
 
 def test_a_job_that_is_only_offered_and_a_game_that_is_only_opened() -> None:

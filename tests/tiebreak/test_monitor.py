@@ -1,0 +1,393 @@
+"""`tiebreak monitor`: an honest run, forged and replayed lines and what is said of each, and what cannot be seen."""
+
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.tiebreak.parties import STEPS, Parties
+from tiebreak import api
+from tiebreak.api import alarms, sampling
+from tiebreak.api.alarms import MONITOR, Rule, Sample, Standing, Start, as_line, read_line
+from tiebreak.api.monitoring import Watch
+from tiebreak.api.sampling import Sampler
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.directory import METRICS, RunDirectory
+from tiebreak.engine.run.train import Progress
+from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.numbers.float32 import to_float
+
+BEGAN = 1.7e9
+SIZE = 1 << 30
+
+
+def steady(count: int, *, first: int = 1, began: float = BEGAN) -> list[Sample]:
+    """What a run like any other says: a sample before it and one a second."""
+    busy = [0.9, 0.8, 0.9, 0.7]
+    later = [Sample(step=first + n, time=began + 1 + n, processor=busy[n % 4], memory=SIZE + n) for n in range(count)]
+    return [Sample(step=first - 1, time=began, memory=SIZE // 4), *later]
+
+
+def told(watched: Path, lines: list[Start | Sample | bytes]) -> None:
+    content = [line if isinstance(line, bytes) else as_line(line) for line in lines]
+    (watched / MONITOR).write_bytes(b"".join(content))
+
+
+def start(folder: Path, **other: Any) -> Start:
+    given = {"job": RunDirectory.open(folder).job.id.hex(), "step": 0, "time": BEGAN, "machine": {"cores": "2"}}
+    return Start(**{**given, **other})
+
+
+def found(folder: Path, now: float = BEGAN + 200, **more: Any) -> dict[str, Rule]:
+    watch = Watch(RunDirectory.open(folder), **more)
+    watch.look(now)
+    return {rule.name: rule for rule in watch.rules(now)}
+
+
+def raised(rules: dict[str, Rule]) -> set[str]:
+    return {name for name, rule in rules.items() if rule.standing is Standing.ALARM}
+
+
+@pytest.fixture
+def watched(parties: Parties, tmp_path: Path) -> Path:
+    return parties.trained(tmp_path / "run")
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    capsys.readouterr()
+    code = run(tiebreak, ["monitor", *arguments])
+    output = capsys.readouterr()
+    return code, output.out + output.err
+
+
+def test_a_run_killed_amid_its_lines_goes_on_without_an_alarm(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = parties.signed(tmp_path / "run")
+    assert parties.train(folder, "--until", "3", "--monitor") == 0
+    for name in (METRICS, MONITOR):
+        with (folder / name).open("ab") as file:
+            file.write(b'{"step": 4, "lo')
+    assert parties.train(folder, "--monitor") == 0
+    code, words = command(capsys, str(folder), "--states")
+    assert code == 0, words
+    assert f"losses       holds  {STEPS} losses of {STEPS} steps" in words
+    assert f"heads        holds  {STEPS} losses are those that the trainer signed" in words
+    assert "never a verdict" in words
+    lines = [read_line(line) for line in (folder / MONITOR).read_bytes().splitlines() if not line.endswith(b"lo")]
+    starts = [line for line in lines if isinstance(line, Start)]
+    assert [line.step for line in starts] == [0, 3]
+    assert starts[0].machine["cores"]
+    code, words = command(capsys, str(folder), "--once", "--json")
+    document = json.loads(words)
+    assert (code, document["alarm"], document["note"]) == (0, False, alarms.NOTE)
+    assert [rule["rule"] for rule in document["rules"]] == [
+        "losses", "utilisation", "memory", "heads", "rate", "silence", "lines",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_is_followed_while_it_is_trained(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "Sampler", lambda opened, device: Sampler(opened, device=device, interval=0.0))
+    folder = parties.signed(tmp_path / "run")
+    trained: list[int] = []
+    thread = Thread(target=lambda: trained.append(parties.train(folder, "--monitor", "--quiet")))
+    thread.start()
+    code, words = command(capsys, str(folder), "--json", "--poll", "0.05")
+    thread.join()
+    assert (code, trained) == (0, [0]), words
+    events = [json.loads(line) for line in words.splitlines()]
+    steps = [event["step"] for event in events if event["event"] == "sample"]
+    assert steps == sorted(set(steps))
+    assert events[-1]["event"] == "rules"
+    assert not events[-1]["alarm"]
+
+
+def test_an_honest_file_raises_nothing(watched: Path) -> None:
+    told(watched, [start(watched), *steady(STEPS)])
+    rules = found(watched, states=True)
+    assert not raised(rules), rules
+    assert rules["rate"].standing is Standing.OPEN
+
+
+Change = Callable[[list[Any], Path], list[Any]]
+
+
+def replaced(n: int, **other: Any) -> Change:
+    return lambda lines, _: [*lines[:n], replace(lines[n], **other), *lines[n + 1 :]]
+
+
+def raw(n: int, line: bytes) -> Change:
+    return lambda lines, _: [*lines[:n], line + b"\n", *lines[n + 1 :]]
+
+
+FORGED: dict[str, tuple[Change, str, str]] = {
+    "another run's": (replaced(0, job="00" * 32), "lines", "line 1: expected lines of job"),
+    "no start": (lambda lines, _: lines[1:], "lines", "expected the line of a start first"),
+    "out of order": (replaced(4, step=0), "lines", "line 5: expected steps in order, got 0 after 2"),
+    "back in time": (replaced(4, time=BEGAN - 60), "lines", "expected times in order, got one 62 s before"),
+    "in the future": (replaced(8, time=BEGAN + 1e4), "lines", "expected a time that has been, got one 9800 s ahead"),
+    "beyond the job": (replaced(8, step=STEPS + 1), "lines", "expected a step of 0 to 7, got 8"),
+    "an older file's": (lambda lines, _: [*lines[4:], *lines[:4]], "lines", "expected the line of a start first"),
+    "not JSON": (raw(3, b"pickle"), "lines", "line 4: expected a JSON object, got b'pickle'"),
+    "no object": (raw(3, b"[1]"), "lines", "expected a JSON object"),
+    "deep": (raw(3, b"[" * 400), "lines", "expected a JSON object"),
+    "huge": (raw(3, b"x" * 3_000_000), "lines", "line 4: expected at most 512 bytes, got more"),
+    "NaN": (raw(3, b'{"step": 2, "time": NaN}'), "lines", "expected time of 0 to"),
+    "negative": (raw(3, b'{"step": 2, "time": 3, "memory": -1}'), "lines", "expected memory of 0 to"),
+    "above all": (raw(3, b'{"step": 2, "time": 3, "processor": 7}'), "lines", "expected processor of 0 to 1, got 7"),
+    "a half step": (raw(3, b'{"step": 2.5, "time": 3}'), "lines", "expected a whole number as step"),
+    "true": (raw(3, b'{"step": true, "time": 3}'), "lines", "expected a whole number as step"),
+    "no time": (raw(3, b'{"step": 2}'), "lines", "expected a step and a time"),
+    "words": (raw(3, b'{"step": 2, "time": 3, "loss_bits": "nice"}'), "lines", "expected loss_bits of 8 hex digits"),
+    "a nicer loss": (replaced(8, loss_bits=0), "heads", "a sample of step 7: expected loss"),
+    "long silence": (replaced(8, time=BEGAN + 190), "silence", "once nothing for 184 s, expected 180 s at most"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_lines_raise_the_alarm_that_names_them(name: str, watched: Path) -> None:
+    change, rule, words = FORGED[name]
+    told(watched, change([start(watched), *steady(STEPS)], watched))
+    rules = found(watched)
+    assert rule in raised(rules), rules
+    assert words in rules[rule].text
+
+
+def test_a_forged_curve_is_not_what_was_signed(watched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.loads(line) for line in (watched / METRICS).read_text().splitlines()]
+
+    def write(changed: list[Any]) -> None:
+        (watched / METRICS).write_text("".join(f"{json.dumps(line)}\n" for line in changed))
+
+    write([line | {"loss": 0.5} if line["step"] == 6 else line for line in lines])
+    code, words = command(capsys, str(watched), "--once")
+    assert (code, "step 6: expected loss" in words, "which is signed, got 0.5" in words) == (4, True, True)
+    write([line | {"loss": 0.5} if line["step"] == 2 else line for line in lines])
+    assert raised(found(watched)) == set(), "a record binds the loss of its own step alone"
+    assert "step 2: expected loss" in found(watched, states=True)["heads"].text
+    write([*lines, lines[1] | {"loss": 0.25}])
+    assert "expected one loss of step 2, however often computed" in found(watched)["heads"].text
+    write(lines[:3] + lines[4:])
+    assert found(watched)["losses"].text == "expected 7 losses, got 6"
+    write([*lines, {"step": 8, "loss": 0.5}, {"step": 1 << 70, "loss": 0.5}])
+    assert "expected a step of 1 to 7, got 8; " in found(watched)["lines"].text
+    for bad in (0.1, 1e300, "0.5", 1, None):  # not FP32, or no number
+        write([*lines, {"step": 5, "loss": bad}, {"step": 5, "loss": bad}])
+        assert raised(found(watched)) == {"lines"}
+    (watched / METRICS).unlink()
+    assert found(watched)["losses"].standing is Standing.OPEN
+
+
+def test_records_that_are_not_the_heads_and_damaged_states(watched: Path) -> None:
+    opened = RunDirectory.open(watched)
+    state = opened.state_path(3)
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+    assert "the state after step 3 is withheld or damaged" in found(watched, states=True)["heads"].text
+    records = bytearray((watched / "records.bin").read_bytes())
+    records[20] ^= 1
+    (watched / "records.bin").write_bytes(records)
+    assert "records with the signed root" in found(watched)["heads"].text
+
+
+def test_a_link_in_place_of_a_file_is_refused(
+    watched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("{}\n")
+    watch = Watch(RunDirectory.open(watched))
+    (watched / MONITOR).symlink_to(secret)
+    with pytest.raises(EncodingError, match="symbolic link"):
+        watch.look(BEGAN)
+    assert command(capsys, str(watched), "--once")[0] == 2
+    (watched / MONITOR).unlink()
+    os.mkfifo(watched / MONITOR)
+    with pytest.raises(VerificationError, match="a pipe"):
+        watch.look(BEGAN)
+
+
+def test_a_file_that_shrinks_or_is_exchanged(watched: Path) -> None:
+    lines = [start(watched), *steady(STEPS)]
+    for change in ("shrinks", "is exchanged"):
+        told(watched, lines)
+        watch = Watch(RunDirectory.open(watched))
+        assert len(watch.look(BEGAN + 20)) == STEPS + 1
+        if change == "shrinks":
+            told(watched, lines[:3])
+        else:
+            (watched / "other").write_bytes((watched / MONITOR).read_bytes() * 2)
+            (watched / "other").rename(watched / MONITOR)
+        assert not watch.look(BEGAN + 21)
+        rules = {rule.name: rule for rule in watch.rules(BEGAN + 21)}
+        assert f"{MONITOR}: expected a file that grows" in rules["lines"].text
+
+
+def test_silence_is_an_alarm_while_a_run_is_trained(parties: Parties, tmp_path: Path) -> None:
+    folder = parties.signed(tmp_path / "run")
+    assert found(folder)["silence"].standing is Standing.OPEN
+    told(folder, [start(folder), *steady(5)])
+    last = BEGAN + 5
+    assert not raised(found(folder, last + alarms.SILENCE))
+    assert found(folder, last + alarms.SILENCE + 1)["silence"].text == "nothing for 181 s, expected 180 s at most"
+    watch = Watch(RunDirectory.open(folder))
+    watch.look(last)
+    with (folder / MONITOR).open("ab") as file:
+        file.write(as_line(Sample(step=6, time=BEGAN + 6)))
+    assert len(watch.look(last + 500)) == 1
+    heard = {rule.name: rule for rule in watch.rules(last + 510)}
+    assert heard["silence"].standing is Standing.HOLDS, "by our clock, not by the worker's"
+
+
+def test_the_papers_rules_and_the_declared_rate() -> None:
+    samples = steady(40)
+    assert alarms.utilisation_rule(samples).standing is Standing.HOLDS
+    assert alarms.utilisation_rule(samples[:9]).standing is Standing.OPEN
+    lazy = [replace(sample, processor=0.9 if sample.step % 5 == 0 else 0.1) for sample in samples]
+    assert alarms.utilisation_rule(lazy).text.endswith("expected 40%")
+    always = [replace(sample, processor=1.0) for sample in samples]
+    assert alarms.utilisation_rule(always).standing is Standing.HOLDS
+    on_gpu = [replace(sample, gpu=0.9 if sample.step % 5 == 0 else 0.1) for sample in samples]
+    assert "of the gpu" in alarms.utilisation_rule(on_gpu).text
+    assert alarms.memory_rule(samples).standing is Standing.HOLDS
+    assert alarms.memory_rule(samples[:9]).standing is Standing.OPEN
+    growing = [replace(sample, memory=SIZE + sample.step * SIZE // 20) for sample in samples]
+    flat = [replace(sample, memory=SIZE) for sample in samples]
+    jumps = [replace(sample, memory=SIZE // 4) if sample.step == 30 else sample for sample in samples]
+    for wrong in (growing, flat, jumps):
+        assert alarms.memory_rule(wrong).standing is Standing.ALARM
+    for seconds, standing in ((0.4, "ALARM"), (0.5, "holds"), (1.0, "holds"), (2.0, "holds"), (2.1, "ALARM")):
+        assert alarms.rate_rule(samples, seconds).standing == standing
+    assert alarms.rate_rule(samples[:5], 1.0).standing is Standing.OPEN
+    assert alarms.losses_rule(3, 3, 7, is_over=False).standing is Standing.HOLDS
+    assert alarms.losses_rule(3, 3, 7, is_over=True).standing is Standing.ALARM
+
+
+def test_a_worker_that_replays_what_another_run_measured_raises_nothing(watched: Path) -> None:
+    """Why all of this is an alarm: the file of an idle machine that copies a busy one's holds by every rule."""
+    opened = RunDirectory.open(watched)
+    bits = {record.step: record.loss_bits for record in opened.records()}
+    replayed = [
+        replace(sample, step=(step := min(STEPS, sample.step // 5)), loss_bits=bits.get(step), time=sample.time + 5000)
+        for sample in steady(40)
+    ]  # of another run: its own losses, steps and times are made to fit
+    told(watched, [start(watched, time=BEGAN + 5000), *replayed])
+    rules = found(watched, BEGAN + 6000, states=True)
+    assert not raised(rules)
+    for name in ("losses", "utilisation", "memory", "heads", "silence", "lines"):
+        assert rules[name].standing is Standing.HOLDS
+
+
+class NVMLError(Exception):
+    pass
+
+
+def test_samples_are_rare_and_hold_what_a_gpu_tells(
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = RunDirectory.open(parties.signed(tmp_path / "run"))
+
+    def silent(_: object) -> None:
+        raise NVMLError
+
+    library = SimpleNamespace(
+        NVMLError=NVMLError, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=87),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=5 << 30), nvmlDeviceGetPowerUsage=silent,
+    )  # fmt: skip
+    card = SimpleNamespace(uuid="1234", name="A card")
+    monkeypatch.setattr(sampling, "pynvml", library)
+    monkeypatch.setattr(sampling.torch.cuda, "get_device_properties", lambda _: card)
+    clock = SimpleNamespace(at=1000.0)
+    steps = SimpleNamespace(monotonic=lambda: clock.at, time=lambda: BEGAN + clock.at, process_time=time.process_time)
+    monkeypatch.setattr(sampling, "time", steps)
+    sampler = Sampler(opened, device="cuda:0")
+    progress = Progress(step=1, steps=7, loss=1.0, loss_bits=0x3F800000, seconds=0, resolving=0, waiting=0)
+    began = clock.at
+    for hours, most in ((1, 3000), (24, 6500)):  # a line is rarer than every second after 1,000 of them
+        while clock.at < began + 3600 * hours:
+            clock.at += 0.25
+            sampler(progress)
+        assert most / 2 < len((opened.path / MONITOR).read_bytes().splitlines()) < most
+    lines = [read_line(line) for line in (opened.path / MONITOR).read_bytes().splitlines()]
+    first, last = lines[0], lines[-1]
+    assert isinstance(first, Start)
+    assert first.machine["gpu"] == "A card"
+    assert isinstance(last, Sample)
+    samples = [line for line in lines if isinstance(line, Sample)]
+    assert alarms.silence_rule(samples, 0, 0, is_over=True).standing is Standing.HOLDS, "rarer is not silent"
+    assert (last.gpu, last.gpu_memory, last.watts, last.loss_bits) == (0.87, 5 << 30, None, 0x3F800000)
+
+
+def scalars(folder: Path) -> dict[tuple[str, int], float]:
+    """What the event files in a folder hold: records of a length, its checksum, an event, and the event's checksum."""
+    found, event_type = {}, import_module("tensorboardX.proto.event_pb2").Event
+    for path in folder.iterdir():
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            (length,) = struct.unpack_from("<Q", data, at)
+            event = event_type.FromString(data[at + 12 : at + 12 + length])
+            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+            at += length + 16
+    return found
+
+
+@pytest.mark.slow
+def test_what_is_read_also_goes_to_prometheus_tensorboard_and_mlflow(
+    watched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    told(watched, replaced(3, loss_bits=0)([start(watched), *steady(STEPS)], watched))
+    text, events, server = tmp_path / "run.prom", tmp_path / "events", f"file:{tmp_path / 'mlflow'}"
+    wanted = ["--prometheus", str(text), "--tensorboard", str(events), "--mlflow", server]
+    assert command(capsys, str(watched), "--once", *wanted)[0] == 4
+    job, records = RunDirectory.open(watched).job.id.hex(), RunDirectory.open(watched).records()
+    loss = to_float(records[-1].loss_bits)
+    lines = text.read_text().splitlines()
+    assert f'tiebreak_training_loss{{job="{job}"}} {loss}' in lines
+    assert f'tiebreak_training_processor_share{{job="{job}"}} 0.9' in lines
+    assert f'tiebreak_monitor_alarm{{job="{job}",rule="heads"}} 1.0' in lines
+    assert f'tiebreak_monitor_alarm{{job="{job}",rule="lines"}} 0.0' in lines
+    shown = scalars(events)
+    assert [shown["loss", record.step] for record in records] == [to_float(record.loss_bits) for record in records]
+    assert shown["processor_share", 1] == pytest.approx(0.9)
+    assert (shown["alarm/heads", STEPS], shown["alarm/lines", STEPS]) == (1, 0)
+    client = import_module("mlflow").MlflowClient(server)
+    experiment = client.get_experiment_by_name("tiebreak")
+    assert experiment is not None
+    (kept,) = client.search_runs([experiment.experiment_id])
+    assert (kept.data.tags["job"], kept.info.status) == (job, "FINISHED")
+    history = client.get_metric_history(kept.info.run_id, "loss")
+    assert sorted(point.step for point in history) == list(range(1, STEPS + 1))
+    assert kept.data.metrics["alarm.heads"] == 1
+    code, words = command(capsys, str(watched), "--once", "--mlflow", "nowhere://x")
+    assert (code, "expected an MLflow server at nowhere://x" in words) == (1, True)
+    for library, option in (("tensorboardX", "--tensorboard"), ("mlflow", "--mlflow")):
+        monkeypatch.setitem(sys.modules, library, None)
+        code, words = command(capsys, str(watched), "--once", option, str(tmp_path / "other"))
+        assert (code, "pip install 'tiebreak[" in words) == (1, True)
+
+
+def test_without_the_extra_the_message_names_it(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = parties.signed(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.delitem(sys.modules, "tiebreak.api.sampling")
+    monkeypatch.delattr(api, "sampling")
+    assert parties.train(folder, "--monitor") == 1
+    assert "pip install 'tiebreak[monitor]'" in capsys.readouterr().err
+    assert command(capsys, str(folder), "--once")[0] == 0, "reading needs no extra"

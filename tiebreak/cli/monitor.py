@@ -1,0 +1,129 @@
+"""`tiebreak monitor`: what the trainer of a run tells, rule by rule, while it trains or afterwards.
+
+With --json it prints JSON lines, as they come: {"event": "sample", ...} with the fields of
+`tiebreak.api.alarms.Sample`, those not known left out, and {"event": "rules", "step", "alarm", "rules", "note"} at the
+end and whenever a rule stands differently.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tiebreak import api
+from tiebreak.cli.options import FOLDER, NEW_FILE
+
+if TYPE_CHECKING:
+    from tiebreak.api.alarms import Rule, Sample
+    from tiebreak.api.monitoring import Watch
+    from tiebreak.api.sinks import Sink
+
+ALARM: Final = 4
+POLL: Final = click.FloatRange(0.01, 3600)
+
+
+@click.command()
+@click.argument("run", type=FOLDER)
+@click.option("--once", is_flag=True, help="Look once, and do not wait for more.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines instead of words.")
+@click.option("--step-seconds", type=click.FloatRange(min=0, min_open=True),
+              help="What a step should take on the machine that was agreed on; half to twice of it fits.")  # fmt: skip
+@click.option("--states", is_flag=True, help="Compare the losses of all steps before kept states, not of checkpoints "
+              "alone. Reads every kept state.")  # fmt: skip
+@click.option("--prometheus", type=NEW_FILE, help="Also keep the newest figures in this file, for node_exporter.")
+@click.option("--tensorboard", type=click.Path(file_okay=False, path_type=Path),
+              help="Also write event files into this folder.")  # fmt: skip
+@click.option("--mlflow", metavar="URI", help="Also log to the MLflow server at this URI.")
+@click.option("--poll", type=POLL, default=1.0, show_default=True, help="Seconds between looks.")
+def monitor(
+    run: Path, once: bool, as_json: bool, step_seconds: float | None, states: bool, prometheus: Path | None,
+    tensorboard: Path | None, mlflow: str | None, poll: float,
+) -> int:  # fmt: skip
+    """Watch the run in the folder RUN while it is trained, or look at it afterwards.
+
+    It reads the losses of all steps, and what `tiebreak train --monitor` or a running trainer measures: utilisation,
+    memory and, of a GPU, power. Each rule holds, raises an alarm, or is open where it cannot be judged. losses,
+    utilisation and memory are those of Kang et al. (2023): a loss for each step, 40% of samples at or above their
+    mean, memory that rises and then stays. heads: losses are those in the signed records. rate: a step takes half to
+    twice --step-seconds. silence: no pause is longer than three minutes, or ten times the usual one. lines: the files
+    are of this job, in order, and well formed.
+
+    All of it but the signed records is told by the worker itself, so an alarm is a reason to audit and never a
+    verdict, and without one nothing is proven: `tiebreak validate` and `tiebreak audit` do that.
+
+    Exit codes: 0 no alarm, 4 an alarm, 2 the folder holds what does not verify, 1 not possible as asked. It ends when
+    the run has its last checkpoint.
+    """
+    watch = api.monitoring.Watch(api.runs.open_directory(run), step_seconds=step_seconds, states=states)
+    sinks: list[Sink] = []
+    job = watch.run.job.id.hex()
+    if prometheus is not None:
+        sinks.append(api.sinks.PrometheusFile(prometheus, job))
+    if tensorboard is not None:
+        sinks.append(api.sinks.TensorBoard(tensorboard))
+    if mlflow is not None:
+        sinks.append(api.sinks.MLflow(mlflow, job))
+    try:
+        rules, last = _follow(watch, sinks, once=once, as_json=as_json, poll=poll)
+    finally:
+        for sink in sinks:
+            sink.close()
+    click.echo(_told(rules, last, as_json=as_json, at_end=True))
+    return ALARM if any(rule.standing is api.alarms.Standing.ALARM for rule in rules) else 0
+
+
+def _follow(
+    watch: "Watch", sinks: "Sequence[Sink]", *, once: bool, as_json: bool, poll: float
+) -> "tuple[tuple[Rule, ...], Sample | None]":
+    """Tells what is new until the run is over. Returns how the rules stand then, and the last sample."""
+    before: dict[str, str] = {}
+    last = None
+    while True:
+        is_over, now = once or watch.is_over, time.time()
+        samples = watch.look(now)
+        for sample in samples:
+            if not once:
+                click.echo(_line(sample, last, as_json=as_json))
+            last = sample
+        rules = watch.rules(now)
+        for sink in sinks:
+            sink.take(watch.new_losses, samples, rules)
+        if is_over:
+            return rules, last
+        standings = {rule.name: str(rule.standing) for rule in rules}
+        if standings != before:
+            changed = rules if as_json else [rule for rule in rules if before.get(rule.name) != rule.standing]
+            click.echo(_told(changed, last, as_json=as_json))
+        before = standings
+        time.sleep(poll)
+
+
+def _line(sample: "Sample", before: "Sample | None", *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps({"event": "sample", **json.loads(api.alarms.as_line(sample))})
+    words = [f"step {sample.step}"]
+    if sample.loss_bits is not None:
+        words.append(f"loss {api.alarms.shown_loss(sample.loss_bits).partition(' ')[0]}")
+    if before is not None and sample.time > before.time and sample.step > before.step:
+        words.append(f"{(sample.step - before.step) / (sample.time - before.time):.3g} steps/s")
+    shares = ((name, getattr(sample, name)) for name in ("processor", "machine", "gpu"))
+    words += [f"{name} {100 * share:.0f}%" for name, share in shares if share is not None]
+    sizes = (("memory", sample.memory), ("GPU memory", sample.gpu_memory))
+    words += [f"{name} {size / (1 << 20):.0f} MiB" for name, size in sizes if size is not None]
+    if sample.watts is not None:
+        words.append(f"{sample.watts:.0f} W")
+    return ", ".join(words)
+
+
+def _told(rules: "Sequence[Rule]", last: "Sample | None", *, as_json: bool, at_end: bool = False) -> str:
+    if as_json:
+        found = [{"rule": rule.name, "standing": rule.standing.lower(), "text": rule.text} for rule in rules]
+        alarm = any(rule["standing"] == "alarm" for rule in found)
+        step = None if last is None else last.step
+        return json.dumps({"event": "rules", "step": step, "alarm": alarm, "rules": found, "note": api.alarms.NOTE})
+    lines = [f"{rule.name:<13}{rule.standing:<7}{rule.text}" for rule in rules]
+    is_alarm = any(rule.standing is api.alarms.Standing.ALARM for rule in rules)
+    return "\n".join([*lines, f"All of it is {api.alarms.NOTE}."] if at_end or is_alarm else lines)
