@@ -1,6 +1,6 @@
-"""The cost of a cheap look: `tiebreak validate --share 10%` beside a whole replay of the demo's runs.
+"""The cost of a cheap look: `tiebreak validate --share 10%` beside a whole replay, for the demo's runs and GPT-2 124M.
 
-    python -m benchmarks.validate
+    python -m benchmarks.validate [NAME ...]
 
 Both start from an interpreter that is made, with data that are placed, and take turns. The demo's runs are so short
 that a tenth of their checkpoints is one, and its first step, at which instructions are planned and the order of an
@@ -15,6 +15,7 @@ from typing import Final
 import click
 
 from benchmarks.table import Row, interleaved, placed, publish
+from benchmarks.workloads import WORKLOADS
 from tiebreak.api.audits import audit_chosen
 from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.keys import new_key
@@ -25,16 +26,17 @@ from tiebreak.engine.run.audit import signed_records
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.terms import Terms
 
-REPEATS: Final = 3
 SHARE: Final = 0.1
-CASES: Final = (("digits", 72), ("digits", 720), ("text", 40), ("text", 400))
+CASES: Final = (("digits", 72, 3), ("digits", 720, 3), ("text", 40, 3), ("text", 400, 3), ("gpt2", 100, 1))
+"""Steps, and how often each is measured: GPT-2 takes ten minutes, and 16 GB of disk."""
 
 
-def measure(name: str, steps: int) -> list[Row]:
+def measure(name: str, steps: int, repeats: int) -> list[Row]:
     """Seconds of the looks and of a replay."""
     client, trainer = new_key(), new_key()
     with tempfile.TemporaryDirectory() as scratch:
-        bundle = capture_bundle(load_task(name, steps=steps), unchecked=True)
+        task = WORKLOADS["gpt2"]() if name == "gpt2" else load_task(name, steps=steps)
+        bundle = capture_bundle(task, unchecked=True)
         run = agree_on(bundle, Path(scratch) / "run", client=client, trainer=trainer, terms=Terms(), domain=OFF_CHAIN)
         machine = machine_of(run)
         continue_run(run, machine, key=trainer, until=None, keep="all", on_progress=lambda _: None,
@@ -54,7 +56,7 @@ def measure(name: str, steps: int) -> list[Row]:
             seconds["validate"].append(found.seconds)
             seconds["epochs"].append(found.epoch_seconds)
 
-        interleaved({"replay": replay, "look": partial(look, [])}, REPEATS)
+        interleaved({"replay": replay, "look": partial(look, [])}, repeats, warmup=int(repeats > 1))
         job = run.job
     taken = {what: sorted(values)[len(values) // 2] for what, values in seconds.items()}
     case = f"{name}, {job.steps} steps, a checkpoint every {job.checkpoint_interval}"
@@ -68,10 +70,12 @@ def measure(name: str, steps: int) -> list[Row]:
 
 
 @click.command()
+@click.argument("names", nargs=-1, type=click.Choice(sorted({name for name, _, _ in CASES})))
 @placed
-def main(folder: Path) -> None:
-    """Measure both looks of `tiebreak validate` against a whole replay."""
-    publish("validate", [row for name, steps in CASES for row in measure(name, steps)], "medians", folder=folder)
+def main(names: tuple[str, ...], folder: Path) -> None:
+    """Measure both looks of `tiebreak validate` against a whole replay of NAMES (default: all)."""
+    chosen = [case for case in CASES if case[0] in names or not names]
+    publish("validate", [row for case in chosen for row in measure(*case)], "medians", folder=folder)
 
 
 if __name__ == "__main__":
