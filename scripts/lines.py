@@ -13,7 +13,7 @@ BUDGETS = {
     "tiebreak/engine/": 23_295,
     "tiebreak/sim/": 11_705,
     "tiebreak/node/": 8_770,
-    "tiebreak/": 12_310,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 12_320,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 4_725,
 }
 SUFFIXES = {".py", ".c", ".h"}

@@ -145,10 +145,25 @@ FORGED: dict[str, tuple[Change, str, str]] = {
     "no object": (raw(3, b"[1]"), "lines", "expected a JSON object"),
     "deep": (raw(3, b"[" * 400), "lines", "expected a JSON object"),
     "huge": (raw(3, b"x" * 3_000_000), "lines", "line 4: expected at most 512 bytes, got more"),
+    "huge before a start": (
+        lambda lines, _: [b"x" * 3_000_000 + b"\n", *lines],
+        "lines",
+        "line 1: expected at most 512",
+    ),
     "NaN": (raw(3, b'{"step": 2, "time": NaN}'), "lines", "expected time of 0 to"),
     "negative": (raw(3, b'{"step": 2, "time": 3, "memory": -1}'), "lines", "expected memory of 0 to"),
     "above all": (raw(3, b'{"step": 2, "time": 3, "processor": 7}'), "lines", "expected processor of 0 to 1, got 7"),
     "a half step": (raw(3, b'{"step": 2.5, "time": 3}'), "lines", "expected a whole number as step"),
+    "a number that no float holds": (
+        raw(3, b'{"step": 2, "time": ' + b"9" * 400 + b"}"),
+        "lines",
+        "expected time of 0 to",
+    ),
+    "a step that no float holds": (
+        raw(3, b'{"time": 3, "step": ' + b"9" * 400 + b"}"),
+        "lines",
+        "expected step of 0 to",
+    ),
     "true": (raw(3, b'{"step": true, "time": 3}'), "lines", "expected a whole number as step"),
     "no time": (raw(3, b'{"step": 2}'), "lines", "expected a step and a time"),
     "words": (raw(3, b'{"step": 2, "time": 3, "loss_bits": "nice"}'), "lines", "expected loss_bits of 8 hex digits"),
@@ -189,6 +204,38 @@ def test_a_forged_curve_is_not_what_was_signed(watched: Path, capsys: pytest.Cap
         assert raised(found(watched)) == {"lines"}
     (watched / METRICS).unlink()
     assert found(watched)["losses"].standing is Standing.OPEN
+
+
+LINES: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
+    "out of order": (lambda m: [m[1], m[0], *m[2:]], "line 1: expected step 1, or one after a checkpoint, got 2"),
+    "repeated": (lambda m: [*m[:2], *m[1:]], "line 3: expected step 3, or one after a checkpoint, got 2"),
+    "left out": (lambda m: [*m[:4], *m[5:]], "line 5: expected step 5, or one after a checkpoint, got 6"),
+    "negative": (lambda m: [{**m[0], "step": -1}, *m], "line 1: expected a step of 1 to 7, got -1"),
+    "NaN": (
+        lambda m: [m[0], {**m[1], "loss": float("nan")}, *m[2:]],
+        "line 2: expected a finite loss of step 2, got nan",
+    ),
+    "infinite": (lambda m: [m[0], {**m[1], "loss": -float("inf")}, *m[2:]], "line 2: expected a finite loss"),
+    "garbage between": (lambda m: [*m[:2], "x" * 3_000_000, *m[2:]], "line 3: expected a step and its FP32 loss"),
+    "huge where a kill could be": (lambda m: [*m[:3], "x" * 3_000_000, *m[3:]], "line 4: expected a step and its FP32"),
+    "deep": (lambda m: [m[0], "[" * 400, *m[1:]], "line 2: expected a step and its FP32 loss"),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_metrics_that_no_trainer_writes_are_an_alarm(name: str, watched: Path) -> None:
+    change, words = LINES[name]
+    lines = [json.loads(line) for line in (watched / METRICS).read_text().splitlines()]
+    changed = [line if isinstance(line, str) else json.dumps(line) for line in change(lines)]
+    (watched / METRICS).write_text("".join(f"{line}\n" for line in changed))
+    assert words in found(watched)["lines"].text
+
+
+def test_steps_may_go_back_to_what_follows_a_checkpoint(watched: Path) -> None:
+    lines = (watched / METRICS).read_text().splitlines(keepends=True)
+    for killed in ("", '{"step": 6, "lo\n'):
+        (watched / METRICS).write_text("".join([*lines[:5], killed, *lines[3:]]))
+        assert not raised(found(watched))
 
 
 def test_records_that_are_not_the_heads_and_damaged_states(watched: Path) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from math import isfinite
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -129,7 +128,7 @@ def _number(found: Mapping[str, Any], name: str, most: int, *, whole: bool = Fal
         return None
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise EncodingError(f"expected a {'whole ' if whole else ''}number as {name}, got {value!r}")
-    if not isfinite(value) or not 0 <= value <= most:
+    if not 0 <= value <= most:  # nor is NaN; `isfinite` would raise for a whole number that no float holds
         raise EncodingError(f"expected {name} of 0 to {most}, got {value!r}")
     return value if whole else float(value)
 

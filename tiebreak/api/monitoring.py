@@ -4,13 +4,14 @@ Losses come from `metrics.jsonl`, one for each step, and samples from `monitor.j
 unsigned. What binds the trainer are its records and the rings of losses in its states (decision 7), so (1) the records
 must be the signed head's; (2) the loss that was told for a checkpoint's step must be the one in its record; (3) with
 `states`, those of all steps of a segment whose last state is kept must be the ones in that state; (4) a sample's loss
-must be the step's; (5) steps computed twice, after a restart, must have one loss.
+must be the step's; (5) steps computed twice, after a restart, must have one loss;
+(6) steps follow each other, and go back only to what follows a checkpoint.
 """
 
 import json
 import struct
 from collections.abc import Iterator
-from math import isnan
+from math import isfinite, isnan
 from typing import Final
 
 from tiebreak.api import alarms
@@ -85,6 +86,8 @@ class Watch:
         self._bound = 0
         """How many losses were compared with what is signed."""
         self._last = 0
+        self._before = 0
+        """The step of the line of metrics before."""
         self._bad_loss = self._bad_sample = ""
         """A line that may be what a killed process has left, as the next one will tell."""
 
@@ -153,14 +156,21 @@ class Watch:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             # A process that is killed can leave half a line, and the next one goes on from a checkpoint.
             self._note_bad(self._bad_loss)
-            self._bad_loss = f"{where}: expected a step and its FP32 loss, got {raw[:40]!r}"
+            words = f"{where}: expected a step and its FP32 loss, got {raw[:40]!r}"
+            self._bad_loss = self._held(words, len(raw) <= MAX_METRIC_CHARACTERS)
             return
-        if step > self._last + 1:
+        job = self.run.job
+        if not 1 <= step <= job.steps:
+            self._form.note(f"{where}: expected a step of 1 to {job.steps}, got {step}")
+            return
+        goes_on = step <= self._before + 1 and step == job.first_step(job.checkpoint_of(step))
+        if not goes_on:  # which follows on what a kill has left
             self._note_bad(self._bad_loss)
-        self._bad_loss = ""
-        if not 1 <= step <= self.run.job.steps:
-            self._form.note(f"{where}: expected a step of 1 to {self.run.job.steps}, got {step}")
-            return
+        if step != self._before + 1 and not goes_on:
+            self._form.note(f"{where}: expected step {self._before + 1}, or one after a checkpoint, got {step}")
+        if not isfinite(entry["loss"]):
+            self._form.note(f"{where}: expected a finite loss of step {step}, got {entry['loss']}")
+        self._bad_loss, self._before = "", step
         self._last, self.new_losses[step] = max(self._last, step), bits
         if step in self._signed:
             self._losses[step] = bits
@@ -175,7 +185,7 @@ class Watch:
             line = alarms.read_line(raw)
         except EncodingError as error:
             self._note_bad(self._bad_sample)
-            self._bad_sample = f"{where}: {error}"
+            self._bad_sample = self._held(f"{where}: {error}", len(raw) <= alarms.MAX_LINE)
             return
         if not isinstance(line, Start):  # which follows on what a kill has left
             self._note_bad(self._bad_sample)
@@ -205,6 +215,12 @@ class Watch:
         self._new.append(sample)
         if sample.loss_bits is not None:
             self._unlike[sample.step] = sample.loss_bits
+
+    def _held(self, words: str, is_short: bool) -> str:
+        """What may be a kill's, to be noted unless the next line follows on one. No kill leaves a line that is long."""
+        if not is_short:
+            self._note_bad(words)
+        return words if is_short else ""
 
     def _note_bad(self, words: str) -> None:
         if words:
