@@ -228,7 +228,9 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
                 "tiebreak.protocol.chain",
                 "tiebreak.api.chains",
                 "tiebreak.api.games",
+                "tiebreak.api.huggingface",
                 "tiebreak.api.onchain",
+                "tiebreak.api.sampling",
                 "tiebreak.api.weights",
             )
         )
