@@ -164,7 +164,6 @@ class Counting(Arithmetic):
         self.seen: dict[Kind, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
 
     def execute(self, instruction: Instruction, operands: Any, step: int) -> Tensor:
-        """As `Arithmetic`."""
         with Operations() as counted:
             result = super().execute(instruction, operands, step)
         row = self.seen[kind_of(instruction)]

@@ -240,7 +240,7 @@ def silence_rule(samples: Sequence[Sample], since: float, now: float, *, is_over
 
 
 def shown_loss(bits: int) -> str:
-    """A loss and its bits."""
+    """A loss, and its bits in hex: two losses can read alike."""
     return f"{to_float(bits):.9g} ({bits:#010x})"
 
 

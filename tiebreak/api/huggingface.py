@@ -152,7 +152,6 @@ class TiebreakTrainer(Trainer):
 
     @property
     def _step_size(self) -> int:
-        """Examples per step."""
         return int(self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps)
 
     def _agreed(self, arrays: Mapping[str, Tensor]) -> Run:

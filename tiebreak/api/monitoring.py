@@ -74,7 +74,7 @@ class Watch:
         self._monitor = _Tail(run, MONITOR, MAX_MONITOR_BYTES, alarms.MAX_LINE)
         self._form, self._heads = Troubles(), Troubles()
         self._lives: list[list[Sample]] = []
-        """Samples by process."""
+        """The samples of each process that has computed the run, in order: a restart begins a new list."""
         self._new: list[Sample] = []
         self._unlike: dict[int, int] = {}
         """Losses in samples whose step no line has told yet."""

@@ -178,12 +178,15 @@ class Claim:
         """Of the state from which a segment starts."""
         return self.records[segment - 1].state_root if segment else self.run.job.initial_state_root
 
+    def challenge(self, top: int, uniform: int, nonce: bytes) -> Challenge:
+        return Challenge(
+            job=self.run.job.id, run_root=self.head.head.run_root, count=len(self.records), changes=self.digest,
+            top=top, uniform=uniform, nonce=nonce,
+        )  # fmt: skip
+
     def drawn(self, challenge: Challenge) -> tuple[int, ...]:
         """The segments that a challenge asks for. Raises `VerificationError` if it is for another claim: step (3)."""
-        expected = Challenge(
-            job=self.run.job.id, run_root=self.head.head.run_root, count=len(self.records), changes=self.digest,
-            top=challenge.top, uniform=challenge.uniform, nonce=challenge.nonce,
-        )  # fmt: skip
+        expected = self.challenge(challenge.top, challenge.uniform, challenge.nonce)
         for name in ("job", "run_root", "count", "changes"):
             asked, got = getattr(challenge, name), getattr(expected, name)
             if asked != got:
@@ -275,10 +278,7 @@ def make_challenge(made: Claim, path: Path, top: int, uniform: int) -> Challenge
     """Writes a new challenge for a claim that holds. Raises `ConfigurationError` if the file is there."""
     if path.exists():
         raise ConfigurationError(f"{path} already exists; choose another file")
-    challenge = Challenge(
-        job=made.run.job.id, run_root=made.head.head.run_root, count=len(made.records), changes=made.digest,
-        top=top, uniform=uniform, nonce=secrets.token_bytes(NONCE_BYTES),
-    )  # fmt: skip
+    challenge = made.challenge(top, uniform, secrets.token_bytes(NONCE_BYTES))
     write_file(path, challenge.encode())
     return challenge
 

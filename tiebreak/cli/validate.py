@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiebreak import api
+from tiebreak.api.alarms import shown_loss
 from tiebreak.cli.audit import COULD_NOT_CHECK
 from tiebreak.cli.options import FOLDER, device_option, json_option, permute_option, threads_option
 from tiebreak.protocol.errors import CannotCheck, VerificationError
-from tiebreak.protocol.numbers.float32 import to_float
 
 if TYPE_CHECKING:
     from tiebreak.api.validating import Validation
@@ -64,14 +64,10 @@ def validate(
     click.echo(json.dumps(_document(found, drawn)) if as_json else "\n".join(_words(found, drawn)))
     if (fraud := found.fraud) is not None:
         raise VerificationError(
-            f"step {fraud.step}: expected loss {_shown(fraud.computed)}, which the state before it gives, got "
-            f"{_shown(fraud.committed)}, signed by 0x{opened.job.trainer.hex()}"
+            f"step {fraud.step}: expected loss {shown_loss(fraud.computed)}, which the state before it gives, got "
+            f"{shown_loss(fraud.committed)}, signed by 0x{opened.job.trainer.hex()}"
         )
     return 0
-
-
-def _shown(bits: int) -> str:
-    return f"{to_float(bits):.9g} ({bits:#010x})"
 
 
 def _document(found: "Validation", seed: str) -> dict[str, Any]:

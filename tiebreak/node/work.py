@@ -157,7 +157,7 @@ class Steps:
     memory: int
     """The most bytes that the process has held."""
     sample: Sample | None = None
-    """The newest of its training."""
+    """What the process that trains measured last; None if it measures nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ def drawn_batches(data: Batch, segments: int, every: int, seed: int) -> list[lis
 
 
 def honest(start: Tensor, batches: Sequence[Sequence[Batch]], rate: float) -> Proof:
-    """Trains, and logs."""
+    """The proof of a training from `start` that took each batch once, at one rate."""
     weights = [start]
     for segment in batches:
         weights.append(replay(weights[-1], segment, rate))

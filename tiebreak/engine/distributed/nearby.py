@@ -216,6 +216,8 @@ def nearby(timeout: float) -> Torch:
     here = torch.tensor([listener is not None], dtype=torch.int64)
     dist.all_reduce(here, dist.ReduceOp.MIN)
     if listener is None or not here.item():
+        for each in (*sockets.values(), *([listener] if listener else [])):
+            each.close()
         return Torch()
     with listener:
         listener.settimeout(timeout)
