@@ -206,7 +206,7 @@ def operations_around() -> dict[str, int]:
                 fills += 1
 
     found = []
-    changes: dict[str, Any] = {"_launch": idle, "_kernels": lambda _: kernels, "_target": lambda _: ("cuda", 90)}
+    changes: dict[str, Any] = {"launch": idle, "_kernels": lambda _: kernels, "target": lambda _: ("cuda", 90)}
     with mock.patch.multiple(fused, **changes):
         for k, listed in ((32, 0), (1 << 13, 0), (32, 1)):
             length = listed

@@ -67,7 +67,7 @@ def main() -> None:
 
     driver.set_active(Driver())
     with (
-        mock.patch.multiple(fused, _launch=compiled, _kernels=lambda _: kernels, _target=lambda _: ("cuda", 90)),
+        mock.patch.multiple(fused, launch=compiled, _kernels=lambda _: kernels, target=lambda _: ("cuda", 90)),
     ):
         for precision in (16, 32):
             for i, sizes in FORMS:

@@ -29,7 +29,7 @@ def python(*arguments: str) -> str:
 
 
 def test_the_interpreter_agrees_with_integers(cases: Callable[[int], None]) -> None:
-    found = json.loads(python("-m", "tests.engine.interpreted", "fast"))
+    found = json.loads(python("-m", "tests.engine.interpreted.sums", "fast"))
     assert found["alive"] == []
     assert len(found["dead"]) == 13
     assert min(found["ran"].values()) > 0
@@ -38,7 +38,7 @@ def test_the_interpreter_agrees_with_integers(cases: Callable[[int], None]) -> N
 
 @pytest.mark.slow
 def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], None]) -> None:
-    found = json.loads(python("-m", "tests.engine.interpreted", "slow"))
+    found = json.loads(python("-m", "tests.engine.interpreted.sums", "slow"))
     assert found["alive"] == []
     assert len(found["dead"]) == 9
     assert min(found["ran"].values()) > 0

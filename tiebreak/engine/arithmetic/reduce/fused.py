@@ -2,15 +2,12 @@
 
 Two more settle exactly what it lists, and one finds extremes.
 
-It runs on CUDA devices where Triton is installed (the extra `gpu`), and on CPUs under TRITON_INTERPRET=1, for tests.
 The bytes are those of `pure`, which computes a result again if the kernel's list of undecided elements has no room.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib import import_module
-from importlib.util import find_spec
+from functools import cached_property
 from math import ceil
 from types import ModuleType
 from typing import Any, Final
@@ -20,12 +17,12 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.exact import Integers, Terms
+from tiebreak.engine.arithmetic.launching import kernels, launch, programs, target
 from tiebreak.engine.arithmetic.reduce.compiled import Tables, shuffle
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.views import check_reach
 from tiebreak.engine.arithmetic.ziv import DENSE, Collector, Settler, coefficient, decide
-from tiebreak.engine.native import enabled, interprets
 from tiebreak.protocol.program.isa import Instruction
 
 FLUSH: Final = 256
@@ -43,15 +40,13 @@ ROUNDED: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_
 """The blocks of `add_digits` and `round_digits`, and the compiler's options."""
 
 
-@cache
-def _kernels(device: str) -> ModuleType | None:
-    runs = device == "cuda" or (device == "cpu" and interprets())
-    return import_module(f"{__package__}.kernels") if runs and find_spec("triton") else None
+def _kernels(device: torch.device) -> ModuleType | None:
+    return kernels(f"{__package__}.kernels", device)
 
 
 def runs_on(device: torch.device, terms: int) -> bool:
     """Whether the kernels run on a device, for sums of so many terms."""
-    return _kernels(device.type) is not None and terms <= MOST and enabled()
+    return terms <= MOST and _kernels(device) is not None
 
 
 def tile(backend: str, arch: int) -> dict[str, Any]:
@@ -70,11 +65,6 @@ def lanes(tables: Tables) -> dict[str, Any]:
     """The blocks of `add_up` and the compiler's options: along the terms, or along outputs that lie side by side."""
     across = tables.terms <= 16 or (tables.run_batch > 1 and tables.run_k < 32)
     return {"BLOCK_M": 128 if across else 8, "BLOCK_K": 8 if across else 128, **OPTIONS}
-
-
-def _launch(kernel: Any, programs: int, first: Tensor, *others: Any, **options: Any) -> None:
-    with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
-        kernel[(programs,)](first, *others, **options)
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ class _Call:
 
     def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
         """memory: out, found, room, listed, sums, errors and sizes, as in `kernels.py`."""
-        _launch(
+        launch(
             self.kernel, self.tiles * self.parts, read[0], read[-1], *self.tables, *memory, *self.numbers, self.step,
             factor, FLUSH=FLUSH, **self.options, **options,
         )  # fmt: skip
@@ -116,7 +106,7 @@ def _prepare(tables: Tables, device: torch.device, shuffled: torch.Generator | N
         terms, run_k = shuffle(terms, run_k, shuffled)
     held: list[Integers]
     if tables.out:
-        options, batches, m, n = tile(*_target(device)), len(first.batch), len(first.own), len(last.own)
+        options, batches, m, n = tile(*target(device)), len(first.batch), len(first.own), len(last.own)
         held = [first.batch, first.own, terms[0], last.batch, last.own, terms[-1], *tables.out]
         tiles, numbers = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"]), (m, n, k, batches)
         lane = 1
@@ -129,7 +119,7 @@ def _prepare(tables: Tables, device: torch.device, shuffled: torch.Generator | N
     step, parts = _cut(k, tiles, device)
     # In `contract` a term stays in its lane; `add_up` adds the lanes in the end.
     roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
-    kernel = getattr(_kernels(device.type), "contract" if tables.out else "add_up")
+    kernel = getattr(_kernels(device), "contract" if tables.out else "add_up")
     return _Call(
         kernel, [torch.from_numpy(t).to(device) for t in held], numbers, options, tiles, parts, step, roundings
     )
@@ -137,21 +127,8 @@ def _prepare(tables: Tables, device: torch.device, shuffled: torch.Generator | N
 
 def _cut(terms: int, tiles: int, device: torch.device) -> tuple[int, int]:
     """How many terms a part has, at most, and the parts that give the device work."""
-    step = ceil(terms / max(1, min(ceil(_programs(device) / tiles), terms // FEWEST)))
+    step = ceil(terms / max(1, min(ceil(programs(device) / tiles), terms // FEWEST)))
     return step, ceil(terms / step)
-
-
-def _target(device: torch.device) -> tuple[str, int]:
-    if device.type == "cpu":
-        return "cpu", 0
-    major, minor = torch.cuda.get_device_capability(device)
-    return "hip" if torch.version.hip else "cuda", 10 * major + minor
-
-
-@cache
-def _programs(device: torch.device) -> int:
-    """How many programs give every multiprocessor work."""
-    return 4 * (1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _reading(
@@ -291,14 +268,14 @@ class _Listed:
         step, parts = _cut(k, count, device)
         tables, run_k = self.call.tables, 1 if self.tables.out else self.call.numbers[1]
         terms = [tables[2], tables[5]] if self.tables.out else [tables[1], tables[3]]
-        kernels, pairs = _kernels(device.type), len(self.tables.operands) > 1
-        assert kernels is not None
-        _launch(
-            kernels.add_digits, count * parts, self.read_from[0], self.read_from[-1], *self.starts(elements), *terms,
+        found, pairs = _kernels(device), len(self.tables.operands) > 1
+        assert found is not None
+        launch(
+            found.add_digits, count * parts, self.read_from[0], self.read_from[-1], *self.starts(elements), *terms,
             digits, run_k, k, parts, step, PAIRS=pairs, **SETTLING,
         )  # fmt: skip
-        _launch(
-            kernels.round_digits, ceil(count / ROUNDED["BLOCK"]), digits, values, count, PRECISION=precision, **ROUNDED
+        launch(
+            found.round_digits, ceil(count / ROUNDED["BLOCK"]), digits, values, count, PRECISION=precision, **ROUNDED
         )
         return values
 
@@ -322,11 +299,11 @@ def run_extreme_fused(tables: Tables, operand: Tensor, out: Tensor, *, place: bo
     left = None
     if call.parts > 1:
         left = torch.empty((call.parts, batches), dtype=torch.int64, device=operand.device)
-    kernels = _kernels(operand.device.type)
-    assert kernels is not None
+    found = _kernels(operand.device)
+    assert found is not None
     options = {name: value for name, value in call.options.items() if name not in ("PAIRS", "B_STEP")}
-    _launch(
-        kernels.find_greatest, call.tiles * call.parts, read, *call.tables[:2], out, left, run_batch, run_k, k, batches,
+    launch(
+        found.find_greatest, call.tiles * call.parts, read, *call.tables[:2], out, left, run_batch, run_k, k, batches,
         call.step, PLACE=place, LEAVE=left is not None, **options,
     )  # fmt: skip
     if left is None:

@@ -1,22 +1,13 @@
-"""Sums and extremes by the Triton kernels in Triton's interpreter, against integers, with mutants of the kernels.
+"""Sums and extremes."""
 
-`python -m tests.engine.interpreted fast|slow` prints one line of JSON: how many cases each check ran, and the mutants.
-A process of its own, because Triton decides on its import whether it interprets.
-"""
-
-import importlib.util
 import json
-import os
 import random
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache
 from math import floor
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -25,11 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-os.environ["TRITON_INTERPRET"] = "1"
-
-from triton.runtime import interpreter
-
 from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, expected, random_reduction, sum_over
+from tests.engine.interpreted import Mutants, killed, patch_index
 from tests.golden.bundle import INTERVAL, load
 from tests.golden.train import inputs
 from tiebreak.engine.arithmetic import Arithmetic, indexing, reduce, ziv
@@ -47,21 +35,10 @@ SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
 """Blocks that small results fill several times."""
 
 
-def patch_index() -> None:
-    """Triton 3.6.0 converts arrays of one element to `int`, which numpy 2.4 refuses."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-
-
 @contextmanager
 def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
     """Kernels with small blocks, and with flushes and parts where there are few terms."""
-    changes = {"FLUSH": flush, "FEWEST": 2 * flush, "tile": lambda *_: SMALL, "_programs": lambda _: programs}
+    changes = {"FLUSH": flush, "FEWEST": 2 * flush, "tile": lambda *_: SMALL, "programs": lambda _: programs}
     with mock.patch.multiple(fused, **changes):
         yield
 
@@ -361,7 +338,6 @@ def trains(*names: str) -> int:
 
 # ---- mutants ----
 
-Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
 MUTANTS: Mutants = {
     "rows: squares of the last step": ((("squares_a += x * x", "squares_a = x * x"),), decides_hard_rows),
     "columns: squares of the last step": ((("squares_b += y * y", "squares_b = y * y"),), decides_hard_rows),
@@ -389,36 +365,6 @@ SLOW_MUTANTS: Mutants = {
     "no flush": ((("first + FLUSH, end", "end, end"), ("range(begin, end, FLUSH)", "range(begin, end, 1 << 30)")),
                  stays_within_its_bound),
 }  # fmt: skip
-
-
-def changed(folder: Path, changes: tuple[tuple[str, str], ...]) -> ModuleType:
-    """The kernels from a changed source: each old text, which occurs once, becomes the new one."""
-    text = Path(kernels.__file__).read_text()
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = folder / "mutant.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location("mutant", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def killed(mutants: Mutants) -> dict[str, str]:
-    """What refuted each mutant; a mutant that lives is missing."""
-    found = {}
-    for name, (changes, check_that_dies) in mutants.items():
-        with tempfile.TemporaryDirectory() as folder:
-            module = changed(Path(folder), changes)
-        with mock.patch.object(fused, "_kernels", return_value=module):
-            try:
-                check_that_dies()
-            except (AssertionError, qualify.ConfigurationError) as error:
-                found[name] = type(error).__name__
-    return found
 
 
 def main() -> None:
@@ -449,7 +395,7 @@ def main() -> None:
                 "near ties": logs(),
                 "partial sums": partial_sums(examples // 4),
             }
-        dead = killed(mutants)
+        dead = killed(mutants, kernels, fused)
     if slow:
         ran |= {"vectors": counted(), "biased": stays_within_its_bound(), "golden runs": trains("gpt2", "resnet")}
     sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": sorted(set(mutants) - set(dead))}) + "\n")

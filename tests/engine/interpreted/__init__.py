@@ -1,0 +1,65 @@
+"""Triton kernels in Triton's interpreter, against integers, with mutants of the kernels that must die.
+
+`python -m tests.engine.interpreted.sums fast|slow`, and so for each module, prints one line of JSON: how many cases
+each check ran, and the mutants. A process of its own, because Triton decides on its import whether it interprets.
+"""
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from triton.runtime import interpreter
+
+from tiebreak.engine.run import qualify
+
+Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
+"""By name: texts and what replaces them, and the check that fails with the changed kernels."""
+
+
+def patch_index() -> None:
+    """Triton 3.6.0 converts arrays of one element to `int`, which numpy 2.4 refuses."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
+def changed(kernels: ModuleType, folder: Path, changes: tuple[tuple[str, str], ...]) -> ModuleType:
+    """The kernels from a changed source: each old text, which occurs once, becomes the new one."""
+    assert kernels.__file__ is not None
+    text = Path(kernels.__file__).read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / "mutant.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("mutant", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def killed(mutants: Mutants, kernels: ModuleType, user: ModuleType) -> dict[str, str]:
+    """What refuted each mutant of `kernels`, which `user._kernels` returns; a mutant that lives is missing."""
+    found = {}
+    for name, (changes, check_that_dies) in mutants.items():
+        with tempfile.TemporaryDirectory() as folder:
+            module = changed(kernels, Path(folder), changes)
+        with mock.patch.object(user, "_kernels", return_value=module):
+            try:
+                check_that_dies()
+            except (AssertionError, qualify.ConfigurationError) as error:
+                found[name] = type(error).__name__
+    return found
