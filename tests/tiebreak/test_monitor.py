@@ -420,8 +420,9 @@ def test_what_is_read_also_goes_to_prometheus_tensorboard_and_mlflow(
     history = client.get_metric_history(kept.info.run_id, "loss")
     assert sorted(point.step for point in history) == list(range(1, STEPS + 1))
     assert kept.data.metrics["alarm.heads"] == 1
-    code, words = command(capsys, str(watched), "--once", "--mlflow", "nowhere://x")
-    assert (code, "expected an MLflow server at nowhere://x" in words) == (1, True)
+    for uri in ("nowhere://x", f"sqlite:///{tmp_path / 'mlflow.db'}"):
+        code, words = command(capsys, str(watched), "--once", "--mlflow", uri)
+        assert (code, f"expected an MLflow server at {uri}" in words) == (1, True)
     for library, option in (("tensorboardX", "--tensorboard"), ("mlflow", "--mlflow")):
         monkeypatch.setitem(sys.modules, library, None)
         code, words = command(capsys, str(watched), "--once", option, str(tmp_path / "other"))

@@ -15,7 +15,6 @@ from tiebreak.api.alarms import Rule, Sample, Standing
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import to_float
 
-PREFIX: Final = "tiebreak_training_"
 MOST_AT_ONCE: Final = 1000
 """Figures in one request to MLflow, which takes no more."""
 MAX_STEP: Final = (1 << 63) - 1
@@ -39,6 +38,11 @@ def figures(sample: Sample) -> dict[str, float]:
         "gpu_watts": sample.watts,
     }
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def gauge_of(name: str) -> tuple[str, str]:
+    """A figure's name and words as a gauge of Prometheus."""
+    return f"tiebreak_training_{name}", f"Of the process that trains: {name.replace('_', ' ')}."
 
 
 def _alarms(rules: Sequence[Rule]) -> dict[str, float]:
@@ -71,8 +75,7 @@ class PrometheusFile:
             self._found |= figures(samples[-1])
         found = self._library.CollectorRegistry()
         for name, value in self._found.items():
-            words = f"Of the process that trains: {name.replace('_', ' ')}."
-            gauge = self._library.Gauge(f"{PREFIX}{name}", words, ["job"], registry=found)
+            gauge = self._library.Gauge(*gauge_of(name), ["job"], registry=found)
             gauge.labels(job=self._job).set(value)
         words = "Whether a rule of the monitor is an alarm, which is never a verdict."
         gauge = self._library.Gauge("tiebreak_monitor_alarm", words, ["job", "rule"], registry=found)
@@ -120,7 +123,7 @@ class MLflow:
     def _asking(self) -> Iterator[None]:
         try:
             yield
-        except self._library.MlflowException as error:
+        except (self._library.MlflowException, ImportError) as error:  # the small client lacks what a database needs
             raise ConfigurationError(f"expected an MLflow server at {self._uri}, got: {error}") from error
 
     def take(self, losses: Mapping[int, int], samples: Sequence[Sample], rules: Sequence[Rule]) -> None:

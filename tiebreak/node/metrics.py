@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiebreak.api.sinks import PREFIX, figures
+from tiebreak.api.sinks import figures, gauge_of
 from tiebreak.protocol.numbers.float32 import to_float
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def _training(told: "Steps") -> Iterator[Metric]:
     if told.sample is not None:
         found = figures(told.sample) | found
     for name, value in found.items():
-        words = f"Of the process that trains: {name.replace('_', ' ')}."
-        gauge = GaugeMetricFamily(f"{PREFIX}{name}", words, labels=["job"])
+        gauge = GaugeMetricFamily(*gauge_of(name), labels=["job"])
         gauge.add_metric([told.job_id.hex()], value)
         yield gauge
 
