@@ -16,7 +16,7 @@ from tiebreak.engine.arithmetic.execute import Operands
 from tiebreak.engine.arithmetic.views import Dim
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Clip, Rows, Task
-from tiebreak.engine.distributed import arithmetic, exchange, joining, partition
+from tiebreak.engine.distributed import arithmetic, exchange, joining, partition, wire
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import HEADER_BYTES, Exchange
 from tiebreak.engine.distributed.joining import joined
@@ -141,12 +141,15 @@ def hostile(kind: str, terms: int, width: int, generator: torch.Generator) -> Te
         x[0] = 2.0**-140
     elif kind == "spread":
         x *= 2.0 ** torch.randint(-120, 120, x.shape, generator=generator).float()
+    elif kind == "extreme":
+        x[:, ::2] *= 2.0**-145
+        x[:, 1::2] *= 2.0**124
     elif kind == "not finite":
         x[1, 0], x[terms - 1, width - 1] = float("inf"), float("nan")
     return x
 
 
-@pytest.mark.parametrize("kind", ["plain", "ties", "cancelling", "spread", "not finite"])
+@pytest.mark.parametrize("kind", ["plain", "ties", "cancelling", "spread", "extreme", "not finite"])
 @pytest.mark.parametrize("products", [False, True], ids=["sums", "products"])
 @pytest.mark.parametrize(
     "compiled", [pytest.param(True, id="compiled"), pytest.param(False, id="in torch", marks=pytest.mark.slow)]
@@ -158,13 +161,13 @@ def test_sums(
     if not compiled:
         monkeypatch.setenv("TIEBREAK_NATIVE", "0")
     monkeypatch.setattr(partition, "LEAST", 1 if result == "in shards" else 90)  # the result has 77 elements at most
-    monkeypatch.setattr(arithmetic, "SMALL", 0 if result == "gathered" else 77)
+    monkeypatch.setattr(arithmetic, "SMALL", 0 if result == "gathered" else 7 * 77)
     generator = torch.Generator().manual_seed(5)
     resolved = 0
     for (terms, workers), bf16 in product([(9, 2), (65, 3), (700, 3), (1030, 8)], [False, True]):
         program = sum_program(terms, 11, 7, products=products, bf16=bf16)
         state = {"a": hostile(kind, terms, 11, generator), "b": torch.ones(terms, 7)}
-        if kind in ("plain", "spread"):
+        if kind in ("plain", "spread", "extreme"):
             state["b"] = hostile(kind, terms, 7, generator)
         state = state if products else {"a": state["a"]}
         kinds = [type(i) for i in Partition(program, workers).local(0).body]
@@ -184,7 +187,23 @@ def test_sums(
         assert records == expected
         resolved += sum(seen)
         cases(1)
-    assert resolved > 0 or kind in ("plain", "spread", "not finite"), "no element was left for the exact sums"
+    assert resolved > 0 or kind in ("plain", "spread", "extreme", "not finite"), (
+        "no element was left for the exact sums"
+    )
+
+
+def test_what_a_message_cannot_say_is_in_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums a little beside a middle: without `ROUNDINGS`, workers would round some of them wrongly."""
+    program = sum_program(4, 299, 1, products=True)
+    a = torch.zeros(4, 299)
+    a[0] = 1 + 2.0**-23 * torch.arange(299)  # of one worker; its message has units of more than 2^-47
+    a[2] = 2.0**-24  # of another one, as what follows
+    a[3] = 2.0**-52 * (torch.arange(299) % 35 - 17)
+    given = Compiled(program, {"a": a, "b": torch.ones(4, 1)}, {})
+    expected, _ = train_alone(given, 1)
+    assert train_together(given, 2, 1)[0] == expected
+    monkeypatch.setattr(wire, "ROUNDINGS", 0)
+    assert train_together(given, 2, 1)[0] != expected
 
 
 # ---- whole models ----
@@ -363,12 +382,13 @@ def test_joined_messages_bring_what_single_ones_do(joins: int, monkeypatch: pyte
             begin, end = share(whole.shape[1], seat.worker, seat.workers)
             held.append(collectives.gather(whole[:, begin:end], Split(*whole.shape)))
         parts = torch.arange(9.0, dtype=torch.float64)
-        held += [collectives.add_shares([parts, 2 * parts], parts[:2], 9), collectives.add([parts] * 3, 9, 72)]
+        begin, end = collectives.shares(9)[seat.worker]
+        pieces = [parts[own] for own in (slice(*each) for each in collectives.shares(9))]
+        held += [collectives.add(pieces, end - begin, 72), collectives.add([parts] * 3, 9, 72)]
         *gathered, shared, added = collectives.run(held)
         for whole, found in zip(wholes, gathered, strict=True):
             assert torch.equal(found.view(whole.shape), whole)
-        begin, end = share(9, seat.worker, seat.workers)
-        assert torch.equal(shared, 3 * torch.cat([parts[begin:end], 2 * parts[begin:end], parts[:2]]))
+        assert torch.equal(shared, 3 * parts[begin:end])
         assert torch.equal(added, 3 * parts)
 
     together(3, work)

@@ -3,8 +3,9 @@
 **Sums.** Each worker adds its terms up in FP64, with a bound on their absolute values. For every element there is one
 owner, which adds the workers' sums and bounds. No term passes through more roundings than on its worker, and one for
 each worker after that, so Ziv's test (`tiebreak.engine.arithmetic.ziv`) holds as on one machine, in whatever order and
-by whatever algorithm the sums were exchanged. Of the elements that it leaves undecided every worker computes its part
-exactly, in fixed point; integers are added, and the owner rounds once.
+by whatever algorithm the sums were exchanged. They are sent in 6 bytes, and what that changes is counted as some more
+roundings (`tiebreak.engine.distributed.wire`). Of the elements that the test leaves undecided every worker computes its
+part exactly, in fixed point; integers are added, and the owner rounds once.
 
 There must be one owner. The same sums, added by two workers in two orders, may differ; then one of them may decide an
 element in FP64 that the other cannot decide. Both would be right, but they would no longer wait for the same messages.
@@ -25,6 +26,7 @@ from tiebreak.engine.arithmetic.execute import Operands
 from tiebreak.engine.arithmetic.reduce import Partial, SumPlan, SumRunner, plan_sum
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.ziv import coefficient, decide
+from tiebreak.engine.distributed import wire
 from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
@@ -34,14 +36,14 @@ from tiebreak.protocol.program.isa import Instruction
 
 AHEAD: Final = 1 << 26
 """The bytes of whole weights that are gathered before they are needed."""
-SMALL: Final = 1 << 12
-"""Results of up to this many elements are rounded by every worker, if all need them."""
+SMALL: Final = 1 << 11
+"""Results that all need are rounded by every worker, if it sends at most this many sums for that."""
 NO_LIMIT: Final = 1 << 60
 
 
-def everywhere(i: SharedSum) -> bool:
+def everywhere(i: SharedSum, workers: int) -> bool:
     """Whether every worker adds and rounds all of a sum; otherwise each element has one owner."""
-    return i.split is None and i.mine.numel <= SMALL
+    return i.split is None and i.mine.numel * (workers - 1) <= SMALL
 
 
 class SharedArithmetic(Arithmetic):
@@ -112,7 +114,7 @@ class SharedArithmetic(Arithmetic):
     def _agree(self, sums: Sequence["_Sum"]) -> None:
         """Agrees on the bounds of sums: workers may have different terms, and so different roundings."""
         tape = self.tape if self.tape is not None and self.tape.running else None
-        new = sums if tape is not None else [each for each in sums if each.coefficient is None]
+        new = sums if tape is not None else [each for each in sums if each.roundings is None]
         if not new:
             return
         own = torch.tensor([each.part.roundings for each in new], dtype=torch.float64)
@@ -120,7 +122,7 @@ class SharedArithmetic(Arithmetic):
             (own,) = tape.own([own], lambda: [torch.full_like(own, torch.inf)])
         worst = self.collectives.greatest([int(count) for count in own.tolist()], self.device)
         for each, roundings in zip(new, worst, strict=True):
-            each.coefficient = coefficient(roundings + self.collectives.workers)
+            each.roundings = roundings + self.collectives.workers
 
     def _round(self, sums: Sequence[tuple["_Sum", Operands]], added: Sequence[Tensor]) -> list[Tensor]:
         """The whole results, or shards of them, from what all workers' parts add up to."""
@@ -175,45 +177,74 @@ class _Sum:
     """One sum over all workers' terms, planned once."""
 
     part: Partial
+    plain: bool
 
     def __init__(self, i: SharedSum, arithmetic: SharedArithmetic) -> None:
         self.instruction, self.mine, self.collectives = i, i.mine, arithmetic.collectives
         self.tape = arithmetic.tape
+        self._empty = arithmetic.collectives.empty
         self.plan: SumPlan = plan_sum(i.mine, NO_LIMIT)
         self.runner: SumRunner = arithmetic.runner(i.mine)
         self.counts = arithmetic.stats.of(self.plan.kind)
         self.whole = i.split is None
         self.split = Split(1, i.mine.numel, 1) if i.split is None else i.split
         begin, end = share(self.split.size, arithmetic.exchange.worker, arithmetic.exchange.workers)
-        self.everywhere = everywhere(i)
+        self.everywhere = everywhere(i, arithmetic.exchange.workers)
         self.owned = (0, i.mine.numel) if self.everywhere else (begin * self.split.inner, end * self.split.inner)
-        self.coefficient: float | None = None
+        self.roundings: int | None = None
+        """On a term's path, as all workers count them, with the additions of what they send."""
 
     def begin(self, operands: Operands) -> "_Sum":
         self.part = self.runner.partial(self.plan, operands)
+        self.plain = len(self.part.sizes) == 1
         return self
 
     def swap(self) -> Swap:
-        """The sums of what this worker has of the result, and then their sizes."""
+        """The sums of what this worker has of the result, and bounds: FP64 (2, elements)."""
         sums, *sizes = self._own()
-        parts, whole = ([sums, *sizes], sums[:0]) if len(sizes) == 1 else ([sums], torch.cat([*map(_flat, sizes)]))
-        if not self.everywhere:
-            return self.collectives.add_shares(parts, whole, self.split.size, self.split.inner)
-        joined = torch.cat([*parts, whole])
-        return self.collectives.add([joined] * self.collectives.workers, len(joined), joined.nbytes)
+        bounds = torch.cat([_flat(wire.above(size if self.plain else size.sqrt())) for size in sizes])
+        coded = wire.integers(sums, self._spread(bounds.reciprocal(), wire.SCALE, 0, self.mine.numel))
+        if self.everywhere:
+            pieces = [wire.message(coded, bounds)] * self.collectives.workers
+        else:
+            shares = [slice(*(n * self.split.inner for n in each)) for each in self.collectives.shares(self.split.size)]
+            pieces = [wire.message(coded[own], bounds[own] if self.plain else bounds) for own in shares]
+        count = self.owned[1] - self.owned[0]
+        into = [self._empty(pieces[self.collectives.exchange.worker].shape, torch.uint8) for _ in pieces]
+
+        def finish() -> Tensor:
+            total = torch.zeros((2, count), dtype=torch.float64, device=sums.device)
+            for sent in into:
+                theirs, theirs_bounds = wire.parts(sent, count)
+                units = self._spread(theirs_bounds, 1 / wire.SCALE, *self.owned)
+                total[0].add_(theirs.mul_(units))
+                total[1].add_(units)
+            total[1].mul_(wire.SCALE)
+            return total
+
+        return Swap(pieces, into, wire.SUM_BYTES * len(sums) + wire.BOUND_BYTES * len(bounds), finish)
+
+    def _spread(self, bounds: Tensor, factor: float, begin: int, end: int) -> Tensor:
+        """Of elements begin ... end - 1 of the result, the bounds times a factor; or of products, those multiplied."""
+        if self.plain:
+            return bounds * factor
+        rows, columns = self.part.sizes
+        left, right = torch.split(bounds, [rows.numel(), columns.numel()])
+        return self.part.errors((left * factor).view(rows.shape), right.view(columns.shape), begin, end)
 
     def _own(self) -> Sequence[Tensor]:
         """This worker's sums of the result's elements in order, and their sizes."""
-        part, factor = self.part, self.coefficient
-        assert factor is not None
-        sums, plain = part.in_order(part.sums), len(part.sizes) == 1
-        own = [sums, part.in_order(part.sizes[0])] if plain else [sums, *part.sizes]
+        part = self.part
+        sums = part.in_order(part.sums)
+        own = [sums, part.in_order(part.sizes[0])] if self.plain else [sums, *part.sizes]
         if self.tape is None:
             return own
+        assert self.roundings is not None
+        factor = coefficient(self.roundings)
 
         def within() -> Sequence[Tensor]:
             sizes = [2 * factor * size for size in own[1:]]
-            if plain:
+            if self.plain:
                 return [sizes[0], sizes[0]]
             rows, columns = (size.sqrt() for size in part.sizes)
             return [part.errors(rows.mul_(2 * factor), columns, 0, self.mine.numel), *sizes]
@@ -222,16 +253,9 @@ class _Sum:
 
     def decide(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """What this worker has of the result, and the numbers of the elements in it that FP64 does not decide."""
-        factor, count, part = self.coefficient, self.owned[1] - self.owned[0], self.part
-        assert factor is not None
-        c, sizes = total[:count], total[count:]
-        if len(part.sizes) == 1:
-            e = sizes.mul_(factor)
-        else:
-            rows, columns = part.sizes
-            sizes = sizes.sqrt_()
-            left, right = sizes[: rows.numel()].view(rows.shape), sizes[rows.numel() :].view(columns.shape)
-            e = part.errors(left.mul_(factor), right, *self.owned)
+        assert self.roundings is not None
+        c, bounds = total.unbind()
+        e = bounds.mul_(coefficient(self.roundings + wire.ROUNDINGS))
         del self.part
         result, undecided = decide(c, e, self.runner.pure.rounded)
         here = undecided.nonzero().view(-1)

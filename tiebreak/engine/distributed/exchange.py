@@ -171,7 +171,7 @@ class Collectives:
     def gather(self, shard: Tensor, split: Split) -> Swap:
         """A value of which each worker holds a shard becomes whole."""
         flat = shard.reshape(-1)
-        lengths = [split.outer * (end - begin) * split.inner for begin, end in self._shares(split.size)]
+        lengths = [split.outer * (end - begin) * split.inner for begin, end in self.shares(split.size)]
         found = self.empty((split.numel,), flat.dtype)
         pieces = torch.split(found, lengths)
 
@@ -196,15 +196,6 @@ class Collectives:
         self._swap([mine] * self.workers, torch.split(found, lengths))
         return found, lengths
 
-    def add_shares(self, parts: Sequence[Tensor], whole: Tensor, size: int, inner: int = 1) -> Swap:
-        """The sums over all workers of this worker's shares of `parts`, and of `whole`, one after the other.
-
-        parts: of size x inner elements each, 1-d. whole: 1-d, of the same dtype.
-        """
-        shares = [(begin * inner, end * inner) for begin, end in self._shares(size)]
-        pieces = [torch.cat([*(part[begin:end] for part in parts), whole]) for begin, end in shares]
-        return self.add(pieces, len(pieces[self.exchange.worker]), 8 * (len(parts) * size * inner + len(whole)))
-
     def add(self, pieces: Sequence[Tensor], count: int, size: int) -> Swap:
         """The sum of what comes: `count` numbers of the first worker, the second, and so on. size: `Swap.bytes`."""
         found = self.empty((self.workers, count), pieces[0].dtype)
@@ -221,7 +212,7 @@ class Collectives:
     def collect(self, shard: Tensor, split: Split) -> Tensor:
         """On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing."""
         flat, first = shard.reshape(-1), self.exchange.worker == 0
-        lengths = [(end - begin) * split.inner if first else 0 for begin, end in self._shares(split.size)]
+        lengths = [(end - begin) * split.inner if first else 0 for begin, end in self.shares(split.size)]
         found = self.empty((sum(lengths),), flat.dtype)
         self._swap([flat, *[flat[:0]] * (self.workers - 1)], torch.split(found, lengths))
         return found
@@ -250,5 +241,6 @@ class Collectives:
     def _swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         self.exchange.begin(pieces, into)()
 
-    def _shares(self, size: int) -> list[tuple[int, int]]:
+    def shares(self, size: int) -> list[tuple[int, int]]:
+        """The coordinates of a dim that each worker holds."""
         return [share(size, worker, self.workers) for worker in range(self.workers)]

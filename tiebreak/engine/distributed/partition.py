@@ -27,6 +27,7 @@ from typing import Final
 from tiebreak.engine.arithmetic.random import RandomFrom
 from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.distributed.layout import Split, along, cut, leading, localized, share
+from tiebreak.engine.distributed.wire import BOUND_BYTES, SUM_BYTES
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.isa import row_major as contiguous
@@ -175,7 +176,7 @@ class Partition:
             return False
         if not i.is_f32_sum or leading(i.shape, self.workers) is None or i.numel < LEAST:
             return True
-        added = i.numel * (8 if len(i.operands) == 2 else 16)
+        added = i.numel * (SUM_BYTES if len(i.operands) == 2 else SUM_BYTES + BOUND_BYTES)
         values = {i.operands[o].value for o in held} - self._whole
         gathered = sum(prod(self.program.body[v].shape) * self.program.body[v].dtype.size for v in values)
         return added <= gathered

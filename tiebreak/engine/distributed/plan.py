@@ -15,6 +15,7 @@ from tiebreak.engine.distributed.exchange import HEADER_BYTES
 from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
+from tiebreak.engine.distributed.wire import BOUND_BYTES, SUM_BYTES
 from tiebreak.engine.run.cost import Cost, cost_of
 from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
 
@@ -93,9 +94,8 @@ class Plan:
             if isinstance(unit[0], SharedSum) or (isinstance(unit[0], AllGather) and not reads_state(program, unit[0]))
         ]  # fmt: skip
 
-    @staticmethod
-    def _has_owners(unit: list[Instruction]) -> bool:
-        return any(isinstance(i, SharedSum) and not everywhere(i) for i in unit)
+    def _has_owners(self, unit: list[Instruction]) -> bool:
+        return any(isinstance(i, SharedSum) and not everywhere(i, self.workers) for i in unit)
 
     @cached_property
     def checkpoint(self) -> list[int]:
@@ -132,12 +132,12 @@ class Plan:
     def _sum(self, i: SharedSum, worker: int) -> Iterator[tuple[str, int]]:
         """As `tiebreak.engine.distributed.arithmetic` adds it, without what is undecided."""
         others, norms = self.workers - 1, plan_sum(i.mine, NO_LIMIT).norms(_CPU)
-        each = 1 if norms else 2
-        if everywhere(i):
-            yield SUMS, 8 * others * (each * i.mine.numel + norms)
+        each = SUM_BYTES if norms else SUM_BYTES + BOUND_BYTES
+        if everywhere(i, self.workers):
+            yield SUMS, others * (each * i.mine.numel + BOUND_BYTES * norms)
             return
         split = Split(1, i.mine.numel, 1) if i.split is None else i.split
-        yield SUMS, 8 * (each * (split.numel - _held(split, worker, self.workers)) + norms * others)
+        yield SUMS, each * (split.numel - _held(split, worker, self.workers)) + BOUND_BYTES * norms * others
         if i.split is None:
             yield ROUNDED, self._to_others(split, worker) * i.dtype.size
 
