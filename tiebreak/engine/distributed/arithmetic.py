@@ -15,6 +15,7 @@ gets the sums of all, adds them in the order of the workers, and so decides as e
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, groupby
 from typing import Final
 
 import torch
@@ -61,6 +62,7 @@ class SharedArithmetic(Arithmetic):
         self._flying: dict[int, Callable[[], Tensor]] = {}
         self._bytes = 0
         self._shared: dict[int, _Sum] = {}
+        self._messages: dict[int, _Message] = {}
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if self.chains is not None:  # fresh pages cost more than the way between two workers of one machine
@@ -93,17 +95,20 @@ class SharedArithmetic(Arithmetic):
         given = list(zip(instructions, operands, strict=True))
         sums = [(self._sum(i), read) for i, read in given if isinstance(i, SharedSum)]
         self._agree([each.begin(read) for each, read in sums])
-        swaps = [
-            self.collectives.gather(read[0], i.split) if isinstance(i, AllGather) else self._sum(i).swap()
-            for i, read in given
-        ]
-        found = self.collectives.run(swaps)
-        added = iter([x for (i, _), x in zip(given, found, strict=True) if isinstance(i, SharedSum)])
-        rounded = iter(self._round(sums, list(added)))
-        return [
-            (next(rounded) if isinstance(i, SharedSum) else x).view(i.shape)
-            for (i, _), x in zip(given, found, strict=True)
-        ]
+        swaps = [self.collectives.gather(read[0], i.split) for i, read in given if isinstance(i, AllGather)]
+        if not sums:
+            found = iter(self.collectives.run(swaps))
+            return [next(found).view(i.shape) for i in instructions]
+        message = self._message([each for each, _ in sums])
+        *whole, total = self.collectives.run([*swaps, message.swap()])
+        gathered, rounded = iter(whole), iter(self._round(sums, message.decide(total)))
+        return [next(rounded if isinstance(i, SharedSum) else gathered).view(i.shape) for i in instructions]
+
+    def _message(self, sums: Sequence["_Sum"]) -> "_Message":
+        key = id(sums[0])
+        if key not in self._messages:
+            self._messages[key] = _Message(sums, self.collectives)
+        return self._messages[key]
 
     def _sum(self, i: Instruction) -> "_Sum":
         if id(i) not in self._shared:
@@ -124,9 +129,8 @@ class SharedArithmetic(Arithmetic):
         for each, roundings in zip(new, worst, strict=True):
             each.roundings = roundings + self.collectives.workers
 
-    def _round(self, sums: Sequence[tuple["_Sum", Operands]], added: Sequence[Tensor]) -> list[Tensor]:
-        """The whole results, or shards of them, from what all workers' parts add up to."""
-        results = [each.decide(total) for (each, _), total in zip(sums, added, strict=True)]
+    def _round(self, sums: Sequence[tuple["_Sum", Operands]], results: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """The whole results, or shards of them, from those of each sum that FP64 decided, as for `_settle`."""
         self._settle(sums, results)
         scattered = [n for n, (each, _) in enumerate(sums) if each.whole and not each.everywhere]
         swaps = [self.collectives.gather(results[n][0], sums[n][0].split) for n in scattered]
@@ -182,57 +186,38 @@ class _Sum:
     def __init__(self, i: SharedSum, arithmetic: SharedArithmetic) -> None:
         self.instruction, self.mine, self.collectives = i, i.mine, arithmetic.collectives
         self.tape = arithmetic.tape
-        self._empty = arithmetic.collectives.empty
         self.plan: SumPlan = plan_sum(i.mine, NO_LIMIT)
         self.runner: SumRunner = arithmetic.runner(i.mine)
         self.counts = arithmetic.stats.of(self.plan.kind)
         self.whole = i.split is None
         self.split = Split(1, i.mine.numel, 1) if i.split is None else i.split
-        begin, end = share(self.split.size, arithmetic.exchange.worker, arithmetic.exchange.workers)
         self.everywhere = everywhere(i, arithmetic.exchange.workers)
-        self.owned = (0, i.mine.numel) if self.everywhere else (begin * self.split.inner, end * self.split.inner)
+        mine = self.share(arithmetic.exchange.worker)
+        self.owned = mine.start, mine.stop
         self.roundings: int | None = None
         """On a term's path, as all workers count them, with the additions of what they send."""
+
+    def share(self, worker: int) -> slice:
+        """The elements of the result that a worker decides."""
+        if self.everywhere:
+            return slice(0, self.mine.numel)
+        begin, end = share(self.split.size, worker, self.collectives.workers)
+        return slice(begin * self.split.inner, end * self.split.inner)
 
     def begin(self, operands: Operands) -> "_Sum":
         self.part = self.runner.partial(self.plan, operands)
         self.plain = len(self.part.sizes) == 1
         return self
 
-    def swap(self) -> Swap:
-        """The sums of what this worker has of the result, and bounds: FP64 (2, elements)."""
-        sums, *sizes = self._own()
-        bounds = torch.cat([_flat(wire.above(size if self.plain else size.sqrt())) for size in sizes])
-        coded = wire.integers(sums, self._spread(bounds.reciprocal(), wire.SCALE, 0, self.mine.numel))
-        if self.everywhere:
-            pieces = [wire.message(coded, bounds)] * self.collectives.workers
-        else:
-            shares = [slice(*(n * self.split.inner for n in each)) for each in self.collectives.shares(self.split.size)]
-            pieces = [wire.message(coded[own], bounds[own] if self.plain else bounds) for own in shares]
-        count = self.owned[1] - self.owned[0]
-        into = [self._empty(pieces[self.collectives.exchange.worker].shape, torch.uint8) for _ in pieces]
-
-        def finish() -> Tensor:
-            total = torch.zeros((2, count), dtype=torch.float64, device=sums.device)
-            for sent in into:
-                theirs, theirs_bounds = wire.parts(sent, count)
-                units = self._spread(theirs_bounds, 1 / wire.SCALE, *self.owned)
-                total[0].add_(theirs.mul_(units))
-                total[1].add_(units)
-            total[1].mul_(wire.SCALE)
-            return total
-
-        return Swap(pieces, into, wire.SUM_BYTES * len(sums) + wire.BOUND_BYTES * len(bounds), finish)
-
-    def _spread(self, bounds: Tensor, factor: float, begin: int, end: int) -> Tensor:
-        """Of elements begin ... end - 1 of the result, the bounds times a factor; or of products, those multiplied."""
+    def spread(self, bounds: Tensor, begin: int, end: int) -> Tensor:
+        """Of elements begin ... end - 1 of the result, the bounds; those of rows and columns are multiplied."""
         if self.plain:
-            return bounds * factor
+            return bounds
         rows, columns = self.part.sizes
         left, right = torch.split(bounds, [rows.numel(), columns.numel()])
-        return self.part.errors((left * factor).view(rows.shape), right.view(columns.shape), begin, end)
+        return self.part.errors(left.view(rows.shape), right.view(columns.shape), begin, end)
 
-    def _own(self) -> Sequence[Tensor]:
+    def own(self) -> Sequence[Tensor]:
         """This worker's sums of the result's elements in order, and their sizes."""
         part = self.part
         sums = part.in_order(part.sums)
@@ -251,20 +236,6 @@ class _Sum:
 
         return self.tape.own(own, within)
 
-    def decide(self, total: Tensor) -> tuple[Tensor, Tensor]:
-        """What this worker has of the result, and the numbers of the elements in it that FP64 does not decide."""
-        assert self.roundings is not None
-        c, bounds = total.unbind()
-        e = bounds.mul_(coefficient(self.roundings + wire.ROUNDINGS))
-        del self.part
-        result, undecided = decide(c, e, self.runner.pure.rounded)
-        here = undecided.nonzero().view(-1)
-        self.counts.elements += len(result)
-        self.counts.undecided += len(here)
-        usable = e[here].isfinite()
-        result[here[~usable]] = float("nan")
-        return result, here[usable]
-
     def among(self, told: Tensor, lengths: Sequence[int], begin: int) -> tuple[Tensor, list[int]]:
         """This sum's elements in the lists of all workers, and how many of them each worker owns."""
         its = (told >= begin) & (told < begin + self.mine.numel)
@@ -272,5 +243,82 @@ class _Sum:
         return told[its] - begin, columns
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1)
+class _Message:
+    """Several sums that are sent at once; as one, because most sums have few elements."""
+
+    def __init__(self, sums: Sequence[_Sum], collectives: Collectives) -> None:
+        self.sums, self.collectives = sums, collectives
+        mine = collectives.exchange.worker
+        self._shares = [[each.share(worker) for each in sums] for worker in range(collectives.workers)]
+        self._held = [share_.stop - share_.start for share_ in self._shares[mine]]
+        self._alike = all(each.everywhere for each in sums)
+
+    def swap(self) -> Swap:
+        """The sums of what this worker has of each result, and their bounds: FP64 (2, elements)."""
+        own = [each.own() for each in self.sums]
+        sizes = [
+            size if each.plain else size.sqrt() for each, (_, *of) in zip(self.sums, own, strict=True) for size in of
+        ]
+        flat = wire.above(torch.cat([size.reshape(-1) for size in sizes]))
+        lengths = [sum(size.numel() for size in of) for _, *of in own]
+        bounds = torch.split(flat, lengths)
+        inverse = torch.split(flat.reciprocal(), lengths)
+        spread = [each.spread(part, 0, each.mine.numel) for each, part in zip(self.sums, inverse, strict=True)]
+        coded = wire.integers(torch.cat([sums for sums, *_ in own]), torch.cat(spread).mul_(wire.SCALE))
+        if self._alike:
+            pieces = [wire.message(coded, flat)] * self.collectives.workers
+        else:
+            parts = list(zip(self.sums, torch.split(coded, [len(sums) for sums, *_ in own]), bounds, strict=True))
+            pieces = [self._piece(parts, shares) for shares in self._shares]
+        mine = pieces[self.collectives.exchange.worker]
+        into = [self.collectives.empty(mine.shape, torch.uint8) for _ in pieces]
+        size = wire.SUM_BYTES * len(coded) + wire.BOUND_BYTES * len(flat)
+        return Swap(pieces, into, size, lambda: self._total(into))
+
+    @staticmethod
+    def _piece(parts: Sequence[tuple[_Sum, Tensor, Tensor]], shares: Sequence[slice]) -> Tensor:
+        """What a worker gets that decides these shares."""
+        given = list(zip(parts, shares, strict=True))
+        bounds = [bounds[its] if each.plain else bounds for (each, _, bounds), its in given]
+        return wire.message(torch.cat([coded[its] for (_, coded, _), its in given]), torch.cat(bounds))
+
+    def _total(self, received: Sequence[Tensor]) -> Tensor:
+        held, device = self._held, received[0].device
+        total = torch.zeros((2, sum(held)), dtype=torch.float64, device=device)
+        lengths = [
+            count if each.plain else sum(size.numel() for size in each.part.sizes)
+            for each, count in zip(self.sums, held, strict=True)
+        ]
+        for sent in received:  # in the order of the workers
+            theirs, bounds = wire.parts(sent, sum(held))
+            split = zip(self.sums, torch.split(bounds, lengths), strict=True)
+            units = torch.cat([each.spread(part, *each.owned) for each, part in split])
+            total[1].add_(units)
+            total[0].add_(theirs.mul_(units.mul_(1 / wire.SCALE)))
+        return total
+
+    def decide(self, total: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What this worker has of each result, and the numbers of the elements in it that FP64 does not decide."""
+        bounds = torch.split(total[1], self._held)
+        for each, part in zip(self.sums, bounds, strict=True):
+            assert each.roundings is not None
+            part.mul_(coefficient(each.roundings + wire.ROUNDINGS))
+            del each.part
+        found: list[tuple[Tensor, Tensor]] = []
+        begin, every = 0, zip(self.sums, self._held, strict=True)
+        for rounded, group in groupby(every, key=lambda one: one[0].runner.pure.rounded):
+            sums, counts = zip(*group, strict=True)
+            c, e = total[:, begin : begin + sum(counts)].unbind()
+            begin += sum(counts)
+            result, undecided = decide(c, e, rounded)
+            open_ = undecided.nonzero().view(-1)
+            usable = e[open_].isfinite()
+            result[open_[~usable]] = float("nan")
+            ends = [*accumulate(counts)]
+            cuts = torch.searchsorted(open_, torch.tensor(ends, device=open_.device)).diff(prepend=open_.new_zeros(1))
+            places = zip(ends, torch.split(open_, lengths := cuts.tolist()), torch.split(usable, lengths), strict=True)
+            for each, own, (end, here, exactly) in zip(sums, torch.split(result, list(counts)), places, strict=True):
+                each.counts.elements += len(own)
+                each.counts.undecided += len(here)
+                found.append((own, here[exactly] - (end - len(own))))
+        return found

@@ -7,6 +7,9 @@ Sizes follow from how `tiebreak.engine.distributed.partition` divides a step, up
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tiebreak.engine.distributed.arithmetic import SMALL
+from tiebreak.engine.distributed.partition import LEAST
+from tiebreak.engine.distributed.wire import BOUND_BYTES, SUM_BYTES
 from tiebreak.sim.incentives.costs import Transformer, transformer_counts, transformer_near
 from tiebreak.sim.incentives.measured import cost
 
@@ -53,18 +56,28 @@ class Shares:
 
 
 def sent_features(model: Transformer, workers: int) -> dict[str, float]:
-    """weights: gathered before use. gradients: FP64 sums, or the operands of products where these are smaller.
+    """weights: gathered before use. gradients: their sums, or the operands of products where these are smaller.
 
-    tokens: rows for the embedding. small: sums of biases and norms, which every worker tells all others.
+    tokens: rows for the embedding. small: sums of biases and norms.
     """
     d, n, others = model.width, model.tokens, (workers - 1) / workers
     shapes = model.layers * [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)] + [(model.vocabulary, d)]
+    biases = model.layers * [3 * d, 4 * d, *6 * [d]]
     return {
         "weights": others * 4 * model.parameters,
-        "gradients": others * sum(min(8 * rows * columns, 4 * n * (rows + columns)) for rows, columns in shapes),
+        "gradients": others
+        * sum(min(SUM_BYTES * rows * columns, 4 * n * (rows + columns)) for rows, columns in shapes),
         "tokens": others * 4 * n * d,
-        "small": (workers - 1) * 16 * model.layers * 13 * d,
+        "small": sum(_sent_of_sum(size, workers) for size in biases),
     }
+
+
+def _sent_of_sum(size: int, workers: int) -> float:
+    """Of a sum over the batch: to all, or to owners, who tell the result if it is not held in shards."""
+    each = SUM_BYTES + BOUND_BYTES
+    if size < LEAST and size * (workers - 1) <= SMALL:
+        return float((workers - 1) * each * size)
+    return (workers - 1) / workers * (each if size >= LEAST else each + 4) * size
 
 
 def live_features(model: Transformer, workers: int) -> dict[str, float]:
