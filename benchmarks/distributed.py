@@ -55,18 +55,18 @@ def work(worker: int, workers: int, port: int, name: str, results: str) -> None:
     for turn in range(WARMUP + REPEATS[name]):
         for who, step in steps.items():
             dist.barrier()
-            sent, started = exchange.bytes_sent, time.perf_counter()
+            sent, messages, started = exchange.bytes_sent, exchange.exchanges, time.perf_counter()
             if step is not None:
                 step()
             if turn >= WARMUP:
                 seconds[who].append(time.perf_counter() - started)
             if who == EXACT:
-                moved = exchange.bytes_sent - sent
+                moved, begun = exchange.bytes_sent - sent, exchange.exchanges - messages
     dist.barrier()
     exchange.close()
     if first:
         parameters = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
-        found = {"moved": float(moved), "ddp": 8 * parameters * (workers - 1) / workers}
+        found = {"moved": float(moved), "messages": float(begun), "ddp": 8 * parameters * (workers - 1) / workers}
         found |= {who: statistics.median(times) for who, times in seconds.items()}
         Path(results).write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
@@ -86,6 +86,7 @@ def measure(name: str, workers: int, folder: Path) -> list[Row]:
             target=">= 1.7" if (name, workers) == ("gpt2", 2) else ""),
         Row(metric="one worker / all, eager DDP", case=case, value=found[EAGER] / found[DDP], unit="x"),
         Row(metric="bytes sent", case=case, value=found["moved"] / 1e6, unit="MB a step and worker"),
+        Row(metric="messages", case=case, value=found["messages"], unit="a step and worker"),
         Row(metric="bytes / ddp", case=case, value=found["moved"] / found["ddp"], unit="x", target="<= 1.55"),
     ]  # fmt: skip
 
