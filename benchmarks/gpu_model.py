@@ -14,10 +14,8 @@ from functools import cache
 from math import ceil, prod
 from pathlib import Path
 from typing import Any, Final
-from unittest import mock
 
 import click
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,12 +24,13 @@ from benchmarks.kernels import assemble
 from benchmarks.table import Row, placed, publish
 from tests.golden.models import SMALL, make_real_task
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.reduce import fused, kernels, plan_extreme, plan_sum
+from tiebreak.engine.arithmetic.reduce import fused, plan_extreme, plan_sum
 from tiebreak.engine.arithmetic.reduce.compiled import Tables
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, SourceKind
+from tiebreak.engine.run.worst import product
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 
 BANDWIDTHS: Final = {"H100": 3.35e12, "H200": 4.8e12}
@@ -46,10 +45,10 @@ CLOCK: Final = 1.98e9
 CLOCKS: Final = {"DMMA": 16.0, r"D(ADD|MUL|FMA)": 0.5, "F2F": 2.0, "": 0.25}
 """Of a multiprocessor for one instruction of a warp, by kind; kinds overlap, and each instruction is issued. DMMA has
 4,096 operations. FP64 additions: 64 a clock. Conversions to FP64: a guess, 16 a clock."""
-TRITON_LAUNCH, TORCH_LAUNCH, WAIT = 20e-6, 5e-6, 10e-6
-"""Seconds of the host for a launch, from Python, and for reading the length of a list. These are guesses."""
-UNDECIDED: Final = 1e-4
-"""The share of elements that Ziv's test leaves (docs/gpu.md)."""
+TRITON_LAUNCH, TORCH_LAUNCH = 20e-6, 5e-6
+"""Seconds of the host for a launch, from Python. These are guesses."""
+UNDECIDED: Final = {"contract": 1.4e-4, "batched": 2.6e-3, "add_up": 5e-2}
+"""The share of elements that Ziv's test left on GPT-2 on a CPU: of matrix products, batched ones, plain sums."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def loop_of(kernel: str) -> Loop:
             if target and labels.get(target[1], len(code)) < len(code) - 1:
                 loops.append((labels[target[1]], len(code)))
     begin, end = min(loops, key=lambda loop: loop[1] - loop[0])
-    warps = fused.OPTIONS["num_warps"]
+    warps = (fused.settling(1 << 12) if kernel == "settle" else fused.OPTIONS)["num_warps"]
 
     def clocks(lines: list[str]) -> float:
         return warps * max(n * sum(bool(re.match(kind, x)) for x in lines) for kind, n in CLOCKS.items())
@@ -113,26 +112,43 @@ def sums(i: Instruction, tables: Tables, spent: Spent) -> None:
     k, batches = tables.terms, len(tables.operands[0].batch) * tables.run_batch
     extreme = i.function in (ReduceFunction.MAX, ReduceFunction.ARGMAX)
     kernel = "find_greatest" if extreme else "contract" if tables.out else "add_up"
+    parts = add_kernel(kernel, tables, spent)
+    if extreme:
+        return
+    spent.add(0.0, 0.0, TORCH_LAUNCH)  # a list of length zero
+    if parts > 1:
+        spent.add(0.0, 8.0 * parts * (i.numel + sum(len(o.own) for o in tables.operands) * batches), TRITON_LAUNCH)
+    listed = round(UNDECIDED["batched" if tables.out and batches > 1 else kernel] * i.numel)
+    spent.add(settling_seconds(listed, k), 8.0 * k * listed, TRITON_LAUNCH)
+
+
+def add_kernel(kernel: str, tables: Tables, spent: Spent) -> int:
+    """Adds the first kernel of a sum, or of an extreme; returns the parts of its terms."""
+    k, batches = tables.terms, len(tables.operands[0].batch) * tables.run_batch
     options = fused.tile("cuda", 90) if tables.out else fused.lanes(tables)
     m, n = (len(tables.operands[o].own) if tables.out else 1 for o in (0, -1))
     tiles = ceil(batches / options["BLOCK_M"])
     if tables.out:
         tiles = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"])
     parts = max(1, min(ceil(4 * PROCESSORS / tiles), k // fused.FEWEST))
-    moved = 4.0 * sum(o.reach[1] - o.reach[0] + 1 for o in tables.operands) + i.dtype.size * i.numel
+    moved = 4.0 * (sum(o.reach[1] - o.reach[0] + 1 for o in tables.operands) + batches * m * n)
     spent.add(seconds_of(kernel, tiles * parts, ceil(ceil(k / parts) / options["BLOCK_K"])), moved, TRITON_LAUNCH)
-    if extreme:
-        return
-    around = operations_around()
-    count = around["parts" if parts > 1 else "sum"]
-    spent.add(0.0, 8.0 * i.numel * (parts + count) if parts > 1 else 0.0, count * TORCH_LAUNCH + WAIT, count)
-    listed = round(UNDECIDED * i.numel)
-    if listed:
-        cut = max(1, min(ceil(4 * PROCESSORS / listed), k // fused.FEWEST))
-        steps = ceil(ceil(k / cut) / fused.SETTLING["BLOCK_K"])
-        spent.add(seconds_of("add_digits", listed * cut, steps), 8.0 * k * listed, TRITON_LAUNCH)
-        spent.add(seconds_of("round_digits", listed / fused.ROUNDED["BLOCK"], 16), 256.0 * listed, TRITON_LAUNCH)
-        spent.add(0.0, 0.0, around["list"] * TORCH_LAUNCH, around["list"])
+    return parts
+
+
+def settling_seconds(listed: int, terms: int) -> float:
+    """Of so many elements in fixed point."""
+    options = fused.settling(terms)
+    return seconds_of("settle", ceil(listed / options["BLOCK_M"]), ceil(terms / options["BLOCK_K"]))
+
+
+def hostile(batches: int, m: int, k: int, n: int) -> float:
+    """How many times longer a product takes if all of its elements are undecided."""
+    i = product(batches, m, k, n).instruction
+    ordinary, tables = Spent(), plan_sum(i, 1 << 60).tables
+    assert tables is not None
+    add_kernel("contract", tables, ordinary)
+    return 1 + settling_seconds(i.numel, k) / ordinary.device(BANDWIDTHS["H100"])
 
 
 # ---- everything else ----
@@ -190,35 +206,6 @@ def count_others() -> dict[Kind, tuple[float, float]]:
     return {
         kind: (count / calls, moved / elements) for kind, (calls, elements, count, moved) in arithmetic.seen.items()
     }
-
-
-@cache
-def operations_around() -> dict[str, int]:
-    """Torch's operations beside Triton's kernels: of a sum, of one in parts, and what a list adds. The kernels rest."""
-    fills = length = 0
-
-    def idle(kernel: Any, _: int, *arguments: Any, **__: Any) -> None:
-        nonlocal fills
-        memory = dict(zip(kernel.arg_names, arguments, strict=False))
-        for name, value in (("found", length), ("listed", 0), ("sums", 0), ("errors", 1), ("sizes", 0)):
-            if isinstance(memory.get(name), Tensor):
-                memory[name].fill_(value)
-                fills += 1
-
-    found = []
-    changes: dict[str, Any] = {"launch": idle, "_kernels": lambda _: kernels, "target": lambda _: ("cuda", 90)}
-    with mock.patch.multiple(fused, **changes):
-        for k, listed in ((32, 0), (1 << 13, 0), (32, 1)):
-            length = listed
-            accesses = Access(0, 0, (k, 0, 1)), Access(1, 0, (0, k, 1))
-            i = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(8, 8), reduction=(k,), operands=accesses)
-            arithmetic, operands, fills = Arithmetic(), [torch.ones(8 * k)] * 2, 0
-            arithmetic.execute(i, operands, 0)  # plans
-            fills = 0
-            with Operations() as counted:
-                arithmetic.execute(i, operands, 0)
-            found.append(counted.count - fills)
-    return {"sum": found[0], "parts": found[1], "list": found[2] - found[0]}
 
 
 def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[Spent, Spent, int]:

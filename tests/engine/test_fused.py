@@ -31,7 +31,7 @@ def python(*arguments: str) -> str:
 def test_the_interpreter_agrees_with_integers(cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", "tests.engine.interpreted.sums", "fast"))
     assert found["alive"] == []
-    assert len(found["dead"]) == 13
+    assert len(found["dead"]) == 22
     assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 
@@ -76,17 +76,16 @@ def test_predictions_count_what_is_launched(cases: Callable[[int], None]) -> Non
         "p = compile_task(make_real_task('gpt2-small', steps=1)).program; s, r, f = predict(p, count_others()); "
         "least = sum(i.is_f32_sum for i in p.body if i.opcode == Opcode.REDUCE); "
         "print(json.dumps([f, cost_of(p).flops, len(s.kernels), least, r.launches, len(p.body), "
-        "loop_of('contract').step, s.device(1e6) - s.device(2e6), operations_around()]))"
+        "loop_of('contract').step, s.device(1e6) - s.device(2e6), hostile(16, 256, 64, 64)]))"
     )
     found = json.loads(python("-c", program))
-    flops, all_of_them, kernels, sums, launches, body, step, slower, around = found
+    flops, all_of_them, kernels, sums, launches, body, step, slower, factor = found
     assert 0 < flops < 2 * all_of_them
     assert kernels >= sums > 0
     assert launches > body / 2
     assert step == 8 * 4 * 16  # warps, matrix instructions, clocks: nothing else takes longer
     assert slower > 0
-    assert 0 < around["sum"] < around["parts"]
-    assert around["list"] > 0
+    assert factor > 10
     cases(kernels)
 
 
