@@ -9,13 +9,15 @@ count torch's operations and the bytes that these read and write, per element of
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil, prod
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import click
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,7 +28,9 @@ from tests.golden.models import SMALL, make_real_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.reduce import fused, plan_extreme, plan_sum
 from tiebreak.engine.arithmetic.reduce.compiled import Tables
+from tiebreak.engine.capture import step as capturing
 from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import Windows
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.worst import product
@@ -36,9 +40,13 @@ from tiebreak.protocol.program.program import Program
 BANDWIDTHS: Final = {"H100": 3.35e12, "H200": 4.8e12}
 """Bytes per second of the SXM modules' memory, as published. All else is the same chip."""
 WORKLOADS: Final = {
-    "ResNet-50, 16 x 32 x 32": "resnet-50",
-    "GPT-2 124M, 8 x 64": "gpt2-124m",
+    "ResNet-50, 16 x 32 x 32": ("resnet-50", 0),
+    "GPT-2 124M, 8 x 64": ("gpt2-124m", 64),
+    "GPT-2 124M, 8 x 1024": ("gpt2-124m", 1024),
 }
+"""Tasks by name, and the length of their texts."""
+HOSTILE: Final = ((1, 256, 512, 256), (1, 64, 4096, 64), (1, 8, 50_000, 8), (1, 256, 16, 256), (16, 64, 64, 64))
+"""Products (batches, m, k, n) of `tiebreak.engine.run.worst`."""
 PROCESSORS: Final = 132
 CLOCK: Final = 1.98e9
 """With 256 FP64 operations a clock in each multiprocessor's matrix units, this is the published 67 TFLOP/s."""
@@ -228,12 +236,25 @@ def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[
     return summed, rest, flops
 
 
+def captured(name: str, length: int) -> Program:
+    """A task's program. Capture's rehearsal, which takes the memory of a step in eager PyTorch, is left out."""
+    task = make_real_task(name, steps=1)
+    if length:
+        text, examples = (
+            torch.zeros(8 * length + 1, dtype=torch.int64),
+            Windows(name="text", length=length + 1, stride=length),
+        )
+        task = replace(task, data={"text": text}, batch=replace(task.batch, examples=examples))
+    with mock.patch.object(capturing, "examine", return_value=frozenset()):
+        return compile_task(task).program
+
+
 @click.command(help=__doc__)
 @placed
 def main(folder: Path) -> None:
     others, rows = count_others(), []
-    for name, task in WORKLOADS.items():
-        summed, rest, flops = predict(compile_task(make_real_task(task, steps=1)).program, others)
+    for name, workload in WORKLOADS.items():
+        summed, rest, flops = predict(captured(*workload), others)
         for gpu, bandwidth in BANDWIDTHS.items():
             times = [summed.device(bandwidth), rest.device(bandwidth), summed.host + rest.host]
             found = {
@@ -245,6 +266,12 @@ def main(folder: Path) -> None:
                 "sums at 67 TFLOP/s, ms": 1e3 * flops / 67e12,
             }
             rows += [Row(metric=metric, case=f"{gpu}: {name}", value=value, unit="") for metric, value in found.items()]
+    for batches, m, k, n in HOSTILE:
+        found = {"longer, if nothing is decided": hostile(batches, m, k, n)}
+        rows += [
+            Row(metric=metric, case=f"{batches} x {m} x {k} x {n}", value=value, unit="x")
+            for metric, value in found.items()
+        ]
     publish("gpu_model", rows, "predicted, not measured", folder=folder)
 
 

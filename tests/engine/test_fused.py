@@ -74,6 +74,7 @@ def test_predictions_count_what_is_launched(cases: Callable[[int], None]) -> Non
     program = (
         "from benchmarks.gpu_model import *; from tiebreak.engine.run.cost import cost_of; import json; "
         "p = compile_task(make_real_task('gpt2-small', steps=1)).program; s, r, f = predict(p, count_others()); "
+        "assert captured('gpt2-small', 0) == p; "
         "least = sum(i.is_f32_sum for i in p.body if i.opcode == Opcode.REDUCE); "
         "print(json.dumps([f, cost_of(p).flops, len(s.kernels), least, r.launches, len(p.body), "
         "loop_of('contract').step, s.device(1e6) - s.device(2e6), hostile(16, 256, 64, 64)]))"
