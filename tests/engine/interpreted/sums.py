@@ -303,6 +303,28 @@ def settles_by_one_program() -> int:
         return settles(5)
 
 
+def twice(*, left: int) -> int:
+    """Products of which nothing is decided at first, and all but so many are in doubled precision."""
+    ties = torch.zeros(2, 1504), torch.full((2, 1504), 0.9375)  # 1319 and a bit, and 2^-44 beside a middle
+    ties[0][:, :1500], ties[0][:, 1500:1503] = 0.9375, torch.tensor([1 - 2.0**-22, 2.0**-13, 2.0**-20])
+    ties[1][:, 1500:1503] = torch.tensor([1 - 2.0**-22, 0.5, 0.5])
+    rest = torch.zeros(2, 96), torch.ones(2, 96)  # 2^-80 beside a middle, lost between terms of 2^-23
+    rest[0][:, :2], rest[1][:, 1] = torch.tensor([1, 2.0**-12]), 2.0**-12
+    rest[0][:, 16], rest[0][:, 32], rest[0][:, 48] = 2.0**-23, 2.0**-80, -(2.0**-23)
+    near = torch.zeros(2, 40), torch.ones(2, 40)
+    near[0][:, :3] = torch.tensor([1, 2.0**-24, 2.0**-48])
+    arithmetic, ran = Arithmetic(), 0
+    with small(programs=1):
+        for pair in (ties, near, near[::-1], *((rest, rest[::-1]) if left else ())):
+            k = pair[0].shape[1]
+            i = sum_over((2, 2), (k,), Access(0, 0, (k, 0, 1)), Access(1, 0, (0, k, 1)))
+            ran += len(check(arithmetic, i, [x.reshape(-1) for x in pair]))
+    counts = arithmetic.stats.of("reduce.sum.products")
+    assert (counts.undecided, counts.undecided_twice) == (ran, left)
+    assert counts.double_rounded == 4 + left  # all but `near`, which FP64 holds
+    return ran
+
+
 def flushes() -> int:
     """Sums in fixed point whose lanes are flushed after every second term."""
     with mock.patch.object(kernels, "SAFE", type(kernels.SAFE)(2)):
@@ -380,6 +402,9 @@ MUTANTS: Mutants = {
     "everything is open": ((("~(high <= low)", "~(high < low)"),), leaves_nothing_open),
     "nothing is open": ((("~(high <= low)", "~(high >= low)"),), decides_hard_rows),
     "NaN is decided": ((("~(high <= low)", "(high > low)"),), decides_hard_rows),
+    "twice: sums without their errors": ((("low += error", "low += 0 * error"),), lambda: twice(left=0)),
+    "twice: the list goes on": ((("tl.load(found + 1))", "undecided)"),), lambda: twice(left=0)),
+    "twice: the rest has no error": ((("e = size * coefficient + ", "e = 0 * size + "),), lambda: twice(left=8)),
     "parts left out": ((("range(parts)", "range(1)"),), conforms_in_parts),
     "rows: squares of the last part": (
         (("size += tl.load(norms + i,", "size = tl.load(norms + i,"),),
@@ -393,9 +418,7 @@ MUTANTS: Mutants = {
     ),
     "slices that keep what was cut": ((("x -= shifted - shift", "x -= 0 * shift"),), lambda: settles(5)),
     "patterns of one step too few": ((("steps.to(tl.int64)", "(steps - 1).to(tl.int64)"),), lambda: settles(5)),
-    "one round of the list": ((("tl.num_programs(0) * BLOCK_M", "(count + 1)"),), settles_by_one_program),
-    "infinite terms settled": ((("< 2.0**256, finite, 0", "< 2.0**256, finite, 1"),), decides_hard_rows),
-    "nobody counts": (((" != value)", " > value)"),), settles_tails),
+    "nobody counts": ((("(good & (tl.load", "(~good & (tl.load"),), settles_tails),
     "no rest": ((("below < 0, -0.5", "below < 0, 0.0"),), settles_tails),
     "twice to nearest": ((("(bits & 1) == 0", "(bits & 1) == 2"),), settles_tails),
     "NaN by its pattern": ((("tl.where(x == x, order, 0x7FFFFFFF)", "order"),), lambda: extremes(20)),
@@ -403,13 +426,20 @@ MUTANTS: Mutants = {
     "halves up": ((("((bits >> drop) & 1) + ", "1 + "),), rounds_single_terms),
 }
 SLOW_MUTANTS: Mutants = {
+    "twice: squares of the columns' last step": ((("squares_y2 += y2", "squares_y2 = y2"),), lambda: twice(left=8)),
+    "one round of the list": ((("tl.num_programs(0) * BLOCK_M", "(count + 1)"),), settles_by_one_program),
+    "twice: no rest of columns": (
+        (("rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)", "rest += 0"),),
+        lambda: twice(left=0),
+    ),
+    "twice: squares of the last step": ((("squares_x2 += x2", "squares_x2 = x2"),), lambda: twice(left=8)),
     "digits of the last flush": (
         (("1 << 15)", "2)"), ("digits[2 * j] + tl", "tl"), ("digits[2 * j + 1] + tl", "tl")), lambda: settles(25),
     ),
     "plain slices too high": ((("if PAIRS else 3 ", "if PAIRS else 4 "),), lambda: settles(25)),
     "carries not rounded": (((" + (1 << 23)) >> 24", ") >> 24"),), lambda: settles(25)),
     "the last digit alone is the rest": ((("tl.where(last != 0, last, rest)", "last"),), settles_tails),
-    "to odd, away": ((("(left < 0), 1, -1", "(left < 0), 1, 1"),), settles_tails),
+    "to odd, away": ((("(t < 0), 1, -1", "(t < 0), 1, 1"),), settles_tails),
     "zeros with a sign": ((("x == 0, 0, ", "x != x, 0, "),), lambda: extremes(20)),
     "absolute terms of the last step": ((("size += tl.abs(x)", "size = tl.abs(x)"),), conforms),
     "only upwards": ((("round_to(c - e, PRECISION)", "round_to(c, PRECISION)"),), conforms),
@@ -442,6 +472,7 @@ def main() -> None:
             "long rows": decides_long_rows(),
             "parts": conforms_in_parts(),
             "flushes": flushes(),
+            "twice": twice(left=8),
         }
         if slow:
             ran |= {

@@ -36,6 +36,8 @@ ROOM: Final = 64
 """The room of the list of undecided elements, in addition to one in `DENSE`, under policy `logged`."""
 OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
 """Of Triton's compiler: no contraction, and so many warps that nothing is spilled on sm_80 and sm_90."""
+MANY: Final = 32
+"""If one element of a product in so many is undecided, all are computed again in doubled precision."""
 PARTS: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_warps": 4}
 """The block of `add_parts` and the compiler's options."""
 
@@ -63,6 +65,11 @@ def tile(backend: str, arch: int) -> dict[str, Any]:
     if backend == "hip":
         return {**blocks, "matrix_instr_nonkdim": 4}
     return {**blocks, "BLOCK_M": 32} if arch >= 100 else blocks
+
+
+def twice(options: dict[str, Any]) -> dict[str, Any]:
+    """The blocks of `contract_twice` and the compiler's options, by those of `contract`."""
+    return {**options, "BLOCK_M": min(32, options["BLOCK_M"])}
 
 
 def lanes(tables: Tables) -> dict[str, Any]:
@@ -186,7 +193,7 @@ def run_fused(
     factor = _up(factor if near is None else near.coefficient(factor))
     device, numel = read[0].device, prod(call.shape)
     out = torch.empty(instruction.shape, dtype=torch.float32, device=device)
-    found = torch.zeros(1, dtype=torch.int64, device=device)
+    found = torch.zeros(2, dtype=torch.int64, device=device)
     room = numel if near is None else numel // DENSE + ROOM
     listed = torch.empty(room, dtype=torch.int32 if numel < 1 << 31 else torch.int64, device=device)
     c, e = (None, None) if near is None else torch.empty((2, room), dtype=torch.float64, device=device)
@@ -202,15 +209,23 @@ def run_fused(
     else:
         call.launch(read, (*memory, None), factor, PRECISION=rounded.precision, LEAVE=False)
     if near is None:
-        _settle(tables, call, read, out, found, listed, counts.on(device), rounded)
+        counters, many = counts.on(device), 0
+        if call.matrix and call.parts == 1:
+            many, again = MANY, _up(coefficient(2 * tables.terms))
+            launch(
+                _kernel("contract_twice", device), programs(device), read[0], read[-1], *call.tables, out, found,
+                listed, counters, *call.numbers, numel, again, PRECISION=rounded.precision, MANY=many, FLUSH=FLUSH,
+                **twice(call.options),
+            )  # fmt: skip
+        _settle(tables, call, read, out, found, listed, counters, rounded, many)
         return out
-    if (count := int(found)) > room:
+    if (count := int(found[0])) > room:
         return None
     reading = _Listed(Terms(instruction, operands), call, listed[:count].to(torch.int64))
     values = torch.empty(count, dtype=torch.float32, device=device)
 
     def exactly(at: Tensor) -> Tensor:
-        _settle(tables, call, read, out, torch.tensor([len(at)], device=device), reading.listed[at], None, rounded)
+        _settle(tables, call, read, out, torch.tensor([len(at)], device=device), reading.listed[at], None, rounded, 0)
         return out.view(-1)[reading.places[at]]
 
     assert c is not None
@@ -226,7 +241,7 @@ def run_fused(
 
 def _settle(
     tables: Tables, call: _Call, read: Sequence[Tensor], out: Tensor, found: Tensor, listed: Tensor,
-    counters: Tensor | None, rounded: Round,
+    counters: Tensor | None, rounded: Round, many: int,
 ) -> None:  # fmt: skip
     """Writes the exact results of `found` listed elements, without waiting for anything."""
     t, (_, m, n) = call.tables, call.shape
@@ -236,7 +251,7 @@ def _settle(
     launch(
         _kernel("settle", out.device), programs(out.device), read[0], read[-1], *all_tables, out, found, listed,
         counters, m, n, *runs, tables.terms, out.numel(), MATRIX=call.matrix, PAIRS=len(read) > 1,
-        PRECISION=rounded.precision, **steps, **settling(tables.terms),
+        PRECISION=rounded.precision, MANY=many, **steps, **settling(tables.terms),
     )  # fmt: skip
 
 

@@ -9,7 +9,16 @@ roundings, one for each flush, and one for each part: `fused.py` computes e's co
 unit orders the terms of a flush does not matter, as long as each step is a correctly rounded FMA or addition. Squares
 of f32 are exact too; the sums of squares need no flush, because the proof allows them 2K + 8 roundings.
 
-**Exactly.** What Ziv's test leaves open is summed again in fixed point, without leaving the device. A term is a
+**Twice.** Where one element in `MANY` is undecided, a matrix product is computed again in doubled precision. Let 2^E
+be above all factors of a row, and q = 2^(E - 22). Each is cut into x1, the nearest multiple of q, at most 2^E, and x2,
+at most q / 2, both exact; so are the columns' y1 and y2, with q'. A sum of 2^8 products x1 y1 consists of multiples of
+q q' and is at most 2^52 q q', so in FP64 it is exact. K <= 2^30 terms are at most 2^22 such sums (FLUSH = 2^8), which
+TwoSum adds: its errors are multiples of q q' too, at most 2^21 q q' each and 2^43 q q' together, so they add exactly.
+The rest, x1 y2 + x2 y, is summed plainly: 2K products, exact in FP64, whose sizes add up to |x1| |y2| + |x2| |y| at
+most, by norms. How the three sums are joined and tested is proven for `doubled` in `ziv`. Where all x2 and y2 are zero,
+the result is exact.
+
+**Exactly.** What either test leaves open is summed again in fixed point, without leaving the device. A term is a
 multiple of 2^-298 below 2^256, and is cut from above into slices. With q = 2^(48 j - 298), S = 1.5 * 2^52 q and
 |x| < 2^51 q, S + x lies in the binade of S, whose ulp is q, so fl(x + S) is S + n q with n q nearest to x; n is the
 difference of its pattern, read as an integer, and that of S. What is left, x - n q, is exact and at most q / 2 =
@@ -191,6 +200,114 @@ def add_parts(
     finish(c, e, place, o, inside, out, found, room, listed, sums, errors, PRECISION)
 
 
+# ---- twice ----
+
+
+@triton.jit
+def two_sum(a, b):
+    """(s, t) with s = fl(a + b) and s + t = a + b."""
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+@triton.jit
+def to_odd(s, t):
+    """s + t, |t| <= ulp(s) / 2, rounded to FP64, to the neighbour with odd significand unless it is exact."""
+    bits = s.to(tl.int64, bitcast=True)
+    away = tl.where((s < 0) == (t < 0), 1, -1)
+    return tl.where((t != 0) & ((bits & 1) == 0), bits + away, bits).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def round_pair(s, t, PRECISION: tl.constexpr):
+    """RN(s + t) of any two FP64 numbers."""
+    high, low = two_sum(s, t)
+    return round_to(to_odd(high, low), PRECISION)
+
+
+@triton.jit
+def cutting(peak):
+    """1.5 * 2^(52 + E - 22) for the least E >= -126 with 2^E above some f32 sizes."""
+    exponent = (peak.to(tl.int32, bitcast=True) >> 23).to(tl.int64) - 126
+    return (((1023 + 52 - 22 + exponent) << 52) + (1 << 51)).to(tl.float64, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["elements"])
+def contract_twice(
+    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
+    out, found, listed, counters,
+    m, n, k, batches, elements, coefficient,
+    PRECISION: tl.constexpr, MANY: tl.constexpr, FLUSH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Does nothing if few of a product's elements are undecided. Else computes all again, in doubled precision.
+
+    found: how many the list had. The list begins anew with what this leaves undecided, whose number goes to found + 1.
+    Any number of programs share the tiles.
+    """
+    rows, columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tl.where(tl.load(found) * MANY < elements, 0, batches * rows * columns)
+    t, differ = tl.arange(0, BLOCK_K), tl.zeros((BLOCK_M,), tl.int64)
+    for task in range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0)):
+        tile_n, tile_m, batch = task % columns, task // columns % rows, task // (columns * rows)
+        i, j = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        in_m, in_n = i < m, j < n
+        row = a + tl.load(a_batch + batch) + tl.load(a_m + i, mask=in_m, other=0)
+        column = b + tl.load(b_batch + batch) + tl.load(b_n + j, mask=in_n, other=0)
+        peak_a, peak_b = tl.zeros((BLOCK_M, BLOCK_K), tl.float32), tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+        for at in range(0, k, BLOCK_K):
+            in_k = at + t < k
+            left = row[:, None] + tl.load(a_k + at + t, mask=in_k, other=0)[None, :]
+            right = column[None, :] + tl.load(b_k + at + t, mask=in_k, other=0)[:, None]
+            x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0)
+            y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0)
+            peak_a, peak_b = tl.maximum(peak_a, tl.abs(x)), tl.maximum(peak_b, tl.abs(y))
+        cut_a, cut_b = cutting(tl.max(peak_a, 1))[:, None], cutting(tl.max(peak_b, 0))[None, :]
+
+        high, low = tl.zeros((BLOCK_M, BLOCK_N), tl.float64), tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+        rest = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+        squares_x1, squares_x2 = tl.zeros((BLOCK_M, BLOCK_K), tl.float64), tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
+        squares_y, squares_y2 = tl.zeros((BLOCK_K, BLOCK_N), tl.float64), tl.zeros((BLOCK_K, BLOCK_N), tl.float64)
+        for first in range(0, k, FLUSH):
+            c = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+            for at in range(first, tl.minimum(first + FLUSH, k), BLOCK_K):
+                in_k = at + t < k
+                left = row[:, None] + tl.load(a_k + at + t, mask=in_k, other=0)[None, :]
+                right = column[None, :] + tl.load(b_k + at + t, mask=in_k, other=0)[:, None]
+                x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.float64)
+                y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0).to(tl.float64)
+                x1, y1 = (x + cut_a) - cut_a, (y + cut_b) - cut_b
+                x2, y2 = x - x1, y - y1
+                squares_x1 += x1 * x1
+                squares_x2 += x2 * x2
+                squares_y += y * y
+                squares_y2 += y2 * y2
+                c = tl.dot(x1, y1, c, out_dtype=tl.float64)
+                rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)
+                rest = tl.dot(x2, y, rest, out_dtype=tl.float64)
+            high, error = two_sum(high, c)
+            low += error
+
+        size = tl.sqrt(tl.sum(squares_x1, 1))[:, None] * tl.sqrt(tl.sum(squares_y2, 0))[None, :]
+        size += tl.sqrt(tl.sum(squares_x2, 1))[:, None] * tl.sqrt(tl.sum(squares_y, 0))[None, :]
+        s, tail = two_sum(high, low)
+        tail += rest
+        e = size * coefficient + tl.where(size > 0, tl.abs(tail) * 2.0**-51, 0.0)
+        below, above = round_pair(s, tail - e, PRECISION), round_pair(s, tail + e, PRECISION)
+        inside = in_m[:, None] & in_n[None, :]
+        to_m, to_n = tl.load(out_m + i, mask=in_m, other=0), tl.load(out_n + j, mask=in_n, other=0)
+        place = tl.load(out_batch + batch) + to_m[:, None] + to_n[None, :]
+        decided = inside & (above <= below) & (size == size)
+        value = tl.where(above == 0, 0.0, above)
+        differ += tl.sum((decided & (tl.load(out + place, mask=inside, other=0.0) != value)).to(tl.int64), 1)
+        tl.store(out + place, value, mask=decided)
+        at = tl.atomic_add(found + 1 + tl.zeros_like(place), 1, mask=inside & ~decided)
+        tl.store(listed + at, (batch * m + i[:, None]) * n + j[None, :], mask=inside & ~decided)
+    if tl.program_id(0) < tiles:
+        tl.atomic_add(counters + 3, tl.sum(differ, 0))
+
+
 # ---- exactly ----
 
 SAFE: tl.constexpr = tl.constexpr(1 << 15)
@@ -247,12 +364,8 @@ def round_digits(digits, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: t
         last = digit
     half = tl.where(below < 0, -0.5, tl.where(below > 0, 0.5, 0.0)).to(tl.float64)
     s, x = top.to(tl.float64) * 2.0**48, under.to(tl.float64) + half
-    h = s + x
-    v = h - s
-    left = (s - (h - v)) + (x - v)
-    bits = h.to(tl.int64, bitcast=True)
-    away = tl.where((h < 0) == (left < 0), 1, -1)
-    odd = tl.where((left != 0) & ((bits & 1) == 0), bits + away, bits).to(tl.float64, bitcast=True)
+    h, left = two_sum(s, x)
+    odd = to_odd(h, left)
     unit = ((48 * place + (1023 - 298 - 48)) << 52).to(tl.float64, bitcast=True)
     return round_to(odd * unit, PRECISION) + 0.0
 
@@ -263,16 +376,18 @@ def settle(
     out, found, listed, counters,
     m, n, run_batch, run_k, k, elements,
     MATRIX: tl.constexpr, PAIRS: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, MANY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Writes the exact results of the `found` elements that are listed; NaN where a term is not finite.
 
     Any number of programs share the list. counters: elements of the result (`elements` are added), listed ones, those
-    with finite terms, and of these those that were rounded otherwise from C; or null.
+    with finite terms, and of these those that were rounded otherwise from C; or null. MANY: that of `contract_twice`,
+    which has listed anew where it was due, or 0.
     """
     first_slice: tl.constexpr = 0 if PAIRS else 3  # a plain term is a multiple of 2^-149, below 2^128
     slices: tl.constexpr = 12 if PAIRS else 6
-    count, lane, t = tl.load(found), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    undecided, lane, t = tl.load(found), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    count = tl.where(undecided * MANY < elements, undecided, tl.load(found + 1))  # with MANY = 0 the first
     exact, differ = tl.zeros((BLOCK_M,), tl.int64), tl.zeros((BLOCK_M,), tl.int64)
     for first in range(tl.program_id(0) * BLOCK_M, count, tl.num_programs(0) * BLOCK_M):
         inside = first + lane < count
@@ -312,7 +427,7 @@ def settle(
     if counters is not None:
         if tl.program_id(0) == 0:
             tl.atomic_add(counters, elements)
-            tl.atomic_add(counters + 1, count)
+            tl.atomic_add(counters + 1, undecided)
         if tl.program_id(0) * BLOCK_M < count:
             tl.atomic_add(counters + 2, tl.sum(exact, 0))
             tl.atomic_add(counters + 3, tl.sum(differ, 0))
