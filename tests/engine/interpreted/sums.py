@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, random_reduction, sum_over
 from tests.engine.interpreted import Mutants, killed, patch_index
@@ -325,6 +326,31 @@ def twice(*, left: int) -> int:
     return ran
 
 
+class _Reads(TorchDispatchMode):
+    """Refuses operations whose result the host waits for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = any(name in str(func) for name in ("local_scalar", "nonzero", "unique", "masked_select", "index.Tensor"))
+        assert not read, f"expected no read by the host, got {func}"
+        return func(*args, **(kwargs or {}))
+
+
+def waits_for_nothing() -> int:
+    """Sums with undecided elements, in parts or not, and their counts, leave the host nothing to read."""
+    ran = 0
+    for k in (40, 256):
+        for strides in (((k, 0, 1), (0, k, 1)), ((2 * k, k, 1),)):
+            i = sum_over((2, 2), (k,), *(Access(o, 0, each) for o, each in enumerate(strides)))
+            x = torch.zeros(4, k)
+            x[:, :3] = torch.tensor([1, 2.0**-24, 2.0**-80])
+            arithmetic = Arithmetic()
+            with _Reads():
+                arithmetic.execute(i, [x.view(-1), torch.ones(4 * k)][: len(strides)], 0)
+            ran += sum(counts.undecided for counts in arithmetic.stats.kinds.values())
+    assert ran == 16
+    return ran
+
+
 def flushes() -> int:
     """Sums in fixed point whose lanes are flushed after every second term."""
     with mock.patch.object(kernels, "SAFE", type(kernels.SAFE)(2)):
@@ -473,6 +499,7 @@ def main() -> None:
             "parts": conforms_in_parts(),
             "flushes": flushes(),
             "twice": twice(left=8),
+            "no reads": waits_for_nothing(),
         }
         if slow:
             ran |= {
