@@ -444,6 +444,7 @@ MUTANTS: Mutants = {
     ),
     "slices that keep what was cut": ((("x -= shifted - shift", "x -= 0 * shift"),), lambda: settles(5)),
     "patterns of one step too few": ((("steps.to(tl.int64)", "(steps - 1).to(tl.int64)"),), lambda: settles(5)),
+    "infinite terms settled": ((("< 2.0**256, finite, 0", "< 2.0**256, finite, 1"),), decides_hard_rows),
     "nobody counts": ((("(good & (tl.load", "(~good & (tl.load"),), settles_tails),
     "no rest": ((("below < 0, -0.5", "below < 0, 0.0"),), settles_tails),
     "twice to nearest": ((("(bits & 1) == 0", "(bits & 1) == 2"),), settles_tails),
