@@ -63,9 +63,10 @@ def test_a_launch_compiles(cases: Callable[[int], None]) -> None:
 def test_contraction_is_seen() -> None:
     program = (
         "from benchmarks.kernels import MATRIX, assemble, faults; "
-        "print([len(faults(assemble(name, 'contract', 32, enable_fp_fusion=True))) for name in (*MATRIX, 'sm_100')])"
+        "print([len(faults(assemble(name, kernel, 32, enable_fp_fusion=True))) "
+        "for kernel in ('contract', 'contract_twice', 'settle') for name in (*MATRIX, 'sm_100')])"
     )
-    assert python("-c", program) == "[3, 3, 3]"
+    assert python("-c", program) == "[4, 4, 4, 4, 4, 4, 5, 5, 5]"
 
 
 @pytest.mark.slow
