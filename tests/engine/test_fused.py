@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tiebreak.engine.arithmetic.reduce import fused
+from tiebreak.engine.arithmetic.stats import Counts
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, of the extra gpu")
@@ -106,3 +107,13 @@ def test_devices_that_have_no_kernels() -> None:
     assert fused._up(0.0) == 0.0
     for x in (1.0, 0.1, 3 * 2.0**-53 * (1 + 2.0**-16)):
         assert x <= fused._up(x) <= x * (1 + 2.0**-23)
+
+
+def test_counts_are_kept_on_both_sides() -> None:
+    counts = Counts()
+    counts.undecided += 2
+    counts.on(torch.device("cpu")).add_(torch.tensor([1, 2, 3, 4]))
+    counts.undecided += 1
+    counts.on(torch.device("cpu")).add_(torch.tensor([1, 2, 3, 4]))
+    found = counts.elements, counts.undecided, counts.undecided_twice, counts.double_rounded
+    assert found == (2, 7, 6, 8)
