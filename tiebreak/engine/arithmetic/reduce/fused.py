@@ -196,47 +196,57 @@ def run_fused(
     found = torch.zeros(2, dtype=torch.int64, device=device)
     room = numel if near is None else numel // DENSE + ROOM
     listed = torch.empty(room, dtype=torch.int32 if numel < 1 << 31 else torch.int64, device=device)
-    c, e = (None, None) if near is None else torch.empty((2, room), dtype=torch.float64, device=device)
+    c, e = [None] * 2 if near is None else torch.empty((2, room), dtype=torch.float64, device=device)
     memory = out, found, room, listed, c, e
     if call.parts > 1:
-        left = _leave(call, read)
-        matrix = call.tables[-3:] if call.matrix else call.tables[:3]
-        batches, m, n = call.shape
-        launch(
-            _kernel("add_parts", device), ceil(numel / PARTS["BLOCK"]), *left, *matrix, *memory, m, n, batches,
-            call.parts, factor, MATRIX=call.matrix, PRECISION=rounded.precision, **PARTS,
-        )  # fmt: skip
+        _join(call, _leave(call, read), memory, factor, rounded)
     else:
         call.launch(read, (*memory, None), factor, PRECISION=rounded.precision, LEAVE=False)
-    if near is None:
-        counters, many = counts.on(device), 0
-        if call.matrix and call.parts == 1:
-            many, again = MANY, _up(coefficient(2 * tables.terms))
-            launch(
-                _kernel("contract_twice", device), programs(device), read[0], read[-1], *call.tables, out, found,
-                listed, counters, *call.numbers, numel, again, PRECISION=rounded.precision, MANY=many, FLUSH=FLUSH,
-                **twice(call.options),
-            )  # fmt: skip
-        _settle(tables, call, read, out, found, listed, counters, rounded, many)
+    if near is not None and c is not None and e is not None:
+        if (count := int(found[0])) > room:
+            return None
+        reading = _Listed(Terms(instruction, operands), call, listed[:count].to(torch.int64))
+        _settle_or_report(tables, reading, read, out, c[:count], e, Settler(rounded, counts, near))
         return out
-    if (count := int(found[0])) > room:
-        return None
-    reading = _Listed(Terms(instruction, operands), call, listed[:count].to(torch.int64))
-    values = torch.empty(count, dtype=torch.float32, device=device)
+    counters, many = counts.on(device), 0
+    if call.matrix and call.parts == 1:
+        many, again = MANY, _up(coefficient(2 * tables.terms))
+        launch(
+            _kernel("contract_twice", device), programs(device), read[0], read[-1], *call.tables, out, found, listed,
+            counters, *call.numbers, numel, again, PRECISION=rounded.precision, MANY=many, FLUSH=FLUSH,
+            **twice(call.options),
+        )  # fmt: skip
+    _settle(tables, call, read, out, found, listed, counters, rounded, many)
+    return out
+
+
+def _join(call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float, rounded: Round) -> None:
+    """Adds the parts, tests and rounds; memory: out, found, room, listed, sums and errors."""
+    numel, (batches, m, n) = prod(call.shape), call.shape
+    launch(
+        _kernel("add_parts", left[0].device), ceil(numel / PARTS["BLOCK"]), *left, *call.tables[-3:], *memory, m, n,
+        batches, call.parts, factor, MATRIX=call.matrix, PRECISION=rounded.precision, **PARTS,
+    )  # fmt: skip
+
+
+def _settle_or_report(
+    tables: Tables, reading: "_Listed", read: Sequence[Tensor], out: Tensor, c: Tensor, e: Tensor, settler: Settler
+) -> None:
+    """Under policy `logged`: writes the exact results of listed elements, or reports those that may stay open."""
+    listed, places, rounded = reading.listed, reading.places, settler.rounded
+    values = torch.empty(len(c), dtype=torch.float32, device=out.device)
 
     def exactly(at: Tensor) -> Tensor:
-        _settle(tables, call, read, out, torch.tensor([len(at)], device=device), reading.listed[at], None, rounded, 0)
-        return out.view(-1)[reading.places[at]]
+        found = torch.tensor([len(at)], device=out.device)
+        _settle(tables, reading.call, read, out, found, listed[at], None, rounded, 0)
+        return out.view(-1)[places[at]]
 
-    assert c is not None
-    assert e is not None
-    Settler(rounded, counts, near).settle(
-        values, torch.ones(count, dtype=torch.bool, device=device), c[:count], e.__getitem__, reading,
-        places=lambda at: (reading.places[at].cpu().numpy(), np.arange(len(at))), count=reading.terms,
-        exactly=exactly, among=numel,
+    settler.settle(
+        values, torch.ones(len(c), dtype=torch.bool, device=out.device), c, e.__getitem__, reading,
+        places=lambda at: (places[at].cpu().numpy(), np.arange(len(at))), count=reading.terms, exactly=exactly,
+        among=out.numel(),
     )  # fmt: skip
-    out.view(-1)[reading.places] = values
-    return out
+    out.view(-1)[places] = values
 
 
 def _settle(
