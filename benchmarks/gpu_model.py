@@ -9,7 +9,7 @@ count torch's operations and the bytes that these read and write, per element of
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil, prod
 from pathlib import Path
@@ -26,35 +26,44 @@ from benchmarks.kernels import assemble
 from benchmarks.table import Row, placed, publish
 from tests.golden.models import SMALL, make_real_task
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.reduce import fused, kernels, plan_extreme, plan_sum
+from tiebreak.engine.arithmetic.reduce import fused, plan_extreme, plan_sum
 from tiebreak.engine.arithmetic.reduce.compiled import Tables
+from tiebreak.engine.capture import step as capturing
 from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import Windows
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, SourceKind
+from tiebreak.engine.run.worst import product
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 
 BANDWIDTHS: Final = {"H100": 3.35e12, "H200": 4.8e12}
 """Bytes per second of the SXM modules' memory, as published. All else is the same chip."""
 WORKLOADS: Final = {
-    "ResNet-50, 16 x 32 x 32": "resnet-50",
-    "GPT-2 124M, 8 x 64": "gpt2-124m",
+    "ResNet-50, 16 x 32 x 32": ("resnet-50", 0),
+    "GPT-2 124M, 8 x 64": ("gpt2-124m", 64),
+    "GPT-2 124M, 8 x 1024": ("gpt2-124m", 1024),
 }
+"""Tasks by name, and the length of their texts."""
+HOSTILE: Final = (
+    (1, 256, 512, 256), (1, 64, 4096, 64), (1, 8, 50_000, 8), (1, 256, 16, 256), (16, 64, 64, 64), (1, 4096, 768, 3072),
+)  # fmt: skip
+"""Products (batches, m, k, n) of `tiebreak.engine.run.worst`, and one that fills a GPU."""
 PROCESSORS: Final = 132
 CLOCK: Final = 1.98e9
 """With 256 FP64 operations a clock in each multiprocessor's matrix units, this is the published 67 TFLOP/s."""
 CLOCKS: Final = {"DMMA": 16.0, r"D(ADD|MUL|FMA)": 0.5, "F2F": 2.0, "": 0.25}
 """Of a multiprocessor for one instruction of a warp, by kind; kinds overlap, and each instruction is issued. DMMA has
 4,096 operations. FP64 additions: 64 a clock. Conversions to FP64: a guess, 16 a clock."""
-TRITON_LAUNCH, TORCH_LAUNCH, WAIT = 20e-6, 5e-6, 10e-6
-"""Seconds of the host for a launch, from Python, and for reading the length of a list. These are guesses."""
-UNDECIDED: Final = 1e-4
-"""The share of elements that Ziv's test leaves (docs/gpu.md)."""
+TRITON_LAUNCH, TORCH_LAUNCH = 20e-6, 5e-6
+"""Seconds of the host for a launch, from Python. These are guesses."""
+UNDECIDED: Final = {"contract": 1.4e-4, "batched": 2.6e-3, "add_up": 5e-2}
+"""The share of elements that Ziv's test left on GPT-2 on a CPU: of matrix products, batched ones, plain sums."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A kernel's machine code: clocks of one step of its innermost loop, and of the rest once, for all warps."""
+    """A kernel's machine code: clocks of one step of its innermost loops, and of the rest once, for all warps."""
 
     step: float
     rest: float
@@ -74,13 +83,14 @@ def loop_of(kernel: str) -> Loop:
             target = re.match(r"BRA.*`\((\.L_x_\d+)\)", found[1])
             if target and labels.get(target[1], len(code)) < len(code) - 1:
                 loops.append((labels[target[1]], len(code)))
-    begin, end = min(loops, key=lambda loop: loop[1] - loop[0])
-    warps = fused.OPTIONS["num_warps"]
+    inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
+    rest = [line for at, line in enumerate(code) if not any(begin <= at < end for begin, end in inner)]
+    warps = (fused.settling(1 << 12) if kernel == "settle" else fused.OPTIONS)["num_warps"]
 
     def clocks(lines: list[str]) -> float:
         return warps * max(n * sum(bool(re.match(kind, x)) for x in lines) for kind, n in CLOCKS.items())
 
-    return Loop(clocks(code[begin:end]), clocks(code[:begin] + code[end:]))
+    return Loop(sum(clocks(code[begin:end]) for begin, end in inner), clocks(rest))
 
 
 @dataclass
@@ -113,26 +123,49 @@ def sums(i: Instruction, tables: Tables, spent: Spent) -> None:
     k, batches = tables.terms, len(tables.operands[0].batch) * tables.run_batch
     extreme = i.function in (ReduceFunction.MAX, ReduceFunction.ARGMAX)
     kernel = "find_greatest" if extreme else "contract" if tables.out else "add_up"
+    parts = add_kernel(kernel, tables, spent)
+    if extreme:
+        return
+    spent.add(0.0, 0.0, TORCH_LAUNCH)  # a list of length zero
+    if parts > 1:
+        spent.add(0.0, 8.0 * parts * (i.numel + sum(len(o.own) for o in tables.operands) * batches), TRITON_LAUNCH)
+    listed = round(UNDECIDED["batched" if tables.out and batches > 1 else kernel] * i.numel)
+    spent.add(settling_seconds(listed, k), 8.0 * k * listed, TRITON_LAUNCH)
+    if tables.out and parts == 1:
+        spent.add(0.0, 0.0, TRITON_LAUNCH)  # finds that little is undecided
+
+
+def add_kernel(kernel: str, tables: Tables, spent: Spent) -> int:
+    """Adds the first kernel of a sum, or of an extreme; returns the parts of its terms."""
+    k, batches = tables.terms, len(tables.operands[0].batch) * tables.run_batch
     options = fused.tile("cuda", 90) if tables.out else fused.lanes(tables)
     m, n = (len(tables.operands[o].own) if tables.out else 1 for o in (0, -1))
     tiles = ceil(batches / options["BLOCK_M"])
     if tables.out:
         tiles = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"])
     parts = max(1, min(ceil(4 * PROCESSORS / tiles), k // fused.FEWEST))
-    moved = 4.0 * sum(o.reach[1] - o.reach[0] + 1 for o in tables.operands) + i.dtype.size * i.numel
+    moved = 4.0 * (sum(o.reach[1] - o.reach[0] + 1 for o in tables.operands) + batches * m * n)
     spent.add(seconds_of(kernel, tiles * parts, ceil(ceil(k / parts) / options["BLOCK_K"])), moved, TRITON_LAUNCH)
-    if extreme:
-        return
-    around = operations_around()
-    count = around["parts" if parts > 1 else "sum"]
-    spent.add(0.0, 8.0 * i.numel * (parts + count) if parts > 1 else 0.0, count * TORCH_LAUNCH + WAIT, count)
-    listed = round(UNDECIDED * i.numel)
-    if listed:
-        cut = max(1, min(ceil(4 * PROCESSORS / listed), k // fused.FEWEST))
-        steps = ceil(ceil(k / cut) / fused.SETTLING["BLOCK_K"])
-        spent.add(seconds_of("add_digits", listed * cut, steps), 8.0 * k * listed, TRITON_LAUNCH)
-        spent.add(seconds_of("round_digits", listed / fused.ROUNDED["BLOCK"], 16), 256.0 * listed, TRITON_LAUNCH)
-        spent.add(0.0, 0.0, around["list"] * TORCH_LAUNCH, around["list"])
+    return parts
+
+
+def settling_seconds(listed: int, terms: int) -> float:
+    """Of so many elements in fixed point."""
+    options = fused.settling(terms)
+    return seconds_of("settle", ceil(listed / options["BLOCK_M"]), ceil(terms / options["BLOCK_K"]))
+
+
+def hostile(batches: int, m: int, k: int, n: int) -> tuple[float, float]:
+    """How many times longer a product takes if FP64 decides nothing: doubled precision does all of it, or nothing."""
+    i = product(batches, m, k, n).instruction
+    ordinary, tables, again = Spent(), plan_sum(i, 1 << 60).tables, 0.0
+    assert tables is not None
+    if add_kernel("contract", tables, ordinary) == 1:
+        blocks = fused.twice(fused.tile("cuda", 90))
+        tiles = batches * ceil(m / blocks["BLOCK_M"]) * ceil(n / blocks["BLOCK_N"])
+        again = seconds_of("contract_twice", tiles, ceil(k / blocks["BLOCK_K"]))
+    whole, exactly = ordinary.device(BANDWIDTHS["H100"]), settling_seconds(i.numel, k)
+    return 1 + (again or exactly) / whole, 1 + (again + exactly) / whole
 
 
 # ---- everything else ----
@@ -192,35 +225,6 @@ def count_others() -> dict[Kind, tuple[float, float]]:
     }
 
 
-@cache
-def operations_around() -> dict[str, int]:
-    """Torch's operations beside Triton's kernels: of a sum, of one in parts, and what a list adds. The kernels rest."""
-    fills = length = 0
-
-    def idle(kernel: Any, _: int, *arguments: Any, **__: Any) -> None:
-        nonlocal fills
-        memory = dict(zip(kernel.arg_names, arguments, strict=False))
-        for name, value in (("found", length), ("listed", 0), ("sums", 0), ("errors", 1), ("sizes", 0)):
-            if isinstance(memory.get(name), Tensor):
-                memory[name].fill_(value)
-                fills += 1
-
-    found = []
-    changes: dict[str, Any] = {"launch": idle, "_kernels": lambda _: kernels, "target": lambda _: ("cuda", 90)}
-    with mock.patch.multiple(fused, **changes):
-        for k, listed in ((32, 0), (1 << 13, 0), (32, 1)):
-            length = listed
-            accesses = Access(0, 0, (k, 0, 1)), Access(1, 0, (0, k, 1))
-            i = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(8, 8), reduction=(k,), operands=accesses)
-            arithmetic, operands, fills = Arithmetic(), [torch.ones(8 * k)] * 2, 0
-            arithmetic.execute(i, operands, 0)  # plans
-            fills = 0
-            with Operations() as counted:
-                arithmetic.execute(i, operands, 0)
-            found.append(counted.count - fills)
-    return {"sum": found[0], "parts": found[1], "list": found[2] - found[0]}
-
-
 def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[Spent, Spent, int]:
     """What sums and extremes take, what everything else does, and the FP64 operations of sums; raises KeyError."""
     summed, rest, flops = Spent(), Spent(), 0
@@ -241,12 +245,25 @@ def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[
     return summed, rest, flops
 
 
+def captured(name: str, length: int) -> Program:
+    """A task's program. Capture's rehearsal, which takes the memory of a step in eager PyTorch, is left out."""
+    task = make_real_task(name, steps=1)
+    if length:
+        text, examples = (
+            torch.zeros(8 * length + 1, dtype=torch.int64),
+            Windows(name="text", length=length + 1, stride=length),
+        )
+        task = replace(task, data={"text": text}, batch=replace(task.batch, examples=examples))
+    with mock.patch.object(capturing, "examine", return_value=frozenset()):
+        return compile_task(task).program
+
+
 @click.command(help=__doc__)
 @placed
 def main(folder: Path) -> None:
     others, rows = count_others(), []
-    for name, task in WORKLOADS.items():
-        summed, rest, flops = predict(compile_task(make_real_task(task, steps=1)).program, others)
+    for name, workload in WORKLOADS.items():
+        summed, rest, flops = predict(captured(*workload), others)
         for gpu, bandwidth in BANDWIDTHS.items():
             times = [summed.device(bandwidth), rest.device(bandwidth), summed.host + rest.host]
             found = {
@@ -258,6 +275,9 @@ def main(folder: Path) -> None:
                 "sums at 67 TFLOP/s, ms": 1e3 * flops / 67e12,
             }
             rows += [Row(metric=metric, case=f"{gpu}: {name}", value=value, unit="") for metric, value in found.items()]
+    for batches, m, k, n in HOSTILE:
+        for metric, value in zip(("doubled, times", "exactly, times"), hostile(batches, m, k, n), strict=True):
+            rows.append(Row(metric=metric, case=f"{batches} of {m} x {k} x {n}", value=value, unit=""))
     publish("gpu_model", rows, "predicted, not measured", folder=folder)
 
 

@@ -30,17 +30,17 @@ TARGETS: Final = {
 """A100, H100 and H200, B200, MI300."""
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
-KERNELS: Final = ("contract", "add_up", "add_digits", "round_digits", "find_greatest")
+KERNELS: Final = ("contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest")
 KINDS: Final = {
     "a": "*fp32",
     "b": "*fp32",
     "out": "*fp32",
-    "values": "*fp32",
-    "sums": "*fp64",
-    "errors": "*fp64",
+    "left": "*fp64",
+    "listed": "*i32",
+    "sizes": "*fp64",
     "coefficient": "fp32",
 }
-NUMBERS: Final = ("room", "m", "n", "k", "batches", "step", "run_batch", "run_k", "parts", "count")
+NUMBERS: Final = ("room", "m", "n", "k", "batches", "step", "run_batch", "run_k", "parts", "elements")
 BINARIES: Final = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
@@ -73,20 +73,28 @@ def _operations(text: str) -> Counter[str]:
 def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
     """Compiles one of `KERNELS` for a target; options: changes of the compiler's."""
     target, function = TARGETS[name], getattr(kernels, kernel)
+    ones: dict[str, int] = {}
     known: dict[str, Any] = {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, **fused.OPTIONS}
     if kernel == "contract":
         known = fused.tile(target.backend, target.arch if target.backend == "cuda" else 0)
-    if kernel in ("add_digits", "round_digits"):
-        known = {"PAIRS": True, **(fused.SETTLING if kernel == "add_digits" else fused.ROUNDED)}
+    if kernel == "contract_twice":
+        whole = fused.tile(target.backend, target.arch if target.backend == "cuda" else 0)
+        known = {"MANY": fused.MANY, **fused.twice(whole)}
+    if kernel == "add_parts":
+        known = {"MATRIX": True, **fused.PARTS}
+    if kernel == "settle":
+        known = {"MANY": fused.MANY, "MATRIX": True, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, **fused.settling(1 << 12)}
+        ones = {"run_batch": 1, "run_k": 1}  # as Triton takes them in a launch
     constants = {
         "PRECISION": precision,
         "LEAVE": False,
         "FLUSH": fused.FLUSH,
         "PLACE": False,
-        "sizes": None,
-        "packed": None,
+        **dict.fromkeys(("sums", "errors", "packed"), None),
     }
-    constants |= {key: value for key, value in known.items() if key.isupper()}
+    if kernel != "add_parts":
+        constants["sizes"] = None
+    constants |= {key: value for key, value in known.items() if key.isupper()} | ones
     constants = {key: value for key, value in constants.items() if key in function.arg_names}
     given = {key: value for key, value in known.items() if key.islower()} | options
     signature = {n: "constexpr" if n in constants else "i32" if n in NUMBERS else KINDS.get(n, "*i64")
@@ -94,8 +102,9 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
     aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")}
     made = triton.compile(ASTSource(function, signature, constants, aligned), target=target, options=given)
     products = 0
-    if kernel == "contract":
-        products = known["BLOCK_M"] * known["BLOCK_N"] * known["BLOCK_K"] // (given["num_warps"] * target.warp_size)
+    if kernel.startswith("contract"):
+        products = {"contract": 1, "contract_twice": 3}[kernel]
+        products *= known["BLOCK_M"] * known["BLOCK_N"] * known["BLOCK_K"] // (given["num_warps"] * target.warp_size)
     if target.backend == "hip":
         text = made.asm["amdgcn"]
         registers, spilled = (_found(pattern, text) for pattern in (r"\.vgpr_count:\s+(\d+)", r"ScratchSize: (\d+)"))

@@ -1,14 +1,15 @@
 """Sums on GPUs by one Triton kernel (`kernels.py`) that adds, bounds, tests and rounds, on the tables of `compiled.py`.
 
-Two more settle exactly what it lists, and one finds extremes.
+Another settles exactly what it lists, and one finds extremes. The bytes are those of `pure`.
 
-The bytes are those of `pure`, which computes a result again if the kernel's list of undecided elements has no room.
+Under policy `exact` the host waits for nothing: the list has room for all elements, and kernels read its length. Under
+policy `logged` the host reads the list; `pure` computes a result again if it has no room.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, prod
 from types import ModuleType
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from tiebreak.engine.arithmetic.reduce.compiled import Tables, shuffle
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.views import check_reach
-from tiebreak.engine.arithmetic.ziv import DENSE, Collector, Settler, coefficient, decide
+from tiebreak.engine.arithmetic.ziv import DENSE, Collector, Settler, coefficient
 from tiebreak.protocol.program.isa import Instruction
 
 FLUSH: Final = 256
@@ -32,16 +33,21 @@ FEWEST: Final = 2 * FLUSH
 MOST: Final = 1 << 30
 """The most terms of a sum, which the kernels count in 32 bits."""
 ROOM: Final = 64
-"""The room of the list of undecided elements, in addition to one in `DENSE`."""
+"""The room of the list of undecided elements, in addition to one in `DENSE`, under policy `logged`."""
 OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
 """Of Triton's compiler: no contraction, and so many warps that nothing is spilled on sm_80 and sm_90."""
-SETTLING: Final[dict[str, Any]] = {"BLOCK_K": 64, **OPTIONS}
-ROUNDED: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_warps": 4}
-"""The blocks of `add_digits` and `round_digits`, and the compiler's options."""
+MANY: Final = 32
+"""If one element of a product in so many is undecided, all are computed again in doubled precision."""
+PARTS: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_warps": 4}
+"""The block of `add_parts` and the compiler's options."""
 
 
 def _kernels(device: torch.device) -> ModuleType | None:
     return kernels(f"{__package__}.kernels", device)
+
+
+def _kernel(name: str, device: torch.device) -> Any:
+    return getattr(_kernels(device), name)
 
 
 def runs_on(device: torch.device, terms: int) -> bool:
@@ -61,10 +67,21 @@ def tile(backend: str, arch: int) -> dict[str, Any]:
     return {**blocks, "BLOCK_M": 32} if arch >= 100 else blocks
 
 
+def twice(options: dict[str, Any]) -> dict[str, Any]:
+    """The blocks of `contract_twice` and the compiler's options, by those of `contract`."""
+    return {**options, "BLOCK_M": min(32, options["BLOCK_M"])}
+
+
 def lanes(tables: Tables) -> dict[str, Any]:
     """The blocks of `add_up` and the compiler's options: along the terms, or along outputs that lie side by side."""
     across = tables.terms <= 16 or (tables.run_batch > 1 and tables.run_k < 32)
     return {"BLOCK_M": 128 if across else 8, "BLOCK_K": 8 if across else 128, **OPTIONS}
+
+
+def settling(terms: int) -> dict[str, Any]:
+    """The blocks of `settle` and the compiler's options: few elements at a time where there are many terms of each."""
+    block = 256 if terms > 1 << 12 else 16 if terms > 64 else 8
+    return {"BLOCK_M": 256 // block, "BLOCK_K": block, "enable_fp_fusion": False, "num_warps": 4}
 
 
 @dataclass(frozen=True)
@@ -85,11 +102,22 @@ class _Call:
 
     def places(self, numbers: Tensor) -> Tensor:
         """Where elements are in the result, by their row-major numbers over (batch, m, n)."""
-        if len(self.tables) == 4:  # without m and n
+        if not self.matrix:
             return numbers
-        m, n = self.numbers[:2]
+        _, m, n = self.shape
         batch, rows, columns = self.tables[-3:]
         return batch[numbers // (m * n)] + rows[numbers // n % m] + columns[numbers % n]
+
+    @property
+    def matrix(self) -> bool:
+        """Whether the result has m and n."""
+        return len(self.tables) > 4
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Batches, m and n."""
+        first, second, _, batches = self.numbers
+        return (batches, first, second) if self.matrix else (batches, 1, 1)
 
     def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
         """memory: out, found, room, listed, sums, errors and sizes, as in `kernels.py`."""
@@ -119,9 +147,15 @@ def _prepare(tables: Tables, device: torch.device, shuffled: torch.Generator | N
     step, parts = _cut(k, tiles, device)
     # In `contract` a term stays in its lane; `add_up` adds the lanes in the end.
     roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
-    kernel = getattr(_kernels(device), "contract" if tables.out else "add_up")
     return _Call(
-        kernel, [torch.from_numpy(t).to(device) for t in held], numbers, options, tiles, parts, step, roundings
+        _kernel("contract" if tables.out else "add_up", device),
+        [torch.from_numpy(t).to(device) for t in held],
+        numbers,
+        options,
+        tiles,
+        parts,
+        step,
+        roundings,
     )
 
 
@@ -157,30 +191,78 @@ def run_fused(
     call, read = _reading(tables, operands, shuffled)
     factor = coefficient(call.roundings) if tables.terms > 1 else 0.0
     factor = _up(factor if near is None else near.coefficient(factor))
-    device = read[0].device
+    device, numel = read[0].device, prod(call.shape)
     out = torch.empty(instruction.shape, dtype=torch.float32, device=device)
-    room = out.numel() // DENSE + ROOM
+    found = torch.zeros(2, dtype=torch.int64, device=device)
+    room = numel if near is None else numel // DENSE + ROOM
+    listed = torch.empty(room, dtype=torch.int32 if numel < 1 << 31 else torch.int64, device=device)
+    c, e = [None] * 2 if near is None else torch.empty((2, room), dtype=torch.float64, device=device)
+    memory = out, found, room, listed, c, e
     if call.parts > 1:
-        listed, c, e = _round_parts(tables, call, read, factor, rounded, out)
+        _join(call, _leave(call, read), memory, factor, rounded)
     else:
-        listed, found = (
-            torch.empty(room, dtype=torch.int64, device=device),
-            torch.zeros(1, dtype=torch.int64, device=device),
-        )
-        c, e = torch.empty((2, room), dtype=torch.float64, device=device)
-        call.launch(read, (out, found, room, listed, c, e, None), factor, PRECISION=rounded.precision, LEAVE=False)
-        count = int(found)
-        if count > room:
+        call.launch(read, (*memory, None), factor, PRECISION=rounded.precision, LEAVE=False)
+    if near is not None and c is not None and e is not None:
+        if (count := int(found[0])) > room:
             return None
-        listed, c, e = listed[:count], c[:count], e[:count]
-    if len(listed) > room:
-        return None
-    if not len(listed):
-        counts.elements += out.numel()
+        reading = _Listed(Terms(instruction, operands), call, listed[:count].to(torch.int64))
+        _settle_or_report(tables, reading, read, out, c[:count], e, Settler(rounded, counts, near))
         return out
-    reading = _Listed(Terms(instruction, operands), tables, call, read, listed)
-    _settle(reading, out, c, e, Settler(rounded, counts, near))
+    counters, many = counts.on(device), 0
+    if call.matrix and call.parts == 1:
+        many, again = MANY, _up(coefficient(2 * tables.terms))
+        launch(
+            _kernel("contract_twice", device), programs(device), read[0], read[-1], *call.tables, out, found, listed,
+            counters, *call.numbers, numel, again, PRECISION=rounded.precision, MANY=many, FLUSH=FLUSH,
+            **twice(call.options),
+        )  # fmt: skip
+    _settle(tables, call, read, out, found, listed, counters, rounded, many)
     return out
+
+
+def _join(call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float, rounded: Round) -> None:
+    """Adds the parts, tests and rounds; memory: out, found, room, listed, sums and errors."""
+    numel, (batches, m, n) = prod(call.shape), call.shape
+    launch(
+        _kernel("add_parts", left[0].device), ceil(numel / PARTS["BLOCK"]), *left, *call.tables[-3:], *memory, m, n,
+        batches, call.parts, factor, MATRIX=call.matrix, PRECISION=rounded.precision, **PARTS,
+    )  # fmt: skip
+
+
+def _settle_or_report(
+    tables: Tables, reading: "_Listed", read: Sequence[Tensor], out: Tensor, c: Tensor, e: Tensor, settler: Settler
+) -> None:
+    """Under policy `logged`: writes the exact results of listed elements, or reports those that may stay open."""
+    listed, places, rounded = reading.listed, reading.places, settler.rounded
+    values = torch.empty(len(c), dtype=torch.float32, device=out.device)
+
+    def exactly(at: Tensor) -> Tensor:
+        found = torch.tensor([len(at)], device=out.device)
+        _settle(tables, reading.call, read, out, found, listed[at], None, rounded, 0)
+        return out.view(-1)[places[at]]
+
+    settler.settle(
+        values, torch.ones(len(c), dtype=torch.bool, device=out.device), c, e.__getitem__, reading,
+        places=lambda at: (places[at].cpu().numpy(), np.arange(len(at))), count=reading.terms, exactly=exactly,
+        among=out.numel(),
+    )  # fmt: skip
+    out.view(-1)[places] = values
+
+
+def _settle(
+    tables: Tables, call: _Call, read: Sequence[Tensor], out: Tensor, found: Tensor, listed: Tensor,
+    counters: Tensor | None, rounded: Round, many: int,
+) -> None:  # fmt: skip
+    """Writes the exact results of `found` listed elements, without waiting for anything."""
+    t, (_, m, n) = call.tables, call.shape
+    all_tables = t if call.matrix else [t[0], t[0], t[1], t[2], t[2], t[3], *t[:3]]
+    runs = (1, 1) if call.matrix else call.numbers[:2]
+    steps = {"A_STEP": tables.operands[0].step, "B_STEP": tables.operands[-1].step}
+    launch(
+        _kernel("settle", out.device), programs(out.device), read[0], read[-1], *all_tables, out, found, listed,
+        counters, m, n, *runs, tables.terms, out.numel(), MATRIX=call.matrix, PAIRS=len(read) > 1,
+        PRECISION=rounded.precision, MANY=many, **steps, **settling(tables.terms),
+    )  # fmt: skip
 
 
 def _up(x: float) -> float:
@@ -194,36 +276,21 @@ def leave_fused(
 ) -> tuple[list[Tensor], int]:
     """The FP64 sums and the sizes of all elements before rounding, and the roundings: as `leave_sums` of `compiled`."""
     call, read = _reading(tables, operands, shuffled)
-    return _leave(tables, call, read), call.roundings
+    total, size = (parts.sum(0) for parts in _leave(call, read))
+    if not call.matrix:
+        return [total.view(-1), size.view(-1)], call.roundings
+    return [total.view(call.shape), *torch.split(size, list(call.shape[1:]), 1)], call.roundings
 
 
-def _leave(tables: Tables, call: _Call, read: Sequence[Tensor]) -> list[Tensor]:
-    m, n = call.numbers[:2] if tables.out else (1, 1)
-    batches = len(tables.operands[0].batch) * tables.run_batch
-    widths = (m * n, m + n) if tables.out else (1, 1)
+def _leave(call: _Call, read: Sequence[Tensor]) -> list[Tensor]:
+    """C and sizes of each part."""
+    batches, m, n = call.shape
+    widths = (m * n, m + n) if call.matrix else (1, 1)
     sums, sizes = (
         torch.empty((call.parts, batches, width), dtype=torch.float64, device=read[0].device) for width in widths
     )
     call.launch(read, (None, None, 0, None, sums, None, sizes), 0.0, PRECISION=32, LEAVE=True)
-    total, size = sums.sum(0), sizes.sum(0)
-    if not tables.out:
-        return [total.view(-1), size.view(-1)]
-    return [total.view(batches, m, n), *torch.split(size, [m, n], 1)]
-
-
-def _round_parts(
-    tables: Tables, call: _Call, read: Sequence[Tensor], factor: float, rounded: Round, out: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds the parts and rounds them into `out`; returns number, C and e of what is undecided."""
-    c, *sizes = _leave(tables, call, read)
-    if tables.out:
-        e = sizes[0].sqrt_().mul_(factor)[:, :, None] * sizes[1].sqrt_()[:, None, :]
-    else:
-        e = sizes[0].mul_(factor)
-    result, undecided = decide(c, e, rounded)
-    out.view(-1)[call.places(torch.arange(c.numel(), device=c.device))] = result.view(-1)
-    at = undecided.view(-1).nonzero().view(-1)
-    return at, c.view(-1)[at], e.view(-1)[at]
+    return [sums, sizes]
 
 
 @dataclass(frozen=True)
@@ -231,9 +298,7 @@ class _Listed:
     """Reads the terms of listed elements, numbered by their places in the list."""
 
     all: Terms
-    tables: Tables
     call: _Call
-    read_from: Sequence[Tensor]
     listed: Tensor
     """Row-major numbers over (batch, m, n)."""
 
@@ -249,48 +314,6 @@ class _Listed:
     def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
         return self.all.read(self.places[elements], begin, end)
 
-    def starts(self, elements: Tensor) -> list[Tensor]:
-        """Where each element's terms start in the first and in the last operand, i64."""
-        numbers, tables = self.listed[elements], self.call.tables
-        if self.tables.out:
-            m, n = self.call.numbers[:2]
-            batch, row, column = numbers // (m * n), numbers // n % m, numbers % n
-            return [tables[0][batch] + tables[1][row], tables[3][batch] + tables[4][column]]
-        run, (first, last) = self.tables.run_batch, (self.tables.operands[o] for o in (0, -1))
-        pairs = zip((tables[0], tables[2]), (first.step, last.step), strict=True)
-        return [table[numbers // run] + numbers % run * step for table, step in pairs]
-
-    def exactly(self, elements: Tensor, precision: int) -> Tensor:
-        """RN of the exact sums of some elements with finite terms, f32, computed where the operands are."""
-        device, k, count = elements.device, self.tables.terms, len(elements)
-        digits = torch.zeros((count, 32), dtype=torch.int64, device=device)
-        values = torch.empty(count, dtype=torch.float32, device=device)
-        step, parts = _cut(k, count, device)
-        tables, run_k = self.call.tables, 1 if self.tables.out else self.call.numbers[1]
-        terms = [tables[2], tables[5]] if self.tables.out else [tables[1], tables[3]]
-        found, pairs = _kernels(device), len(self.tables.operands) > 1
-        assert found is not None
-        launch(
-            found.add_digits, count * parts, self.read_from[0], self.read_from[-1], *self.starts(elements), *terms,
-            digits, run_k, k, parts, step, PAIRS=pairs, **SETTLING,
-        )  # fmt: skip
-        launch(
-            found.round_digits, ceil(count / ROUNDED["BLOCK"]), digits, values, count, PRECISION=precision, **ROUNDED
-        )
-        return values
-
-
-def _settle(reading: _Listed, out: Tensor, c: Tensor, e: Tensor, settler: Settler) -> None:
-    """Writes the exact results of listed elements into `out`, or reports them."""
-    listed = reading.listed
-    values = torch.empty(len(listed), dtype=torch.float32, device=out.device)
-    settler.settle(
-        values, torch.ones_like(listed, dtype=torch.bool), c, e.__getitem__, reading,
-        places=lambda at: (reading.places[at].cpu().numpy(), np.arange(len(at))), count=reading.terms,
-        exactly=lambda at: reading.exactly(at, settler.rounded.precision), among=out.numel(),
-    )  # fmt: skip
-    out.view(-1)[reading.places] = values
-
 
 def run_extreme_fused(tables: Tables, operand: Tensor, out: Tensor, *, place: bool) -> None:
     """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
@@ -299,12 +322,10 @@ def run_extreme_fused(tables: Tables, operand: Tensor, out: Tensor, *, place: bo
     left = None
     if call.parts > 1:
         left = torch.empty((call.parts, batches), dtype=torch.int64, device=operand.device)
-    found = _kernels(operand.device)
-    assert found is not None
     options = {name: value for name, value in call.options.items() if name not in ("PAIRS", "B_STEP")}
     launch(
-        found.find_greatest, call.tiles * call.parts, read, *call.tables[:2], out, left, run_batch, run_k, k, batches,
-        call.step, PLACE=place, LEAVE=left is not None, **options,
+        _kernel("find_greatest", operand.device), call.tiles * call.parts, read, *call.tables[:2], out, left,
+        run_batch, run_k, k, batches, call.step, PLACE=place, LEAVE=left is not None, **options,
     )  # fmt: skip
     if left is None:
         return

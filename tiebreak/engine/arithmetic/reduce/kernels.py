@@ -9,9 +9,24 @@ roundings, one for each flush, and one for each part: `fused.py` computes e's co
 unit orders the terms of a flush does not matter, as long as each step is a correctly rounded FMA or addition. Squares
 of f32 are exact too; the sums of squares need no flush, because the proof allows them 2K + 8 roundings.
 
-**Exactly.** What Ziv's test leaves open is added in fixed point, like in exact.h: 32 lanes hold digits of 24 bits, 768
-in all, of weight 2^(24 d - 298). A term adds less than 2^24 to each, so 2^30 terms fit without a carry. Integers add
-exactly in any order, so several programs may share an element.
+**Twice.** Where one element in `MANY` is undecided, a matrix product is computed again in doubled precision. Let 2^E
+be above all factors of a row, and q = 2^(E - 22). Each is cut into x1, the nearest multiple of q, at most 2^E, and x2,
+at most q / 2, both exact; so are the columns' y1 and y2, with q'. A sum of 2^8 products x1 y1 consists of multiples of
+q q' and is at most 2^52 q q', so in FP64 it is exact. K <= 2^30 terms are at most 2^22 such sums (FLUSH = 2^8), which
+TwoSum adds: its errors are multiples of q q' too, at most 2^21 q q' each and 2^43 q q' together, so they add exactly.
+The rest, x1 y2 + x2 y, is summed plainly: 2K products, exact in FP64, whose sizes add up to |x1| |y2| + |x2| |y| at
+most, by norms. How the three sums are joined and tested is proven for `doubled` in `ziv`. Where all x2 and y2 are zero,
+the result is exact.
+
+**Exactly.** What either test leaves open is summed again in fixed point, without leaving the device. A term is a
+multiple of 2^-298 below 2^256, and is cut from above into slices. With q = 2^(48 j - 298), S = 1.5 * 2^52 q and
+|x| < 2^51 q, S + x lies in the binade of S, whose ulp is q, so fl(x + S) is S + n q with n q nearest to x; n is the
+difference of its pattern, read as an integer, and that of S. What is left, x - n q, is exact and at most q / 2 =
+2^47 (q / 2^48): it fits the next slice, |n| <= 2^47, and after the lowest slice it is 0. In the highest, |n| <= 2^42.
+
+A lane adds the patterns of at most 2^15 terms. The sum of n, at most 2^62, is the difference to as many patterns of S,
+modulo 2^64. Integers add exactly in any order. The halves of such sums, 24 bits and below 2^38, are digits of weight
+2^(24 d - 298); those of 2^8 lanes, 2^7 times over, make 2^30 terms and less than 2^53.
 
 **No contraction.** Kernels are compiled with `enable_fp_fusion=False`, and a test reads the machine code.
 """
@@ -35,19 +50,23 @@ def round_to(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def finish(c, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION: tl.constexpr):
-    """Ziv's test of a tile: writes the results, and appends (number, C, e) of what is undecided to the list.
+    """Ziv's test of a tile: writes the results, and lists what is undecided, rounded from C until it is settled.
 
-    number: of each element, row-major over (batch, m, n). found: how many there are. Past the list's room only the
-    count grows.
+    The list has an element's number, row-major over (batch, m, n), and C and e where they are wanted. found: how many
+    there are. Past the list's room only the count grows.
     """
     low, high = round_to(c - e, PRECISION), round_to(c + e, PRECISION)
     tl.store(out + place, tl.where(high == 0, 0.0, high), mask=inside)
     undecided = inside & ~(high <= low)  # so is NaN, of which no comparison is true
-    at = tl.atomic_add(found + tl.zeros_like(place), 1, mask=undecided)
-    kept = undecided & (at < room)
-    tl.store(listed + at, number, mask=kept)
-    tl.store(sums + at, c, mask=kept)
-    tl.store(errors + at, e, mask=kept)
+    if tl.sum(tl.ravel(undecided.to(tl.int32)), 0) > 0:
+        at = tl.atomic_add(found + tl.zeros_like(place), 1, mask=undecided)
+        kept = undecided & (at < room)
+        tl.store(listed + at, number, mask=kept)
+        if sums is None:
+            tl.store(out + place, round_to(c, PRECISION) + 0.0, mask=undecided)
+        else:
+            tl.store(sums + at, c, mask=kept)
+            tl.store(errors + at, e, mask=kept)
 
 
 @triton.jit(do_not_specialize=["room", "step"])
@@ -155,74 +174,263 @@ def add_up(
         finish(c, bound * coefficient, o, o, inside, out, found, room, listed, sums, errors, PRECISION)
 
 
-@triton.jit
-def decode(x):
-    """(m, bit) of a finite f32 m * 2^(bit - 149); |m| < 2^24, 0 <= bit <= 253."""
-    bits = x.to(tl.int32, bitcast=True)
-    exponent = (bits >> 23) & 0xFF
-    normal = (exponent != 0).to(tl.int32)
-    size = (bits & 0x7FFFFF) | (normal << 23)
-    return tl.where(bits < 0, -size, size).to(tl.int64), exponent - normal
-
-
-@triton.jit(do_not_specialize=["step"])
-def add_digits(
-    a, b, rows, columns, a_k, b_k, digits, run_k, k, parts, step,
-    PAIRS: tl.constexpr, BLOCK_K: tl.constexpr,
+@triton.jit(do_not_specialize=["room"])
+def add_parts(
+    left, sizes, out_batch, out_m, out_n, out, found, room, listed, sums, errors, m, n, batches, parts, coefficient,
+    MATRIX: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds one part of the finite terms of one element, from `rows` and `columns` on, to its 32 digits."""
-    task, t, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_K), tl.arange(0, 32)
-    element, part = task // parts, task % parts
-    row = a + tl.load(rows + element)
-    column = b + tl.load(columns + element)
-    begin = (part * step).to(tl.int32)
-    end = tl.minimum(begin + step, k)
-    total = tl.zeros((BLOCK_K, 32), tl.int64)
-    for at in range(begin, end, BLOCK_K):
-        term = at + t
-        used = term < end
-        skip = tl.load(a_k + term // run_k, mask=used, other=0) + term % run_k
-        m, bit = decode(tl.load(row + skip, mask=used, other=0.0))
-        if PAIRS:
-            skip = tl.load(b_k + term // run_k, mask=used, other=0) + term % run_k
-            right, above = decode(tl.load(column + skip, mask=used, other=0.0))
-            m, bit = m * right, bit + above
+    """Adds, tests and rounds what programs of `contract` (MATRIX) or `add_up` left of the parts of some elements."""
+    o, elements = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), batches * m * n
+    inside = o < elements
+    c, size = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+    other, place = size, o
+    if MATRIX:
+        batch, i, j = o // (m * n), o // n % m, o % n
+        place = tl.load(out_batch + batch, mask=inside, other=0) + tl.load(out_m + i, mask=inside, other=0)
+        place += tl.load(out_n + j, mask=inside, other=0)
+    for part in range(parts):
+        c += tl.load(left + part * elements + o, mask=inside, other=0.0)
+        if MATRIX:
+            norms = sizes + (part * batches + batch) * (m + n)
+            size += tl.load(norms + i, mask=inside, other=0.0)
+            other += tl.load(norms + m + j, mask=inside, other=0.0)
         else:
-            bit += 149
-        shift = bit[:, None] - 24 * lane[None, :]
-        up, down = tl.minimum(tl.maximum(shift, 0), 24), tl.minimum(tl.maximum(-shift, 0), 63)
-        size = ((tl.abs(m)[:, None] << up) >> down) & 0xFFFFFF  # what leaves the 64 bits is in no digit's reach
-        total += tl.where(m[:, None] < 0, -size, size)
-    tl.atomic_add(digits + element * 32 + lane, tl.sum(total, 0))
+            size += tl.load(sizes + part * elements + o, mask=inside, other=0.0)
+    e = tl.sqrt(size) * coefficient * tl.sqrt(other) if MATRIX else size * coefficient
+    finish(c, e, place, o, inside, out, found, room, listed, sums, errors, PRECISION)
 
 
-@triton.jit(do_not_specialize=["count"])
-def round_digits(digits, values, count, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+# ---- twice ----
+
+
+@triton.jit
+def two_sum(a, b):
+    """(s, t) with s = fl(a + b) and s + t = a + b."""
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+@triton.jit
+def to_odd(s, t):
+    """s + t, |t| <= ulp(s) / 2, rounded to FP64, to the neighbour with odd significand unless it is exact."""
+    bits = s.to(tl.int64, bitcast=True)
+    away = tl.where((s < 0) == (t < 0), 1, -1)
+    return tl.where((t != 0) & ((bits & 1) == 0), bits + away, bits).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def round_pair(s, t, PRECISION: tl.constexpr):
+    """RN(s + t) of any two FP64 numbers."""
+    high, low = two_sum(s, t)
+    return round_to(to_odd(high, low), PRECISION)
+
+
+@triton.jit
+def cutting(peak):
+    """1.5 * 2^(52 + E - 22) for the least E >= -126 with 2^E above some f32 sizes."""
+    exponent = (peak.to(tl.int32, bitcast=True) >> 23).to(tl.int64) - 126
+    return (((1023 + 52 - 22 + exponent) << 52) + (1 << 51)).to(tl.float64, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["elements"])
+def contract_twice(
+    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
+    out, found, listed, counters,
+    m, n, k, batches, elements, coefficient,
+    PRECISION: tl.constexpr, MANY: tl.constexpr, FLUSH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Does nothing if few of a product's elements are undecided. Else computes all again, in doubled precision.
+
+    found: how many the list had. The list begins anew with what this leaves undecided, whose number goes to found + 1.
+    Any number of programs share the tiles.
+    """
+    rows, columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tl.where(tl.load(found) * MANY < elements, 0, batches * rows * columns)
+    t, differ = tl.arange(0, BLOCK_K), tl.zeros((BLOCK_M,), tl.int64)
+    for task in range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0)):
+        tile_n, tile_m, batch = task % columns, task // columns % rows, task // (columns * rows)
+        i, j = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        in_m, in_n = i < m, j < n
+        row = a + tl.load(a_batch + batch) + tl.load(a_m + i, mask=in_m, other=0)
+        column = b + tl.load(b_batch + batch) + tl.load(b_n + j, mask=in_n, other=0)
+        peak_a, peak_b = tl.zeros((BLOCK_M, BLOCK_K), tl.float32), tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+        for at in range(0, k, BLOCK_K):
+            in_k = at + t < k
+            left = row[:, None] + tl.load(a_k + at + t, mask=in_k, other=0)[None, :]
+            right = column[None, :] + tl.load(b_k + at + t, mask=in_k, other=0)[:, None]
+            x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0)
+            y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0)
+            peak_a, peak_b = tl.maximum(peak_a, tl.abs(x)), tl.maximum(peak_b, tl.abs(y))
+        cut_a, cut_b = cutting(tl.max(peak_a, 1))[:, None], cutting(tl.max(peak_b, 0))[None, :]
+
+        high, low = tl.zeros((BLOCK_M, BLOCK_N), tl.float64), tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+        rest = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+        squares_x1, squares_x2 = tl.zeros((BLOCK_M, BLOCK_K), tl.float64), tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
+        squares_y, squares_y2 = tl.zeros((BLOCK_K, BLOCK_N), tl.float64), tl.zeros((BLOCK_K, BLOCK_N), tl.float64)
+        for first in range(0, k, FLUSH):
+            c = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+            for at in range(first, tl.minimum(first + FLUSH, k), BLOCK_K):
+                in_k = at + t < k
+                left = row[:, None] + tl.load(a_k + at + t, mask=in_k, other=0)[None, :]
+                right = column[None, :] + tl.load(b_k + at + t, mask=in_k, other=0)[:, None]
+                x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.float64)
+                y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0).to(tl.float64)
+                x1, y1 = (x + cut_a) - cut_a, (y + cut_b) - cut_b
+                x2, y2 = x - x1, y - y1
+                squares_x1 += x1 * x1
+                squares_x2 += x2 * x2
+                squares_y += y * y
+                squares_y2 += y2 * y2
+                c = tl.dot(x1, y1, c, out_dtype=tl.float64)
+                rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)
+                rest = tl.dot(x2, y, rest, out_dtype=tl.float64)
+            high, error = two_sum(high, c)
+            low += error
+
+        size = tl.sqrt(tl.sum(squares_x1, 1))[:, None] * tl.sqrt(tl.sum(squares_y2, 0))[None, :]
+        size += tl.sqrt(tl.sum(squares_x2, 1))[:, None] * tl.sqrt(tl.sum(squares_y, 0))[None, :]
+        s, tail = two_sum(high, low)
+        tail += rest
+        e = size * coefficient + tl.where(size > 0, tl.abs(tail) * 2.0**-51, 0.0)
+        below, above = round_pair(s, tail - e, PRECISION), round_pair(s, tail + e, PRECISION)
+        inside = in_m[:, None] & in_n[None, :]
+        to_m, to_n = tl.load(out_m + i, mask=in_m, other=0), tl.load(out_n + j, mask=in_n, other=0)
+        place = tl.load(out_batch + batch) + to_m[:, None] + to_n[None, :]
+        decided = inside & (above <= below) & (size == size)
+        value = tl.where(above == 0, 0.0, above)
+        differ += tl.sum((decided & (tl.load(out + place, mask=inside, other=0.0) != value)).to(tl.int64), 1)
+        tl.store(out + place, value, mask=decided)
+        at = tl.atomic_add(found + 1 + tl.zeros_like(place), 1, mask=inside & ~decided)
+        tl.store(listed + at, (batch * m + i[:, None]) * n + j[None, :], mask=inside & ~decided)
+    if tl.program_id(0) < tiles:
+        tl.atomic_add(counters + 3, tl.sum(differ, 0))
+
+
+# ---- exactly ----
+
+SAFE: tl.constexpr = tl.constexpr(1 << 15)
+"""So many terms a lane may add."""
+
+
+@triton.jit
+def zeros(SHAPE: tl.constexpr, COUNT: tl.constexpr):
+    """COUNT tensors of i64 zeros."""
+    made = ()
+    for _ in tl.static_range(COUNT):
+        made = made + (tl.zeros(SHAPE, tl.int64),)
+    return made
+
+
+@triton.jit
+def add_slices(sums, x, FIRST: tl.constexpr, SLICES: tl.constexpr):
+    """Adds the slices of finite FP64 numbers to their sums, as the patterns of x + S; the highest comes first."""
+    added = ()
+    for j in tl.static_range(SLICES):
+        shift = 1.5 * 2.0 ** (52 - 298 + 48 * (FIRST + SLICES - 1 - j))
+        shifted = x + shift
+        x -= shifted - shift
+        added = added + (sums[j] + shifted.to(tl.int64, bitcast=True),)
+    return added
+
+
+@triton.jit
+def add_digits(digits, sums, steps, FIRST: tl.constexpr, SLICES: tl.constexpr):
+    """Adds the slices of `steps` terms in each lane to the digits, from the lowest; a slice has two."""
+    added = ()
+    for j in tl.static_range(SLICES):
+        pattern = ((1023 + 52 - 298 + 48 * (FIRST + j)) << 52) + (1 << 51)
+        n = sums[SLICES - 1 - j] - steps.to(tl.int64) * pattern
+        added = added + (digits[2 * j] + tl.sum(n & 0xFFFFFF, 1), digits[2 * j + 1] + tl.sum(n >> 24, 1))
+    return added
+
+
+@triton.jit
+def round_digits(digits, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr):
     """RN of sums in digits, by digits of 48 bits as `round_bins` of exact.h; zero is +0."""
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = element < count
-    over, last, rest = (element * 0, element * 0, element * 0)
-    top, under, below, place = (element * 0, element * 0, element * 0, element * 0)
-    for p in range(0, 32, 2):
-        low = tl.load(digits + element * 32 + p, mask=inside, other=0)
-        high = tl.load(digits + element * 32 + p + 1, mask=inside, other=0)
+    zero = digits[0] * 0
+    over, last, rest, top, under, below, place = zero, zero, zero, zero, zero, zero, zero
+    for j in tl.static_range(SLICES + 1):
+        low, high = zero, zero
+        if j < SLICES:
+            low, high = digits[2 * j], digits[2 * j + 1]
         digit = ((over + low + (high << 24)) << 16) >> 16  # its lowest bits are right, whatever leaves the 64
         over = (high + ((low + over) >> 24) + (1 << 23)) >> 24  # rounded: digits are signed
         found = digit != 0
         top, under = tl.where(found, digit, top), tl.where(found, last, under)
-        below, place = tl.where(found, rest, below), tl.where(found, p, place)
+        below, place = tl.where(found, rest, below), tl.where(found, FIRST + j, place)
         rest = tl.where(last != 0, last, rest)
         last = digit
     half = tl.where(below < 0, -0.5, tl.where(below > 0, 0.5, 0.0)).to(tl.float64)
     s, x = top.to(tl.float64) * 2.0**48, under.to(tl.float64) + half
-    h = s + x
-    v = h - s
-    left = (s - (h - v)) + (x - v)
-    bits = h.to(tl.int64, bitcast=True)
-    away = tl.where((h < 0) == (left < 0), 1, -1)
-    odd = tl.where((left != 0) & ((bits & 1) == 0), bits + away, bits).to(tl.float64, bitcast=True)
-    unit = ((24 * place + (1023 - 298 - 48)) << 52).to(tl.float64, bitcast=True)
-    tl.store(values + element, round_to(odd * unit, PRECISION) + 0.0, mask=inside)
+    h, left = two_sum(s, x)
+    odd = to_odd(h, left)
+    unit = ((48 * place + (1023 - 298 - 48)) << 52).to(tl.float64, bitcast=True)
+    return round_to(odd * unit, PRECISION) + 0.0
+
+
+@triton.jit(do_not_specialize=["elements"])
+def settle(
+    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
+    out, found, listed, counters,
+    m, n, run_batch, run_k, k, elements,
+    MATRIX: tl.constexpr, PAIRS: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
+    PRECISION: tl.constexpr, MANY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Writes the exact results of the `found` elements that are listed; NaN where a term is not finite.
+
+    Any number of programs share the list. counters: elements of the result (`elements` are added), listed ones, those
+    with finite terms, and of these those that were rounded otherwise from C; or null. MANY: that of `contract_twice`,
+    which has listed anew where it was due, or 0.
+    """
+    first_slice: tl.constexpr = 0 if PAIRS else 3  # a plain term is a multiple of 2^-149, below 2^128
+    slices: tl.constexpr = 12 if PAIRS else 6
+    undecided, lane, t = tl.load(found), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    count = tl.where(undecided * MANY < elements, undecided, tl.load(found + 1))  # with MANY = 0 the first
+    exact, differ = tl.zeros((BLOCK_M,), tl.int64), tl.zeros((BLOCK_M,), tl.int64)
+    for first in range(tl.program_id(0) * BLOCK_M, count, tl.num_programs(0) * BLOCK_M):
+        inside = first + lane < count
+        o = tl.load(listed + first + lane, mask=inside, other=0).to(tl.int64)
+        place = o
+        if MATRIX:
+            batch, i, j = o // (m * n), o // n % m, o % n
+            row, column = tl.load(a_batch + batch) + tl.load(a_m + i), tl.load(b_batch + batch) + tl.load(b_n + j)
+            place = tl.load(out_batch + batch) + tl.load(out_m + i) + tl.load(out_n + j)
+        else:
+            row = tl.load(a_batch + o // run_batch) + o % run_batch * A_STEP
+            column = row
+            if PAIRS:
+                column = tl.load(b_batch + o // run_batch) + o % run_batch * B_STEP
+        digits = zeros((BLOCK_M,), 2 * slices)
+        finite = tl.full((BLOCK_M, BLOCK_K), 1, tl.int32)
+        for begin in range(0, k, SAFE * BLOCK_K):
+            sums, end = zeros((BLOCK_M, BLOCK_K), slices), tl.minimum(begin + SAFE * BLOCK_K, k)
+            for at in range(begin, end, BLOCK_K):
+                term = at + t
+                in_k = term < end
+                used = inside[:, None] & in_k[None, :]
+                skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
+                x = tl.load(a + row[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+                if PAIRS:
+                    skip = tl.load(b_k + term // run_k, mask=in_k, other=0) + term % run_k
+                    x *= tl.load(b + column[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+                finite = tl.where(tl.abs(x) < 2.0**256, finite, 0)
+                sums = add_slices(sums, x, first_slice, slices)
+            digits = add_digits(digits, sums, tl.cdiv(end - begin, BLOCK_K), first_slice, slices)
+        good = tl.min(finite, 1) > 0
+        value = tl.where(good, round_digits(digits, first_slice, slices, PRECISION), float("nan"))
+        good &= inside
+        exact += good.to(tl.int64)
+        differ += (good & (tl.load(out + place, mask=inside, other=0.0) != value)).to(tl.int64)
+        tl.store(out + place, value, mask=inside)
+    if counters is not None:
+        if tl.program_id(0) == 0:
+            tl.atomic_add(counters, elements)
+            tl.atomic_add(counters + 1, undecided)
+        if tl.program_id(0) * BLOCK_M < count:
+            tl.atomic_add(counters + 2, tl.sum(exact, 0))
+            tl.atomic_add(counters + 3, tl.sum(differ, 0))
 
 
 @triton.jit(do_not_specialize=["step"])
