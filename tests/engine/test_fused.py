@@ -45,6 +45,21 @@ def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], Non
     cases(sum(found["ran"].values()))
 
 
+def test_hashing_in_the_interpreter(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted.hashing", "fast"))
+    assert found["alive"] == []
+    assert len(found["dead"]) == 3
+    cases(sum(found["ran"].values()))
+
+
+@pytest.mark.slow
+def test_hashing_in_the_interpreter_more(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted.hashing", "slow"))
+    assert found["alive"] == []
+    assert len(found["dead"]) == 10
+    cases(sum(found["ran"].values()))
+
+
 @pytest.mark.slow
 def test_machine_code(tmp_path: Path, cases: Callable[[int], None]) -> None:
     """Compiled ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of docs/gpu.md."""
