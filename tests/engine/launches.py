@@ -13,9 +13,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from tests.engine.arithmetic_cases import sum_over
-from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import Arithmetic, hashing, scatter
+from tiebreak.engine.arithmetic import random as draws
+from tiebreak.engine.arithmetic.kernels import hashing as hash_kernels
+from tiebreak.engine.arithmetic.kernels import random as draw_kernels
+from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.reduce import fused, kernels
+from tiebreak.engine.data.tensors import from_bytes
+from tiebreak.engine.run import qualify
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.reference import pack
 
 LONG = 1 << 13
 
@@ -61,20 +68,29 @@ def main() -> None:
         """Compiles, and leaves one element or all of them to be settled."""
         made.append(kernel.warmup(*arguments, grid=(programs,), **options))
         memory = dict(zip(kernel.arg_names, arguments, strict=False))
-        for name, value in (("found", 1), ("listed", 0), ("sums", 0), ("errors", 1), ("sizes", 1)):
+        for name, value in (("found", 1), ("listed", 0), ("sums", 0), ("errors", 1), ("sizes", 1), ("slots", 0)):
             if isinstance(memory.get(name), torch.Tensor):
                 memory[name].fill_(value)
 
     driver.set_active(Driver())
     with (
-        mock.patch.multiple(fused, launch=compiled, _kernels=lambda _: kernels, target=lambda _: ("cuda", 90)),
+        mock.patch.multiple(fused, launch=compiled, _kernels=lambda _: kernels),
+        mock.patch.object(fused, "target", return_value=("cuda", 90)),  # a name that `multiple` takes for its own
+        mock.patch.multiple(scatter, launch=compiled, _kernels=lambda _: scatter_kernels),
+        mock.patch.multiple(draws, launch=compiled, _kernels=lambda _: draw_kernels),
+        mock.patch.multiple(hashing, launch=compiled, _kernels=lambda _: hash_kernels),
     ):
         for precision in (16, 32):
             for i, sizes in FORMS:
                 Arithmetic(precision=precision).execute(i, [torch.ones(size) for size in sizes], 0)
-    assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
+            for case in (*qualify._scatters(), *qualify._draws()):
+                operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
+                Arithmetic(precision=precision).execute(case.instruction, operands, 0)
+        hashing.identities({"a": torch.ones(1), "b": torch.ones(1000)})
+    assert {one.metadata.name for one in made if one.metadata.enable_fp_fusion} == {"hash_chunks", "hash_nodes"}
     assert {one.metadata.name for one in made} == {
         "contract", "add_up", "add_digits", "round_digits", "find_greatest",
+        "add_terms", "decide_sums", "add_open", "draw", "permute", "hash_chunks", "hash_nodes",
     }  # fmt: skip
     sys.stdout.write(f"{len(made)}\n")
 

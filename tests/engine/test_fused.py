@@ -45,18 +45,22 @@ def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], Non
     cases(sum(found["ran"].values()))
 
 
-def test_hashing_in_the_interpreter(cases: Callable[[int], None]) -> None:
-    found = json.loads(python("-m", "tests.engine.interpreted.hashing", "fast"))
+@pytest.mark.parametrize(("name", "mutants"), [("hashing", 3), ("indices", 7)])
+def test_other_kernels_in_the_interpreter(name: str, mutants: int, cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "fast"))
     assert found["alive"] == []
-    assert len(found["dead"]) == 3
+    assert len(found["dead"]) == mutants
+    assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 
 
 @pytest.mark.slow
-def test_hashing_in_the_interpreter_more(cases: Callable[[int], None]) -> None:
-    found = json.loads(python("-m", "tests.engine.interpreted.hashing", "slow"))
+@pytest.mark.parametrize(("name", "mutants"), [("hashing", 10), ("indices", 9)])
+def test_other_kernels_in_the_interpreter_on_more(name: str, mutants: int, cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "slow"))
     assert found["alive"] == []
-    assert len(found["dead"]) == 10
+    assert len(found["dead"]) == mutants
+    assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 
 
