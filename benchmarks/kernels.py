@@ -42,7 +42,7 @@ OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "hash_nodes": (hash_kernels.hash_nodes, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i32 i32 i32"),
     "add_terms": (scatter_kernels.add_terms, scatter.OPTIONS, f"{_SCATTERED} *fp64 *fp64"),
     "decide_sums": (scatter_kernels.decide_sums, scatter.OPTIONS, "*fp64 *fp64 *fp32 *i64 *i64 i32 fp32"),
-    "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64"),
+    "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64 i32"),
     "draw": (draw_kernels.draw, draws.OPTIONS, "*fp32 *i64 *i64 i32 i64 i32 i32"),
     "permute": (draw_kernels.permute, draws.OPTIONS, "*i64 *i64 *i64 *i64 i32 i64 i32 i32"),
 }

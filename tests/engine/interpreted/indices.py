@@ -140,8 +140,8 @@ SLOW_SCATTER_MUTANTS: Mutants = {
     "everything is open": ((("~(high <= low)", "~(high < low)"),), leaves_nothing_open),
     "index 0 outside": ((("(key >= 0)", "(key >= 1)"),), hard_scatters),
     "sizes with a sign": ((("tl.abs(wide)", "wide"),), hard_scatters),
-    "digits without a sign": ((("tl.where(m < 0, -low, low)", "low"),), lambda: settles(9)),
-    "another unit": ((("bit += 149", "bit += 148"),), lambda: settles(9)),
+    "digits without a sign": ((("tl.where(bits < 0, -low, low)", "low"),), lambda: settles(9)),
+    "another unit": ((("normal + 149", "normal + 148"),), lambda: settles(9)),
 }
 DRAW_MUTANTS: Mutants = {
     "nine rounds": ((("range(10)", "range(9)"),), lambda: drawn(3)),

@@ -22,8 +22,8 @@ from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import empty_root
 
-OPTIONS: Final[dict[str, Any]] = {"BLOCK": 128, "num_warps": 4}
-"""A lane of a program hashes one chunk or node."""
+OPTIONS: Final[dict[str, Any]] = {"BLOCK": 128, "num_warps": 4, "enable_fp_fusion": False}
+"""Lanes of a program, each of which hashes one chunk or node, and the compiler's options."""
 _HEIGHTS: Final = 64
 _CONSTANTS: Final = bytes.fromhex(
     "428a2f98 71374491 b5c0fbcf e9b5dba5 3956c25b 59f111f1 923f82a4 ab1c5ed5 d807aa98 12835b01 243185be 550c7dc3"

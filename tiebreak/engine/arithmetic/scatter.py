@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact import Integers
+from tiebreak.engine.arithmetic.exact import Digits, Integers
 from tiebreak.engine.arithmetic.launching import kernels, launch
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
@@ -34,7 +34,7 @@ BLOCK: Final = 256
 OPTIONS: Final[dict[str, Any]] = {"BLOCK": 256, "num_warps": 4, "enable_fp_fusion": False}
 """Lanes of a program of the Triton kernels, and the compiler's options."""
 MOST_OPEN: Final = 1 << 20
-"""So many open elements are settled on a GPU by the kernels, in 256 bytes each; more are left to torch."""
+"""So many open elements are settled on a GPU by the kernels, in 160 bytes each; more are left to torch."""
 
 
 class _Scatter(ctypes.Structure):
@@ -266,11 +266,9 @@ class ScatterRunner:
             return None
         counts.elements += count
         if number:
-            digits = torch.zeros((number, 32), dtype=torch.int64, device=device)
-            values = torch.empty(number, dtype=torch.float32, device=device)
-            launch(found.add_open, programs, source, *terms, slots, digits, **OPTIONS)
-            options = {"PRECISION": self.rounded.precision, **OPTIONS}
-            launch(found.round_digits, ceil(number / OPTIONS["BLOCK"]), digits, values, number, **options)
+            digits = Digits.zeros(number, device)
+            launch(found.add_open, programs, source, *terms, slots, digits.values, number, **OPTIONS)
+            values = digits.rounded(self.rounded)
             settled, flat = slots >= 0, out.view(-1)
             torch.where(settled, values[slots.clamp(0)], flat, out=flat)
             counts.undecided += number

@@ -2,7 +2,7 @@
 
 Sums of FP64 and of absolute terms are added by atomic additions, each rounded once, in whatever order: no term passes
 through more roundings than there are sources (`tiebreak.engine.arithmetic.ziv`). Outputs that Ziv's test leaves open
-get slots, in which the terms are added once more, exactly, as in `reduce/kernels.py`: integers add so in any order.
+get slots, in which the terms are added once more, exactly, to the digits of `exact.py`: integers add so in any order.
 
 SAFETY: the caller has checked that every sum of table entries lies inside the operand and the result. Indices come from
 data that nobody has checked: those outside the box are left out, as SPEC 4.3 says.
@@ -11,9 +11,7 @@ data that nobody has checked: those outside the box are left out, as SPEC 4.3 sa
 import triton
 import triton.language as tl
 
-from tiebreak.engine.arithmetic.reduce.kernels import decode, round_digits, round_to
-
-__all__ = ["add_open", "add_terms", "decide_sums", "round_digits"]
+from tiebreak.engine.arithmetic.reduce.kernels import round_to
 
 
 @triton.jit
@@ -67,22 +65,24 @@ def decide_sums(sums, sizes, out, slots, found, count, coefficient, PRECISION: t
     tl.store(slots + place, tl.where(undecided, slot, -1), mask=inside)
 
 
-@triton.jit(do_not_specialize=["groups", "sources", "rows", "box"])
+@triton.jit(do_not_specialize=["groups", "sources", "rows", "box", "room"])
 def add_open(
     source, index, source_group, source_place, source_row, index_group, index_place, out_group, out_match, out_row,
-    groups, sources, rows, box, slots, digits, BLOCK: tl.constexpr,
+    groups, sources, rows, box, slots, digits, room, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds the terms of open outputs to the 32 digits of their slots: to two of them, of 24 bits each."""
+    """Adds the terms of open outputs to `digits` (digit, slot), each to two of them, of 32 bits."""
     x, place, used = reach(
         source, index, source_group, source_place, source_row, index_group, index_place, out_group, out_match, out_row,
         groups, sources, rows, box, BLOCK,
     )  # fmt: skip
     slot = tl.load(slots + place, mask=used, other=-1)
     used = used & (slot >= 0)
-    m, bit = decode(x)
-    bit += 149  # digits are of products, whose unit is 2^-298
-    size = tl.abs(m) << (bit % 24)
-    low, high = size & 0xFFFFFF, size >> 24
-    at = digits + slot * 32 + bit // 24
-    tl.atomic_add(at, tl.where(m < 0, -low, low), mask=used)
-    tl.atomic_add(at + 1, tl.where(m < 0, -high, high), mask=used & (high != 0))
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = (bits >> 23) & 0xFF
+    normal = (exponent != 0).to(tl.int32)
+    bit = exponent - normal + 149  # of an f32 in units of 2^-298
+    size = ((bits & 0x7FFFFF) | (normal << 23)).to(tl.int64) << (bit % 32)
+    low, high = size & 0xFFFFFFFF, size >> 32
+    at = digits + (bit // 32).to(tl.int64) * room + slot
+    tl.atomic_add(at, tl.where(bits < 0, -low, low), mask=used)
+    tl.atomic_add(at + room, tl.where(bits < 0, -high, high), mask=used & (high != 0))
