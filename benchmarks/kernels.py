@@ -1,4 +1,4 @@
-"""The Triton kernels for sums, compiled for GPUs that need not be here, and what their machine code consists of.
+"""The Triton kernels, compiled for GPUs that need not be here, and what their machine code consists of.
 
     python -m benchmarks.kernels        writes results/kernels.json; no GPU, no interpreter
 
@@ -19,6 +19,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.table import Row, placed, publish
+from tiebreak.engine.arithmetic import hashing, scatter
+from tiebreak.engine.arithmetic import random as draws
+from tiebreak.engine.arithmetic.kernels import hashing as hash_kernels
+from tiebreak.engine.arithmetic.kernels import random as draw_kernels
+from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.reduce import fused, kernels
 
 TARGETS: Final = {
@@ -31,6 +36,17 @@ TARGETS: Final = {
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
 KERNELS: Final = ("contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest")
+_SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
+OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
+    "hash_chunks": (hash_kernels.hash_chunks, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i64 *i64 i32 i32"),
+    "hash_nodes": (hash_kernels.hash_nodes, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i32 i32 i32"),
+    "add_terms": (scatter_kernels.add_terms, scatter.OPTIONS, f"{_SCATTERED} *fp64 *fp64"),
+    "decide_sums": (scatter_kernels.decide_sums, scatter.OPTIONS, "*fp64 *fp64 *fp32 *i64 *i64 i32 fp32"),
+    "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64 i32"),
+    "draw": (draw_kernels.draw, draws.OPTIONS, "*fp32 *i64 *i64 i32 i64 i32 i32"),
+    "permute": (draw_kernels.permute, draws.OPTIONS, "*i64 *i64 *i64 *i64 i32 i64 i32 i32"),
+}
+"""Kernels that are not of sums, their options, and the types of their arguments in order."""
 KINDS: Final = {
     "a": "*fp32",
     "b": "*fp32",
@@ -71,7 +87,13 @@ def _operations(text: str) -> Counter[str]:
 
 
 def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
-    """Compiles one of `KERNELS` for a target; options: changes of the compiler's."""
+    """Compiles one of `KERNELS` or of `OTHERS` for a target; options: changes of the compiler's."""
+    if kernel in OTHERS:
+        function, known, kinds = OTHERS[kernel]
+        constants = {"PRECISION": precision, "BLOCK": known["BLOCK"]}
+        constants = {key: value for key, value in constants.items() if key in function.arg_names}
+        signature = dict(zip(function.arg_names, [*kinds.split(), *len(constants) * ["constexpr"]], strict=True))
+        return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)
     target, function = TARGETS[name], getattr(kernels, kernel)
     ones: dict[str, int] = {}
     known: dict[str, Any] = {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, **fused.OPTIONS}
@@ -99,12 +121,19 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
     given = {key: value for key, value in known.items() if key.islower()} | options
     signature = {n: "constexpr" if n in constants else "i32" if n in NUMBERS else KINDS.get(n, "*i64")
                  for n in function.arg_names}  # fmt: skip
-    aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")}
-    made = triton.compile(ASTSource(function, signature, constants, aligned), target=target, options=given)
     products = 0
     if kernel.startswith("contract"):
         products = {"contract": 1, "contract_twice": 3}[kernel]
         products *= known["BLOCK_M"] * known["BLOCK_N"] * known["BLOCK_K"] // (given["num_warps"] * target.warp_size)
+    return _compiled(name, function, signature, constants, given, products)
+
+
+def _compiled(
+    name: str, function: Any, signature: dict[str, str], constants: dict[str, Any], given: dict[str, Any], products: int
+) -> Machine:
+    target = TARGETS[name]
+    aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")}
+    made = triton.compile(ASTSource(function, signature, constants, aligned), target=target, options=given)
     if target.backend == "hip":
         text = made.asm["amdgcn"]
         registers, spilled = (_found(pattern, text) for pattern in (r"\.vgpr_count:\s+(\d+)", r"ScratchSize: (\d+)"))
@@ -160,7 +189,7 @@ def faults(machine: Machine) -> list[str]:
 def main(folder: Path) -> None:
     rows, wrong = [], []
     for name in TARGETS:
-        for kernel in KERNELS:
+        for kernel in (*KERNELS, *OTHERS):
             for precision in (32, 16):
                 machine = assemble(name, kernel, precision)
                 wrong += [f"{name}, {kernel}, {precision} bits: {fault}" for fault in faults(machine)]

@@ -13,9 +13,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from tests.engine.arithmetic_cases import sum_over
-from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import Arithmetic, hashing, scatter
+from tiebreak.engine.arithmetic import random as draws
+from tiebreak.engine.arithmetic.kernels import hashing as hash_kernels
+from tiebreak.engine.arithmetic.kernels import random as draw_kernels
+from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.reduce import fused, kernels
+from tiebreak.engine.data.tensors import from_bytes
+from tiebreak.engine.run import qualify
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.reference import pack
 
 LONG = 1 << 13
 
@@ -60,17 +67,33 @@ def main() -> None:
     def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
         made.append(kernel.warmup(*arguments, grid=(programs,), **options))
 
+    def scattered(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+        """Compiles, and leaves one element open."""
+        compiled(kernel, programs, *arguments, **options)
+        memory = dict(zip(kernel.arg_names, arguments, strict=False))
+        if kernel is scatter_kernels.decide_sums:
+            memory["found"].fill_(1)
+            memory["slots"].fill_(0)
+
     driver.set_active(Driver())
     with (
         mock.patch.multiple(fused, launch=compiled, _kernels=lambda _: kernels),
-        mock.patch.object(fused, "target", return_value=("cuda", 90)),
+        mock.patch.object(fused, "target", return_value=("cuda", 90)),  # a name that `multiple` takes for its own
+        mock.patch.multiple(scatter, launch=scattered, _kernels=lambda _: scatter_kernels),
+        mock.patch.multiple(draws, launch=compiled, _kernels=lambda _: draw_kernels),
+        mock.patch.multiple(hashing, launch=compiled, _kernels=lambda _: hash_kernels),
     ):
         for precision in (16, 32):
             for i, sizes in FORMS:
                 Arithmetic(precision=precision).execute(i, [torch.ones(size) for size in sizes], 0)
+            for case in (*qualify._scatters(), *qualify._draws()):
+                operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
+                Arithmetic(precision=precision).execute(case.instruction, operands, 0)
+        hashing.identities({"a": torch.ones(1), "b": torch.ones(1000)})
     assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
     assert {one.metadata.name for one in made} == {
         "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
+        "add_terms", "decide_sums", "add_open", "draw", "permute", "hash_chunks", "hash_nodes",
     }  # fmt: skip
     sys.stdout.write(f"{len(made)}\n")
 

@@ -46,6 +46,25 @@ def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], Non
     cases(sum(found["ran"].values()))
 
 
+@pytest.mark.parametrize(("name", "mutants"), [("hashing", 2), ("indices", 7)])
+def test_other_kernels_in_the_interpreter(name: str, mutants: int, cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "fast"))
+    assert found["alive"] == []
+    assert len(found["dead"]) == mutants
+    assert min(found["ran"].values()) > 0
+    cases(sum(found["ran"].values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mutants"), [("hashing", 11), ("indices", 9)])
+def test_other_kernels_in_the_interpreter_on_more(name: str, mutants: int, cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "slow"))
+    assert found["alive"] == []
+    assert len(found["dead"]) == mutants
+    assert min(found["ran"].values()) > 0
+    cases(sum(found["ran"].values()))
+
+
 @pytest.mark.slow
 def test_machine_code(tmp_path: Path, cases: Callable[[int], None]) -> None:
     """Compiled ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of docs/gpu.md."""

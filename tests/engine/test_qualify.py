@@ -1,6 +1,6 @@
 """Qualification passes here, and finds devices that compute almost right."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,10 +11,14 @@ from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies, elementwise, indexing, scatter
 from tiebreak.engine.arithmetic.reduce import pure as sums
 from tiebreak.engine.arithmetic.ziv import Settler, TermReader
+from tiebreak.engine.data.tensors import memory_of
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Instruction, MapFunction
 from tiebreak.protocol.program.rounding import SumKind
+from tiebreak.protocol.tags import Digest
 
 
 def test_this_device_qualifies() -> None:
@@ -161,3 +165,11 @@ def test_a_maximum_that_keeps_minus_zero(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_result_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexing, "window", lambda i, _: torch.zeros(tuple(reversed(i.shape))).t())
     refused("window: expected a contiguous")
+
+
+def test_ids_with_nan_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
+        return {name: identify(PROTOCOL_DTYPES[x.dtype], x.shape, memory_of(x)) for name, x in tensors.items()}
+
+    monkeypatch.setattr("tiebreak.engine.run.qualify.identities", identities)
+    refused(r"cpu does not hash torch.float32 \(256,\) right: expected ")

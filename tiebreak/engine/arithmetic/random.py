@@ -1,14 +1,20 @@
-"""`random` and `shuffle` (SPEC section 7): Philox4x32-10 in integer operations, the same on every device."""
+"""`random` and `shuffle` (SPEC section 7): Philox4x32-10 in integer operations, the same on every device.
+
+On GPUs each is one launch of a Triton kernel (`kernels/random.py`), elsewhere hundreds of calls of torch.
+"""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import ceil
+from types import ModuleType
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tiebreak.engine.arithmetic.launching import kernels, launch
 from tiebreak.engine.arithmetic.views import View
 from tiebreak.protocol.numbers.philox import half_width
 from tiebreak.protocol.program.isa import Instruction, RandomParams, ShuffleParams
@@ -28,8 +34,14 @@ TABLES: Final = 4
 _PIECE: Final = 1 << 14
 """The number of blocks made at once on a CPU: their words, of 8 bytes each, stay in a core's cache."""
 _PIECE_ELSEWHERE: Final = 1 << 20
+OPTIONS: Final[dict[str, Any]] = {"BLOCK": 256, "num_warps": 4, "enable_fp_fusion": False}
+"""Lanes of a program of the kernels, and the compiler's options."""
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _kernels(device: torch.device) -> ModuleType | None:
+    return kernels(f"{__package__}.kernels.random", device)
 
 
 def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
@@ -72,6 +84,11 @@ def key_of(seed: Tensor) -> tuple[Tensor, Tensor]:
     return seed & _MASK, (seed >> 32) & _MASK
 
 
+def _signed(word: int) -> int:
+    """A word of 32 bits as i32, so that a kernel's argument has one type."""
+    return word - (word >> 31 << 32)
+
+
 def _scalar(base: Tensor, offset: int) -> Tensor:
     return base.reshape(-1)[offset : offset + 1]
 
@@ -92,10 +109,17 @@ def random(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     """The f32 result of a `random` instruction."""
     assert isinstance(instruction.params, RandomParams)
     seed, step = (_scalar(base, a.offset) for base, a in zip(operands, instruction.operands, strict=True))
-    key, third = key_of(seed), step & _MASK
-    fourth = torch.full_like(third, instruction.params.stream)
     before, skip = divmod(first_of(instruction.params), 4)
     blocks = -(-(skip + instruction.numel) // 4)
+    if (found := _kernels(seed.device)) is not None:
+        out = torch.empty(instruction.shape, dtype=torch.float32, device=seed.device)
+        launch(
+            found.draw, ceil(blocks / OPTIONS["BLOCK"]), out, seed, step, _signed(instruction.params.stream), before,
+            skip, out.numel(), **OPTIONS,
+        )  # fmt: skip
+        return out
+    key, third = key_of(seed), step & _MASK
+    fourth = torch.full_like(third, instruction.params.stream)
     words = torch.empty((blocks, 4), dtype=torch.float32, device=seed.device)
     piece = _PIECE if seed.device.type == "cpu" else _PIECE_ELSEWHERE
     for begin in range(0, blocks, piece):
@@ -126,6 +150,13 @@ class Shuffles:
             for o in (0, 2)
         )
         seed = _scalar(operands[1], instruction.operands[1].offset)
+        if (found := _kernels(seed.device)) is not None:
+            out, read = torch.empty_like(index, memory_format=torch.contiguous_format), (index, epoch)
+            launch(
+                found.permute, ceil(out.numel() / OPTIONS["BLOCK"]), out, *(x.contiguous() for x in read), seed,
+                _signed(params.stream), params.n, half_width(params.n), out.numel(), **OPTIONS,
+            )  # fmt: skip
+            return out.view(instruction.shape)
         inside = (index >= 0) & (index < params.n)
         x = torch.where(inside, index, 0)
         epochs = torch.unique(epoch).tolist() if params.n <= TABLE else []

@@ -3,7 +3,8 @@
 Output dims are *matched* (the index addresses them), *keyed* (the index depends on them) or *row* (the index ignores
 them); the other dims are the reduction. With key = keyed coordinate * box + index, every source row (keyed and
 reduction coordinate) is added to the row of its key. In torch only keys that occur are held, so memory is proportional
-to the source; scatter.c, on CPUs, writes into the result itself and reads everything through tables of places.
+to the source; scatter.c, on CPUs, and `kernels/scatter.py`, on GPUs, write into the result itself and read everything
+through tables of places.
 """
 
 import ctypes
@@ -11,13 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, prod
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact import Integers
+from tiebreak.engine.arithmetic.exact import Digits, Integers
+from tiebreak.engine.arithmetic.launching import kernels, launch
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import sharing, together
@@ -28,6 +31,10 @@ from tiebreak.protocol.program.isa import Instruction, ScatterParams, row_major
 
 BLOCK: Final = 256
 """The least number of row elements per task when several threads share the work."""
+OPTIONS: Final[dict[str, Any]] = {"BLOCK": 256, "num_warps": 4, "enable_fp_fusion": False}
+"""Lanes of a program of the Triton kernels, and the compiler's options."""
+MOST_OPEN: Final = 1 << 20
+"""So many open elements are settled on a GPU by the kernels, in 160 bytes each; more are left to torch."""
 
 
 class _Scatter(ctypes.Structure):
@@ -46,9 +53,13 @@ def build() -> Build:
     return load(__file__, scatter_sum=(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p))
 
 
+def _kernels(device: torch.device) -> ModuleType | None:
+    return kernels(f"{__package__}.kernels.scatter", device)
+
+
 @dataclass(frozen=True)
 class Tables:
-    """Where scatter.c reads and writes: places by coordinate."""
+    """Where scatter.c and the Triton kernels read and write: places by coordinate."""
 
     source: tuple[Integers, Integers, Integers]
     """Places by keyed, summed and row coordinate."""
@@ -58,6 +69,15 @@ class Tables:
     """Places by keyed, matched and row coordinate."""
     reach: tuple[tuple[int, int], tuple[int, int]]
     """The least and the greatest place read of the source and of the index."""
+    held: dict[torch.device, list[Tensor]] = field(default_factory=dict)
+    """The tables on a device."""
+
+    def on(self, device: torch.device) -> list[Tensor]:
+        """The eight tables on a device, where they stay."""
+        if device not in self.held:
+            tables = (*self.source, *self.index, *self.out)
+            self.held[device] = [torch.from_numpy(table).to(device) for table in tables]
+        return self.held[device]
 
 
 @dataclass(frozen=True)
@@ -171,6 +191,10 @@ class ScatterRunner:
         `near` collects open elements that are not settled.
         """
         source, index = operands
+        if plan.tables is not None and near is None and _kernels(source.device) is not None:
+            found = self._fused(plan.shape, plan.tables, source, index, counts)
+            if found is not None:
+                return found
         if plan.tables is not None and source.device.type == "cpu" and (library := build().library) is not None:
             return self._compiled(library, plan.shape, plan.tables, source, index, counts, near)
         key, rows = self._matching(plan, source, index)
@@ -211,6 +235,45 @@ class ScatterRunner:
         del held
         counts.elements += out.numel()
         progress.add_to(counts, threads)
+        return out
+
+    def _fused(
+        self, shape: tuple[int, ...], tables: Tables, source: Tensor, index: Tensor, counts: Counts
+    ) -> Tensor | None:
+        """By the Triton kernels; None if too many elements are open."""
+        for tensor, reach in zip((source, index), tables.reach, strict=True):
+            check_reach(tensor, reach)
+        device, (groups, sources, rows) = source.device, (len(table) for table in tables.source)
+        held, found = tables.on(device), _kernels(device)
+        assert found is not None
+        if self.shuffled is not None:
+            order = torch.randperm(sources, generator=self.shuffled, device=self.shuffled.device).to(device)
+            held = [table[order] if number in (1, 4) else table for number, table in enumerate(held)]
+        out = torch.empty(shape, dtype=torch.float32, device=device)
+        count, programs = out.numel(), ceil(groups * sources * rows / OPTIONS["BLOCK"])
+        terms = (index, *held, groups, sources, rows, len(tables.out[1]))
+        sums, sizes = torch.zeros((2, count), dtype=torch.float64, device=device)
+        slots = torch.empty(count, dtype=torch.int64, device=device)
+        opened = torch.zeros(1, dtype=torch.int64, device=device)
+        launch(found.add_terms, programs, source, *terms, sums, sizes, **OPTIONS)
+        factor = coefficient(sources) * (1 + 2.0**-20)  # which is passed in FP32
+        launch(
+            found.decide_sums, ceil(count / OPTIONS["BLOCK"]), sums, sizes, out, slots, opened, count, factor,
+            PRECISION=self.rounded.precision, **OPTIONS,
+        )  # fmt: skip
+        number = int(opened)  # the only thing that the host reads, and waits for
+        if number > MOST_OPEN:
+            return None
+        counts.elements += count
+        if number:
+            digits = Digits.zeros(number, device)
+            launch(found.add_open, programs, source, *terms, slots, digits.values, number, **OPTIONS)
+            values = digits.rounded(self.rounded)
+            settled, flat = slots >= 0, out.view(-1)
+            torch.where(settled, values[slots.clamp(0)], flat, out=flat)
+            counts.undecided += number
+            counts.undecided_twice += number
+            counts.double_rounded += int((settled & self.rounded(sums).ne(flat)).sum())
         return out
 
     def _matching(self, plan: ScatterPlan, source: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.arithmetic.hashing import identities, runs_on
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import State
 from tiebreak.engine.run.retention import ALL, Keep
@@ -107,7 +107,8 @@ class Committer:
 
     def _commit(self, step: int, state: State, loss_bits: int, log_root: Digest) -> Commit:
         started = time.perf_counter()
-        state = {name: tensor.to("cpu") for name, tensor in state.items()}  # once: it is read twice
+        # A tensor that is hashed where it lies is moved to be written; any other once, because it is read twice.
+        state = {name: tensor if runs_on(tensor.device) else tensor.to("cpu") for name, tensor in state.items()}
         record = make_record(step, state, loss_bits, log_root)
         hashed = time.perf_counter()
         checkpoint, recorded = self._run.job.checkpoint_of(step), self._run.recorded()

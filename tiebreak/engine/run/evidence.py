@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.hashing import identity
 from tiebreak.engine.data.hashing import hasher
-from tiebreak.engine.data.tensors import identity, tensor_bytes
+from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter, Observer, State, Sums
 from tiebreak.engine.run.logs import NO_LOGS, Logs, Run, check_logs

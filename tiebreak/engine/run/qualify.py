@@ -6,6 +6,7 @@
    terms, long and wide enough that the device takes its fast kernels.
    Devices other than CPUs also compute one large matrix product, because a vendor's library may emulate FP64 there.
 3. max and argmax (zeros, NaN, equal values), gather, window, iota, casts, random, shuffle.
+4. Ids of tensors of all dtypes, around the boundaries of words, blocks, chunks and tree levels, with NaN of all kinds.
 
 An arithmetic that logs near ties is also checked for what it reports: each reported value must lie within the error
 that it claims, and each result that is not reported must be exact.
@@ -25,13 +26,18 @@ from math import prod
 from time import perf_counter
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.data.tensors import canonical, from_bytes
+from tiebreak.engine.arithmetic.hashing import identities
+from tiebreak.engine.data.tensors import canonical, from_bytes, memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
+from tiebreak.engine.native import SWITCH
 from tiebreak.engine.run.schedule import is_elementwise
+from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.hashing import one_nan
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 from tiebreak.protocol.numbers.philox import random_bits
 from tiebreak.protocol.program.isa import (
@@ -123,6 +129,7 @@ def qualify(arithmetic: Arithmetic) -> Report:
     large = () if arithmetic.device.type == "cpu" else _vectors(precision, large=True)
     for case, right in (*_vectors(precision), *large):
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
+    operations["hashing"] = _compare_ids(arithmetic)
     return Report(
         device=str(arithmetic.device),
         cases=sum(operations.values()),
@@ -141,6 +148,32 @@ def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
         chained = replace(case, name=f"{case.name} (compiled)")
         _compare_result(arithmetic, chained, right, arithmetic.chains.alone(i, tensors))
     return len(right)
+
+
+def _compare_ids(arithmetic: Arithmetic) -> int:
+    """Tensors hashed on the device, all at once as those of a state, against hashlib."""
+    found = identities({str(n): x.to(arithmetic.device) for n, x in enumerate(_tensors())})
+    for n, x in enumerate(_tensors()):
+        data = one_nan(memory_of(x)) if x.dtype == torch.float32 else memory_of(x)
+        right = identify(PROTOCOL_DTYPES[x.dtype], tuple(x.shape), data)
+        if found[str(n)] != right:
+            raise ConfigurationError(
+                f"{arithmetic.device} does not hash {x.dtype} {tuple(x.shape)} right: expected {right.hex()}, got "
+                f"{found[str(n)].hex()}. What it commits to would be wrong: use another device, driver or version of "
+                f"Triton, or set {SWITCH}=0"
+            )
+    return len(found)
+
+
+def _tensors() -> Iterator[Tensor]:
+    """Tensors to hash: at the edges of a block (13, 14 words), of a chunk, and of trees, one of which is large."""
+    for words in (1, 11, 12, 13, 14, 125, 126, 127, 128, 129, 256, 257, 640, 641, 1 << 16):
+        drawn = torch.arange(words, dtype=torch.int64).mul_(0x9E3779B97F4A7C15 - (1 << 64))
+        yield drawn
+        yield drawn.view(torch.int32)[::2].contiguous().view(torch.float32)
+        yield drawn > 0
+    nan = (0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x80000000, 0xFF800000, 0xFF800001, 0xFFC00000, 0xFFFFFFFF)
+    yield torch.tensor(nan * 33, dtype=torch.int64).to(torch.int32).view(torch.float32).view(9, 33)
 
 
 def _compare_logged(arithmetic: Arithmetic, case: _Case, right: Sequence[int], tensors: Sequence[Tensor]) -> None:

@@ -1,0 +1,187 @@
+"""Scatter sums, draws and permutations."""
+
+import json
+import random
+import sys
+from unittest import mock
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.arithmetic_cases import STYLES, Maker, check, random_scatter
+from tests.engine.interpreted import Mutants, killed, patch_index
+from tiebreak.engine.arithmetic import Arithmetic, scatter
+from tiebreak.engine.arithmetic import random as draws
+from tiebreak.engine.arithmetic.kernels import random as draw_kernels
+from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
+from tiebreak.engine.run import qualify
+from tiebreak.protocol.program.isa import (
+    Access,
+    DType,
+    Instruction,
+    Opcode,
+    RandomParams,
+    ScatterParams,
+    ShuffleParams,
+)
+
+OUTSIDE = (-1, -(1 << 63), (1 << 63) - 1, 1 << 32)
+
+
+def one_scatter(seed: int, precision: int, style: str) -> Arithmetic:
+    """Any access maps, hostile values and indices, in order and permuted, by the kernels alone."""
+    r = random.Random(seed)
+    i, (source, index) = random_scatter(Maker(r))
+    source = Maker(r).tensor(DType.F32, source.numel(), style)
+    for at in range(index.numel()):
+        index[at] = r.choice(OUTSIDE) if r.random() < 0.1 else index[at]
+    arithmetic = Arithmetic(permute=seed if seed % 4 == 0 else None, precision=precision)
+    with mock.patch.object(scatter.ScatterRunner, "_matching", side_effect=AssertionError("expected the kernels")):
+        check(arithmetic, i, [source, index])
+    return arithmetic
+
+
+def scatters(examples: int) -> int:
+    """At every precision."""
+    ran = []
+
+    @settings(max_examples=examples, deadline=None, database=None)
+    @given(st.integers(0, 2**32), st.integers(16, 32), st.sampled_from(STYLES))
+    def holds(seed: int, precision: int, style: str) -> None:
+        one_scatter(seed, precision, style)
+        ran.append(1)
+
+    holds()
+    return len(ran)
+
+
+def settles(examples: int) -> int:
+    """With errors that decide nothing, fixed point alone gives every finite result."""
+    with mock.patch.object(scatter, "coefficient", return_value=2.0**20):
+        made = [one_scatter(seed, 16 + seed % 17, STYLES[seed % len(STYLES)]) for seed in range(examples)]
+    settled = sum(a.stats.of("scatter_sum").undecided_twice for a in made)
+    assert settled > examples
+    return settled
+
+
+def leaves_nothing_open() -> int:
+    """Small whole numbers, whose sums are far from any middle: the test decides all of them."""
+    arithmetic, count = Arithmetic(), 90
+    i = Instruction(
+        opcode=Opcode.SCATTER_SUM, dtype=DType.F32, shape=(5,), reduction=(count,),
+        operands=(Access(0, 0, (0, 1)), Access(1, 0, (0, 1))), params=ScatterParams(match=(1,)),
+    )  # fmt: skip
+    check(arithmetic, i, [torch.arange(count) % 7 - 3.0, torch.arange(count) % 5])
+    assert arithmetic.stats.of("scatter_sum").undecided == 0
+    return i.numel
+
+
+def hard_scatters(precision: int = 32) -> int:
+    """Qualification's: ties, next to ties, cancellation, NaN, and indices outside the box."""
+    arithmetic = Arithmetic(precision=precision)
+    ran = sum(qualify._compare(arithmetic, case, qualify._right(case, precision)) for case in qualify._scatters())
+    assert 0 < arithmetic.stats.of("scatter_sum").undecided < ran
+    return ran
+
+
+def too_many_open() -> int:
+    """More open elements than there is room for are left to torch."""
+    with mock.patch.object(scatter, "MOST_OPEN", 1):
+        return sum(qualify._compare(Arithmetic(), case, qualify._right(case, 32)) for case in qualify._scatters())
+
+
+def drawn(examples: int) -> int:
+    """Draws of any number of elements and any seed, step and stream, also from within a block on."""
+    ran = 0
+    for n in range(examples):
+        r = random.Random(n)
+        seed, step = (torch.tensor([r.choice([r.getrandbits(63), -1, 0, -(1 << 63)])]) for _ in range(2))
+        shape = (r.randint(1, 30), r.randint(1, 3))
+        params = RandomParams(stream=r.choice([0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]))
+        accesses = tuple(Access(o, 0, (0, 0)) for o in (0, 1))
+        i = Instruction(opcode=Opcode.RANDOM, dtype=DType.F32, shape=shape, operands=accesses, params=params)
+        ran += len(check(Arithmetic(), i, [seed, step]))
+        first = r.choice([0, 1, 6, 4 * ((1 << 32) - 3) + 2])
+        part = Instruction(
+            opcode=Opcode.RANDOM, dtype=DType.F32, shape=shape, operands=accesses,
+            params=draws.RandomFrom(stream=params.stream, first=first),
+        )  # fmt: skip
+        found = draws.random(part, [seed, step])
+        with mock.patch.object(draws, "_kernels", return_value=None):
+            assert torch.equal(found, draws.random(part, [seed, step]))
+    return ran
+
+
+def permuted(examples: int) -> int:
+    """Permutations whole, and of large numbers; indices outside."""
+    ran = 0
+    for n in range(examples):
+        r = random.Random(n)
+        size = r.choice([1, 2, 3, 5, 17, 64, 1000, 1 << 40])
+        index = [*range(min(size, 20)), size - 1, size, *OUTSIDE]
+        accesses = Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (r.randint(0, 1),))
+        params = ShuffleParams(n=size, stream=r.choice([0, 1 << 31, (1 << 32) - 1]))
+        i = Instruction(opcode=Opcode.SHUFFLE, dtype=DType.I64, shape=(len(index),), operands=accesses, params=params)
+        operands = [torch.tensor(index), torch.tensor([r.getrandbits(63)]), torch.arange(len(index)) - 3]
+        found = check(Arithmetic(), i, operands)
+        ran += len(found)
+    return ran
+
+
+SCATTER_MUTANTS: Mutants = {
+    "nothing is open": ((("~(high <= low)", "~(high >= low)"),), hard_scatters),
+    "the last index outside": ((("(key < box)", "(key < box - 1)"),), hard_scatters),
+    "infinity is finite": ((('e < float("inf")', 'e <= float("inf")'),), hard_scatters),
+    "no high digit": ((("used & (high != 0)", "used & (high < 0)"),), lambda: settles(9)),
+}
+SLOW_SCATTER_MUTANTS: Mutants = {
+    "everything is open": ((("~(high <= low)", "~(high < low)"),), leaves_nothing_open),
+    "index 0 outside": ((("(key >= 0)", "(key >= 1)"),), hard_scatters),
+    "sizes with a sign": ((("tl.abs(wide)", "wide"),), hard_scatters),
+    "digits without a sign": ((("tl.where(bits < 0, -low, low)", "low"),), lambda: settles(9)),
+    "another unit": ((("normal + 149", "normal + 148"),), lambda: settles(9)),
+}
+DRAW_MUTANTS: Mutants = {
+    "nine rounds": ((("range(10)", "range(9)"),), lambda: drawn(3)),
+    "blocks of 32 bits": ((("(block >> 32).to", "(block * 0).to"),), lambda: drawn(12)),
+    "no walk": ((("0) > 0:", "0) > 1:"),), lambda: permuted(6)),
+}
+SLOW_DRAW_MUTANTS: Mutants = {
+    "25 bits": ((("words[i] >> 8", "words[i] >> 7"),), lambda: drawn(3)),
+    "epochs of the first index": ((("tl.load(epoch + at, mask=inside, other=0)", "tl.load(epoch + 0 * at)"),),
+                                  lambda: permuted(6)),
+    "indices outside": ((("tl.where(inside, x, -1)", "x"),), lambda: permuted(3)),
+    "words that do not cross": ((("high1 ^ c1 ^ k0", "high0 ^ c1 ^ k0"),), lambda: drawn(3)),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run and print."""
+    patch_index()
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")  # infinities are among the values, and products of 32 bits wrap
+    slow = sys.argv[1] == "slow"
+    examples = 20 if slow else 4
+    scatter_mutants, draw_mutants = SCATTER_MUTANTS, DRAW_MUTANTS
+    if slow:
+        scatter_mutants, draw_mutants = SLOW_SCATTER_MUTANTS, SLOW_DRAW_MUTANTS
+    with mock.patch.dict(scatter.OPTIONS, BLOCK=64), mock.patch.dict(draws.OPTIONS, BLOCK=16):
+        ran = {
+            "scatters": scatters(2 * examples),
+            "settled": settles(examples),
+            "hard": hard_scatters(),
+            "decided": leaves_nothing_open(),
+            "drawn": drawn(examples),
+            "permuted": permuted(examples),
+        }
+        if slow:
+            ran |= {"hard, 16 bits": hard_scatters(16), "left to torch": too_many_open()}
+        dead = killed(scatter_mutants, scatter_kernels, scatter) | killed(draw_mutants, draw_kernels, draws)
+    alive = sorted({*scatter_mutants, *draw_mutants} - set(dead))
+    sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": alive}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

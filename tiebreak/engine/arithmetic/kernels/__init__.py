@@ -1,0 +1,1 @@
+"""Triton kernels of everything but sums and elementwise chains. Only what launches them imports their modules."""
