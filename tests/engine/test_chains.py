@@ -17,7 +17,8 @@ from tests.engine.tiny import make_tiny_task
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic, elementwise
-from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN, Member
+from tiebreak.engine.arithmetic.chains import Member
+from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN
 from tiebreak.engine.arithmetic.threads import available, spread
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
