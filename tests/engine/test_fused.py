@@ -1,4 +1,4 @@
-"""Sums by Triton kernels, without a GPU: in Triton's interpreter against integers, with mutants that must die."""
+"""Triton kernels, without a GPU: in Triton's interpreter against integers, with mutants that must die."""
 
 import importlib.util
 import json
@@ -28,19 +28,21 @@ def python(*arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_the_interpreter_agrees_with_integers(cases: Callable[[int], None]) -> None:
-    found = json.loads(python("-m", "tests.engine.interpreted.sums", "fast"))
+@pytest.mark.parametrize(("module", "dead"), [("sums", 13), ("chains", 13)])
+def test_the_interpreter_agrees_with_integers(module: str, dead: int, cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", f"tests.engine.interpreted.{module}", "fast"))
     assert found["alive"] == []
-    assert len(found["dead"]) == 13
+    assert len(found["dead"]) == dead
     assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 
 
 @pytest.mark.slow
-def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], None]) -> None:
-    found = json.loads(python("-m", "tests.engine.interpreted.sums", "slow"))
+@pytest.mark.parametrize(("module", "dead"), [("sums", 9), ("chains", 10)])
+def test_the_interpreter_agrees_with_integers_on_more(module: str, dead: int, cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", f"tests.engine.interpreted.{module}", "slow"))
     assert found["alive"] == []
-    assert len(found["dead"]) == 9
+    assert len(found["dead"]) == dead
     assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 

@@ -360,6 +360,12 @@ def place_of(element, numbers, AT: tl.constexpr, RANK: tl.constexpr, WIDE: tl.co
 
 
 @triton.jit
+def only(x, inside):
+    """A single element as a scalar: where a chain has but one, other instructions may have made it a block."""
+    return x if len(x.shape) == 0 else tl.sum(tl.where(inside, x, 0))
+
+
+@triton.jit
 def draw(first, seed, step, stream, skip, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
     """BLOCK uniform f32 (SPEC section 7) from element `first` on; WHOLE: a block of Philox begins there."""
     place = first + skip + tl.arange(0, BLOCK)
@@ -391,7 +397,8 @@ def operate(
     elif CODE == IOTA:
         value = place_of(element, numbers, C + 1, B, WIDE) + numbers[C].to(tl.int64)
     elif CODE == RANDOM:
-        value = draw(first, r[A], r[B], numbers[C].to(tl.int64), numbers[C + 1].to(tl.int64), D, BLOCK)
+        seed, step = only(r[A], inside), only(r[B], inside)
+        value = draw(first, seed, step, numbers[C].to(tl.int64), numbers[C + 1].to(tl.int64), D, BLOCK)
     elif (CODE == EXP) | (CODE == TANH):
         value = transcendental(tl.where(inside, r[A], 0.0), inside, notes + D, CODE, PRECISION)
     else:
