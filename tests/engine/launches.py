@@ -13,8 +13,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from tests.engine.arithmetic_cases import sum_over
-from tiebreak.engine.arithmetic import Arithmetic
+from tests.engine.random_programs import Writer
+from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, elementwise_kernels
 from tiebreak.engine.arithmetic.reduce import fused, kernels
+from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 
 LONG = 1 << 13
@@ -38,6 +41,16 @@ FORMS = [
     (extreme(ReduceFunction.MAX, DType.F32, LONG), (100 * LONG,)),  # in parts
     (sum_over((), (8 * LONG,), Access(0, 0, (1,)), Access(1, 0, (1,))), (8 * LONG, 8 * LONG)),
 ]
+
+
+def run_chains(seed: int) -> None:
+    """Every chain of a random program."""
+    arithmetic = Arithmetic()
+    arithmetic.chains = elementwise_fused.FusedChains(arithmetic.device, 32 - seed, arithmetic.stats)
+    for chain in Interpreter(Writer(seed).program(60), arithmetic)._chains.values():
+        assert isinstance(chain, elementwise_fused.FusedChain)
+        read = chain.code.inputs.items()
+        chain.run({value: torch.ones(numel, dtype=TORCH_DTYPES[dtype]) for value, (dtype, numel) in read})
 
 
 class Driver:
@@ -67,7 +80,8 @@ def main() -> None:
 
     driver.set_active(Driver())
     with (
-        mock.patch.multiple(fused, launch=compiled, _kernels=lambda _: kernels, target=lambda _: ("cuda", 90)),
+        mock.patch.multiple(fused, launch=compiled, _kernels=lambda _: kernels),
+        mock.patch.object(fused, "target", return_value=("cuda", 90)),
     ):
         for precision in (16, 32):
             for i, sizes in FORMS:
@@ -76,6 +90,13 @@ def main() -> None:
     assert {one.metadata.name for one in made} == {
         "contract", "add_up", "add_digits", "round_digits", "find_greatest",
     }  # fmt: skip
+    others = list(made)
+    with mock.patch.multiple(elementwise_fused, launch=compiled, _kernels=lambda _: elementwise_kernels):
+        for seed in range(4):
+            with mock.patch.object(elementwise_fused, "target", return_value=("cuda", 90 + 10 * (seed % 2))):
+                run_chains(seed)
+    assert [one.metadata.name for one in made[len(others) :]] == ["run"] * (len(made) - len(others))
+    assert {one.metadata.enable_fp_fusion for one in made} == {False}
     sys.stdout.write(f"{len(made)}\n")
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels, without a GPU: in Triton's interpreter against integers, with mutants that must die."""
+"""Sums by Triton kernels, without a GPU: in Triton's interpreter against integers, with mutants that must die."""
 
 import importlib.util
 import json
@@ -28,21 +28,19 @@ def python(*arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("module", "dead"), [("sums", 13), ("chains", 13)])
-def test_the_interpreter_agrees_with_integers(module: str, dead: int, cases: Callable[[int], None]) -> None:
-    found = json.loads(python("-m", f"tests.engine.interpreted.{module}", "fast"))
+def test_the_interpreter_agrees_with_integers(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted.sums", "fast"))
     assert found["alive"] == []
-    assert len(found["dead"]) == dead
+    assert len(found["dead"]) == 13
     assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "dead"), [("sums", 9), ("chains", 10)])
-def test_the_interpreter_agrees_with_integers_on_more(module: str, dead: int, cases: Callable[[int], None]) -> None:
-    found = json.loads(python("-m", f"tests.engine.interpreted.{module}", "slow"))
+def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted.sums", "slow"))
     assert found["alive"] == []
-    assert len(found["dead"]) == dead
+    assert len(found["dead"]) == 9
     assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 
@@ -90,6 +88,34 @@ def test_predictions_count_what_is_launched(cases: Callable[[int], None]) -> Non
     assert 0 < around["sum"] < around["parts"]
     assert around["list"] > 0
     cases(kernels)
+
+
+def test_chains_in_the_interpreter(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted.chains", "fast"))
+    assert found["alive"] == []
+    assert len(found["dead"]) == 13
+    assert min(found["ran"].values()) > 0
+    cases(sum(found["ran"].values()))
+
+
+@pytest.mark.slow
+def test_chains_in_the_interpreter_more(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted.chains", "slow"))
+    assert found["alive"] == []
+    assert len(found["dead"]) == 10
+    assert min(found["ran"].values()) > 0
+    cases(sum(found["ran"].values()))
+
+
+@pytest.mark.slow
+def test_contraction_of_chains_is_seen() -> None:
+    """So is that of packed instructions on sm_100, whatever the compiler is told."""
+    program = (
+        "from benchmarks.kernels import assemble, faults; "
+        "found = [faults(assemble('sm_90', name, 32, enable_fp_fusion=True)) for name in ('AdamW', 'GELU')]; "
+        "print([len(each) for each in found], faults(assemble('sm_100', 'AdamW', 32, APART=False))[0])"
+    )
+    assert python("-c", program) == "[3, 6] FFMA2"
 
 
 def test_nobody_else_imports_triton() -> None:

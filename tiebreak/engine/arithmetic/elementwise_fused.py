@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.chains import Member, Result, check_value, common_numel, sole_member
-from tiebreak.engine.arithmetic.launching import kernels, launch
+from tiebreak.engine.arithmetic.launching import kernels, launch, target
 from tiebreak.engine.arithmetic.random import first_of
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.views import Dim, coalesce
-from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import (
     TRANSCENDENTALS,
@@ -88,12 +88,12 @@ class FusedChains:
 
     def make(self, members: tuple[Member, ...]) -> "FusedChain":
         """As `elementwise.Chains.make`."""
-        program = _Program(members)
+        code = Code(members)
         first = -(-self._used // _ALIGNMENT) * _ALIGNMENT
-        self._used = first + program.notes
+        self._used = first + code.notes
         while self._used > len(self.notes):
             self.notes = torch.cat([self.notes, torch.zeros_like(self.notes)])
-        return FusedChain(self, program, first)
+        return FusedChain(self, code, first)
 
     def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
         """As `elementwise.Chains.alone`."""
@@ -121,39 +121,36 @@ class FusedChains:
 class FusedChain:
     """One chain, planned once and run in every step."""
 
-    def __init__(self, chains: FusedChains, program: "_Program", first: int) -> None:
-        self._chains, self._program, self._first = chains, program, first
-        self._numbers = tuple(program.numbers)
-        self._options = {
-            "PROGRAM": tuple(program.operations), "STORES": tuple(program.stores), "LATE": program.late,
-            "WIDE": program.numel >= WIDE, "PRECISION": chains.precision, "BLOCK": BLOCK, **OPTIONS,
-        }  # fmt: skip
+    def __init__(self, chains: FusedChains, code: "Code", first: int) -> None:
+        self._chains, self.code, self._first = chains, code, first
+        self._numbers = tuple(code.numbers)
+        self._options = {**code.constants(chains.precision, *target(chains.device)), **OPTIONS}
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> Result:
         """As `elementwise.Chain.run`, but `FusedChains.look` says what is finite."""
-        chains, program = self._chains, self._program
-        for number, (dtype, numel) in program.inputs.items():
+        chains, code = self._chains, self.code
+        for number, (dtype, numel) in code.inputs.items():
             check_value(values[number], number, TORCH_DTYPES[dtype], numel, chains.device.type)
         made = {
             number: values[old].view(shape)
             if old is not None and old in given
             else torch.empty(shape, dtype=dtype, device=chains.device)
-            for number, shape, dtype, old in program.outputs
+            for number, shape, dtype, old in code.outputs
         }
-        read = (values[number].view(-1)[offset:] for number, offset in program.reads)
+        read = (values[number].view(-1)[offset:] for number, offset in code.reads)
         found = _kernels(chains.device)
         assert found is not None
         chains.ran.append(self)
         launch(
-            found.run, ceil(program.numel / BLOCK), chains.notes[self._first :], (*made.values(), *read),
-            self._numbers, program.numel, **self._options,
+            found.run, ceil(code.numel / BLOCK), chains.notes[self._first :], (*made.values(), *read),
+            self._numbers, code.numel, **self._options,
         )  # fmt: skip
         return Result(made, {})
 
     def read(self, noted: Sequence[int]) -> dict[int, bool]:
         """Whether sealed results are finite, by value number; counts what FP64 left open."""
-        program, first = self._program, self._first
-        for function, at in program.resolved:
+        code, first = self.code, self._first
+        for function, at in code.resolved:
             undecided, double_rounded, still = noted[first + at : first + at + 3]
             if still:
                 raise ConfigurationError(
@@ -161,13 +158,13 @@ class FusedChain:
                     f"{still} elements left open. Use another device, driver or build of torch"
                 )
             counts = self._chains.stats.of(f"map.{function.name.lower()}")
-            counts.elements += program.numel
+            counts.elements += code.numel
             counts.undecided += undecided
             counts.double_rounded += double_rounded
-        return {number: not noted[first + at] for number, at in program.sealed.items()}
+        return {number: not noted[first + at] for number, at in code.sealed.items()}
 
 
-class _Program:
+class Code:
     """A chain's instructions, translated into operations."""
 
     def __init__(self, members: tuple[Member, ...]) -> None:
@@ -193,6 +190,20 @@ class _Program:
         for m in members:
             self._registers[m.number] = self._emit(self._operation(m))
         self.stores = [Store(self._registers[m.number], self._sealed(m)) for m in stored]
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Of each pointer."""
+        made = (PROTOCOL_DTYPES[dtype] for _, _, dtype, _ in self.outputs)
+        return *made, *(self.inputs[number][0] for number, _ in self.reads)
+
+    def constants(self, precision: int, backend: str, arch: int) -> dict[str, Any]:
+        """Of the kernel's compilation for a target of Triton, such as ("cuda", 90)."""
+        return {
+            "APART": backend == "cuda" and arch >= 100,
+            "PROGRAM": tuple(self.operations), "STORES": tuple(self.stores), "LATE": self.late,
+            "WIDE": self.numel >= WIDE, "PRECISION": precision, "BLOCK": BLOCK,
+        }  # fmt: skip
 
     def _operation(self, m: Member) -> Operation:
         i = m.instruction

@@ -140,7 +140,20 @@ def extreme(x, chosen):
 
 
 @triton.jit
-def apply(FUNCTION: tl.constexpr, RESULT: tl.constexpr, x, y, z):  # noqa: C901 - a table
+def multiply(x, y, APART: tl.constexpr):
+    """APART: f32 by an instruction that LLVM does not look into.
+
+    For sm_100 it packs products and sums of two f32, and ptxas fuses these in spite of `.rn` and `--fmad=false`.
+    """
+    if APART and x.dtype == tl.float32:
+        value = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+    else:
+        value = x * y
+    return value
+
+
+@triton.jit
+def apply(FUNCTION: tl.constexpr, RESULT: tl.constexpr, x, y, z, APART: tl.constexpr):  # noqa: C901 - a table
     """A function that is not transcendental."""
     if FUNCTION == COPY:
         value = x
@@ -149,7 +162,7 @@ def apply(FUNCTION: tl.constexpr, RESULT: tl.constexpr, x, y, z):  # noqa: C901 
     elif FUNCTION == SUB:
         value = x - y
     elif FUNCTION == MUL:
-        value = x * y
+        value = multiply(x, y, APART)
     elif FUNCTION == DIV:
         value = tl.div_rn(x, y)
     elif FUNCTION == SQRT:
@@ -345,6 +358,12 @@ def transcendental(x, inside, notes, FUNCTION: tl.constexpr, PRECISION: tl.const
 
 
 @triton.jit
+def number(numbers, AT: tl.constexpr):
+    """As i64; Triton makes a constant of a 1."""
+    return tl.cast(numbers[AT], tl.int64)
+
+
+@triton.jit
 def place_of(element, numbers, AT: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr):
     """The sum of coordinate times stride, i64, wrapping. numbers: from AT on, sizes, then strides."""
     rest = element if WIDE else element.to(tl.uint32)
@@ -352,10 +371,10 @@ def place_of(element, numbers, AT: tl.constexpr, RANK: tl.constexpr, WIDE: tl.co
     for back in tl.static_range(RANK):
         along = rest
         if back < RANK - 1:
-            size = numbers[AT + RANK - 1 - back].to(rest.dtype)
+            size = number(numbers, AT + RANK - 1 - back).to(rest.dtype)
             along = rest % size
             rest = rest // size
-        place += along.to(tl.int64) * numbers[AT + 2 * RANK - 1 - back].to(tl.int64)
+        place += along.to(tl.int64) * number(numbers, AT + 2 * RANK - 1 - back)
     return place
 
 
@@ -386,7 +405,7 @@ def draw(first, seed, step, stream, skip, WHOLE: tl.constexpr, BLOCK: tl.constex
 def operate(
     r, notes, pointers, numbers, first, element, inside,
     CODE: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The value of one operation; r: those of the operations before it."""
     if CODE == LOAD and B == 0:
@@ -395,14 +414,14 @@ def operate(
         place = element if B < 0 else place_of(element, numbers, C, B, WIDE)
         value = tl.load(pointers[A] + place, mask=inside)
     elif CODE == IOTA:
-        value = place_of(element, numbers, C + 1, B, WIDE) + numbers[C].to(tl.int64)
+        value = place_of(element, numbers, C + 1, B, WIDE) + number(numbers, C)
     elif CODE == RANDOM:
         seed, step = only(r[A], inside), only(r[B], inside)
-        value = draw(first, seed, step, numbers[C].to(tl.int64), numbers[C + 1].to(tl.int64), D, BLOCK)
+        value = draw(first, seed, step, number(numbers, C), number(numbers, C + 1), D, BLOCK)
     elif (CODE == EXP) | (CODE == TANH):
         value = transcendental(tl.where(inside, r[A], 0.0), inside, notes + D, CODE, PRECISION)
     else:
-        value = apply(CODE, D, r[A], r[B], r[C])
+        value = apply(CODE, D, r[A], r[B], r[C], APART)
     return value
 
 
@@ -416,11 +435,11 @@ def store(x, notes, pointer, element, inside, NOTE: tl.constexpr):
     tl.store(pointer + element, x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["numbers"])
+@triton.jit
 def run(
     notes, pointers, numbers, count,
     PROGRAM: tl.constexpr, STORES: tl.constexpr, LATE: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of a chain of `count` elements; `elementwise_fused` describes programs and stores.
 
@@ -433,7 +452,8 @@ def run(
     for k in tl.static_range(len(PROGRAM)):
         r += (operate(
             r, notes, pointers, numbers, first, element, inside,
-            PROGRAM[k][0], PROGRAM[k][1], PROGRAM[k][2], PROGRAM[k][3], PROGRAM[k][4], WIDE, PRECISION, BLOCK,
+            PROGRAM[k][0], PROGRAM[k][1], PROGRAM[k][2], PROGRAM[k][3], PROGRAM[k][4],
+            WIDE, APART, PRECISION, BLOCK,
         ),)  # fmt: skip
     for k in tl.static_range(len(STORES)):
         if k == LATE:
