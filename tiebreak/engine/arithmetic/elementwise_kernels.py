@@ -8,14 +8,14 @@ f32 add, sub, mul, div and sqrt are IEEE's, correctly rounded; nothing is contra
 FMAs. What Ziv's test leaves open is computed again in *pairs*: h + l, unevaluated, with |l| at most half an ulp
 of h. Let u = 2^-53. Joldes, Muller and Popescu, "Tight and rigorous error bounds for basic building blocks of
 double-word arithmetic" (2017), prove for the algorithms used here relative errors below 3 u^2 + 13 u^3 for sums
-(AccurateDWPlusDW), 5 u^2 for products (DWTimesDW1) and 15 u^2 + 56 u^3 for quotients (DWDivDW1).
+(AccurateDWPlusDW), 7 u^2 for products (DWTimesDW1) and 15 u^2 + 56 u^3 for quotients (DWDivDW2).
 
 1. r = x - k ln 2: x - k LN2[0] is exact, as in C; k LN2[1] is an exact pair; k LN2[2] errs by less than 2^-131. So r
    errs by less than 2.2 u^2 (two sums, |r| < 0.35), and not at all where k = 0.
 2. q = sum of r^j / (j + 1)! for j <= 22 leaves out less than 2^-113. A step of Horner's rule errs by 3 u^2 of its sum,
-   5 u^2 of its product and u^2 of its coefficient, and the error of each is multiplied by |r| < 0.35 in the next: below
-   9 u^2 in q, with r's. So r q errs by less than 8 u^2, and where k = 0 by a relative 12 u^2.
-3. exp x = 2^k (1 + r q) has a relative error below 16 u^2. In tanh a = t / (t + 2), t = 2^k r q + (2^k - 1) is above
+   7 u^2 of its product and u^2 of its coefficient, and the error of each is multiplied by |r| < 0.35 in the next: below
+   9 u^2 in q, with r's. So r q errs by less than 9 u^2, and where k = 0 by a relative 18 u^2.
+3. exp x = 2^k (1 + r q) has a relative error below 20 u^2. In tanh a = t / (t + 2), t = 2^k r q + (2^k - 1) is above
    0.4 2^(k-1), or its product is all of it: a relative error below 60 u^2; with sum and quotient, below 100 u^2.
 
 100 u^2 < 2^-99, and the second test allows OPEN = 2^-96. For |a| < 2^-24 tanh a is between a (1 - 2^-49) and a, where
@@ -274,11 +274,12 @@ def times(a, a_low, b, b_low):
 
 @triton.jit
 def over(a, a_low, b, b_low):
-    """DWDivDW1."""
+    """DWDivDW2."""
     q = a / b
     p, e = two_product(q, b)
-    p, e = join(p, e + q * b_low)
-    rest = (a - p) - e + a_low
+    p, f = join(p, q * b_low)
+    p, e = join(p, f + e)
+    rest = (a - p) + (a_low - e)
     return join(q, rest / b)
 
 
