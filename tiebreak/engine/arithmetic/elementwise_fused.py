@@ -4,7 +4,7 @@ The host waits for nothing while a step runs. What the kernels note, whether res
 stays on the device until `FusedChains.look`, once a step.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import ceil
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -82,8 +82,6 @@ class FusedChains:
         self.device, self.precision, self.stats = device, precision, stats
         self.notes = torch.zeros(1 << 10, dtype=torch.int64, device=device)
         """What kernels note, each chain in places of its own."""
-        self.ran: list[FusedChain] = []
-        """The chains that ran since `begin`."""
         self._used = 0
 
     def make(self, members: tuple[Member, ...]) -> "FusedChain":
@@ -97,23 +95,23 @@ class FusedChains:
 
     def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
         """As `elementwise.Chains.alone`."""
+        chain = self.make((sole_member(instruction, operands),))
         self.begin()
-        made = self.make((sole_member(instruction, operands),)).run(dict(enumerate(operands)))
-        self.look()
+        made = chain.run(dict(enumerate(operands)))
+        self.look((chain,))
         return made.tensors[len(operands)]
 
     def begin(self) -> None:
         """Forgets what was noted: a step begins."""
-        self.ran.clear()
         self.notes.zero_()
 
-    def look(self) -> dict[int, bool]:
-        """Whether all elements of each sealed result since `begin` are finite, by value number.
+    def look(self, ran: Iterable["FusedChain"]) -> dict[int, bool]:
+        """Whether all elements of each sealed result of the chains that ran since `begin` are finite, by value number.
 
         Waits for the device. Raises `ConfigurationError` if a device could not settle exp or tanh.
         """
         noted, finite = self.notes.tolist(), dict[int, bool]()
-        for chain in self.ran:
+        for chain in ran:
             finite |= chain.read(noted)
         return finite
 
@@ -140,7 +138,6 @@ class FusedChain:
         read = (values[number].view(-1)[offset:] for number, offset in code.reads)
         found = _kernels(chains.device)
         assert found is not None
-        chains.ran.append(self)
         launch(
             found.run, ceil(code.numel / BLOCK), chains.notes[self._first :], (*made.values(), *read),
             self._numbers, code.numel, **self._options,

@@ -163,8 +163,8 @@ class Interpreter:
             run.values = self._constants | {n: run.read(i) for n, i in self._read}
             for unit, chain in self._work:
                 self._execute(run, unit, chain)
-        if isinstance(chains, FusedChains):
-            run.noted(chains.look())
+        if isinstance(chains, FusedChains) and not observed:
+            run.noted(chains.look(chain for chain in self._chains.values() if isinstance(chain, FusedChain)))
         new = self._committed_by(run, number, check_finite=check_finite)
         if self._offload is not None and not observed:
             self._offload.end(new)
