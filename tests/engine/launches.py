@@ -13,14 +13,17 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from tests.engine.arithmetic_cases import sum_over
-from tiebreak.engine.arithmetic import Arithmetic, hashing, scatter
+from tests.engine.random_programs import Writer
+from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, elementwise_kernels, hashing, scatter
 from tiebreak.engine.arithmetic import random as draws
 from tiebreak.engine.arithmetic.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.reduce import fused, kernels
 from tiebreak.engine.data.tensors import from_bytes
+from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run import qualify
+from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tiebreak.protocol.program.reference import pack
 
@@ -45,6 +48,16 @@ FORMS = [
     (extreme(ReduceFunction.MAX, DType.F32, LONG), (100 * LONG,)),  # in parts
     (sum_over((), (8 * LONG,), Access(0, 0, (1,)), Access(1, 0, (1,))), (8 * LONG, 8 * LONG)),
 ]
+
+
+def run_chains(seed: int) -> None:
+    """Every chain of a random program."""
+    arithmetic = Arithmetic()
+    arithmetic.chains = elementwise_fused.FusedChains(arithmetic.device, 32 - seed, arithmetic.stats)
+    for chain in Interpreter(Writer(seed).program(60), arithmetic)._chains.values():
+        assert isinstance(chain, elementwise_fused.FusedChain)
+        read = chain.code.inputs.items()
+        chain.run({value: torch.ones(numel, dtype=TORCH_DTYPES[dtype]) for value, (dtype, numel) in read})
 
 
 class Driver:
@@ -95,6 +108,13 @@ def main() -> None:
         "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
         "add_terms", "decide_sums", "add_open", "draw", "permute", "hash_chunks", "hash_nodes",
     }  # fmt: skip
+    others = list(made)
+    with mock.patch.multiple(elementwise_fused, launch=compiled, _kernels=lambda _: elementwise_kernels):
+        for seed in range(4):
+            with mock.patch.object(elementwise_fused, "target", return_value=("cuda", 90 + 10 * (seed % 2))):
+                run_chains(seed)
+    assert [one.metadata.name for one in made[len(others) :]] == ["run"] * (len(made) - len(others))
+    assert {one.metadata.enable_fp_fusion for one in made} == {False}
     sys.stdout.write(f"{len(made)}\n")
 
 

@@ -1,6 +1,5 @@
 """Chains: the same bytes as the integer reference and as instruction by instruction, on programs of every kind."""
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -11,193 +10,35 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.engine.arithmetic_cases import STYLES, Maker, bits_f32, check, elements_of, tensor_of
+from tests.engine.arithmetic_cases import bits_f32, check, elements_of, tensor_of
 from tests.engine.models.harness import randomised, tokens
+from tests.engine.random_programs import check_program
 from tests.engine.tiny import make_tiny_task
 from tests.parts import slow_except
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic, elementwise
-from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN, Member
+from tiebreak.engine.arithmetic.chains import Member
+from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN
 from tiebreak.engine.arithmetic.threads import available, spread
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
-from tiebreak.engine.data.tensors import identities, tensor_bytes
-from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run import schedule
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import (
-    MAP_SIGNATURES,
     Access,
     DType,
     Instruction,
-    IotaParams,
     MapFunction,
     Opcode,
-    RandomParams,
-    ReduceFunction,
-    Slot,
-    SourceKind,
-    row_major,
 )
 from tiebreak.protocol.program.program import Program
 
-SIGNATURES = [(f, types, result) for f, found in MAP_SIGNATURES.items() for types, result in found]
 NATIVE = elementwise.kernel() is not None
 TILE = 1024
 needs_kernel = pytest.mark.skipif(not NATIVE, reason="needs a C compiler")
-
-
-class Writer:
-    """Random valid programs: maps on views of whatever there is, with sums and maxima in between."""
-
-    def __init__(self, seed: int) -> None:
-        self.make = Maker(random.Random(seed))
-        self.random = self.make.random
-        self.shapes: tuple[tuple[int, ...], ...] = ((), (6,), (2, 3), (3, 2), (1, 6, 1), (5, 3), (15,))
-        self.body: list[Instruction] = []
-        self.data: dict[str, torch.Tensor] = {}
-        self.state: dict[str, torch.Tensor] = {}
-        self.streams = 0
-
-    def of(self, dtype: DType) -> list[int]:
-        return [n for n, i in enumerate(self.body) if i.dtype == dtype]
-
-    def sources(self) -> None:
-        shapes = [(DType.F32, (6,)), (DType.F32, (40,)), (DType.I64, (15,)), (DType.I64, (40,)), (DType.BOOL, (40,))]
-        entries = [(DType.F32, (15,)), (DType.F32, (2, 3)), (DType.F32, (2, 3)), (DType.I64, (6,))]
-        for kind, into, made in ((SourceKind.DATA, self.data, shapes), (SourceKind.STATE, self.state, entries)):
-            for slot, (dtype, shape) in enumerate(made):
-                name = f"{'d' if kind == SourceKind.DATA else 's'}{slot}"
-                flat = self.make.tensor(dtype, 40, self.random.choice(STYLES))[: torch.Size(shape).numel()]
-                into[name] = flat.reshape(shape).clone()
-                params = Slot(slot=slot, name=name)
-                self.body.append(
-                    Instruction(opcode=Opcode.SOURCE, function=kind, dtype=dtype, shape=shape, params=params)
-                )
-
-    def access(self, value: int, shape: tuple[int, ...]) -> Access | None:
-        """In place where it fits; else scalar, broadcast, or whatever strides stay inside."""
-        size = self.body[value].numel
-        if torch.Size(shape).numel() == size and self.random.random() < 0.8:
-            return Access(value, 0, row_major(shape))
-        for _ in range(4):
-            access, needed = self.make.access(value, shape)
-            if needed <= size:
-                return replace(access, offset=access.offset + self.random.randint(0, size - needed))
-        return Access(value, self.random.randrange(size), (0,) * len(shape))
-
-    def operand(self, dtype: DType, shape: tuple[int, ...]) -> Access:
-        choices = self.of(dtype)
-        near = choices[-4:] if self.random.random() < 0.7 else choices
-        return self.access(self.random.choice(near), shape)
-
-    def map(self) -> None:
-        function, types, result = self.random.choice(SIGNATURES)
-        if self.random.random() < 0.5:  # mostly plain f32 arithmetic
-            function, types, result = self.random.choice([s for s in SIGNATURES if s[1] == (DType.F32, DType.F32)][:5])
-        shape = self.random.choice(self.shapes)
-        operands = tuple(self.operand(t, shape) for t in types)
-        self.body.append(
-            Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=shape, operands=operands)
-        )
-
-    def reduction(self) -> None:
-        function, dtype = self.random.choice(
-            [(ReduceFunction.SUM, DType.F32), (ReduceFunction.MAX, DType.F32), (ReduceFunction.SUM, DType.I64)]
-        )
-        value = self.random.choice(self.of(dtype))
-        size = self.body[value].numel
-        self.body.append(
-            Instruction(
-                opcode=Opcode.REDUCE,
-                function=function,
-                dtype=dtype,
-                shape=(3,),
-                reduction=(2,),
-                operands=(Access(value, 0, (min(2, (size - 1) // 2), min(1, size - 1) if size > 5 else 0)),),
-            )
-        )
-
-    def made(self) -> None:
-        shape = self.random.choice(self.shapes)
-        if self.random.random() < 0.5:
-            strides = tuple(self.random.choice([0, 1, -3, 1 << 62]) for _ in shape)
-            params = IotaParams(offset=self.random.choice([0, -5, (1 << 63) - 1]), strides=strides)
-            self.body.append(Instruction(opcode=Opcode.IOTA, dtype=DType.I64, shape=shape, params=params))
-            return
-        seeds = [self.random.choice(self.of(DType.I64)) for _ in range(2)]
-        operands = tuple(Access(v, self.random.randrange(self.body[v].numel), (0,) * len(shape)) for v in seeds)
-        self.streams += 1
-        self.body.append(
-            Instruction(
-                opcode=Opcode.RANDOM,
-                dtype=DType.F32,
-                shape=shape,
-                operands=operands,
-                params=RandomParams(stream=self.streams),
-            )
-        )
-
-    def renewed(self, name: str) -> int:
-        """Some value of an entry's dtype and shape, rather a late one."""
-        entry = self.state[name]
-        like = [n for n, i in enumerate(self.body) if i.shape == entry.shape and TORCH_DTYPES[i.dtype] == entry.dtype]
-        return self.random.choice(like[-3:])
-
-    def program(self, length: int) -> Program:
-        self.sources()
-        for _ in range(length):
-            self.random.choices([self.map, self.reduction, self.made], [12, 2, 1])[0]()
-        kept = [self.renewed(name) for name in self.state] + self.random.sample(range(len(self.body)), 4)
-        last = self.of(DType.F32)[-1]
-        self.body.append(
-            Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, reduction=(1,), operands=(Access(last, 0, (0,)),))
-        )
-        commits = tuple(
-            Instruction(
-                opcode=Opcode.COMMIT,
-                dtype=self.body[n].dtype,
-                shape=self.body[n].shape,
-                operands=(Access(n, 0, row_major(self.body[n].shape)),),
-                params=Slot(slot=slot, name=f"s{slot}"),
-            )
-            for slot, n in enumerate(kept)
-        )
-        program = Program(tuple(self.body), commits)
-        program.validate()
-        return program
-
-
-def check_program(seed: int, length: int) -> tuple[int, int]:
-    """Runs a random program in every way; its numbers of longer chains and of results in an old value's memory."""
-    writer = Writer(seed)
-    program = writer.program(length)
-    raw_state, raw_data = ({k: bytes(tensor_bytes(t)) for k, t in x.items()} for x in (writer.state, writer.data))
-    values = execute(program, raw_state, raw_data, 3)
-    right = new_state(program, values)
-    machine = Interpreter(program, Arithmetic())
-    seen: dict[int, bytes] = {}
-
-    def observe(leaf: int, tensor: torch.Tensor) -> torch.Tensor:
-        seen[leaf] = bytes(tensor_bytes(tensor))
-        return tensor
-
-    for observer, donate in ((None, False), (observe, True), (None, False), (None, True)):
-        state = {name: tensor.clone() for name, tensor in writer.state.items()}
-        result = machine.step(3, state, writer.data, observer, check_finite=False, donate=donate)
-        found = {name: tensor.numpy().tobytes() for name, tensor in result.state.items()}
-        assert found == right, next(name for name in right if found[name] != right[name])
-        assert result.loss_bits == int.from_bytes(values[-1], "little")
-        if not donate:
-            assert {k: bytes(tensor_bytes(t)) for k, t in state.items()} == raw_state
-    assert {k: bytes(tensor_bytes(t)) for k, t in writer.data.items()} == raw_data
-    assert [seen[n] for n in range(len(program.body))] == values
-    units = schedule.plan(program)
-    return sum(len(unit.members) > 1 for unit in units), len(schedule.replacements(program, units))
 
 
 @settings(max_examples=60)

@@ -111,6 +111,34 @@ def test_predictions_count_what_is_launched(cases: Callable[[int], None]) -> Non
     cases(kernels)
 
 
+def test_chains_in_the_interpreter(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted.chains", "fast"))
+    assert found["alive"] == []
+    assert len(found["dead"]) == 13
+    assert min(found["ran"].values()) > 0
+    cases(sum(found["ran"].values()))
+
+
+@pytest.mark.slow
+def test_chains_in_the_interpreter_more(cases: Callable[[int], None]) -> None:
+    found = json.loads(python("-m", "tests.engine.interpreted.chains", "slow"))
+    assert found["alive"] == []
+    assert len(found["dead"]) == 10
+    assert min(found["ran"].values()) > 0
+    cases(sum(found["ran"].values()))
+
+
+@pytest.mark.slow
+def test_contraction_of_chains_is_seen() -> None:
+    """So is that of packed instructions on sm_100, whatever the compiler is told."""
+    program = (
+        "from benchmarks.kernels import assemble, faults; "
+        "found = [faults(assemble('sm_90', name, 32, enable_fp_fusion=True)) for name in ('AdamW', 'GELU')]; "
+        "print([len(each) for each in found], faults(assemble('sm_100', 'AdamW', 32, APART=False))[0])"
+    )
+    assert python("-c", program) == "[3, 6] FFMA2"
+
+
 def test_nobody_else_imports_triton() -> None:
     """Neither the package nor a sum on a CPU does, so nobody else needs it or waits for it."""
     program = (

@@ -9,12 +9,13 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+from triton import language
 from triton.runtime import interpreter
 
 from tiebreak.engine.run import qualify
@@ -24,7 +25,10 @@ Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
 
 
 def patch_index() -> None:
-    """Triton 3.6.0 converts arrays of one element to `int`, which numpy 2.4 refuses."""
+    """Triton 3.6.0 converts arrays of one element to `int`, which numpy 2.4 refuses.
+
+    It also patches its language anew in each call of a function, which takes most of the time: once is enough here.
+    """
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:
@@ -32,6 +36,8 @@ def patch_index() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
 
 
 def changed(kernels: ModuleType, folder: Path, changes: tuple[tuple[str, str], ...]) -> ModuleType:

@@ -22,6 +22,7 @@ from tests.engine.interpreted import Mutants, killed, patch_index
 from tests.golden.bundle import INTERVAL, load
 from tests.golden.train import inputs
 from tiebreak.engine.arithmetic import Arithmetic, indexing, reduce, ziv
+from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
 from tiebreak.engine.arithmetic.reduce import fused, kernels
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run import qualify
@@ -407,10 +408,11 @@ def stays_within_its_bound() -> int:
 
 
 def trains(*names: str) -> int:
-    """Golden runs reach their first checked-in record with every sum by the kernels; how many sums these were."""
+    """Golden runs reach their first checked-in record with every sum and chain by the kernels; how many sums."""
     with mock.patch.object(reduce, "run_fused", side_effect=reduce.run_fused) as sums:
         for name in names:
             made, machine = inputs(name), Interpreter(load(name).program, Arithmetic())
+            assert isinstance(machine.arithmetic.chains, FusedChains)
             state = machine.to_device(made.state)
             for step in range(1, INTERVAL + 1):
                 state = machine.step(step, state, made.data).state

@@ -12,8 +12,8 @@ ends of the interval round to infinity or zero; exact zeros keep their sign.
 **Chains** (elementwise.c) need no memory for intermediate results. A chain is prepared once: its instructions become
 code for a small register machine that works through tiles of contiguous elements. Operands that a chain reads element
 by element are used in place, and scalars as one element; operands that are broadcast, strided or reversed are first
-copied into the tile through their access map. Without a C compiler, on devices other than CPUs, and when each value is
-observed, instructions run one at a time instead (`Arithmetic.execute`).
+copied into the tile through their access map. GPUs have a kernel of their own (elementwise_fused.py). Without either,
+and when each value is observed, instructions run one at a time instead (`Arithmetic.execute`).
 """
 
 import ctypes
@@ -29,12 +29,13 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.buffers import Buffers
+from tiebreak.engine.arithmetic.chains import Member, Result, check_value, common_numel, sole_member
 from tiebreak.engine.arithmetic.random import first_of
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts, Stats
 from tiebreak.engine.arithmetic.threads import available, sharing, together
 from tiebreak.engine.arithmetic.views import Dim, coalesce
-from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
+from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.native import Build, load
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Access, DType, Instruction, IotaParams, MapFunction, Opcode, RandomParams
@@ -243,7 +244,7 @@ OPERATION: Final = 4
 _MAX_REGISTERS: Final = 512
 _STAGGER: Final = 320
 """Bytes between scratch registers, so that equal positions in two registers differ in their low address bits."""
-_RESOLVED: Final = (MapFunction.EXP, MapFunction.TANH)
+RESOLVED: Final = (MapFunction.EXP, MapFunction.TANH)
 """Functions that need exact results where FP64 cannot decide; the position is the kernel's number for them."""
 _Resolver = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint32)
 
@@ -307,37 +308,13 @@ def all_finite(found: Kernel, tensor: Tensor) -> bool:
     return all(together(lambda: all(finite(address, *turn) for turn in turns), turns.threads))
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """An instruction of a chain, and what becomes of its result."""
-
-    number: int
-    instruction: Instruction
-    operand_dtypes: tuple[DType, ...]
-    operand_numels: tuple[int, ...]
-    exported: bool
-    """Whether its result is used outside the chain."""
-    sealed: bool
-    """Whether its result is committed: NaN becomes canonical, and the kernel notes whether all elements are finite."""
-    replaces: int | None = None
-    """The value whose memory the result may reuse: this chain reads it in place, and nothing reads it afterwards."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The exported results of a chain by value number; for the sealed ones, whether all elements are finite."""
-
-    tensors: dict[int, Tensor]
-    finite: dict[int, bool]
-
-
 class Chains:
     """Makes and runs the chains of one `Arithmetic`."""
 
     def __init__(self, found: Kernel, exact: Transcendentals, stats: Stats) -> None:
         self.kernel, self.stats, self.buffers = found, stats, Buffers()
         self.precision = exact.precision
-        self.resolver = _Resolver(lambda function, bits: exact.exact_bits(_RESOLVED[function], bits))
+        self.resolver = _Resolver(lambda function, bits: exact.exact_bits(RESOLVED[function], bits))
 
     def make(self, members: tuple[Member, ...]) -> "Chain":
         """Prepares a chain. `members` are in program order and have the same number of elements.
@@ -348,10 +325,7 @@ class Chains:
 
     def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
         """Runs one instruction as a chain of its own, for qualification and tests."""
-        read = [operands[access.value] for access in instruction.operands]
-        dtypes, numels = tuple(PROTOCOL_DTYPES[x.dtype] for x in read), tuple(x.numel() for x in read)
-        member = Member(len(operands), instruction, dtypes, numels, exported=True, sealed=True)
-        return self.make((member,)).run(dict(enumerate(operands))).tensors[len(operands)]
+        return self.make((sole_member(instruction, operands),)).run(dict(enumerate(operands))).tensors[len(operands)]
 
 
 class Chain:
@@ -359,12 +333,7 @@ class Chain:
 
     def __init__(self, chains: Chains, members: tuple[Member, ...]) -> None:
         self._chains = chains
-        self._numel = members[0].instruction.numel
-        # SAFETY: every register is a run of this many elements.
-        if any(m.instruction.numel != self._numel for m in members):
-            raise ValueError(
-                f"expected members of {self._numel} elements, got {[m.instruction.numel for m in members]}"
-            )
+        self._numel = common_numel(members)
         code = _Code(members, chains.precision)
         self._inputs = tuple((n, TORCH_DTYPES[dtype], numel) for n, (dtype, numel) in code.inputs.items())
         self._outputs = tuple(
@@ -382,7 +351,7 @@ class Chain:
 
         Results may overwrite the values in `given` that they replace.
         """
-        tensors = [self._checked(values[number], number, dtype, numel) for number, dtype, numel in self._inputs]
+        tensors = [check_value(values[n], n, dtype, numel, "cpu") for n, dtype, numel in self._inputs]
         made = {
             number: values[old].view(shape)
             if old is not None and old in given
@@ -410,16 +379,6 @@ class Chain:
             return own
 
         return [work()] if turns is None else together(work, turns.threads)
-
-    @staticmethod
-    def _checked(tensor: Tensor, number: int, wanted: torch.dtype, numel: int) -> Tensor:
-        """SAFETY: the kernel reads `numel` elements from the tensor's first on, and nothing else of it."""
-        if tensor.dtype != wanted or tensor.numel() != numel or not tensor.is_contiguous() or not tensor.is_cpu:
-            raise ValueError(
-                f"value {number}: expected {numel} contiguous elements of {wanted} on a CPU, got {tensor.dtype} "
-                f"{tuple(tensor.shape)} on {tensor.device}"
-            )
-        return tensor
 
 
 class _Register(NamedTuple):
@@ -551,7 +510,7 @@ class _Code:
             operands[0] = self._register(-1, 0, size)
             self._emit(f"LOAD{size}", operands[0], (spread,), (1, i.numel, 0))
         parameters: tuple[int, ...] = ()
-        if function in _RESOLVED:
+        if function in RESOLVED:
             at = self._count(2)
             self.resolved.append((function, at))
             parameters = (at, self._precision)

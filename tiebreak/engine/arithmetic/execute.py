@@ -11,7 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic import elementwise, indexing, random
+from tiebreak.engine.arithmetic import elementwise, elementwise_fused, indexing, random
+from tiebreak.engine.arithmetic.buffers import Buffers
 from tiebreak.engine.arithmetic.exact import Exact, Integers, exact_sums
 from tiebreak.engine.arithmetic.reduce import (
     SumRunner,
@@ -98,17 +99,26 @@ class Arithmetic:
         self._transcendentals = elementwise.Transcendentals(precision)
         self._shuffles = random.Shuffles()
         self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
-        found = elementwise.kernel() if device.type == "cpu" else None
-        self.chains = None if found is None else elementwise.Chains(found, self._transcendentals, self.stats)
+        self.chains = self._make_chains()
         """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
-        room = None if self.chains is None else self.chains.buffers
-        self._sums = {bf16: SumRunner(shuffled, room, rounded) for bf16, rounded in roundings.items()}
+        self._sums = {bf16: SumRunner(shuffled, self.buffers, rounded) for bf16, rounded in roundings.items()}
         """For sums of the job's precision and for those to bfloat16."""
 
     @property
     def device(self) -> torch.device:
         """The device of operands and results."""
         return self.options.device
+
+    @property
+    def buffers(self) -> Buffers | None:
+        """The memory of results where kernels for CPUs are compiled."""
+        return self.chains.buffers if isinstance(self.chains, elementwise.Chains) else None
+
+    def _make_chains(self) -> elementwise.Chains | elementwise_fused.FusedChains | None:
+        if elementwise_fused.runs_on(self.device):
+            return elementwise_fused.FusedChains(self.device, self.options.precision, self.stats)
+        found = elementwise.kernel() if self.device.type == "cpu" else None
+        return None if found is None else elementwise.Chains(found, self._transcendentals, self.stats)
 
     def execute(self, instruction: Instruction, operands: Operands, step: int) -> Tensor:
         """The result of a validated instruction other than `source` state or data and `commit`.
@@ -142,7 +152,7 @@ class Arithmetic:
                 self._compiled.clear()
             # Keeping the instruction alive keeps its id unique.
             compiled = self._compile(instruction, operands)
-            if self.chains is not None and _is_long(instruction):
+            if self.buffers is not None and _is_long(instruction):
                 compiled = spread(compiled)
             found = self._compiled[id(instruction)] = (instruction, compiled)
         return found[1]

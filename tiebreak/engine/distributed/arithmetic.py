@@ -65,8 +65,8 @@ class SharedArithmetic(Arithmetic):
         self._messages: dict[int, _Message] = {}
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        if self.chains is not None:  # fresh pages cost more than the way between two workers of one machine
-            return self.chains.buffers.empty(shape, dtype)
+        if self.buffers is not None:  # fresh pages cost more than the way between two workers of one machine
+            return self.buffers.empty(shape, dtype)
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def look_ahead(self, gathers: Iterable[tuple[AllGather, Tensor]]) -> None:

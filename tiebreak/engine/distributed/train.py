@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.elementwise import Chain
+from tiebreak.engine.arithmetic.elementwise_fused import FusedChain
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import share
@@ -45,7 +46,7 @@ class SharedInterpreter(Interpreter):
                 found.append((i, params.name))
         return found
 
-    def _execute(self, run: Running, unit: Unit, chain: Chain | None) -> None:
+    def _execute(self, run: Running, unit: Unit, chain: Chain | FusedChain | None) -> None:
         members = [self.program.body[n] for n in unit.members]
         if isinstance(members[0], AllGather | SharedSum):
             run.put(unit, self.arithmetic.together(members, [run.operands(n) for n in unit.members]))

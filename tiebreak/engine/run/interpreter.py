@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.elementwise import Chain, Member, all_finite
+from tiebreak.engine.arithmetic.chains import Member
+from tiebreak.engine.arithmetic.elementwise import Chain, Chains, all_finite
+from tiebreak.engine.arithmetic.elementwise_fused import FusedChain, FusedChains
 from tiebreak.engine.arithmetic.threads import torch_alone
 from tiebreak.engine.arithmetic.ziv import NearTies
 from tiebreak.engine.data.formats import Empty, fresh
@@ -143,11 +145,13 @@ class Interpreter:
         """
         given = self._given(state, data) if donate and self._chains else frozenset[int]()  # only chains use it
         run = Running(self, number, state, data, observe, given, sums)
-        with nullcontext() if self.arithmetic.chains is None else torch_alone():
+        with nullcontext() if self.arithmetic.buffers is None else torch_alone():
             return self._step(run, number, state, check_finite=check_finite, donated=donate)
 
     def _step(self, run: "Running", number: int, state: State, *, check_finite: bool, donated: bool) -> StepResult:
-        observed = run.observed
+        observed, chains = run.observed, self.arithmetic.chains
+        if isinstance(chains, FusedChains):
+            chains.begin()
         if observed:
             for unit in self._in_order:
                 run.one_by_one(unit)
@@ -159,15 +163,17 @@ class Interpreter:
             run.values = self._constants | {n: run.read(i) for n, i in self._read}
             for unit, chain in self._work:
                 self._execute(run, unit, chain)
+        if isinstance(chains, FusedChains) and not observed:
+            run.noted(chains.look(chain for chain in self._chains.values() if isinstance(chain, FusedChain)))
         new = self._committed_by(run, number, check_finite=check_finite)
         if self._offload is not None and not observed:
             self._offload.end(new)
         result = StepResult(new, loss_bits(run.values[len(self.program.body) - 1]))
-        if self.arithmetic.chains is not None:
-            self.arithmetic.chains.buffers.end_step()
+        if self.arithmetic.buffers is not None:
+            self.arithmetic.buffers.end_step()
         return result
 
-    def _execute(self, run: "Running", unit: Unit, chain: Chain | None) -> None:
+    def _execute(self, run: "Running", unit: Unit, chain: Chain | FusedChain | None) -> None:
         run.execute(unit, chain)
 
     def _committed_by(self, run: "Running", number: int, *, check_finite: bool) -> State:
@@ -195,13 +201,13 @@ class Interpreter:
                 f"{pack_tolerances(dict(logging.tolerances)):#08x}"
             )
 
-    def _make_chains(self) -> dict[int, Chain]:
+    def _make_chains(self) -> dict[int, Chain | FusedChain]:
         """The chains of the planned order, by position in it."""
         if self.arithmetic.chains is None:
             return {}
         committed, body = set(self._committed), self.program.body
         replaces = schedule.replacements(self.program, self._planned)
-        made = {}
+        made = dict[int, Chain | FusedChain]()
         for position, unit in enumerate(self._planned):
             if schedule.is_elementwise(body[unit.members[0]]):
                 members = tuple(
@@ -222,11 +228,11 @@ class Interpreter:
     def _make_offload(self, budget: Budget) -> Offload:
         if self.arithmetic.device.type != "cpu":
             raise ConfigurationError(f"expected a CPU where memory is limited, got {self.arithmetic.device}")
-        chains = self.arithmetic.chains
-        if chains is not None:
-            chains.buffers.limit = budget.room
-        in_place = {} if chains is None else schedule.replacements(self.program, self._planned)
-        empty = fresh if chains is None else chains.buffers.empty
+        buffers = self.arithmetic.buffers
+        if buffers is not None:
+            buffers.limit = budget.room
+        in_place = {} if buffers is None else schedule.replacements(self.program, self._planned)
+        empty = fresh if buffers is None else buffers.empty
         return Offload(self.program, self._planned, in_place, self._chains, budget, empty)
 
     def _given(self, state: State, data: State) -> frozenset[int]:
@@ -260,7 +266,7 @@ class Running:
         """Whether an observer sees each value: instructions are executed one by one then, in the program's order."""
         return self._observe is not None
 
-    def execute(self, unit: Unit, chain: Chain | None) -> None:
+    def execute(self, unit: Unit, chain: Chain | FusedChain | None) -> None:
         """Executes a unit, in one pass if it is a chain."""
         if chain is None:
             self.one_by_one(unit)
@@ -276,7 +282,7 @@ class Running:
             for dead in dying:
                 del self.values[dead]
 
-    def at_once(self, unit: Unit, chain: Chain) -> None:
+    def at_once(self, unit: Unit, chain: Chain | FusedChain) -> None:
         """Executes a unit in one pass."""
         result = chain.run(self.values, self._given)
         self.values |= result.tensors
@@ -284,6 +290,10 @@ class Running:
         for dying in unit.dying:
             for dead in dying:
                 self.values.pop(dead, None)  # intermediate results were never made
+
+    def noted(self, finite: Mapping[int, bool]) -> None:
+        """Takes note of which results of chains are finite."""
+        self._finite |= finite
 
     def operands(self, number: int) -> list[Tensor]:
         return [self.values[operand.value] for operand in self._body[number].operands]
@@ -314,7 +324,7 @@ class Running:
         tensor, chains = self.values[value], self._arithmetic.chains
         if value in self._finite:
             return tensor
-        if chains is not None and tensor.dtype == torch.float32 and all_finite(chains.kernel, tensor):
+        if isinstance(chains, Chains) and tensor.dtype == torch.float32 and all_finite(chains.kernel, tensor):
             self._finite[value] = True
             return tensor
         return canonical(tensor)
