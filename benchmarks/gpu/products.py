@@ -21,33 +21,24 @@ from tiebreak.engine.arithmetic.ziv import UNIT
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.native import EMULATION
 from tiebreak.engine.run.qualify import check_emulation
+from tiebreak.engine.run.worst import product
 from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
+from tiebreak.protocol.program.isa import Instruction, Opcode
 from tiebreak.protocol.program.program import Program
 
-Product = tuple[int, int, int, int]
-"""Batch, m, n and k of a product of matrices."""
-
 LAYERS: Final = ((768, 2304), (768, 3072), (768, 50257))
-GPT2: Final[tuple[Product, ...]] = (
-    (96, 1024, 1024, 64),
+GPT2: Final = (
     (96, 1024, 64, 1024),
-    *(shape for k, n in LAYERS for shape in ((1, 8192, n, k), (1, 8192, k, n), (1, k, n, 8192))),
+    (96, 1024, 1024, 64),
+    *(sizes for k, n in LAYERS for sizes in ((1, 8192, k, n), (1, 8192, n, k), (1, k, 8192, n))),
 )
-"""Of GPT-2 124M on 8 x 1024 tokens: attention; layers forward, and their gradients by input and by weight."""
+"""Batches, m, k and n of GPT-2 124M on 8 x 1024 tokens: attention; layers, and gradients by input and by weight."""
 CONVOLUTIONS: Final = 10
 """How many of ResNet-50's sums of products are measured."""
 SQUARE: Final = 8192
 """Rows and columns of the FP64 product, and of the copy, that show the roofline."""
 SHORTEST: Final = 5e-3
 """Seconds that a measurement takes at least."""
-
-
-def instruction_of(product: Product) -> Instruction:
-    """A product of row-major matrices."""
-    batch, m, n, k = product
-    accesses = Access(0, 0, (m * k, k, 0, 1)), Access(1, 0, (k * n, 0, 1, n))
-    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(batch, m, n), reduction=(k,), operands=accesses)
 
 
 def largest(program: Program, count: int) -> list[Instruction]:
@@ -91,12 +82,15 @@ def measure(context: Context) -> list[Row]:
     rows += rows_of("roofline", "GB/s", {"a copy": bandwidth / 1e9})
     rows.append(Row(metric=DISTANCE, case="as it is", value=distance(context), unit="of the bound", target="<= 1"))
     task = make_real_task("resnet-small", 1) if context.trial else context.workloads["resnet-50-224"].task(1)
-    cases = [(instruction_of(product), "GPT-2") for product in (((2, 8, 8, 16),) if context.trial else GPT2)]
-    cases += [(i, "ResNet-50") for i in largest(compile_task(task).program, 2 if context.trial else CONVOLUTIONS)]
-    return [*rows, *(row for i, model in cases for row in one(i, model, context, peak, bandwidth))]
+    made = [product(*sizes).instruction for sizes in (((2, 8, 16, 8),) if context.trial else GPT2)]
+    convolutions = largest(compile_task(task).program, 2 if context.trial else CONVOLUTIONS)
+    for model, instructions in (("GPT-2", made), ("ResNet-50", convolutions)):
+        for number, i in enumerate(instructions, 1):
+            rows += one(i, f"{model}, {number}", context, peak, bandwidth)
+    return rows
 
 
-def one(i: Instruction, model: str, context: Context, peak: float, bandwidth: float) -> list[Row]:
+def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: float) -> list[Row]:
     """The rows of one sum of products; for the vendor it is a product of matrices in any case."""
     tables, device = plan_sum(i, 1 << 60).tables, context.device
     if tables is None or not tables.out:  # without rows and columns
@@ -117,7 +111,7 @@ def one(i: Instruction, model: str, context: Context, peak: float, bandwidth: fl
         context,
     )
     flops, moved = 2.0 * batch * m * n * k, 4.0 * (sum(read.values()) + i.numel)
-    case, counts = f"{model}: {batch} x {m} x {n} x {k}", arithmetic.stats.of("reduce.sum.products")
+    case, counts = f"{name}: {batch} x {m} x {k} x {n}", arithmetic.stats.of("reduce.sum.products")
     rows = rows_of(case, "GFLOP/s", {who: flops / each / 1e9 for who, each in seconds.items()})
     return rows + rows_of(case, "", {
         "share of the roofline": max(flops / peak, moved / bandwidth) / seconds["exact"],

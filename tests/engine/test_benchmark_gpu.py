@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -16,7 +17,6 @@ from click.testing import CliRunner
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import bits
 from benchmarks.gpu.parts import PARTS, Part, parts_on
-from benchmarks.gpu.products import instruction_of
 from benchmarks.gpu.steps import KERNELS, Reads
 from benchmarks.gpu.workloads import FULL, TINY, Context
 from benchmarks.table import RESULTS, Row, write
@@ -26,9 +26,11 @@ from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.interpreter import Interpreter, loss_bits
 from tiebreak.engine.run.train import Worker
+from tiebreak.engine.run.worst import product
 from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.numbers.float32 import NAN_BITS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +41,9 @@ def command(folder: Path, *more: str) -> list[str]:
 
 def rows_of(folder: Path, part: str) -> dict[tuple[str, str], float]:
     rows = json.loads((folder / "gpu" / f"{part}.json").read_text())["rows"]
-    return {(row["metric"], row["case"]): row["value"] for row in rows}
+    found = {(row["metric"], row["case"]): row["value"] for row in rows}
+    assert len(found) == len(rows)
+    return found
 
 
 def kill_amid(folder: Path, part: str) -> None:
@@ -191,10 +195,20 @@ def test_what_the_host_reads_is_named() -> None:
         x.max().item()
         x.to(torch.float64)
         x.to("meta")
-        Arithmetic().execute(instruction_of((1, 2, 2, 3)), [torch.ones(6), torch.ones(6)], 0)
+        Arithmetic().execute(product(1, 2, 3, 2).instruction, [torch.ones(6), torch.ones(6)], 0)
     here = "in elsewhere"
     assert reads.seen == {f"{name} {here}": 1 for name in ("index", "nonzero", "_local_scalar_dense", "_to_copy")}
     with Reads() as reads, pure_path():
-        Arithmetic().execute(instruction_of((1, 2, 2, 3)), [torch.ones(6), torch.ones(6)], 0)
+        Arithmetic().execute(product(1, 2, 3, 2).instruction, [torch.ones(6), torch.ones(6)], 0)
     assert {place.split(" in ")[1].split(".")[0] for place in reads.seen} <= {"pure", "ziv", "rounding"}
     assert reads.seen
+
+
+def test_the_loss_is_read_once_and_its_nan_is_canonical() -> None:
+    nans = (0x7F800001, 0xFF800001, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, NAN_BITS)
+    others = (0, 1, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000)
+    with Reads() as reads:
+        for bits_of_it in (*nans, *others):
+            loss = torch.from_numpy(np.array(bits_of_it, dtype=np.uint32).view(np.float32))
+            assert loss_bits(loss) == (NAN_BITS if bits_of_it in nans else bits_of_it)
+    assert reads.seen == {"_local_scalar_dense in interpreter.loss_bits": len(nans) + len(others)}
