@@ -85,7 +85,7 @@ def eager(
 
 
 class Exact:
-    """The captured step on a device; each call continues from the state that the last one left."""
+    """The captured step on a device, as training runs it; each call continues from the state that the last one left."""
 
     def __init__(self, compiled: Compiled, arithmetic: Arithmetic, steps: int) -> None:
         self._machine = Interpreter(compiled.program, arithmetic)
@@ -95,7 +95,7 @@ class Exact:
 
     def __call__(self) -> None:
         self._number = self._number % self._steps + 1
-        self.state = self._machine.step(self._number, self.state, self._data).state
+        self.state = self._machine.step(self._number, self.state, self._data, donate=True).state
         finish(self._machine.arithmetic.device)
 
 
