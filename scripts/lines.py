@@ -14,7 +14,7 @@ BUDGETS = {
     "tiebreak/sim/": 11_705,
     "tiebreak/node/": 8_770,
     "tiebreak/": 12_320,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 5_405,
+    "benchmarks/": 5_410,
 }
 SUFFIXES = {".py", ".c", ".h"}
 

@@ -28,8 +28,10 @@ from tiebreak.api.environment import describe_cuda
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = ("tiebreak", "benchmarks/gpu")
-PROCESSES: Final = multiprocessing.get_context("forkserver")
-"""Of a server that has imported everything once; it has not touched the GPU, which no fork survives."""
+STARTS: Final = {"cuda": "spawn", "cpu": "forkserver"}
+"""How the processes of parts start. Forks of a server that has imported everything are quick, but CUDA does not work in
+them if anything has asked for the GPU before, which an import may do.
+"""
 PATIENCE: Final = 3
 """A part that takes so many times longer than guessed is ended."""
 SHOWN: Final = 4000
@@ -64,6 +66,8 @@ class Measurement:
         names = [name for key, name in describe_cuda() if key.startswith("cuda:")]
         self.key = {"device": device, "names": ", ".join(names) if device != "cpu" else "", "sources": sources()}
         self.told = self.key | {"commit": commit()}
+        self._processes = multiprocessing.get_context(STARTS[device])
+        self._processes.set_forkserver_preload(["benchmarks.gpu.parts"])
         folder.mkdir(parents=True, exist_ok=True)
 
     def is_done(self, part: Part) -> bool:
@@ -83,7 +87,7 @@ class Measurement:
         log, failed = self.folder / f".{part.name}.log", self.folder / f"{part.name}.failed"
         failed.unlink(missing_ok=True)
         arguments = part, self.device, self.folder, log, self.told
-        process = PROCESSES.Process(target=work, args=arguments)
+        process = self._processes.Process(target=work, args=arguments)
         started = time.monotonic()
         process.start()
         limit = min(PATIENCE * part.seconds, left)
@@ -123,7 +127,6 @@ def main(parts: tuple[str, ...], device: str, folder: Path, minutes: float) -> N
     elif not torch.cuda.is_available():
         raise click.ClickException("expected a GPU that torch can use, got none; --device cpu tries out the benchmark")
     measurement = Measurement(device, folder / "gpu", minutes)
-    PROCESSES.set_forkserver_preload(["benchmarks.gpu.parts"])
     outcomes = {}
     for part in (part for part in parts_on(device) if not parts or part.name in parts):
         outcomes[part.name] = "done before" if measurement.is_done(part) else measurement.run(part)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -158,6 +159,8 @@ def shares(step: Callable[[], None], device: torch.device, name: str, seconds: f
     spent = [
         (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.key, event.count)
         for event in seen.key_averages()
+        if event.device_type
+        == (DeviceType.CUDA if on_gpu else DeviceType.CPU)  # operators have their kernels' time too
     ]
     spent = sorted((row for row in spent if row[0] > 0), reverse=True)
     total = sum(row[0] for row in spent)

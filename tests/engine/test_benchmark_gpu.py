@@ -119,8 +119,12 @@ def crash(_: Context) -> list[Row]:
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_or_crashes_leaves_its_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", gpu.STARTS.values())
+def test_a_part_that_fails_or_crashes_leaves_its_message(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """None of them ends the command, and none is kept as done."""
+    monkeypatch.setitem(gpu.STARTS, "cpu", start)
     measurement = gpu.Measurement("cpu", tmp_path, 5)
     failing = Part("failing", 60, len)  # type: ignore[arg-type]
     crashing = Part("crashing", 60, crash)
