@@ -48,7 +48,7 @@ def _timed(workload: str, seconds: int) -> Part:
 
 
 PARTS: Final = (
-    Part("doctor", 60, bits.doctor),
+    Part("doctor", 60, bits.doctor, interpreted=False),
     *_compared("digits", 15, 20),
     *_compared("gpt2-64", 75, 100),
     *_compared("resnet-50", 40, 40),

@@ -22,9 +22,8 @@ from tiebreak.demo.tasks.plain import make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.protocol.commitments.records import state_tree
 
 T = TypeVar("T")
 KERNELS: Final = 15
@@ -121,7 +120,7 @@ def measure(context: Context, name: str) -> list[Row]:
         rows.append(Row(metric=f"exact / {base}", case=name, value=ratio, unit="x", target=target))
     if device.type == "cuda":
         rows += rows_of(name, "GiB", {f"{who}: peak memory": peak(run, device) for who, run in candidates.items()})
-    hashing = interleaved({"": lambda: state_tree(identities(exact.state))}, min(3, repeats))[""]
+    hashing = interleaved({"": lambda: make_record(1, exact.state, 0)}, min(3, repeats))[""]
     rows += rows_of(name, "x", {"hashing of the state / a step": hashing / seconds[EXACT]})
     rows += attempt(context, "shares", lambda: shares(exact, device, name, seconds[EXACT])) or []
     return rows + (attempt(context, "reads by the host", lambda: waits(exact, device, name)) or [])
