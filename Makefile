@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := tiebreak tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest contracts anvil model model-mutants ci clean
+.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest gpu contracts anvil model model-mutants ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -66,6 +66,9 @@ newest: setup ## The core on the newest Python there is, without torch, and the 
 
 hardest: setup ## Search all 2^32 arguments of each transcendental for the hardest to round (minutes; needs a C compiler)
 	$(BIN)/python -m tests.hardest.search tests/vectors/hardest.json --check --threads $(WORKERS)
+
+gpu: setup ## Measure a GPU, bits first, in 25 minutes; killed, it goes on (OPTIONS="--device cpu": a trial in minutes without one)
+	$(BIN)/python -m benchmarks.gpu $(OPTIONS)
 
 contracts: setup ## Solidity: format, build, test, compare with Python, gas and artifacts (needs Node)
 	$(MAKE) -C contracts setup fmt-check build test differential snapshot-check artifacts-check

@@ -1,37 +1,162 @@
-"""The GPU benchmark, tried out on a CPU: every row that it promises, and nothing among the checked-in results."""
+"""The GPU benchmark, tried out on a CPU: every part and its rows, whatever is killed, and nothing checked in."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
+import torch
 from click.testing import CliRunner
 
-from benchmarks import gpu
-from benchmarks.table import RESULTS
-from tests.golden.models import SMALL
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import bits
+from benchmarks.gpu.parts import PARTS, Part, parts_on
+from benchmarks.gpu.steps import KERNELS, Reads
+from benchmarks.gpu.workloads import FULL, TINY, Context
+from benchmarks.table import RESULTS, Row, write
+from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.native import pure_path
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter, loss_bits
+from tiebreak.engine.run.train import Worker
+from tiebreak.engine.run.worst import product
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.numbers.float32 import NAN_BITS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--output", str(folder), *more]
+
+
+def rows_of(folder: Path, part: str) -> dict[tuple[str, str], float]:
+    rows = json.loads((folder / "gpu" / f"{part}.json").read_text())["rows"]
+    found = {(row["metric"], row["case"]): row["value"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def kill_amid(folder: Path, part: str) -> None:
+    """Starts a trial, and kills the command alone while it runs a part."""
+    process = subprocess.Popen(command(folder), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (folder / "gpu" / f".{part}.log").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert children
+    assert not psutil.wait_procs(children, timeout=20)[1]  # no part goes on alone
 
 
 @pytest.mark.slow
-def test_a_trial_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "REPEATS", 2)
-    before = sorted(path.name for path in RESULTS.iterdir())
-    done = CliRunner().invoke(gpu.main, ["--device", "cpu", "--output", str(tmp_path), "--steps", "2"])
-    assert done.exit_code == 0, done.output
-    assert sorted(path.name for path in RESULTS.iterdir()) == before
-    document = json.loads((tmp_path / "gpu.json").read_text())
-    assert document["environment"]["device"] == "cpu"
-    assert document["environment"]["torch"]
-    rows = document["rows"]
-    for name in SMALL:
-        mine = {row["metric"]: row["value"] for row in rows if row["case"].startswith(name)}
-        assert mine["state equal to the CPU's"] == 2
-        times = {who: mine[f"{who}: a step"] for who in ("eager FP32", "eager FP64", "bf16 autocast", "exact")}
-        assert min(times.values()) > 0
-        for base in ("eager FP32", "eager FP64", "bf16 autocast"):
-            assert mine[f"exact / {base}"] == pytest.approx(times["exact"] / times[base])
-        shares = [row["value"] for row in rows if ": " in row["case"] and row["case"].startswith(name)]
-        assert len(shares) == gpu.KERNELS + 1
-        assert sum(shares) == pytest.approx(1)
+@pytest.mark.timeout(900)
+def test_a_trial_on_the_cpu_that_is_killed_goes_on(tmp_path: Path, cases: Callable[[int], None]) -> None:
+    before = sorted(path.name for path in RESULTS.rglob("*"))
+    kill_amid(tmp_path, "bits-digits")
+    first = (tmp_path / "gpu" / "cpu-digits.json").stat().st_mtime_ns
+    assert not (tmp_path / "gpu" / "bits-digits.json").exists()
+    late = subprocess.run(command(tmp_path, "--minutes", "0.2"), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert late.returncode == 1
+    assert "bits-digits: left: 12 s remain, it is guessed to take 20" in late.stdout
+    done = subprocess.run(command(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cpu-digits: done before" in done.stdout
+    assert (tmp_path / "gpu" / "cpu-digits.json").stat().st_mtime_ns == first
+    assert sorted(path.name for path in RESULTS.rglob("*")) == before
+    names = sorted(part.name for part in parts_on("cpu"))
+    assert sorted(path.name for path in (tmp_path / "gpu").iterdir()) == [f"{name}.json" for name in names]
+    for name in names:
+        environment = json.loads((tmp_path / "gpu" / f"{name}.json").read_text())["environment"]
+        assert environment["device"] == "cpu"
+        assert environment["triton"]
+        assert len(environment["sources"]) == 64
+        cases(len(rows_of(tmp_path, name)))
+    check_rows(tmp_path)
+
+
+def check_rows(folder: Path) -> None:
+    """What the rows of each part must say."""
+    assert len(rows_of(folder, "doctor")) == 3
+    assert min(rows_of(folder, "doctor").values()) > 15_000
+    for name, workload in TINY.items():
+        equal = rows_of(folder, f"bits-{name}")
+        assert list(equal.values()) == [workload.steps] * 3
+    steps = rows_of(folder, "steps-gpt2-1024")
+    who = ("eager FP32", "eager FP64", "bf16 autocast", "compiled bf16", "exact")
+    times = {each: steps[f"{each}: a step", "gpt2-1024"] for each in who}
+    assert min(times.values()) > 0
+    for base in list(times)[:-1]:
+        assert steps[f"exact / {base}", "gpt2-1024"] == pytest.approx(times["exact"] / times[base])
+    shares = [value for (metric, case), value in steps.items() if case.startswith("gpt2-1024: ")]
+    assert len(shares) == KERNELS + 1
+    assert sum(shares) == pytest.approx(1)
+    assert any(metric.startswith("reads by the host: ") for metric, _ in steps)
+    kernels = rows_of(folder, "kernels")
+    cases = {case for metric, case in kernels if metric == "share of undecided elements"}
+    assert len(cases) == 3
+    for case in cases:
+        assert min(kernels[who, case] for who in ("exact", "cuBLAS FP64", "cuBLAS FP32", "share of the roofline")) > 0
+    assert kernels["FP64 product: distance from the CPU's", "as it is"] == 0  # it is the CPU
+    assert rows_of(folder, "emulation")["refused", "emulation asked for"] == 1
+    logged = rows_of(folder, "logged")
+    assert logged["steps that agree", "digits, trained on cpu, audited on cpu"] == TINY["digits"].steps
+    assert logged["threshold", "calibrated, products"] > 0
+
+
+def crash(_: Context) -> list[Row]:
+    os.abort()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", gpu.STARTS.values())
+def test_a_part_that_fails_or_crashes_leaves_its_message(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them ends the command, and none is kept as done."""
+    monkeypatch.setitem(gpu.STARTS, "cpu", start)
+    measurement = gpu.Measurement("cpu", tmp_path, 5)
+    failing = Part("failing", 60, len)  # type: ignore[arg-type]
+    crashing = Part("crashing", 60, crash)
+    endless = Part("endless", 0, len)  # type: ignore[arg-type]
+    assert measurement.run(failing) == "failed, exit code 1: TypeError: object of type 'Context' has no len()"
+    assert measurement.run(crashing).startswith("failed, exit code -6: ")
+    assert measurement.run(endless) == "failed, ended after 0 s: no message"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["crashing.failed", "endless.failed", "failing.failed"]
+    assert "Fatal Python error: Aborted" in (tmp_path / "crashing.failed").read_text()
+    assert (tmp_path / "failing.failed").read_text().endswith("has no len()\nexit code 1\n")
+    assert not measurement.is_done(failing)
+
+
+def test_results_of_other_sources_or_devices_are_measured_again(tmp_path: Path) -> None:
+    measurement = gpu.Measurement("cpu", tmp_path, 5)
+    for changed in ({}, {"sources": "0" * 64}, {"device": "cuda"}, {"names": "another GPU"}):
+        write("doctor", [], "", environment=measurement.told | changed, folder=tmp_path)
+        assert measurement.is_done(PARTS[0]) == (not changed)
+
+
+def test_the_parts_fit_into_the_time() -> None:
+    assert parts_on("cuda") == list(PARTS)
+    assert sum(part.seconds for part in PARTS) < 25 * 60
+    assert {part.workload for part in PARTS} - {""} == set(FULL)
+    assert len({part.name for part in PARTS}) == len(PARTS)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_nothing_is_measured() -> None:
+    done = CliRunner().invoke(gpu.main, [])
+    assert done.exit_code == 1
+    assert "expected a GPU that torch can use, got none; --device cpu tries out" in done.output
 
 
 def test_results_are_for_gpus() -> None:
@@ -40,15 +165,54 @@ def test_results_are_for_gpus() -> None:
     assert "--commit is for a GPU's results" in done.output
 
 
-def test_a_device_that_computes_otherwise_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    roots = iter([bytes(32), bytes([1] * 32)])
+def test_run_roots_are_those_of_training_and_other_bits_are_named(tmp_path: Path) -> None:
+    context = Context(torch.device("cpu"), tmp_path)
+    bits.on_cpu(context, "digits")
+    workload = TINY["digits"]
+    made = compile_task(workload.task())
+    job = draft_job(made, steps=workload.steps, checkpoint_interval=workload.interval, client=CLIENT.address,
+                    trainer=TRAINER.address, terms=Terms())  # fmt: skip
+    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
+    run = RunDirectory.create(tmp_path / "run", signed, made.program, made.state, made.data)
+    assert Worker(run, Interpreter(run.program, Arithmetic())).work().hex() == context.told["run root"]
 
-    class Tree:
-        def __init__(self, _: object) -> None:
-            self.root = next(roots)
+    def compared(**changed: str) -> list[Row]:
+        write("cpu-digits", [], "", environment=context.told | changed, folder=tmp_path)
+        return bits.on_device(context, "digits")
 
-    monkeypatch.setattr(gpu, "state_tree", Tree)
-    done = CliRunner().invoke(gpu.main, ["--device", "cpu", "--output", str(tmp_path), "--steps", "1"])
-    assert done.exit_code == 1
-    assert "expected the CPU's state root 0000" in done.output
-    assert not (tmp_path / "gpu.json").exists()
+    assert [row.value for row in compared()] == [workload.steps] * 3
+    with pytest.raises(StateError, match=r"digits: expected the CPU's run root \w+, got as in training: .*, first in "
+                       r"checkpoint 1 of 2; random order: .*; torch alone: "):  # fmt: skip
+        compared(records=" ".join(["00" * 32] * 2))
+    with pytest.raises(StateError, match="expected digits to be captured as before"):
+        compared(inputs="another")
+
+
+def test_what_the_host_reads_is_named() -> None:
+    x = torch.arange(4.0)
+    with Reads() as reads:
+        x.add(1).exp().sum()  # nothing
+        x.index_select(0, torch.tensor([0, 2]))
+        x[x > 1]
+        x[torch.tensor([0, 2])]
+        x.nonzero()
+        x.max().item()
+        x.to(torch.float64)
+        x.to("meta")
+        Arithmetic().execute(product(1, 2, 3, 2).instruction, [torch.ones(6), torch.ones(6)], 0)
+    here = "in elsewhere"
+    assert reads.seen == {f"{name} {here}": 1 for name in ("index", "nonzero", "_local_scalar_dense", "_to_copy")}
+    with Reads() as reads, pure_path():
+        Arithmetic().execute(product(1, 2, 3, 2).instruction, [torch.ones(6), torch.ones(6)], 0)
+    assert {place.split(" in ")[1].split(".")[0] for place in reads.seen} <= {"pure", "ziv", "rounding"}
+    assert reads.seen
+
+
+def test_the_loss_is_read_once_and_its_nan_is_canonical() -> None:
+    nans = (0x7F800001, 0xFF800001, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, NAN_BITS)
+    others = (0, 1, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000)
+    with Reads() as reads:
+        for bits_of_it in (*nans, *others):
+            loss = torch.from_numpy(np.array(bits_of_it, dtype=np.uint32).view(np.float32))
+            assert loss_bits(loss) == (NAN_BITS if bits_of_it in nans else bits_of_it)
+    assert reads.seen == {"_local_scalar_dense in interpreter.loss_bits": len(nans) + len(others)}

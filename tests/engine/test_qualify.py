@@ -13,7 +13,8 @@ from tiebreak.engine.arithmetic.reduce import pure as sums
 from tiebreak.engine.arithmetic.ziv import Settler, TermReader
 from tiebreak.engine.data.tensors import memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
-from tiebreak.engine.run.qualify import qualify
+from tiebreak.engine.native import EMULATION
+from tiebreak.engine.run.qualify import check_emulation, qualify
 from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Instruction, MapFunction
@@ -36,6 +37,16 @@ def test_permuted_and_tiled_arithmetic_qualifies() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_gpu_qualifies() -> None:
     assert qualify(Arithmetic("cuda")).cases > 15000
+
+
+def test_emulated_fp64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("", "0"):
+        monkeypatch.setenv(EMULATION, value)
+        check_emulation(torch.device("cuda"))
+    monkeypatch.setenv(EMULATION, "1")
+    check_emulation(torch.device("cpu"))
+    with pytest.raises(ConfigurationError, match=f"expected {EMULATION} to be unset or 0 where cuda computes, got '1'"):
+        qualify(Arithmetic("cuda"))
 
 
 def refused(match: str) -> None:

@@ -62,18 +62,21 @@ def _images(name: str, model: nn.Module, batch: int, size: int, steps: int) -> T
     )
 
 
-def make_real_task(name: str, steps: int, *, size: int = 1) -> Task:
-    """A task with weights and data that torch draws here and now: within a process, one state. size: of the batch."""
+def make_real_task(name: str, steps: int, *, size: int = 1, length: int = 64, pixels: int = 32) -> Task:
+    """A task with weights and data that torch draws here and now: within a process, one state.
+
+    size: a factor of the batch. length: tokens of an example of GPT-2. pixels: the width of ResNet-50's images.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         match name:
             case "gpt2-124m":
-                return _text(name, _gpt2(), 50257, 8 * size, 64, steps)
+                return _text(name, _gpt2(), 50257, 8 * size, length, steps)
             case "llama-60m":
                 return _text(name, _llama(), 32000, 8 * size, 64, steps)
             case "resnet-50":
                 model = ResNetForImageClassification(ResNetConfig(num_labels=10))
-                return _images(name, model, 16 * size, 32, steps)
+                return _images(name, model, 16 * size, pixels, steps)
             case "gpt2-small":
                 model = _gpt2(vocab_size=97, n_positions=16, n_embd=16, n_layer=1, n_head=2)
                 return _text(name, model, 97, 2, 8, steps)

@@ -5,17 +5,14 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
 
 import torch
 
 from tiebreak.engine.arithmetic import elementwise, reduce, scatter
 from tiebreak.engine.data import hashing
-from tiebreak.engine.native import enabled
+from tiebreak.engine.native import EMULATION, enabled
 
 _CPUINFO = Path("/proc/cpuinfo")
-EMULATION: Final = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
-"""Variables that can make cuBLAS compose FP64 products from narrower formats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +80,11 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
         ("cuda sums", f"Triton {version('triton')}" if reduce.runs_on(torch.device("cuda"), 1) else "torch"),
         # This affects FP32 products only; the engine multiplies in FP64.
         ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.allow_tf32 else "off"),
-        *((name, value) for name in EMULATION if (value := os.environ.get(name)) is not None),
+        *(
+            (name, value)
+            for name in (EMULATION, "CUBLAS_EMULATION_STRATEGY")
+            if (value := os.environ.get(name)) is not None
+        ),
     )
 
 

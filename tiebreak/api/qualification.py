@@ -9,7 +9,7 @@ import torch
 
 from tiebreak.api.environment import Kernel, describe, describe_cuda
 from tiebreak.api.running import usable_device
-from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.engine.run.worst import Factor, worst
@@ -58,7 +58,7 @@ def paths(device: str | None, accelerated: bool) -> Iterator[tuple[str, str]]:
     """The pairs (device, path) to qualify, for one device or for all."""
     wanted = [device] if device is not None else ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     for name in wanted:
-        if accelerated and name == "cpu":
+        if accelerated if name == "cpu" else reduce.runs_on(usable_device(name), 1):
             yield name, "compiled"
         yield name, "pure"
 

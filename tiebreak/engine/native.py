@@ -32,6 +32,9 @@ TIMEOUT_S: Final = 300
 SWITCH: Final = "TIEBREAK_NATIVE"
 """The environment variable that switches compiled kernels off when it is 0."""
 
+EMULATION: Final = "CUBLAS_EMULATE_DOUBLE_PRECISION"
+"""The environment variable by which cuBLAS composes FP64 products from narrower formats, unless it is 0 or empty."""
+
 
 @dataclass(frozen=True)
 class Build:
@@ -49,6 +52,11 @@ def enabled() -> bool:
 def interprets() -> bool:
     """Whether Triton interprets its kernels, on the CPU, instead of compiling them: if TRITON_INTERPRET is 1."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def emulation() -> str:
+    """The value of `EMULATION`; empty if it is not set."""
+    return os.environ.get(EMULATION, "")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
 from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import pack_tolerances, sum_kind
@@ -70,8 +71,9 @@ class StepResult:
 
 
 def loss_bits(loss: Tensor) -> int:
-    """The bits of an f32 of rank 0, with NaN made canonical."""
-    return int(canonical(loss).reshape(1).view(torch.int32).item()) & 0xFFFFFFFF
+    """The bits of an f32 of rank 0, with NaN made canonical. Reads from the loss's device once."""
+    bits = int(loss.reshape(1).view(torch.int32).item())
+    return NAN_BITS if bits & 0x7FFFFFFF > INF else bits & 0xFFFFFFFF
 
 
 class Interpreter:

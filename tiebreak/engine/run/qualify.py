@@ -33,7 +33,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.hashing import identities
 from tiebreak.engine.data.tensors import canonical, from_bytes, memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
-from tiebreak.engine.native import SWITCH
+from tiebreak.engine.native import EMULATION, SWITCH, emulation
 from tiebreak.engine.run.schedule import is_elementwise
 from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import ConfigurationError
@@ -122,7 +122,11 @@ class _Case:
 
 
 def qualify(arithmetic: Arithmetic) -> Report:
-    """Runs the conformance vectors on the arithmetic's device; raises `ConfigurationError` at the first mismatch."""
+    """Runs the conformance vectors on the arithmetic's device; raises `ConfigurationError` at the first mismatch.
+
+    Refuses a CUDA device also where the vendor's FP64 may be emulated: no vectors can show that its error is bounded.
+    """
+    check_emulation(arithmetic.device)
     started = perf_counter()
     operations: dict[str, int] = {}
     precision = arithmetic.options.precision
@@ -136,6 +140,12 @@ def qualify(arithmetic: Arithmetic) -> Report:
         operations=tuple(operations),
         seconds=perf_counter() - started,
     )
+
+
+def check_emulation(device: torch.device) -> None:
+    """Raises `ConfigurationError` if the device's vendor was asked to emulate FP64."""
+    if device.type == "cuda" and (value := emulation()) not in ("", "0"):
+        raise ConfigurationError(f"expected {EMULATION} to be unset or 0 where {device} computes, got {value!r}")
 
 
 def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:

@@ -1,0 +1,47 @@
+"""Policy `logged` between the CPU and a device: calibration, and runs of each audited by the other."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.gpu.workloads import Context, rows_of
+from benchmarks.table import Row
+from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
+from tiebreak.api.bundle import capture_bundle
+from tiebreak.api.calibrating import calibrate_subjects, subject_of
+from tiebreak.api.runs import Run, agree_on
+from tiebreak.engine.run.agreement import Terms
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+
+
+def measure(context: Context) -> list[Row]:
+    """Raises `StateError` if an audit of an honest run does not agree."""
+    device, rows = str(context.device), list[Row]()
+    wanted = {name: context.workloads[name] for name in ("digits", "text") if name in context.workloads}
+    bundles = {name: capture_bundle(workload.task()) for name, workload in wanted.items()}
+    subjects = [subject_of(name, bundle) for name, bundle in bundles.items()]
+    policy = calibrate_subjects(subjects, precision=MAX_PRECISION, devices=[] if device == "cpu" else [device])
+    context.told["policy"] = policy.digest
+    assert policy.measurements is not None
+    for kind, seen in policy.measurements.sums.items():
+        values = {"divergence": seen.divergence, "logged": seen.logged, "threshold": policy.thresholds[kind] or 0.0}
+        rows += rows_of(f"calibrated, {kind.name.lower()}", "", values)
+    for name, bundle in bundles.items():
+        for trainer, auditor in dict.fromkeys(((device, "cpu"), ("cpu", device))):
+            case = f"{name}, trained on {trainer}, audited on {auditor}"
+            with TemporaryDirectory() as folder:
+                run = agree_on(
+                    bundle, Path(folder, "run"), client=CLIENT, trainer=TRAINER, terms=Terms(), domain=DOMAIN,
+                    policy=policy,
+                )  # fmt: skip
+                Run(run, device=trainer).resume(TRAINER, progress=False)
+                found = Run(run, device=auditor).audit(policy=policy)
+            if found.fraud is not None:
+                raise StateError(f"{case}: expected agreement, got {found!r}")
+            counts = {
+                "log entries": found.log.entries,
+                "entries needed": found.log.needed,
+                "steps that agree": found.steps,
+            }
+            rows += rows_of(case, "", counts)
+    return rows

@@ -1,0 +1,148 @@
+"""Sums of products against vendor BLAS and the roofline of this device; and FP64 that the vendor emulates."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from math import ceil, prod
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.steps import finish, without_tf32
+from benchmarks.gpu.workloads import Context, rows_of
+from benchmarks.table import Row, interleaved
+from tests.golden.models import make_real_task
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.reduce import plan_sum
+from tiebreak.engine.arithmetic.ziv import UNIT
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.native import EMULATION
+from tiebreak.engine.run.qualify import check_emulation
+from tiebreak.engine.run.worst import product
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.program.isa import Instruction, Opcode
+from tiebreak.protocol.program.program import Program
+
+LAYERS: Final = ((768, 2304), (768, 3072), (768, 50257))
+GPT2: Final = (
+    (96, 1024, 64, 1024),
+    (96, 1024, 1024, 64),
+    *(sizes for k, n in LAYERS for sizes in ((1, 8192, k, n), (1, 8192, n, k), (1, k, 8192, n))),
+)
+"""Batches, m, k and n of GPT-2 124M on 8 x 1024 tokens: attention; layers, and gradients by input and by weight."""
+CONVOLUTIONS: Final = 10
+"""How many of ResNet-50's sums of products are measured."""
+SQUARE: Final = 8192
+"""Rows and columns of the FP64 product, and of the copy, that show the roofline."""
+SHORTEST: Final = 5e-3
+"""Seconds that a measurement takes at least."""
+
+
+def largest(program: Program, count: int) -> list[Instruction]:
+    """The sums of products that take most of a step's operations, one of each form."""
+    forms: dict[object, Instruction] = {}
+    work: Counter[object] = Counter()
+    for i in program.body:
+        if i.opcode == Opcode.REDUCE and i.is_f32_sum and len(i.operands) == 2:
+            form = i.shape, i.reduction, tuple((a.offset, a.strides) for a in i.operands)
+            forms[form] = i
+            work[form] += i.numel * prod(i.reduction)
+    return [forms[form] for form, _ in work.most_common(count)]
+
+
+def seconds_of(runs: dict[str, Callable[[], object]], context: Context) -> dict[str, float]:
+    """Of one call each, of so many that a measurement is not too short."""
+
+    def repeated(run: Callable[[], object], count: int) -> None:
+        for _ in range(count):
+            run()
+        finish(context.device)
+
+    counts = {}
+    for who, run in runs.items():
+        repeated(run, 1)  # compiles
+        started = time.perf_counter()
+        repeated(run, 1)
+        counts[who] = ceil(SHORTEST / (time.perf_counter() - started))
+    found = interleaved({who: partial(repeated, run, counts[who]) for who, run in runs.items()}, context.repeats)
+    return {who: seconds / counts[who] for who, seconds in found.items()}
+
+
+def measure(context: Context) -> list[Row]:
+    """GFLOP/s of each product and its share of the roofline, ours and the vendor's on matrices of the same sizes."""
+    device, size = context.device, 64 if context.trial else SQUARE
+    x = torch.randn(size, size, device=device, dtype=torch.float64)
+    other = torch.empty_like(x)
+    seconds = seconds_of({"mm": lambda: torch.mm(x, x, out=other), "copy": lambda: other.copy_(x)}, context)
+    peak, bandwidth = 2.0 * size**3 / seconds["mm"], 2.0 * x.nbytes / seconds["copy"]
+    rows = rows_of("roofline", "GFLOP/s", {"cuBLAS FP64, square": peak / 1e9})
+    rows += rows_of("roofline", "GB/s", {"a copy": bandwidth / 1e9})
+    rows.append(Row(metric=DISTANCE, case="as it is", value=distance(context), unit="of the bound", target="<= 1"))
+    task = make_real_task("resnet-small", 1) if context.trial else context.workloads["resnet-50-224"].task(1)
+    made = [product(*sizes).instruction for sizes in (((2, 8, 16, 8),) if context.trial else GPT2)]
+    convolutions = largest(compile_task(task).program, 2 if context.trial else CONVOLUTIONS)
+    for model, instructions in (("GPT-2", made), ("ResNet-50", convolutions)):
+        for number, i in enumerate(instructions, 1):
+            rows += one(i, f"{model}, {number}", context, peak, bandwidth)
+    return rows
+
+
+def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: float) -> list[Row]:
+    """The rows of one sum of products; for the vendor it is a product of matrices in any case."""
+    tables, device = plan_sum(i, 1 << 60).tables, context.device
+    if tables is None or not tables.out:  # without rows and columns
+        return []
+    first, last, k = tables.operands[0], tables.operands[-1], tables.terms
+    batch, m, n = len(first.batch), len(first.own), len(last.own)
+    read = {o.index: o.reach[1] + 1 for o in tables.operands}
+    operands, arithmetic = [torch.randn(read[at], device=device) for at in range(2)], Arithmetic(device)
+    a, b = torch.randn(batch, m, k, device=device), torch.randn(batch, k, n, device=device)
+    a64, b64 = a.double(), b.double()
+
+    def vendor() -> Tensor:
+        with without_tf32():
+            return a @ b
+
+    seconds = seconds_of(
+        {"exact": lambda: arithmetic.execute(i, operands, 0), "cuBLAS FP64": lambda: a64 @ b64, "cuBLAS FP32": vendor},
+        context,
+    )
+    flops, moved = 2.0 * batch * m * n * k, 4.0 * (sum(read.values()) + i.numel)
+    case, counts = f"{name}: {batch} x {m} x {k} x {n}", arithmetic.stats.of("reduce.sum.products")
+    rows = rows_of(case, "GFLOP/s", {who: flops / each / 1e9 for who, each in seconds.items()})
+    return rows + rows_of(case, "", {
+        "share of the roofline": max(flops / peak, moved / bandwidth) / seconds["exact"],
+        "share of undecided elements": counts.undecided / max(1, counts.elements),
+    })  # fmt: skip
+
+
+DISTANCE: Final = "FP64 product: distance from the CPU's"
+
+
+def distance(context: Context) -> float:
+    """The most that FP64 products of the vendor and of the CPU differ by, as a share of what rounding allows both."""
+    size = 8 if context.trial else 1024
+    a, b = (torch.randn(size, size).double() * 2.0 ** torch.randint(-20, 20, (size, 1)) for _ in range(2))
+    allowed = 2 * size * UNIT * (a.abs() @ b.abs())
+    return float(((a.to(context.device) @ b.to(context.device)).cpu() - a @ b).abs().div_(allowed).max())
+
+
+def emulation(context: Context) -> list[Row]:
+    """With the vendor's emulation of FP64 asked for, in this process alone: qualification must refuse a GPU.
+
+    Raises `StateError` if it does not.
+    """
+    os.environ[EMULATION] = "1"  # before the first product
+    far = distance(context)
+    try:
+        check_emulation(torch.device("cuda"))
+    except ConfigurationError as error:
+        context.told["refused"] = str(error)
+    else:
+        raise StateError(f"expected {EMULATION}=1 to be refused, got no error")
+    return rows_of("emulation asked for", "of 1", {"refused": 1}) + rows_of(
+        "emulation asked for", "of the bound", {DISTANCE: far}
+    )
