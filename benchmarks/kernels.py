@@ -21,12 +21,14 @@ from triton.compiler import ASTSource
 
 from benchmarks.table import Row, placed, publish
 from tests.golden.models import make_real_task
-from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, elementwise_kernels, hashing, scatter
+from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, hashing, scatter
 from tiebreak.engine.arithmetic import random as draws
+from tiebreak.engine.arithmetic.kernels import elementwise as elementwise_kernels
 from tiebreak.engine.arithmetic.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
-from tiebreak.engine.arithmetic.reduce import fused, kernels
+from tiebreak.engine.arithmetic.kernels import sums as kernels
+from tiebreak.engine.arithmetic.reduce import fused
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.run.interpreter import Interpreter
@@ -49,7 +51,6 @@ OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "add_terms": (scatter_kernels.add_terms, scatter.OPTIONS, f"{_SCATTERED} *fp64 *fp64"),
     "decide_sums": (scatter_kernels.decide_sums, scatter.OPTIONS, "*fp64 *fp64 *fp32 *i64 *i64 i32 fp32"),
     "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64 i32"),
-    "draw": (draw_kernels.draw, draws.OPTIONS, "*fp32 *i64 *i64 i32 i64 i32 i32"),
     "permute": (draw_kernels.permute, draws.OPTIONS, "*i64 *i64 *i64 *i64 i32 i64 i32 i32"),
 }
 """Kernels that are not of sums, their options, and the types of their arguments in order."""

@@ -189,8 +189,6 @@ OPTIONAL = {"tiebreak.api.datasets.hugging_face": "hf", "tiebreak.api.datasets.t
 
 EXTRAS = {
     "tiebreak.api.huggingface": ["hf"],
-    "tiebreak.engine.arithmetic.elementwise_kernels": ["gpu"],
-    "tiebreak.engine.arithmetic.reduce.kernels": ["gpu"],
     "tiebreak.engine.arithmetic.kernels": ["gpu"],
     "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],

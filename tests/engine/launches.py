@@ -14,12 +14,14 @@ from triton.runtime import driver
 
 from tests.engine.arithmetic_cases import sum_over
 from tests.engine.random_programs import Writer
-from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, elementwise_kernels, hashing, scatter
+from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, hashing, scatter
 from tiebreak.engine.arithmetic import random as draws
+from tiebreak.engine.arithmetic.kernels import elementwise as elementwise_kernels
 from tiebreak.engine.arithmetic.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
-from tiebreak.engine.arithmetic.reduce import fused, kernels
+from tiebreak.engine.arithmetic.kernels import sums as kernels
+from tiebreak.engine.arithmetic.reduce import fused
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run import qualify
@@ -106,7 +108,7 @@ def main() -> None:
     assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
     assert {one.metadata.name for one in made} == {
         "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
-        "add_terms", "decide_sums", "add_open", "draw", "permute", "hash_chunks", "hash_nodes",
+        "add_terms", "decide_sums", "add_open", "permute", "hash_chunks", "hash_nodes",
     }  # fmt: skip
     others = list(made)
     with mock.patch.multiple(elementwise_fused, launch=compiled, _kernels=lambda _: elementwise_kernels):

@@ -46,7 +46,7 @@ def test_the_interpreter_agrees_with_integers_on_more(cases: Callable[[int], Non
     cases(sum(found["ran"].values()))
 
 
-@pytest.mark.parametrize(("name", "mutants"), [("hashing", 2), ("indices", 7)])
+@pytest.mark.parametrize(("name", "mutants"), [("hashing", 2), ("indices", 6)])
 def test_other_kernels_in_the_interpreter(name: str, mutants: int, cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "fast"))
     assert found["alive"] == []
@@ -56,7 +56,7 @@ def test_other_kernels_in_the_interpreter(name: str, mutants: int, cases: Callab
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mutants"), [("hashing", 11), ("indices", 9)])
+@pytest.mark.parametrize(("name", "mutants"), [("hashing", 11), ("indices", 8)])
 def test_other_kernels_in_the_interpreter_on_more(name: str, mutants: int, cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "slow"))
     assert found["alive"] == []

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from tests.engine.arithmetic_cases import STYLES, Maker, check, tensor_of
 from tests.engine.interpreted import Mutants, changed, killed, patch_index
 from tests.engine.random_programs import SIGNATURES, check_program
-from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, elementwise_kernels
+from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused
+from tiebreak.engine.arithmetic.kernels import elementwise as elementwise_kernels
 from tiebreak.engine.arithmetic.random import RandomFrom
 from tiebreak.engine.arithmetic.reduce import fused
 from tiebreak.engine.lowering.builder import Builder

@@ -23,7 +23,8 @@ from tests.golden.bundle import INTERVAL, load
 from tests.golden.train import inputs
 from tiebreak.engine.arithmetic import Arithmetic, indexing, reduce, ziv
 from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
-from tiebreak.engine.arithmetic.reduce import fused, kernels
+from tiebreak.engine.arithmetic.kernels import sums as kernels
+from tiebreak.engine.arithmetic.reduce import fused
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run import qualify
 from tiebreak.engine.run.interpreter import Interpreter

@@ -1,4 +1,4 @@
-"""Chains on GPUs: one launch of one Triton kernel (`elementwise_kernels.py`) for each.
+"""Chains on GPUs: one launch of one Triton kernel (`kernels/elementwise.py`) for each.
 
 The host waits for nothing while a step runs. What the kernels note, whether results are finite and what FP64 left open,
 stays on the device until `FusedChains.look`, once a step.
@@ -67,7 +67,7 @@ class Store(NamedTuple):
 
 
 def _kernels(device: torch.device) -> ModuleType | None:
-    return kernels(f"{__package__}.elementwise_kernels", device)
+    return kernels(f"{__package__}.kernels.elementwise", device)
 
 
 def runs_on(device: torch.device) -> bool:

@@ -111,13 +111,6 @@ def random(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     seed, step = (_scalar(base, a.offset) for base, a in zip(operands, instruction.operands, strict=True))
     before, skip = divmod(first_of(instruction.params), 4)
     blocks = -(-(skip + instruction.numel) // 4)
-    if (found := _kernels(seed.device)) is not None:
-        out = torch.empty(instruction.shape, dtype=torch.float32, device=seed.device)
-        launch(
-            found.draw, ceil(blocks / OPTIONS["BLOCK"]), out, seed, step, _signed(instruction.params.stream), before,
-            skip, out.numel(), **OPTIONS,
-        )  # fmt: skip
-        return out
     key, third = key_of(seed), step & _MASK
     fourth = torch.full_like(third, instruction.params.stream)
     words = torch.empty((blocks, 4), dtype=torch.float32, device=seed.device)

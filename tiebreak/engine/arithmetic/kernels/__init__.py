@@ -1,1 +1,1 @@
-"""Triton kernels of everything but sums and elementwise chains. Only what launches them imports their modules."""
+"""Triton kernels, the twins of the C kernels. Only what launches them imports their modules."""

@@ -1,4 +1,4 @@
-"""`random` and `shuffle` on GPUs (SPEC section 7), one launch each: Philox4x32-10 in 32-bit integers."""
+"""Philox4x32-10 in 32-bit integers, and `shuffle` on GPUs in one launch (SPEC section 7)."""
 
 import triton
 import triton.language as tl
@@ -12,22 +12,6 @@ def philox(c0, c1, c2, c3, k0, k1):
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, c2 * 0xCD9E8D57, high0 ^ c3 ^ k1, c0 * 0xD2511F53
         k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
     return c0, c1, c2, c3
-
-
-@triton.jit(do_not_specialize=["stream", "before", "skip", "count"])
-def draw(out, seed, step, stream, before, skip, count, BLOCK: tl.constexpr):
-    """`count` numbers of the blocks from number `before` on, of whose words the first `skip` are left out."""
-    number = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    block, zero = before + number, (number * 0).to(tl.uint32)
-    key, t = tl.load(seed), tl.load(step)
-    words = philox(
-        block.to(tl.uint32), (block >> 32).to(tl.uint32), zero + t.to(tl.uint32), zero + stream.to(tl.uint32),
-        zero + key.to(tl.uint32), zero + (key >> 32).to(tl.uint32),
-    )  # fmt: skip
-    for i in tl.static_range(4):
-        at = 4 * number + i - skip
-        x = (words[i] >> 8).to(tl.float32) * 0.000000059604644775390625  # 2^-24, of 24 bits: exact
-        tl.store(out + at, x, mask=(at >= 0) & (at < count))
 
 
 @triton.jit

@@ -11,7 +11,7 @@ data that nobody has checked: those outside the box are left out, as SPEC 4.3 sa
 import triton
 import triton.language as tl
 
-from tiebreak.engine.arithmetic.reduce.kernels import round_to
+from tiebreak.engine.arithmetic.kernels.sums import round_to
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Sums on GPUs by one Triton kernel (`kernels.py`) that adds, bounds, tests and rounds, on the tables of `compiled.py`.
+"""Sums on GPUs by one Triton kernel (`kernels/sums.py`) that adds, tests and rounds, on the tables of `compiled.py`.
 
 Another settles exactly what it lists, and one finds extremes. The bytes are those of `pure`.
 
@@ -43,7 +43,7 @@ PARTS: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_wa
 
 
 def _kernels(device: torch.device) -> ModuleType | None:
-    return kernels(f"{__package__}.kernels", device)
+    return kernels("tiebreak.engine.arithmetic.kernels.sums", device)
 
 
 def _kernel(name: str, device: torch.device) -> Any:
@@ -120,7 +120,7 @@ class _Call:
         return (batches, first, second) if self.matrix else (batches, 1, 1)
 
     def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
-        """memory: out, found, room, listed, sums, errors and sizes, as in `kernels.py`."""
+        """memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
         launch(
             self.kernel, self.tiles * self.parts, read[0], read[-1], *self.tables, *memory, *self.numbers, self.step,
             factor, FLUSH=FLUSH, **self.options, **options,

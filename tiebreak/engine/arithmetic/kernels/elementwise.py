@@ -29,7 +29,8 @@ from math import factorial
 import triton
 import triton.language as tl
 
-from tiebreak.engine.arithmetic.reduce.kernels import round_to
+from tiebreak.engine.arithmetic.kernels.random import philox
+from tiebreak.engine.arithmetic.kernels.sums import round_to
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 LOAD = tl.constexpr(-1)
@@ -391,7 +392,7 @@ def draw(first, seed, step, stream, skip, WHOLE: tl.constexpr, BLOCK: tl.constex
     place = first + skip + tl.arange(0, BLOCK)
     block = (first + skip) // 4 + tl.arange(0, BLOCK // 4) if WHOLE else place // 4
     none = block * 0
-    c0, c1, c2, c3 = tl.philox_impl(
+    c0, c1, c2, c3 = philox(
         block.to(tl.uint32), (block >> 32).to(tl.uint32), (none + step).to(tl.uint32), (none + stream).to(tl.uint32),
         (none + seed).to(tl.uint32), (none + (seed >> 32)).to(tl.uint32),
     )  # fmt: skip
