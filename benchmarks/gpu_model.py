@@ -3,12 +3,14 @@
     python -m benchmarks.gpu_model      writes results/gpu_model.json; captures real programs, runs none of them
 
 Sums and extremes are counted as `fused.py` would launch them: tiles, parts, and the instructions of a step of the
-innermost loop as compiled for sm_90. Everything else runs in torch: tiny models of the same kinds are run on the CPU to
-count torch's operations and the bytes that these read and write, per element of a result.
+innermost loop as compiled for sm_90. Chains are a launch each, and scatter sums four, bound by memory. Everything else
+runs in torch: tiny models of the same kinds are run on the CPU to count its operations and the bytes that these read and
+write, per element of a result.
 """
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil, prod
@@ -32,9 +34,10 @@ from tiebreak.engine.capture import step as capturing
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import Windows
 from tiebreak.engine.native import pure_path
+from tiebreak.engine.run import schedule
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.worst import product
-from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction, SourceKind
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction, ScatterParams, SourceKind
 from tiebreak.protocol.program.program import Program
 
 BANDWIDTHS: Final = {"H100": 3.35e12, "H200": 4.8e12}
@@ -228,21 +231,41 @@ def count_others() -> dict[Kind, tuple[float, float]]:
 def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[Spent, Spent, int]:
     """What sums and extremes take, what everything else does, and the FP64 operations of sums; raises KeyError."""
     summed, rest, flops = Spent(), Spent(), 0
-    for i in program.body:
-        if i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA, SourceKind.CONST):
+    for unit in schedule.plan(program):
+        if schedule.is_elementwise(program.body[unit.members[0]]):
+            rest.add(0.0, chain_bytes(program, unit.members), TRITON_LAUNCH)
             continue
-        tables = None
-        if i.opcode == Opcode.REDUCE and i.is_f32_sum:
-            tables = plan_sum(i, 1 << 60).tables
-            flops += i.numel * prod(i.reduction) * len(i.operands)
-        elif i.opcode == Opcode.REDUCE and program.body[i.operands[0].value].dtype == DType.F32:
-            tables = plan_extreme(i, fused=True)
-        if tables is not None:
-            sums(i, tables, summed)
-            continue
-        count, each = others[kind_of(i)]
-        rest.add(0.0, each * i.numel, count * TORCH_LAUNCH, round(count))
+        for i in (program.body[n] for n in unit.members):
+            if i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA, SourceKind.CONST):
+                continue
+            tables = None
+            if i.opcode == Opcode.REDUCE and i.is_f32_sum:
+                tables = plan_sum(i, 1 << 60).tables
+                flops += i.numel * prod(i.reduction) * len(i.operands)
+            elif i.opcode == Opcode.REDUCE and program.body[i.operands[0].value].dtype == DType.F32:
+                tables = plan_extreme(i, fused=True)
+            if tables is not None:
+                sums(i, tables, summed)
+            elif i.opcode == Opcode.SCATTER_SUM:  # two fills, two kernels: terms and keys, FP64 sums and sizes, results
+                assert isinstance(i.params, ScatterParams)
+                kept = prod(size for size, match in zip(i.shape, i.params.match, strict=True) if match == 0)
+                moved = 12.0 * kept * prod(i.reduction) + 36.0 * i.numel
+                rest.add(0.0, moved, 2 * (TORCH_LAUNCH + TRITON_LAUNCH), 4)
+            elif i.opcode == Opcode.SHUFFLE:
+                rest.add(0.0, 24.0 * i.numel, TRITON_LAUNCH)
+            else:
+                count, each = others[kind_of(i)]
+                rest.add(0.0, each * i.numel, count * TORCH_LAUNCH, round(count))
     return summed, rest, flops
+
+
+def chain_bytes(program: Program, members: Sequence[int]) -> float:
+    """What a chain reads of values from outside, each of them once, and what it stores of its results."""
+    inside, body = set(members), program.body
+    read = {a.value for n in members for a in body[n].operands} - inside
+    used = {a.value for n, i in enumerate(body) if n not in inside for a in i.operands}
+    used |= {commit.operands[0].value for commit in program.commits}
+    return float(sum(body[n].numel * body[n].dtype.size for n in read | (inside & used)))
 
 
 def captured(name: str, length: int) -> Program:
