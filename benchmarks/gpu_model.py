@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_model      writes results/gpu_model.json; captures real programs, runs none of them
 
 Sums and extremes are counted as `fused.py` would launch them: tiles, parts, and the instructions of a step of the
-innermost loop as compiled for sm_90. Chains are a launch each, and scatter sums four, bound by memory. Everything else
-runs in torch: tiny models of the same kinds are run on the CPU to count its operations and the bytes that these read and
+innermost loop as compiled for sm_90. Chains are a launch each, and scatter sums four, bound by memory. All else runs in
+torch: tiny models of the same kinds are run on the CPU to count torch's operations and the bytes that these read and
 write, per element of a result.
 """
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -46,7 +48,7 @@ def test_emulated_fp64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EMULATION, "1")
     check_emulation(torch.device("cpu"))
     with pytest.raises(ConfigurationError, match=f"expected {EMULATION} to be unset or 0 where cuda computes, got '1'"):
-        qualify(Arithmetic("cuda"))
+        qualify(cast("Arithmetic", SimpleNamespace(device=torch.device("cuda"))))
 
 
 def refused(match: str) -> None:

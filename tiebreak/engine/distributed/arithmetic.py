@@ -31,14 +31,13 @@ from tiebreak.engine.distributed import wire
 from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
+from tiebreak.engine.distributed.sizes import BOUND_BYTES, SMALL, SUM_BYTES
 from tiebreak.engine.distributed.tape import Player, Recorder
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 
 AHEAD: Final = 1 << 26
 """The bytes of whole weights that are gathered before they are needed."""
-SMALL: Final = 1 << 11
-"""Results that all need are rounded by every worker, if it sends at most this many sums for that."""
 NO_LIMIT: Final = 1 << 60
 
 
@@ -272,7 +271,7 @@ class _Message:
             pieces = [self._piece(parts, shares) for shares in self._shares]
         mine = pieces[self.collectives.exchange.worker]
         into = [self.collectives.empty(mine.shape, torch.uint8) for _ in pieces]
-        size = wire.SUM_BYTES * len(coded) + wire.BOUND_BYTES * len(flat)
+        size = SUM_BYTES * len(coded) + BOUND_BYTES * len(flat)
         return Swap(pieces, into, size, lambda: self._total(into))
 
     @staticmethod

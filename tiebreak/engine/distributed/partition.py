@@ -27,14 +27,12 @@ from typing import Final
 from tiebreak.engine.arithmetic.random import RandomFrom
 from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.distributed.layout import Split, along, cut, leading, localized, share
-from tiebreak.engine.distributed.wire import BOUND_BYTES, SUM_BYTES
+from tiebreak.engine.distributed.sizes import BOUND_BYTES, LEAST, SUM_BYTES
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.isa import row_major as contiguous
 from tiebreak.protocol.program.program import Program
 
-LEAST: Final = 1 << 10
-"""Results of fewer elements are computed whole, unless an operand is held in shards."""
 _RESULT: Final = 0
 """The strides of the result come before those of the operands."""
 

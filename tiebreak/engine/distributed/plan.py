@@ -15,7 +15,7 @@ from tiebreak.engine.distributed.exchange import HEADER_BYTES
 from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
-from tiebreak.engine.distributed.wire import BOUND_BYTES, SUM_BYTES
+from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES
 from tiebreak.engine.run.cost import Cost, cost_of
 from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
 

@@ -7,9 +7,7 @@ Sizes follow from how `tiebreak.engine.distributed.partition` divides a step, up
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tiebreak.engine.distributed.arithmetic import SMALL
-from tiebreak.engine.distributed.partition import LEAST
-from tiebreak.engine.distributed.wire import BOUND_BYTES, SUM_BYTES
+from tiebreak.engine.distributed.sizes import BOUND_BYTES, LEAST, SMALL, SUM_BYTES
 from tiebreak.sim.incentives.costs import Transformer, transformer_counts, transformer_near
 from tiebreak.sim.incentives.measured import cost
 
