@@ -28,7 +28,7 @@ from tiebreak.node.journal import Journal
 from tiebreak.node.linked import Linked
 from tiebreak.node.mail import Letter, MailForgot
 from tiebreak.node.parties import JOBS, OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake, draw_secret
-from tiebreak.node.work import Answer, Compute, Crew, Fetch, Publish, Steps, Task, Turn
+from tiebreak.node.work import Answer, Compute, Crews, Fetch, Publish, Steps, Task, Turn
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
 from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
@@ -122,14 +122,14 @@ class Mail(Protocol):
 
 class Driver:
     def __init__(
-        self, machine: Machine, *, ground: Ground, mail: Mail, journal: Journal, shelf: Shelf, crew: Crew | None,
+        self, machine: Machine, *, ground: Ground, mail: Mail, journal: Journal, shelf: Shelf, crews: Crews | None,
         notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `Settings.balance_floor`."""
         self.machine, self.ground, self.mail, self.journal = machine, ground, mail, journal
-        self.shelf, self.crew, self.notes = shelf, crew, notes
-        if crew is not None:
-            crew.listen(self.told_steps, self.told_trouble)
+        self.shelf, self.crews, self.notes = shelf, crews, notes
+        if crews is not None:
+            crews.listen(self.told_steps, self.told_trouble)
         self.stop = Flag() if stop is None else stop
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         """What is to be done in the machine's thread."""
@@ -164,7 +164,7 @@ class Driver:
         self._held: list[e.Work] = []
         """Work that waits for a signature, or of games that are over."""
         self.shown: dict[str, Any] = {}
-        self.training: Steps | None = None
+        self.training: dict[Digest, Steps] = {}
         """What the trainer's own process told last."""
         self._drafted: set[str] = set()
         self._noted: dict[Digest, str] = {}
@@ -205,8 +205,8 @@ class Driver:
         self.stop.set()
         self.mail.close()
         self._letters.set()
-        if self.crew is not None:
-            self.crew.stop()
+        if self.crews is not None:
+            self.crews.stop()
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
         self.journal.close()
@@ -254,8 +254,8 @@ class Driver:
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
         for event in early:
             self._deliver(event)
-        if self.crew is not None:
-            self._held += self.crew.drop(self._is_for_nobody)
+        if self.crews is not None:
+            self._held += self.crews.drop(self._is_for_nobody)
         held, self._held = self._held, []
         for work in held:
             self._start(work)
@@ -494,7 +494,7 @@ class Driver:
         for key, at in list(self._wanted.items()):
             job_id, count = key
             listed = self._listings.get(job_id)
-            if key in self._fetching or at > now or not listed or job_id not in self.jobs or self.crew is None:
+            if key in self._fetching or at > now or not listed or job_id not in self.jobs or self.crews is None:
                 continue
             job = self.jobs[job_id]
             # The trainer has what it has computed; the client has what it offers.
@@ -547,10 +547,10 @@ class Driver:
     # ------------------------------------------------------------------ work
 
     def _ask(self, task: Task, done: Callable[[Answer], None]) -> None:
-        """Let the crew do a task; `done` is called in the machine's thread."""
-        if self.crew is None:
+        """Let a crew do a task; `done` is called in the machine's thread."""
+        if self.crews is None:
             raise StateError(f"expected a party that computes, got one that was asked for {task}")
-        self.crew.ask(task, lambda answer: self.inbox.put(lambda: done(answer)))
+        self.crews.ask(task, lambda answer: self.inbox.put(lambda: done(answer)))
 
     def _start(self, work: e.Work) -> None:
         job_id = self.machine.board.games[work.game_id].job.id if isinstance(work, e.Gather) else work.job_id
@@ -626,10 +626,10 @@ class Driver:
         self.tell(e.Done(at=self.ground.now(), work=work, root=answer.root, move=answer.move, problem=answer.problem))
 
     def told_steps(self, steps: Steps) -> None:
-        """Show others how training goes. Called by the crew, in a thread of its own."""
+        """Show others how training goes. Called by a crew, in a thread of its own."""
 
         def show() -> None:
-            self.training = steps
+            self.training[steps.job_id] = steps
             if isinstance(self.machine, Trainer) and not self.shelf.is_sealed(steps.job_id):
                 rate = round(1000 * len(steps.losses) / max(steps.seconds, 1e-6))
                 body = posts.StepsBody(
@@ -643,7 +643,7 @@ class Driver:
         self.inbox.put(show)
 
     def told_trouble(self, text: str, tries: int) -> None:
-        """Note what the crew has to try again. Called by the crew, in a thread of its own."""
+        """Note what a crew has to try again. Called by a crew, in a thread of its own."""
         note = self.notes.error if tries > 3 else self.notes.warn
         self.inbox.put(lambda: note("work", text))
 

@@ -54,11 +54,15 @@ class PartyMetrics(Collector):
         for (level, event), count in sorted(self._driver.notes.counts.items()):
             lines.add_metric([level, event], count)
         yield lines
-        if self._driver.training is not None:
-            yield from _training(self._driver.training)
+        families: dict[str, GaugeMetricFamily] = {}
+        for told in list(self._driver.training.values()):
+            for name, value in _training(told).items():
+                gauge = families.setdefault(name, GaugeMetricFamily(*gauge_of(name), labels=["job"]))
+                gauge.add_metric([told.job_id.hex()], value)
+        yield from families.values()
 
 
-def _training(told: "Steps") -> Iterator[Metric]:
+def _training(told: "Steps") -> dict[str, float]:
     """What a trainer measured last: of the steps in a report, and in its newest sample (`tiebreak.api.sampling`)."""
     found: dict[str, float] = {
         "step": told.first_step + len(told.losses) - 1,
@@ -66,12 +70,7 @@ def _training(told: "Steps") -> Iterator[Metric]:
         "steps_per_second": len(told.losses) / max(told.seconds, 1e-6),
         "processor_share": told.processor,
     }
-    if told.sample is not None:
-        found = figures(told.sample) | found
-    for name, value in found.items():
-        gauge = GaugeMetricFamily(*gauge_of(name), labels=["job"])
-        gauge.add_metric([told.job_id.hex()], value)
-        yield gauge
+    return found if told.sample is None else figures(told.sample) | found
 
 
 def serve_metrics(port: int, driver: "Driver") -> None:

@@ -18,7 +18,7 @@ from tiebreak.node.mail import Mail
 from tiebreak.node.metrics import serve_metrics
 from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer, Watcher
 from tiebreak.node.settings import Settings
-from tiebreak.node.work import Bench, Crew
+from tiebreak.node.work import Bench, Crews
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -89,17 +89,25 @@ def _made(settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, jo
         case _:
             machine = Watcher(jobs=settings.digests("jobs"), **more)
     bench = Bench(
-        folder=settings.folder, domain=ground.domain, hub=settings.hub, threads=settings.threads,
-        device=settings.device, secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
-        cheat=settings.cheat, most_bytes=settings.most_bytes,
+        folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
+        threads=settings.threads, device=settings.device, cheat=settings.cheat, most_bytes=settings.most_bytes,
+        secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
     )  # fmt: skip
-    crew = Crew(bench, None if key is None else opened_by(key))
+    crews = Crews(bench, None if key is None else opened_by(key))
     driver = Driver(
-        machine, ground=ground, mail=mail, journal=journal, shelf=shelf, crew=crew, notes=notes, floor=floor, stop=stop
+        machine,
+        ground=ground,
+        mail=mail,
+        journal=journal,
+        shelf=shelf,
+        crews=crews,
+        notes=notes,
+        floor=floor,
+        stop=stop,
     )
     if isinstance(ground, ChainGround):
         ground.know(machine)
-    crew.warm_up()
+    crews.warm_up()
     return driver
 
 

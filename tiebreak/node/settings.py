@@ -39,6 +39,7 @@ class Settings:
     slowdown: int = 1
     key: str = "key.pem"
     balance_floor: str = "0.05"
+    processes: int = 1
     threads: int = 0
     device: str = "cpu"
     metrics_port: int = 0
@@ -106,7 +107,16 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
         "The key file in this folder (`tiebreak key`). Its passphrase comes from TIEBREAK_PASSPHRASE, or is asked for.",
     ),
     "balance_floor": (_KEYED, "Ether below which the account is too poor to play games: an error in the log."),
-    "threads": (_WORKING, "Threads that torch may use; 0: its own choice. No result depends on it."),
+    "processes": (
+        _WORKING,
+        "Processes that work at once, each for other jobs and with memory of its own. If they share cores,\n"
+        "step_seconds is that of a step while all of them work.",
+    ),
+    "threads": (
+        _WORKING,
+        "Threads that torch may use in each process; 0: its own choice, or an equal share of the cores. No result\n"
+        "depends on it.",
+    ),
     "device": (_WORKING, "The torch device; it is qualified first."),
     "metrics_port": (_ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not."),
     "json_log": (_ALL, "Log JSON, one object a line."),

@@ -1,10 +1,11 @@
-"""The work of a party, in one process of its own, so that neither torch nor a crash of it touches the rest.
+"""The work of a party, in processes of its own, so that neither torch nor a crash of it touches the rest.
 
-A `Crew` hands tasks to that process (`tiebreak.node.workbench`), one at a time and the most urgent first: moves of
-games before transfers, these before training and replays. It gets no key: of a sealed job the party opens the envelope
-and gives it the job's secret, through the same pipe. The process ends when its party does, even if that is killed: it
-sees the end of its pipe. What it left on the disk is resumed. A task that fails through no fault of its data (a full
-disk, a process that was killed, a hub that is away) is tried again, after longer and longer pauses.
+A `Crew` hands tasks to one process (`tiebreak.node.workbench`), one at a time and the most urgent first: moves of games
+before transfers, these before training and replays. `Crews` divide jobs among several. A process gets no key: of a
+sealed job the party opens the envelope and gives it the job's secret, through the same pipe. It ends when its party
+does, even if that is killed: it sees the end of its pipe. What it left on the disk is resumed. A task that fails
+through no fault of its data (a full disk, a process that was killed, a hub that is away) is tried again, after longer
+and longer pauses.
 """
 
 import multiprocessing
@@ -54,8 +55,10 @@ class Bench:
     hub: str
     most_bytes: int = 0
     """The most to fetch for one job; 0: no limit but the disk."""
+    processes: int = 1
+    """How many work at once."""
     threads: int = 0
-    """0 leaves torch its own choice."""
+    """Of each process; 0: an equal share of the cores, or torch's own choice if one process works."""
     device: str = "cpu"
     secret: bytes = b""
     """From which an auditor derives its seals."""
@@ -226,6 +229,12 @@ class Crew:
         self._thread = Thread(target=self._work, name="crew", daemon=True)
         self._thread.start()
 
+    @property
+    def tasks(self) -> int:
+        """How many wait or are under way."""
+        with self._changed:
+            return len(self._tasks) + (self._now is not None)
+
     def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
         """Be told of progress, and why a task has to be tried again and how often it was tried."""
         self._on_steps, self._on_trouble = on_steps, on_trouble
@@ -360,6 +369,43 @@ class Crew:
             process.kill()
             process.join(STOP_SECONDS)
         return f"the process that works ended with code {process.exitcode} ({error!r})"
+
+
+class Crews:
+    """As many crews as there are processes. A job stays with one, which keeps what was expensive to make for it.
+
+    So no two processes write to a job's folder.
+    """
+
+    def __init__(self, bench: Bench, unseal: Unseal | None = None) -> None:
+        """As `Crew`, of which several threads may call `unseal` at once."""
+        self._crews = [Crew(bench, unseal) for _ in range(bench.processes)]
+        self._of: dict[Digest, Crew] = {}
+
+    def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
+        """As `Crew.listen`."""
+        for crew in self._crews:
+            crew.listen(on_steps, on_trouble)
+
+    def ask(self, task: Task, done: Callable[[Answer], None]) -> None:
+        """As `Crew.ask`. A new job goes to a crew that has least to do. One thread at a time may call this."""
+        job = task.job.id
+        if job not in self._of:
+            self._of[job] = min(self._crews, key=lambda crew: crew.tasks)
+        self._of[job].ask(task, done)
+
+    def drop(self, is_over: Callable[[e.Work], bool]) -> list[e.Work]:
+        """As `Crew.drop`."""
+        return [work for crew in self._crews for work in crew.drop(is_over)]
+
+    def warm_up(self) -> None:
+        """Start a process now, so that the first task does not wait for torch."""
+        self._crews[0].warm_up()
+
+    def stop(self) -> None:
+        """As `Crew.stop`."""
+        for crew in self._crews:
+            crew.stop()
 
 
 def _serve(pipe: "Connection", bench: Bench) -> None:

@@ -127,6 +127,8 @@ class Workbench:
         self._evidence: dict[tuple[Digest, int], Evidence] = {}
         self._samplers: dict[Digest, Sampler] = {}
         self._now: e.Work | None = None
+        share = max(1, usable_cores() // bench.processes) if bench.processes > 1 else None
+        self._threads = bench.threads or share
         self.dropped: set[e.Work] = set()
         """Replays of games that are over: one under way ends after its step, and none of them starts."""
 
@@ -275,12 +277,12 @@ class Workbench:
         job, bench = run.job, self._bench
         if (job.id, attempt) not in self._interpreters:
             permute = PERMUTATION + attempt if attempt else None
-            machine = Machine(threads=bench.threads or None, device=bench.device, permute=permute)
+            machine = Machine(threads=self._threads, device=bench.device, permute=permute)
             made = machine.interpreter(run)
             if bench.cheat:
                 made = tampering.Tampered(made, cheat(bench.cheat, run.program, job).tamper)
             self._interpreters[job.id, attempt] = made
-        use_threads(1 if attempt else bench.threads or None)
+        use_threads(1 if attempt else self._threads)
         return self._interpreters[job.id, attempt]
 
     def _sampler(self, run: RunDirectory) -> Sampler:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Pipe, Process
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -12,7 +13,7 @@ from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.runs import agree_on
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.node.work import Answer, Bench, Compute, Crew, Drop, Failed, Steps, Task, Turn
+from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Drop, Failed, Steps, Task, Turn
 from tiebreak.node.workbench import REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, SignedHead
@@ -174,3 +175,36 @@ def test_a_crew_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, mo
     crew._process = None
     theirs.close()
     crew.stop()
+
+
+def test_crews_work_for_several_jobs_at_once(agreed: RunDirectory, folder: Path) -> None:
+    """Real processes: a job stays with one of them, and all come to the roots of one alone."""
+    other = agree_on(capture_bundle(small_task()), folder / "other", client=CLIENT, trainer=TRAINER,
+                     terms=Terms(reward=1), domain=OFF_CHAIN)  # fmt: skip
+    shutil.copytree(other.path, folder / "jobs" / other.job.id.hex())
+    jobs = (agreed.job, other.job)
+    assert jobs[0].id != jobs[1].id
+    tasks = [Compute(work=e.Train(job_id=job.id, count=n), job=job) for n in range(1, COUNT + 1) for job in jobs]
+    crews, found = Crews(replace(bench(folder)._bench, processes=2)), SimpleQueue[tuple[Task, Answer]]()
+    try:
+        for task in tasks:
+            crews.ask(task, lambda answer, task=task: found.put((task, answer)))  # type: ignore[misc]
+        done = [found.get(timeout=120) for _ in tasks]
+        assert len({crew.pid for crew in crews._crews} - {None}) == 2
+        assert crews._of.keys() == {job.id for job in jobs}
+        assert crews._of[jobs[0].id] is not crews._of[jobs[1].id]
+        assert [crew.tasks for crew in crews._crews] == [0, 0]
+    finally:
+        crews.stop()
+    roots = {(task.job.id, task.work.count): answer.root for task, answer in done}  # type: ignore[union-attr]
+    for run in (agreed, other):
+        shutil.copytree(run.path, folder / "alone" / "jobs" / run.job.id.hex())
+        alone = Compute(work=e.Train(job_id=run.job.id, count=COUNT), job=run.job)
+        assert roots[run.job.id, COUNT] == answer(bench(folder / "alone"), alone).root
+
+
+def test_processes_share_the_cores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiebreak.node.workbench.usable_cores", lambda: 8)
+    for processes, threads, each in ((1, 0, None), (1, 3, 3), (2, 0, 4), (2, 3, 3), (16, 0, 1)):
+        settings = Bench(folder=folder, domain=OFF_CHAIN, hub="", processes=processes, threads=threads)
+        assert Workbench(settings, lambda _: None)._threads == each
