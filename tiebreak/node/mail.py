@@ -12,13 +12,13 @@ import base64
 import contextlib
 import http.client
 import json
-import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
+from random import SystemRandom
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -53,6 +53,8 @@ SECONDS: Final = 30.0
 """For one answer, and for silence in a stream: a hub pings every 15 seconds."""
 FIRST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 30.0
+_CHANCE: Final = SystemRandom()
+"""Not Python's shared random numbers: a step that another thread captures must not seem to draw them."""
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504, 507})
 """Statuses after which the same request is sent again."""
 
@@ -440,7 +442,7 @@ class _Pause:
 
     def wait(self) -> None:
         """Wait longer than the last time, by a random share. Raises `MailStopped` if told to stop meanwhile."""
-        if self._stop.wait(self._seconds * random.uniform(0.5, 1.0)):  # noqa: S311  # no secret
+        if self._stop.wait(self._seconds * _CHANCE.uniform(0.5, 1.0)):
             raise MailStopped("stopped while the hub did not answer")
         self._seconds = min(2 * self._seconds, LONGEST_PAUSE)
 
