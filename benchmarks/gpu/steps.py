@@ -136,7 +136,7 @@ def attempt(context: Context, what: str, run: Callable[[], T]) -> T | None:
 
 
 def warmed(make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-    """A step, after one call."""
+    """What `make` makes, called once already: what compiles or plans does so outside of the measurement."""
     step = make()
     step()
     return step

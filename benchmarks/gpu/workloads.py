@@ -33,11 +33,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Context:
-    """What a part is given."""
+    """Where a part runs, and what it tells of itself beside its rows."""
 
     device: torch.device
     folder: Path
-    """Of the results so far."""
+    """Holds the files of the parts before, such as the CPU's records."""
     told: dict[str, str] = field(default_factory=dict)
     """What a part has to say beside its rows; stands in the environment of its file."""
 
@@ -57,7 +57,7 @@ class Context:
 
 
 def rows_of(case: str, unit: str, values: Mapping[str, float]) -> list[Row]:
-    """A row for each metric."""
+    """Rows of one case and unit, by metric."""
     return [Row(metric=metric, case=case, value=value, unit=unit) for metric, value in values.items()]
 
 

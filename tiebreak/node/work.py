@@ -56,7 +56,7 @@ class Bench:
     most_bytes: int = 0
     """The most to fetch for one job; 0: no limit but the disk."""
     processes: int = 1
-    """How many work at once."""
+    """How many work at once, each for other jobs."""
     threads: int = 0
     """Of each process; 0: an equal share of the cores, or torch's own choice if one process works."""
     device: str = "cpu"

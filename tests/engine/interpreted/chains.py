@@ -220,7 +220,10 @@ MUTANTS: Mutants = {
     "only infinities are noted": ((("(bits_of(x) & 0x7F800000) ==", "(bits_of(x) & 0x7FFFFFFF) =="),), seals),
     "nothing is open": ((("RELATIVE = tl.constexpr(17 *", "RELATIVE = tl.constexpr(0 *"),), lambda: hard_at(29, EXP)),
     "everything is open": ((("undecided = inside & (result !=", "undecided = inside & (result <="),), decided),
-    "middles twice to even": ((("tl.where((rest != 0) &", "tl.where((rest != rest) &"),), lambda: hard_at(29, EXP)),
+    "middles twice to even": ((
+        ("round_pair(h, low - h * OPEN,", "round_to(h + (low - h * OPEN),"),
+        ("round_pair(h, low + h * OPEN,", "round_to(h + (low + h * OPEN),"),
+    ), lambda: hard_at(29, EXP)),
     "exp without what pairs add": ((("1.0, e * 0.0, e, e_low)", "1.0, e * 0.0, e, e * 0.0)"),), lambda: pairs(EXP)),
 }  # fmt: skip
 SLOW_MUTANTS: Mutants = {

@@ -190,7 +190,7 @@ class Code:
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
-        """Of each pointer."""
+        """What each of the kernel's pointers points to, in order: results first."""
         made = (PROTOCOL_DTYPES[dtype] for _, _, dtype, _ in self.outputs)
         return *made, *(self.inputs[number][0] for number, _ in self.reads)
 
@@ -259,5 +259,4 @@ class Code:
 
 
 def _box(dims: Sequence[Dim]) -> tuple[int, ...]:
-    """Sizes, then strides."""
     return *(dim.size for dim in dims), *(dim.strides[0] for dim in dims)

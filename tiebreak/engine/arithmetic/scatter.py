@@ -70,7 +70,7 @@ class Tables:
     reach: tuple[tuple[int, int], tuple[int, int]]
     """The least and the greatest place read of the source and of the index."""
     held: dict[torch.device, list[Tensor]] = field(default_factory=dict)
-    """The tables on a device."""
+    """Copies of the tables, made at the first call on a device and kept, so that a step uploads nothing."""
 
     def on(self, device: torch.device) -> list[Tensor]:
         """The eight tables on a device, where they stay."""

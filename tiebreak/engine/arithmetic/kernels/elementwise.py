@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from tiebreak.engine.arithmetic.kernels.random import philox
-from tiebreak.engine.arithmetic.kernels.sums import round_to
+from tiebreak.engine.arithmetic.kernels.sums import round_pair, round_to, two_sum
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 LOAD = tl.constexpr(-1)
@@ -103,7 +103,7 @@ def to_bf16(x):
 
 @triton.jit
 def f32_to_i64(x):
-    """Only what fits is converted."""
+    """Toward zero; beyond i64 its greatest or least, NaN is 0. Only what fits reaches the hardware's conversion."""
     fits = tl.abs(x) < 2.0**63
     beyond = tl.where(x > 0, 0x7FFFFFFFFFFFFFFF, tl.where(x < 0, -0x8000000000000000, 0))
     return tl.where(fits, tl.where(fits, x, 0.0).to(tl.int64), beyond)
@@ -215,7 +215,7 @@ def power_of_two(shifted):
 
 @triton.jit
 def exp_minus_one(x):
-    """(e^r - 1, 2^k)."""
+    """(e^r - 1, 2^k) with x = k ln 2 + r, for |x| <= 104; no bound holds beyond."""
     shifted = x * LOG2_E + SHIFT
     k = shifted - SHIFT
     r = (x - k * LN2[0]) - k * LN2[1]
@@ -227,17 +227,9 @@ def exp_minus_one(x):
 
 @triton.jit
 def clamp(x, LEAST: tl.constexpr, MOST: tl.constexpr):
-    """NaN stays."""
+    """The nearest number to x from LEAST to MOST; NaN stays NaN, of which no comparison is true."""
     x = tl.where(x < LEAST, LEAST, x)
     return tl.where(x > MOST, MOST, x)
-
-
-@triton.jit
-def two_sum(a, b):
-    """The pair of a sum."""
-    s = a + b
-    v = s - a
-    return s, (a - (s - v)) + (b - v)
 
 
 @triton.jit
@@ -259,7 +251,7 @@ def two_product(a, b):
 
 @triton.jit
 def plus(a, a_low, b, b_low):
-    """AccurateDWPlusDW."""
+    """The pair of the sum of two pairs, by AccurateDWPlusDW."""
     s, e = two_sum(a, b)
     t, f = two_sum(a_low, b_low)
     s, e = join(s, e + t)
@@ -268,14 +260,14 @@ def plus(a, a_low, b, b_low):
 
 @triton.jit
 def times(a, a_low, b, b_low):
-    """DWTimesDW1."""
+    """The pair of their product, by DWTimesDW1."""
     p, e = two_product(a, b)
     return join(p, e + (a * b_low + a_low * b))
 
 
 @triton.jit
 def over(a, a_low, b, b_low):
-    """DWDivDW2."""
+    """The pair of their quotient, by DWDivDW2."""
     q = a / b
     p, e = two_product(q, b)
     p, f = join(p, q * b_low)
@@ -286,7 +278,7 @@ def over(a, a_low, b, b_low):
 
 @triton.jit
 def exp_minus_one_in_pairs(x):
-    """(e^r - 1 as a pair, 2^k)."""
+    """(h, l, 2^k) with h + l = e^r - 1 and x = k ln 2 + r, within the bounds above; |x| <= 104."""
     shifted = x * LOG2_E + SHIFT
     k = shifted - SHIFT
     p, e = two_product(k, k * 0.0 + LN2[1])
@@ -315,16 +307,6 @@ def in_pairs(x, FUNCTION: tl.constexpr):
         tiny = x < 2.0**-24
         h, low = tl.where(tiny, x, h), tl.where(tiny, x * -(2.0**-51), low)
     return h, low
-
-
-@triton.jit
-def round_pair(h, low, PRECISION: tl.constexpr):
-    """RN of h + low: first to an odd FP64 number where it is none."""
-    s, rest = two_sum(h, low)
-    bits = s.to(tl.int64, bitcast=True)
-    away = tl.where((s < 0) == (rest < 0), 1, -1)
-    odd = tl.where((rest != 0) & ((bits & 1) == 0), bits + away, bits)
-    return round_to(odd.to(tl.float64, bitcast=True), PRECISION)
 
 
 @triton.jit

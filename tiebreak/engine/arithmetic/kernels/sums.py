@@ -316,7 +316,7 @@ SAFE: tl.constexpr = tl.constexpr(1 << 15)
 
 @triton.jit
 def zeros(SHAPE: tl.constexpr, COUNT: tl.constexpr):
-    """COUNT tensors of i64 zeros."""
+    """A tuple of COUNT tensors of i64, all 0: digits or slices of a block before the first term."""
     made = ()
     for _ in tl.static_range(COUNT):
         made = made + (tl.zeros(SHAPE, tl.int64),)

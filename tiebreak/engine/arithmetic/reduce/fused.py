@@ -115,7 +115,7 @@ class _Call:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Batches, m and n."""
+        """Batches, m and n; m and n are 1 for a sum without rows and columns."""
         first, second, _, batches = self.numbers
         return (batches, first, second) if self.matrix else (batches, 1, 1)
 
@@ -283,7 +283,7 @@ def leave_fused(
 
 
 def _leave(call: _Call, read: Sequence[Tensor]) -> list[Tensor]:
-    """C and sizes of each part."""
+    """FP64 sums (parts, batches, m n) and what bounds are made of (parts, batches, m + n), before parts are added."""
     batches, m, n = call.shape
     widths = (m * n, m + n) if call.matrix else (1, 1)
     sums, sizes = (
