@@ -1,7 +1,6 @@
 """Counts lines of Python and C by folder, without tests, against a budget. `make lint` fails above the budget.
 
-A successor has to hold the whole code base in mind, so a budget is raised only with a line in CHANGELOG.md that says
-why.
+A successor has to hold the whole code base in mind, so a budget is raised only in a commit that says why.
 """
 
 import subprocess
