@@ -49,11 +49,16 @@ OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "hash_chunks": (hash_kernels.hash_chunks, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i64 *i64 i32 i32"),
     "hash_nodes": (hash_kernels.hash_nodes, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i32 i32 i32"),
     "add_terms": (scatter_kernels.add_terms, scatter.OPTIONS, f"{_SCATTERED} *fp64 *fp64"),
-    "decide_sums": (scatter_kernels.decide_sums, scatter.OPTIONS, "*fp64 *fp64 *fp32 *i64 *i64 i32 fp32"),
-    "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64 i32"),
+    "decide_sums": (
+        scatter_kernels.decide_sums,
+        scatter.OPTIONS,
+        "*fp64 *fp64 *fp32 *i64 *i64 *i32 *i64 *i64 i32 i32 fp32",
+    ),
+    "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64 *i64 i32 i32"),
+    "round_listed": (kernels.round_listed, scatter.OPTIONS, "*i64 *fp32 *i64 *i32 *i64 i32"),
     "permute": (draw_kernels.permute, draws.OPTIONS, "*i64 *i64 *i64 *i64 i32 i64 i32 i32"),
 }
-"""Kernels that are not of sums, their options, and the types of their arguments in order."""
+"""Kernels of other things than sums, their options, and the types of their arguments in order."""
 CHAINS: Final = {"AdamW": MapFunction.SQRT, "GELU": MapFunction.TANH, "dropout": elementwise_fused.RANDOM}
 """The longest chain of a step of GPT-2 that has this operation."""
 APART: Final = (
@@ -107,7 +112,7 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
         return _machine(name, _assemble_chain(TARGETS[name], _chain(kernel), precision, options), 0)
     if kernel in OTHERS:
         function, known, kinds = OTHERS[kernel]
-        constants = {"PRECISION": precision, "BLOCK": known["BLOCK"]}
+        constants = {"FIRST": 3, "SLICES": 6, "PRECISION": precision, "BLOCK": known["BLOCK"]}
         constants = {key: value for key, value in constants.items() if key in function.arg_names}
         signature = dict(zip(function.arg_names, [*kinds.split(), *len(constants) * ["constexpr"]], strict=True))
         return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)

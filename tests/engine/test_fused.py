@@ -56,7 +56,7 @@ def test_other_kernels_in_the_interpreter(name: str, mutants: int, cases: Callab
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mutants"), [("hashing", 11), ("indices", 8)])
+@pytest.mark.parametrize(("name", "mutants"), [("hashing", 11), ("indices", 10)])
 def test_other_kernels_in_the_interpreter_on_more(name: str, mutants: int, cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "slow"))
     assert found["alive"] == []

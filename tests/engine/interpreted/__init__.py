@@ -15,6 +15,7 @@ from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton import language
 from triton.runtime import interpreter
 
@@ -22,6 +23,15 @@ from tiebreak.engine.run import qualify
 
 Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
 """By name: texts and what replaces them, and the check that fails with the changed kernels."""
+
+
+class NoReads(TorchDispatchMode):
+    """Refuses operations whose result the host waits for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = any(name in str(func) for name in ("local_scalar", "nonzero", "unique", "masked_select", "index.Tensor"))
+        assert not read, f"expected no read by the host, got {func}"
+        return func(*args, **(kwargs or {}))
 
 
 def patch_index() -> None:

@@ -370,6 +370,40 @@ def round_digits(digits, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: t
     return round_to(odd * unit, PRECISION) + 0.0
 
 
+@triton.jit
+def put_exact(digits, good, place, inside, out, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr):
+    """Rounds sums in digits to their places, NaN where not `good`; which are good, and which `out` had otherwise."""
+    value = tl.where(good, round_digits(digits, FIRST, SLICES, PRECISION), float("nan"))
+    good &= inside
+    differ = good & (tl.load(out + place, mask=inside, other=0.0) != value)
+    tl.store(out + place, value, mask=inside)
+    return good.to(tl.int64), differ.to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["room"])
+def round_listed(
+    digits, out, found, listed, counters, room, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rounds the sums of listed elements, in digits (digit, slot). Any number of programs share the list."""
+    exact, differ = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
+    count = tl.load(found)
+    for first in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        slot = first + tl.arange(0, BLOCK)
+        inside = slot < count
+        place = tl.load(listed + slot, mask=inside, other=0).to(tl.int64)
+        held, digit = (), digits + slot
+        for _ in tl.static_range(2 * SLICES):
+            held = held + (tl.load(digit, mask=inside, other=0),)
+            digit += room
+        settled, otherwise = put_exact(held, slot >= 0, place, inside, out, FIRST, SLICES, PRECISION)
+        exact += settled
+        differ += otherwise
+    if tl.program_id(0) * BLOCK < count:
+        tl.atomic_add(counters + 2, tl.sum(exact, 0))
+        tl.atomic_add(counters + 3, tl.sum(differ, 0))
+
+
 @triton.jit(do_not_specialize=["elements"])
 def settle(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
@@ -419,11 +453,9 @@ def settle(
                 sums = add_slices(sums, x, first_slice, slices)
             digits = add_digits(digits, sums, tl.cdiv(end - begin, BLOCK_K), first_slice, slices)
         good = tl.min(finite, 1) > 0
-        value = tl.where(good, round_digits(digits, first_slice, slices, PRECISION), float("nan"))
-        good &= inside
-        exact += good.to(tl.int64)
-        differ += (good & (tl.load(out + place, mask=inside, other=0.0) != value)).to(tl.int64)
-        tl.store(out + place, value, mask=inside)
+        settled, otherwise = put_exact(digits, good, place, inside, out, first_slice, slices, PRECISION)
+        exact += settled
+        differ += otherwise
     if counters is not None:
         if tl.program_id(0) == 0:
             tl.atomic_add(counters, elements)
