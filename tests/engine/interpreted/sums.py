@@ -313,11 +313,15 @@ def twice(*, left: int) -> int:
     rest = torch.zeros(2, 96), torch.ones(2, 96)  # 2^-80 beside a middle, lost between terms of 2^-23
     rest[0][:, :2], rest[1][:, 1] = torch.tensor([1, 2.0**-12]), 2.0**-12
     rest[0][:, 16], rest[0][:, 32], rest[0][:, 48] = 2.0**-23, 2.0**-80, -(2.0**-23)
+    wide = torch.zeros(2, 40), torch.zeros(2, 40)  # 1 + 2^-24, and that and 2^-52, of factors of 24 bits
+    wide[0][:, :3] = torch.tensor([1 + 2.0**-23, -3 * 2.0**-24, -(2.0**-23)])
+    wide[1][:, :3] = torch.tensor([1 + 2.0**-23, 1, 2.0**-23])
+    wide[0][1, 2] += 2.0**-29
     near = torch.zeros(2, 40), torch.ones(2, 40)
     near[0][:, :3] = torch.tensor([1, 2.0**-24, 2.0**-48])
     arithmetic, ran = Arithmetic(), 0
     with small(programs=1):
-        for pair in (ties, near, near[::-1], *((rest, rest[::-1]) if left else ())):
+        for pair in (ties, wide, near, near[::-1], *((rest, rest[::-1]) if left else ())):
             k = pair[0].shape[1]
             i = sum_over((2, 2), (k,), Access(0, 0, (k, 0, 1)), Access(1, 0, (0, k, 1)))
             ran += len(check(arithmetic, i, [x.reshape(-1) for x in pair]))
@@ -341,6 +345,12 @@ def waits_for_nothing() -> int:
             ran += sum(counts.undecided for counts in arithmetic.stats.kinds.values())
     assert ran == 16
     return ran
+
+
+def divides(examples: int) -> int:
+    """Sums of which programs share the terms, and lists that are too long for that."""
+    with small(programs=40), mock.patch.object(fused, "LONG", 0):
+        return settles(examples)
 
 
 def flushes() -> int:
@@ -423,7 +433,10 @@ MUTANTS: Mutants = {
     "NaN is decided": ((("~(high <= low)", "(high > low)"),), decides_hard_rows),
     "twice: sums without their errors": ((("low += error", "low += 0 * error"),), lambda: twice(left=0)),
     "twice: the list goes on": ((("tl.load(found + 1))", "undecided)"),), lambda: twice(left=0)),
-    "twice: the rest has no error": ((("e = size * coefficient + ", "e = 0 * size + "),), lambda: twice(left=8)),
+    "twice: the rest is exact": ((("(2.25 * 2.0**134)", "(2.25 * 2.0**174)"),), lambda: twice(left=8)),
+    "divided: the first part": ((("blocks * parts, tl", "blocks, tl"),), lambda: divides(4)),
+    "divided: terms that are not finite": ((("inside & ~good", "inside & good"),), lambda: divides(4)),
+    "twice: the rest has no error": ((("0.0, size * coefficient + ", "0.0, "),), lambda: twice(left=8)),
     "parts left out": ((("range(parts)", "range(1)"),), conforms_in_parts),
     "rows: squares of the last part": (
         (("size += tl.load(norms + i,", "size = tl.load(norms + i,"),),
@@ -447,7 +460,8 @@ MUTANTS: Mutants = {
 }
 SLOW_MUTANTS: Mutants = {
     "twice: squares of the columns' last step": ((("squares_y2 += y2", "squares_y2 = y2"),), lambda: twice(left=8)),
-    "one round of the list": ((("tl.num_programs(0) * BLOCK_M", "(count + 1)"),), settles_by_one_program),
+    "twice: the rest is not exact": ((("(2.25 * 2.0**134)", "(2.25 * 2.0**100)"),), lambda: twice(left=0)),
+    "one round of the list": ((("parts, tl.num_programs(0)", "parts, count + 1"),), settles_by_one_program),
     "twice: no rest of columns": (
         (("rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)", "rest += 0"),),
         lambda: twice(left=0),
@@ -456,7 +470,6 @@ SLOW_MUTANTS: Mutants = {
     "digits of the last flush": (
         (("1 << 15)", "2)"), ("digits[2 * j] + tl", "tl"), ("digits[2 * j + 1] + tl", "tl")), lambda: settles(25),
     ),
-    "plain slices too high": ((("if PAIRS else 3 ", "if PAIRS else 4 "),), lambda: settles(25)),
     "carries not rounded": (((" + (1 << 23)) >> 24", ") >> 24"),), lambda: settles(25)),
     "the last digit alone is the rest": ((("tl.where(last != 0, last, rest)", "last"),), settles_tails),
     "to odd, away": ((("(t < 0), 1, -1", "(t < 0), 1, 1"),), settles_tails),
@@ -492,6 +505,7 @@ def main() -> None:
             "long rows": decides_long_rows(),
             "parts": conforms_in_parts(),
             "flushes": flushes(),
+            "divided": divides(examples),
             "twice": twice(left=8),
             "no reads": waits_for_nothing(),
         }

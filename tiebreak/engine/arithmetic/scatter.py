@@ -262,8 +262,8 @@ class ScatterRunner:
         shared = programs(device)
         launch(found.add_open, shared, source, *terms, slots, opened, digits, room, tasks, **OPTIONS)
         launch(
-            found.round_listed, shared, digits, out, opened, listed, counters, room, FIRST=3, SLICES=6,
-            PRECISION=precision, **OPTIONS,
+            found.round_listed, shared, digits, *4 * [None], out, opened, listed, counters, 1, 1, count, room,
+            MATRIX=False, FIRST=3, SLICES=6, PRECISION=precision, MANY=0, **OPTIONS,
         )  # fmt: skip
         return out
 
