@@ -5,7 +5,9 @@ each check ran, and the mutants. A process of its own, because Triton decides on
 """
 
 import importlib.util
+import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,8 @@ from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import language
 from triton.runtime import interpreter
@@ -79,3 +83,12 @@ def killed(mutants: Mutants, kernels: ModuleType, user: ModuleType) -> dict[str,
             except (AssertionError, qualify.ConfigurationError) as error:
                 found[name] = type(error).__name__
     return found
+
+
+def main(run: Callable[[bool], tuple[dict[str, int], Mutants, dict[str, str]]]) -> None:
+    """Prints what `run`, told whether it is slow, found: cases of each check, mutants, and what refuted each."""
+    patch_index()
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")  # infinities are among the values, and products of 32 bits wrap
+    ran, mutants, dead = run(sys.argv[1] == "slow")
+    sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": sorted(set(mutants) - set(dead))}) + "\n")

@@ -1,17 +1,14 @@
 """Scatter sums and permutations."""
 
-import json
 import random
-import sys
 from unittest import mock
 
-import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import STYLES, Maker, check, random_scatter
-from tests.engine.interpreted import Mutants, NoReads, killed, patch_index
+from tests.engine.interpreted import Mutants, NoReads, killed, main
 from tiebreak.engine.arithmetic import Arithmetic, scatter
 from tiebreak.engine.arithmetic import random as draws
 from tiebreak.engine.arithmetic.kernels import random as draw_kernels
@@ -142,12 +139,8 @@ SLOW_DRAW_MUTANTS: Mutants = {
 }  # fmt: skip
 
 
-def main() -> None:
-    """Run and print."""
-    patch_index()
-    torch.set_num_threads(1)
-    np.seterr(all="ignore")  # infinities are among the values, and products of 32 bits wrap
-    slow = sys.argv[1] == "slow"
+def run(slow: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
+    """For `main`."""
     examples = 20 if slow else 4
     scatter_mutants, draw_mutants = SCATTER_MUTANTS, DRAW_MUTANTS
     if slow:
@@ -168,9 +161,8 @@ def main() -> None:
         if slow:
             ran["hard, 16 bits"] = hard_scatters(16)
         dead = killed(scatter_mutants, scatter_kernels, scatter) | killed(draw_mutants, draw_kernels, draws)
-    alive = sorted({*scatter_mutants, *draw_mutants} - set(dead))
-    sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": alive}) + "\n")
+    return ran, scatter_mutants | draw_mutants, dead
 
 
 if __name__ == "__main__":
-    main()
+    main(run)
