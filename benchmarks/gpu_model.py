@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_model      writes results/gpu_model.json; captures real programs, runs none of them
 
 Sums and extremes are counted as `fused.py` would launch them: tiles, parts, and the instructions of a step of the
-innermost loop as compiled for sm_90. Chains are a launch each, and scatter sums four, bound by memory. All else runs in
+innermost loop as compiled for sm_90. Chains are a launch each, and scatter sums six, bound by memory. All else runs in
 torch: tiny models of the same kinds are run on the CPU to count torch's operations and the bytes that these read and
 write, per element of a result.
 """
@@ -36,7 +36,7 @@ from tiebreak.engine.capture.task import Windows
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.worst import product
+from tiebreak.engine.run.worst import Case, plain, product
 from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction, ScatterParams, SourceKind
 from tiebreak.protocol.program.program import Program
 
@@ -49,9 +49,10 @@ WORKLOADS: Final = {
 }
 """Tasks by name, and the length of their texts."""
 HOSTILE: Final = (
-    (1, 256, 512, 256), (1, 64, 4096, 64), (1, 8, 50_000, 8), (1, 256, 16, 256), (16, 64, 64, 64), (1, 4096, 768, 3072),
+    plain(1, 1_000_000), plain(768, 8192, columns=True), product(1, 256, 512, 256), product(1, 64, 4096, 64),
+    product(1, 8, 50_000, 8), product(1, 256, 16, 256), product(16, 64, 64, 64), product(1, 4096, 768, 3072),
 )  # fmt: skip
-"""Products (batches, m, k, n) of `tiebreak.engine.run.worst`, and one that fills a GPU."""
+"""Plain sums, products of `tiebreak.engine.run.worst`, and one that fills a GPU."""
 PROCESSORS: Final = 132
 CLOCK: Final = 1.98e9
 """With 256 FP64 operations a clock in each multiprocessor's matrix units, this is the published 67 TFLOP/s."""
@@ -134,6 +135,8 @@ def sums(i: Instruction, tables: Tables, spent: Spent) -> None:
         spent.add(0.0, 8.0 * parts * (i.numel + sum(len(o.own) for o in tables.operands) * batches), TRITON_LAUNCH)
     listed = round(UNDECIDED["batched" if tables.out and batches > 1 else kernel] * i.numel)
     spent.add(settling_seconds(listed, k), 8.0 * k * listed, TRITON_LAUNCH)
+    if k > fused.LONG:
+        spent.add(0.0, 0.0, TORCH_LAUNCH + TRITON_LAUNCH, 2)  # digits, and their rounding
     if tables.out and parts == 1:
         spent.add(0.0, 0.0, TRITON_LAUNCH)  # finds that little is undecided
 
@@ -155,19 +158,23 @@ def add_kernel(kernel: str, tables: Tables, spent: Spent) -> int:
 def settling_seconds(listed: int, terms: int) -> float:
     """Of so many elements in fixed point."""
     options = fused.settling(terms)
-    return seconds_of("settle", ceil(listed / options["BLOCK_M"]), ceil(terms / options["BLOCK_K"]))
+    programs, steps = ceil(listed / options["BLOCK_M"]), ceil(terms / options["BLOCK_K"])
+    if terms > fused.LONG and 0 < listed <= 4 * PROCESSORS:
+        parts = 4 * PROCESSORS // programs
+        programs, steps = programs * parts, ceil(steps / parts)
+    return seconds_of("settle", programs, steps)
 
 
-def hostile(batches: int, m: int, k: int, n: int) -> tuple[float, float]:
-    """How many times longer a product takes if FP64 decides nothing: doubled precision does all of it, or nothing."""
-    i = product(batches, m, k, n).instruction
+def hostile(case: Case) -> tuple[float, float]:
+    """How many times longer a sum takes if FP64 decides nothing: doubled precision does all of it, or nothing."""
+    i = case.instruction
     ordinary, tables, again = Spent(), plan_sum(i, 1 << 60).tables, 0.0
     assert tables is not None
-    if add_kernel("contract", tables, ordinary) == 1:
-        blocks = fused.twice(fused.tile("cuda", 90))
+    if add_kernel("contract" if tables.out else "add_up", tables, ordinary) == 1 and tables.out:
+        (batches, m, n), blocks = i.shape, fused.twice(fused.tile("cuda", 90))
         tiles = batches * ceil(m / blocks["BLOCK_M"]) * ceil(n / blocks["BLOCK_N"])
-        again = seconds_of("contract_twice", tiles, ceil(k / blocks["BLOCK_K"]))
-    whole, exactly = ordinary.device(BANDWIDTHS["H100"]), settling_seconds(i.numel, k)
+        again = seconds_of("contract_twice", tiles, ceil(tables.terms / blocks["BLOCK_K"]))
+    whole, exactly = ordinary.device(BANDWIDTHS["H100"]), settling_seconds(i.numel, tables.terms)
     return 1 + (again or exactly) / whole, 1 + (again + exactly) / whole
 
 
@@ -246,11 +253,11 @@ def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[
                 tables = plan_extreme(i, fused=True)
             if tables is not None:
                 sums(i, tables, summed)
-            elif i.opcode == Opcode.SCATTER_SUM:  # two fills, two kernels: terms and keys, FP64 sums and sizes, results
+            elif i.opcode == Opcode.SCATTER_SUM:  # two fills, four kernels, of which the last two find nothing to do
                 assert isinstance(i.params, ScatterParams)
                 kept = prod(size for size, match in zip(i.shape, i.params.match, strict=True) if match == 0)
-                moved = 12.0 * kept * prod(i.reduction) + 36.0 * i.numel
-                rest.add(0.0, moved, 2 * (TORCH_LAUNCH + TRITON_LAUNCH), 4)
+                moved = 12.0 * kept * prod(i.reduction) + 44.0 * i.numel
+                rest.add(0.0, moved, 2 * TORCH_LAUNCH + 4 * TRITON_LAUNCH, 6)
             elif i.opcode == Opcode.SHUFFLE:
                 rest.add(0.0, 24.0 * i.numel, TRITON_LAUNCH)
             else:
@@ -298,9 +305,9 @@ def main(folder: Path) -> None:
                 "sums at 67 TFLOP/s, ms": 1e3 * flops / 67e12,
             }
             rows += [Row(metric=metric, case=f"{gpu}: {name}", value=value, unit="") for metric, value in found.items()]
-    for batches, m, k, n in HOSTILE:
-        for metric, value in zip(("doubled, times", "exactly, times"), hostile(batches, m, k, n), strict=True):
-            rows.append(Row(metric=metric, case=f"{batches} of {m} x {k} x {n}", value=value, unit=""))
+    for case in HOSTILE:
+        for metric, value in zip(("doubled, times", "exactly, times"), hostile(case), strict=True):
+            rows.append(Row(metric=metric, case=case.name, value=value, unit=""))
     publish("gpu_model", rows, "predicted, not measured", folder=folder)
 
 

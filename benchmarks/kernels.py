@@ -43,17 +43,21 @@ TARGETS: Final = {
 """A100, H100 and H200, B200, MI300."""
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
-KERNELS: Final = ("contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest")
+KERNELS: Final = ("contract", "contract_twice", "add_up", "add_parts", "settle", "round_listed", "find_greatest")
 _SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
 OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "hash_chunks": (hash_kernels.hash_chunks, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i64 *i64 i32 i32"),
     "hash_nodes": (hash_kernels.hash_nodes, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i32 i32 i32"),
     "add_terms": (scatter_kernels.add_terms, scatter.OPTIONS, f"{_SCATTERED} *fp64 *fp64"),
-    "decide_sums": (scatter_kernels.decide_sums, scatter.OPTIONS, "*fp64 *fp64 *fp32 *i64 *i64 i32 fp32"),
-    "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64 i32"),
+    "decide_sums": (
+        scatter_kernels.decide_sums,
+        scatter.OPTIONS,
+        "*fp64 *fp64 *fp32 *i64 *i64 *i32 *i64 *i64 i32 i32 fp32",
+    ),
+    "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64 *i64 i32 i32"),
     "permute": (draw_kernels.permute, draws.OPTIONS, "*i64 *i64 *i64 *i64 i32 i64 i32 i32"),
 }
-"""Kernels that are not of sums, their options, and the types of their arguments in order."""
+"""Kernels of other things than sums, their options, and the types of their arguments in order."""
 CHAINS: Final = {"AdamW": MapFunction.SQRT, "GELU": MapFunction.TANH, "dropout": elementwise_fused.RANDOM}
 """The longest chain of a step of GPT-2 that has this operation."""
 APART: Final = (
@@ -121,15 +125,18 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
         known = {"MANY": fused.MANY, **fused.twice(whole)}
     if kernel == "add_parts":
         known = {"MATRIX": True, **fused.PARTS}
+    if kernel == "round_listed":
+        known = {"MANY": fused.MANY, "MATRIX": True, "FIRST": 0, "SLICES": 12, **fused.PARTS}
     if kernel == "settle":
-        known = {"MANY": fused.MANY, "MATRIX": True, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, **fused.settling(1 << 12)}
+        known = {"MANY": fused.MANY, "MATRIX": True, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, "FIRST": 0, "SLICES": 12}
+        known |= fused.settling(1 << 12)
         ones = {"run_batch": 1, "run_k": 1}  # as Triton takes them in a launch
     constants = {
         "PRECISION": precision,
         "LEAVE": False,
         "FLUSH": fused.FLUSH,
         "PLACE": False,
-        **dict.fromkeys(("sums", "errors", "packed"), None),
+        **dict.fromkeys(("sums", "errors", "packed", *(("digits",) if kernel == "settle" else ())), None),
     }
     if kernel != "add_parts":
         constants["sizes"] = None

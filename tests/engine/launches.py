@@ -82,19 +82,11 @@ def main() -> None:
     def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
         made.append(kernel.warmup(*arguments, grid=(programs,), **options))
 
-    def scattered(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-        """Compiles, and leaves one element open."""
-        compiled(kernel, programs, *arguments, **options)
-        memory = dict(zip(kernel.arg_names, arguments, strict=False))
-        if kernel is scatter_kernels.decide_sums:
-            memory["found"].fill_(1)
-            memory["slots"].fill_(0)
-
     driver.set_active(Driver())
     with (
         mock.patch.multiple(fused, launch=compiled, _kernels=lambda _: kernels),
         mock.patch.object(fused, "target", return_value=("cuda", 90)),  # a name that `multiple` takes for its own
-        mock.patch.multiple(scatter, launch=scattered, _kernels=lambda _: scatter_kernels),
+        mock.patch.multiple(scatter, launch=compiled, _kernels=lambda _: scatter_kernels),
         mock.patch.multiple(draws, launch=compiled, _kernels=lambda _: draw_kernels),
         mock.patch.multiple(hashing, launch=compiled, _kernels=lambda _: hash_kernels),
     ):
@@ -108,7 +100,7 @@ def main() -> None:
     assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
     assert {one.metadata.name for one in made} == {
         "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
-        "add_terms", "decide_sums", "add_open", "permute", "hash_chunks", "hash_nodes",
+        "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
     }  # fmt: skip
     others = list(made)
     with mock.patch.multiple(elementwise_fused, launch=compiled, _kernels=lambda _: elementwise_kernels):

@@ -5,7 +5,9 @@ each check ran, and the mutants. A process of its own, because Triton decides on
 """
 
 import importlib.util
+import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,9 @@ from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton import language
 from triton.runtime import interpreter
 
@@ -22,6 +27,15 @@ from tiebreak.engine.run import qualify
 
 Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
 """By name: texts and what replaces them, and the check that fails with the changed kernels."""
+
+
+class NoReads(TorchDispatchMode):
+    """Refuses operations whose result the host waits for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = any(name in str(func) for name in ("local_scalar", "nonzero", "unique", "masked_select", "index.Tensor"))
+        assert not read, f"expected no read by the host, got {func}"
+        return func(*args, **(kwargs or {}))
 
 
 def patch_index() -> None:
@@ -69,3 +83,12 @@ def killed(mutants: Mutants, kernels: ModuleType, user: ModuleType) -> dict[str,
             except (AssertionError, qualify.ConfigurationError) as error:
                 found[name] = type(error).__name__
     return found
+
+
+def main(run: Callable[[bool], tuple[dict[str, int], Mutants, dict[str, str]]]) -> None:
+    """Prints what `run`, told whether it is slow, found: cases of each check, mutants, and what refuted each."""
+    patch_index()
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")  # infinities are among the values, and products of 32 bits wrap
+    ran, mutants, dead = run(sys.argv[1] == "slow")
+    sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": sorted(set(mutants) - set(dead))}) + "\n")

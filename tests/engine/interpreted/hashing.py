@@ -1,8 +1,6 @@
 """Ids of tensors."""
 
-import json
 import random
-import sys
 from hashlib import sha256
 from unittest import mock
 
@@ -10,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.engine.interpreted import Mutants, killed, patch_index
+from tests.engine.interpreted import Mutants, killed, main
 from tiebreak.engine.arithmetic import hashing
 from tiebreak.engine.arithmetic.kernels import hashing as kernels
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
@@ -132,10 +130,8 @@ SLOW_MUTANTS: Mutants = {
 }
 
 
-def main() -> None:
-    """Run and print."""
-    patch_index()
-    slow = sys.argv[1] == "slow"
+def run(slow: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
+    """For `main`."""
     mutants = SLOW_MUTANTS if slow else MUTANTS
     with mock.patch.dict(hashing.OPTIONS, BLOCK=32):
         ran = {"short": moves(), "pairs": pairs()}
@@ -146,8 +142,8 @@ def main() -> None:
             ran["sizes"] = sum(agrees(seed, *random.Random(seed).sample(sizes, 17), 9000) for seed in range(2))
         with mock.patch.dict(hashing.OPTIONS, BLOCK=4096):
             ran["qualification"] = qualify._compare_ids(qualify.Arithmetic())
-    sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": sorted(set(mutants) - set(dead))}) + "\n")
+    return ran, mutants, dead
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

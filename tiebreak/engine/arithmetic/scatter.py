@@ -19,22 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact import Digits, Integers
-from tiebreak.engine.arithmetic.launching import kernels, launch
+from tiebreak.engine.arithmetic.exact import Integers
+from tiebreak.engine.arithmetic.launching import kernels, launch, programs
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import sharing, together
 from tiebreak.engine.arithmetic.views import MAX_TABLE, View, check_reach, offsets_of
 from tiebreak.engine.arithmetic.ziv import Collector, Progress, Settler, coefficient, decide, run_kernel
 from tiebreak.engine.native import Build, load
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction, ScatterParams, row_major
 
 BLOCK: Final = 256
 """The least number of row elements per task when several threads share the work."""
 OPTIONS: Final[dict[str, Any]] = {"BLOCK": 256, "num_warps": 4, "enable_fp_fusion": False}
 """Lanes of a program of the Triton kernels, and the compiler's options."""
-MOST_OPEN: Final = 1 << 20
-"""So many open elements are settled on a GPU by the kernels, in 160 bytes each; more are left to torch."""
 
 
 class _Scatter(ctypes.Structure):
@@ -192,9 +191,7 @@ class ScatterRunner:
         """
         source, index = operands
         if plan.tables is not None and near is None and _kernels(source.device) is not None:
-            found = self._fused(plan.shape, plan.tables, source, index, counts)
-            if found is not None:
-                return found
+            return self._fused(plan.shape, plan.tables, source, index, counts)
         if plan.tables is not None and source.device.type == "cpu" and (library := build().library) is not None:
             return self._compiled(library, plan.shape, plan.tables, source, index, counts, near)
         key, rows = self._matching(plan, source, index)
@@ -237,10 +234,8 @@ class ScatterRunner:
         progress.add_to(counts, threads)
         return out
 
-    def _fused(
-        self, shape: tuple[int, ...], tables: Tables, source: Tensor, index: Tensor, counts: Counts
-    ) -> Tensor | None:
-        """By the Triton kernels; None if too many elements are open."""
+    def _fused(self, shape: tuple[int, ...], tables: Tables, source: Tensor, index: Tensor, counts: Counts) -> Tensor:
+        """By the Triton kernels; the host waits for nothing."""
         for tensor, reach in zip((source, index), tables.reach, strict=True):
             check_reach(tensor, reach)
         device, (groups, sources, rows) = source.device, (len(table) for table in tables.source)
@@ -250,30 +245,26 @@ class ScatterRunner:
             order = torch.randperm(sources, generator=self.shuffled, device=self.shuffled.device).to(device)
             held = [table[order] if number in (1, 4) else table for number, table in enumerate(held)]
         out = torch.empty(shape, dtype=torch.float32, device=device)
-        count, programs = out.numel(), ceil(groups * sources * rows / OPTIONS["BLOCK"])
-        terms = (index, *held, groups, sources, rows, len(tables.out[1]))
+        count, numel, precision = out.numel(), groups * sources * rows, self.rounded.precision
+        tasks, terms = ceil(numel / OPTIONS["BLOCK"]), (index, *held, groups, sources, rows, len(tables.out[1]))
+        # A term that is alone is decided if it is not rounded: e is less than 2^-28 of it, as tables have 2^24 entries.
+        room = min(count, numel if precision < MAX_PRECISION else max(1, numel // 2))
         sums, sizes = torch.zeros((2, count), dtype=torch.float64, device=device)
-        slots = torch.empty(count, dtype=torch.int64, device=device)
-        opened = torch.zeros(1, dtype=torch.int64, device=device)
-        launch(found.add_terms, programs, source, *terms, sums, sizes, **OPTIONS)
-        factor = coefficient(sources) * (1 + 2.0**-20)  # which is passed in FP32
+        slots, opened = sums.view(torch.int64), torch.zeros(1, dtype=torch.int64, device=device)
+        listed = torch.empty(room, dtype=torch.int32 if count < 1 << 31 else torch.int64, device=device)
+        digits = torch.empty((12, room), dtype=torch.int64, device=device)
+        launch(found.add_terms, tasks, source, *terms, sums, sizes, **OPTIONS)
+        factor, counters = coefficient(sources) * (1 + 2.0**-20), counts.on(device)  # which is passed in FP32
         launch(
-            found.decide_sums, ceil(count / OPTIONS["BLOCK"]), sums, sizes, out, slots, opened, count, factor,
-            PRECISION=self.rounded.precision, **OPTIONS,
+            found.decide_sums, ceil(count / OPTIONS["BLOCK"]), sums, sizes, out, slots, opened, listed, digits,
+            counters, count, room, factor, PRECISION=precision, **OPTIONS,
         )  # fmt: skip
-        number = int(opened)  # the only thing that the host reads, and waits for
-        if number > MOST_OPEN:
-            return None
-        counts.elements += count
-        if number:
-            digits = Digits.zeros(number, device)
-            launch(found.add_open, programs, source, *terms, slots, digits.values, number, **OPTIONS)
-            values = digits.rounded(self.rounded)
-            settled, flat = slots >= 0, out.view(-1)
-            torch.where(settled, values[slots.clamp(0)], flat, out=flat)
-            counts.undecided += number
-            counts.undecided_twice += number
-            counts.double_rounded += int((settled & self.rounded(sums).ne(flat)).sum())
+        shared = programs(device)
+        launch(found.add_open, shared, source, *terms, slots, opened, digits, room, tasks, **OPTIONS)
+        launch(
+            found.round_listed, shared, digits, *4 * [None], out, opened, listed, counters, 1, 1, count, room,
+            MATRIX=False, FIRST=3, SLICES=6, PRECISION=precision, MANY=0, **OPTIONS,
+        )  # fmt: skip
         return out
 
     def _matching(self, plan: ScatterPlan, source: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

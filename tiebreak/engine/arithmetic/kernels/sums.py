@@ -15,8 +15,12 @@ at most q / 2, both exact; so are the columns' y1 and y2, with q'. A sum of 2^8 
 q q' and is at most 2^52 q q', so in FP64 it is exact. K <= 2^30 terms are at most 2^22 such sums (FLUSH = 2^8), which
 TwoSum adds: its errors are multiples of q q' too, at most 2^21 q q' each and 2^43 q q' together, so they add exactly.
 The rest, x1 y2 + x2 y, is summed plainly: 2K products, exact in FP64, whose sizes add up to |x1| |y2| + |x2| |y| at
-most, by norms. How the three sums are joined and tested is proven for `doubled` in `ziv`. Where all x2 and y2 are zero,
-the result is exact.
+most, by norms. How the three sums are joined and tested is proven for `doubled` in `ziv`.
+
+Where few bits lie below the cuts, the rest is exact too, e is 0, and ties are decided. If all x are multiples of p, a
+power of two, so are x1 (which is x if p > q) and x2. Then all is a multiple of p p'. The terms of the rest are at most
+2^22 K q q' together, and TwoSum's errors, of K / 2^8 sums, 2^13 K q q'; what the last one leaves of both sums of
+multiples is no more than the lesser. If K q q' <= 2^30 p p', these are below 2^53 p p' together, and add exactly.
 
 **Exactly.** What either test leaves open is summed again in fixed point, without leaving the device. A term is a
 multiple of 2^-298 below 2^256, and is cut from above into slices. With q = 2^(48 j - 298), S = 1.5 * 2^52 q and
@@ -26,7 +30,8 @@ difference of its pattern, read as an integer, and that of S. What is left, x - 
 
 A lane adds the patterns of at most 2^15 terms. The sum of n, at most 2^62, is the difference to as many patterns of S,
 modulo 2^64. Integers add exactly in any order. The halves of such sums, 24 bits and below 2^38, are digits of weight
-2^(24 d - 298); those of 2^8 lanes, 2^7 times over, make 2^30 terms and less than 2^53.
+2^(24 d - 298); those of 2^8 lanes, 2^7 times over, make 2^30 terms and less than 2^53. So a few long sums are divided
+among programs, which add their digits in memory by atomic additions; another kernel rounds them.
 
 **No contraction.** Kernels are compiled with `enable_fp_fusion=False`, and a test reads the machine code.
 """
@@ -227,6 +232,14 @@ def round_pair(s, t, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def lowest(x, least):
+    """The lesser of `least` and the highest power of two of which x, f32, is a multiple, or half of that."""
+    bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    others = (bits & (bits - 1)).to(tl.float32, bitcast=True)
+    return tl.where(bits == 0, least, tl.minimum(least, tl.abs(x) - others))
+
+
+@triton.jit
 def cutting(peak):
     """1.5 * 2^(52 + E - 22) for the least E >= -126 with 2^E above some f32 sizes."""
     exponent = (peak.to(tl.int32, bitcast=True) >> 23).to(tl.int64) - 126
@@ -256,6 +269,7 @@ def contract_twice(
         row = a + tl.load(a_batch + batch) + tl.load(a_m + i, mask=in_m, other=0)
         column = b + tl.load(b_batch + batch) + tl.load(b_n + j, mask=in_n, other=0)
         peak_a, peak_b = tl.zeros((BLOCK_M, BLOCK_K), tl.float32), tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+        least_a, least_b = peak_a + float("inf"), peak_b + float("inf")
         for at in range(0, k, BLOCK_K):
             in_k = at + t < k
             left = row[:, None] + tl.load(a_k + at + t, mask=in_k, other=0)[None, :]
@@ -263,7 +277,10 @@ def contract_twice(
             x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0)
             y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0)
             peak_a, peak_b = tl.maximum(peak_a, tl.abs(x)), tl.maximum(peak_b, tl.abs(y))
+            least_a, least_b = lowest(x, least_a), lowest(y, least_b)
         cut_a, cut_b = cutting(tl.max(peak_a, 1))[:, None], cutting(tl.max(peak_b, 0))[None, :]
+        units = tl.min(least_a, 1).to(tl.float64)[:, None] * tl.min(least_b, 0).to(tl.float64)[None, :]
+        exact = cut_a * cut_b * k <= units * (2.25 * 2.0**134)  # cuts are 1.5 * 2^52 q
 
         high, low = tl.zeros((BLOCK_M, BLOCK_N), tl.float64), tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
         rest = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
@@ -293,7 +310,7 @@ def contract_twice(
         size += tl.sqrt(tl.sum(squares_x2, 1))[:, None] * tl.sqrt(tl.sum(squares_y, 0))[None, :]
         s, tail = two_sum(high, low)
         tail += rest
-        e = size * coefficient + tl.where(size > 0, tl.abs(tail) * 2.0**-51, 0.0)
+        e = tl.where(exact, 0.0, size * coefficient + tl.abs(tail) * 2.0**-51)
         below, above = round_pair(s, tail - e, PRECISION), round_pair(s, tail + e, PRECISION)
         inside = in_m[:, None] & in_n[None, :]
         to_m, to_n = tl.load(out_m + i, mask=in_m, other=0), tl.load(out_n + j, mask=in_n, other=0)
@@ -370,26 +387,108 @@ def round_digits(digits, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: t
     return round_to(odd * unit, PRECISION) + 0.0
 
 
-@triton.jit(do_not_specialize=["elements"])
+@triton.jit
+def put_exact(digits, good, place, inside, out, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr):
+    """Rounds sums in digits to their places, NaN where not `good`; which are good, and which `out` had otherwise."""
+    value = tl.where(good, round_digits(digits, FIRST, SLICES, PRECISION), float("nan"))
+    good &= inside
+    differ = good & (tl.load(out + place, mask=inside, other=0.0) != value)
+    tl.store(out + place, value, mask=inside)
+    return good.to(tl.int64), differ.to(tl.int64)
+
+
+@triton.jit
+def left_of(found, elements, MANY: tl.constexpr):
+    """How many elements are listed: `contract_twice` has listed anew where it was due."""
+    undecided = tl.load(found)
+    return tl.where(undecided * MANY < elements, undecided, tl.load(found + 1))  # with MANY = 0 the first
+
+
+@triton.jit(do_not_specialize=["elements", "room"])
+def round_listed(
+    digits, spoiled, out_batch, out_m, out_n, out, found, listed, counters, m, n, elements, room,
+    MATRIX: tl.constexpr, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rounds the sums of listed elements, in digits (digit, slot); nothing where there are more than slots.
+
+    Any number of programs share the list. spoiled: 0 for each slot whose terms are all finite, as all are where it is
+    null.
+    """
+    exact, differ = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
+    count = left_of(found, elements, MANY)
+    count = tl.where(count <= room, count, 0)
+    for first in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        slot = first + tl.arange(0, BLOCK)
+        inside = slot < count
+        place = tl.load(listed + slot, mask=inside, other=0).to(tl.int64)
+        if MATRIX:
+            batch, i, j = place // (m * n), place // n % m, place % n
+            place = tl.load(out_batch + batch) + tl.load(out_m + i) + tl.load(out_n + j)
+        good = inside
+        if spoiled is not None:
+            good = inside & (tl.load(spoiled + slot, mask=inside, other=0) == 0)
+        held, digit = (), digits + slot
+        for _ in tl.static_range(2 * SLICES):
+            held = held + (tl.load(digit, mask=inside, other=0),)
+            digit += room
+        settled, otherwise = put_exact(held, good, place, inside, out, FIRST, SLICES, PRECISION)
+        exact += settled
+        differ += otherwise
+    if counters is not None and tl.program_id(0) * BLOCK < count:
+        tl.atomic_add(counters + 2, tl.sum(exact, 0))
+        tl.atomic_add(counters + 3, tl.sum(differ, 0))
+
+
+@triton.jit
+def add_exactly(
+    a, b, row, column, a_k, b_k, inside, begin, until, run_k,
+    PAIRS: tl.constexpr, FIRST: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The digits of the sums of terms begin ... until - 1 of BLOCK_M elements, and whether these terms are finite."""
+    t, digits = tl.arange(0, BLOCK_K), zeros((BLOCK_M,), 2 * SLICES)
+    finite = tl.full((BLOCK_M, BLOCK_K), 1, tl.int32)
+    for start in range(begin, until, SAFE * BLOCK_K):
+        sums, end = zeros((BLOCK_M, BLOCK_K), SLICES), tl.minimum(start + SAFE * BLOCK_K, until)
+        for at in range(start, end, BLOCK_K):
+            term = at + t
+            in_k = term < end
+            used = inside[:, None] & in_k[None, :]
+            skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
+            x = tl.load(a + row[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+            if PAIRS:
+                skip = tl.load(b_k + term // run_k, mask=in_k, other=0) + term % run_k
+                x *= tl.load(b + column[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+            finite = tl.where(tl.abs(x) < 2.0**256, finite, 0)
+            sums = add_slices(sums, x, FIRST, SLICES)
+        digits = add_digits(digits, sums, tl.cdiv(end - start, BLOCK_K), FIRST, SLICES)
+    return digits, tl.min(finite, 1) > 0
+
+
+@triton.jit(do_not_specialize=["elements", "room"])
 def settle(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
-    out, found, listed, counters,
-    m, n, run_batch, run_k, k, elements,
+    out, found, listed, counters, digits,
+    m, n, run_batch, run_k, k, elements, room,
     MATRIX: tl.constexpr, PAIRS: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
-    PRECISION: tl.constexpr, MANY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Writes the exact results of the `found` elements that are listed; NaN where a term is not finite.
 
     Any number of programs share the list. counters: elements of the result (`elements` are added), listed ones, those
-    with finite terms, and of these those that were rounded otherwise from C; or null. MANY: that of `contract_twice`,
-    which has listed anew where it was due, or 0.
+    with finite terms, and of these those that were rounded otherwise from C; or null. If no more than `room` elements
+    are listed, programs share the terms too, add to `digits` (digit, slot), and mark in a last row the elements whose
+    terms are not all finite; `round_listed` does the rest.
     """
-    first_slice: tl.constexpr = 0 if PAIRS else 3  # a plain term is a multiple of 2^-149, below 2^128
-    slices: tl.constexpr = 12 if PAIRS else 6
-    undecided, lane, t = tl.load(found), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
-    count = tl.where(undecided * MANY < elements, undecided, tl.load(found + 1))  # with MANY = 0 the first
+    count, lane = left_of(found, elements, MANY), tl.arange(0, BLOCK_M)
     exact, differ = tl.zeros((BLOCK_M,), tl.int64), tl.zeros((BLOCK_M,), tl.int64)
-    for first in range(tl.program_id(0) * BLOCK_M, count, tl.num_programs(0) * BLOCK_M):
+    blocks = tl.cdiv(count, BLOCK_M)
+    parts = tl.where(count <= room, tl.num_programs(0) // tl.maximum(blocks, 1), 1)
+    step = tl.cdiv(tl.cdiv(k, parts), BLOCK_K) * BLOCK_K
+    for task in range(tl.program_id(0), blocks * parts, tl.num_programs(0)):
+        first, part = task % blocks * BLOCK_M, task // blocks
+        until = tl.minimum((part + 1) * step, k).to(tl.int32)
         inside = first + lane < count
         o = tl.load(listed + first + lane, mask=inside, other=0).to(tl.int64)
         place = o
@@ -402,32 +501,24 @@ def settle(
             column = row
             if PAIRS:
                 column = tl.load(b_batch + o // run_batch) + o % run_batch * B_STEP
-        digits = zeros((BLOCK_M,), 2 * slices)
-        finite = tl.full((BLOCK_M, BLOCK_K), 1, tl.int32)
-        for begin in range(0, k, SAFE * BLOCK_K):
-            sums, end = zeros((BLOCK_M, BLOCK_K), slices), tl.minimum(begin + SAFE * BLOCK_K, k)
-            for at in range(begin, end, BLOCK_K):
-                term = at + t
-                in_k = term < end
-                used = inside[:, None] & in_k[None, :]
-                skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
-                x = tl.load(a + row[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
-                if PAIRS:
-                    skip = tl.load(b_k + term // run_k, mask=in_k, other=0) + term % run_k
-                    x *= tl.load(b + column[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
-                finite = tl.where(tl.abs(x) < 2.0**256, finite, 0)
-                sums = add_slices(sums, x, first_slice, slices)
-            digits = add_digits(digits, sums, tl.cdiv(end - begin, BLOCK_K), first_slice, slices)
-        good = tl.min(finite, 1) > 0
-        value = tl.where(good, round_digits(digits, first_slice, slices, PRECISION), float("nan"))
-        good &= inside
-        exact += good.to(tl.int64)
-        differ += (good & (tl.load(out + place, mask=inside, other=0.0) != value)).to(tl.int64)
-        tl.store(out + place, value, mask=inside)
+        held, good = add_exactly(
+            a, b, row, column, a_k, b_k, inside, (part * step).to(tl.int32), until, run_k,
+            PAIRS, FIRST, SLICES, BLOCK_M, BLOCK_K,
+        )  # fmt: skip
+        if digits is not None and count <= room:
+            to = digits + first + lane
+            for digit in tl.static_range(2 * SLICES):
+                tl.atomic_add(to, held[digit], mask=inside)
+                to += room
+            tl.atomic_add(to, 1, mask=inside & ~good)
+        if count > room:
+            settled, otherwise = put_exact(held, good, place, inside, out, FIRST, SLICES, PRECISION)
+            exact += settled
+            differ += otherwise
     if counters is not None:
         if tl.program_id(0) == 0:
             tl.atomic_add(counters, elements)
-            tl.atomic_add(counters + 1, undecided)
+            tl.atomic_add(counters + 1, tl.load(found))
         if tl.program_id(0) * BLOCK_M < count:
             tl.atomic_add(counters + 2, tl.sum(exact, 0))
             tl.atomic_add(counters + 3, tl.sum(differ, 0))

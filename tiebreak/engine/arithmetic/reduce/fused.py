@@ -38,8 +38,10 @@ OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
 """Of Triton's compiler: no contraction, and so many warps that nothing is spilled on sm_80 and sm_90."""
 MANY: Final = 32
 """If one element of a product in so many is undecided, all are computed again in doubled precision."""
+LONG: Final = 1 << 14
+"""Of sums with more terms, each listed one may be divided among programs. One program takes as long as a launch."""
 PARTS: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_warps": 4}
-"""The block of `add_parts` and the compiler's options."""
+"""The block of `add_parts` and `round_listed`, and the compiler's options."""
 
 
 def _kernels(device: torch.device) -> ModuleType | None:
@@ -254,15 +256,26 @@ def _settle(
     counters: Tensor | None, rounded: Round, many: int,
 ) -> None:  # fmt: skip
     """Writes the exact results of `found` listed elements, without waiting for anything."""
-    t, (_, m, n) = call.tables, call.shape
+    t, (_, m, n), device, pairs = call.tables, call.shape, out.device, len(read) > 1
     all_tables = t if call.matrix else [t[0], t[0], t[1], t[2], t[2], t[3], *t[:3]]
     runs = (1, 1) if call.matrix else call.numbers[:2]
     steps = {"A_STEP": tables.operands[0].step, "B_STEP": tables.operands[-1].step}
+    # A plain term is a multiple of 2^-149, below 2^128.
+    options = {"MATRIX": call.matrix, "PRECISION": rounded.precision, "MANY": many}
+    options |= {"FIRST": 0, "SLICES": 12} if pairs else {"FIRST": 3, "SLICES": 6}
+    room, digits = programs(device) if tables.terms > LONG else 0, None
+    if room:
+        digits = torch.zeros((2 * options["SLICES"] + 1, room), dtype=torch.int64, device=device)
     launch(
-        _kernel("settle", out.device), programs(out.device), read[0], read[-1], *all_tables, out, found, listed,
-        counters, m, n, *runs, tables.terms, out.numel(), MATRIX=call.matrix, PAIRS=len(read) > 1,
-        PRECISION=rounded.precision, MANY=many, **steps, **settling(tables.terms),
+        _kernel("settle", device), programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
+        digits, m, n, *runs, tables.terms, out.numel(), room, PAIRS=pairs, **steps, **options,
+        **settling(tables.terms),
     )  # fmt: skip
+    if digits is not None:
+        launch(
+            _kernel("round_listed", device), ceil(room / PARTS["BLOCK"]), digits, digits[-1], *all_tables[-3:], out,
+            found, listed, counters, m, n, out.numel(), room, **options, **PARTS,
+        )  # fmt: skip
 
 
 def _up(x: float) -> float:
