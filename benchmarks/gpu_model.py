@@ -28,6 +28,7 @@ from benchmarks.kernels import assemble
 from benchmarks.table import Row, placed, publish
 from tests.golden.models import SMALL, make_real_task
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
 from tiebreak.engine.arithmetic.reduce import fused, plan_extreme, plan_sum
 from tiebreak.engine.arithmetic.reduce.compiled import Tables
 from tiebreak.engine.capture import step as capturing
@@ -238,8 +239,8 @@ def count_others() -> dict[Kind, tuple[float, float]]:
 def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[Spent, Spent, int]:
     """What sums and extremes take, what everything else does, and the FP64 operations of sums; raises KeyError."""
     summed, rest, flops = Spent(), Spent(), 0
-    for unit in schedule.plan(program):
-        if schedule.is_elementwise(program.body[unit.members[0]]):
+    for unit in schedule.plan(program, FusedChains.functions):
+        if schedule.is_elementwise(program.body[unit.members[0]], FusedChains.functions):
             rest.add(0.0, chain_bytes(program, unit.members), TRITON_LAUNCH)
             continue
         for i in (program.body[n] for n in unit.members):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -23,6 +24,7 @@ from benchmarks.table import Row, placed, publish
 from tests.golden.models import make_real_task
 from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, hashing, scatter
 from tiebreak.engine.arithmetic import random as draws
+from tiebreak.engine.arithmetic.chains import sole_member
 from tiebreak.engine.arithmetic.kernels import elementwise as elementwise_kernels
 from tiebreak.engine.arithmetic.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.kernels import random as draw_kernels
@@ -32,7 +34,7 @@ from tiebreak.engine.arithmetic.reduce import fused
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.protocol.program.isa import DType, MapFunction
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode
 
 TARGETS: Final = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -58,8 +60,11 @@ OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "permute": (draw_kernels.permute, draws.OPTIONS, "*i64 *i64 *i64 *i64 i32 i64 i32 i32"),
 }
 """Kernels of other things than sums, their options, and the types of their arguments in order."""
-CHAINS: Final = {"AdamW": MapFunction.SQRT, "GELU": MapFunction.TANH, "dropout": elementwise_fused.RANDOM}
-"""The longest chain of a step of GPT-2 that has this operation."""
+CHAINS: Final = {
+    "AdamW": MapFunction.SQRT, "GELU": MapFunction.TANH, "dropout": elementwise_fused.RANDOM, "log": MapFunction.LOG,
+    "erf": MapFunction.ERF, "sin": MapFunction.SIN,
+}  # fmt: skip
+"""The longest chain of a step of GPT-2 that has this operation; of erf and sin, the function alone."""
 APART: Final = (
     (r"mul\.rn\.f64", "DMUL"), (r"(add|sub)\.rn\.f64", "DADD"),
     (r"mul\.rn\.f32", "FMUL"), (r"(add|sub)\.rn\.f32", "FADD"),
@@ -163,11 +168,19 @@ def _compiled(
 
 @cache
 def _codes() -> list[elementwise_fused.Code]:
-    """The chains of a step of GPT-2."""
+    """The chains of a step of GPT-2, and two functions that it does not have."""
     arithmetic = Arithmetic()
     arithmetic.chains = elementwise_fused.FusedChains(arithmetic.device, arithmetic.options.precision, Stats())
     machine = Interpreter(compile_task(make_real_task("gpt2-small", steps=1)).program, arithmetic)
-    return [chain.code for chain in machine._chains.values() if isinstance(chain, elementwise_fused.FusedChain)]
+    x = torch.empty(4096)
+    others = (
+        Instruction(opcode=Opcode.MAP, function=f, dtype=DType.F32, shape=(4096,), operands=(Access(0, 0, (1,)),))
+        for f in (MapFunction.ERF, MapFunction.SIN)
+    )
+    return [
+        *(chain.code for chain in machine._chains.values() if isinstance(chain, elementwise_fused.FusedChain)),
+        *(elementwise_fused.Code((sole_member(i, [x]),)) for i in others),
+    ]
 
 
 def _chain(name: str) -> elementwise_fused.Code:

@@ -98,7 +98,7 @@ def test_predictions_count_what_is_launched(cases: Callable[[int], None]) -> Non
 def test_chains_in_the_interpreter(cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", "tests.engine.interpreted.chains", "fast"))
     assert found["alive"] == []
-    assert len(found["dead"]) == 13
+    assert len(found["dead"]) == 16
     assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 
@@ -107,7 +107,7 @@ def test_chains_in_the_interpreter(cases: Callable[[int], None]) -> None:
 def test_chains_in_the_interpreter_more(cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", "tests.engine.interpreted.chains", "slow"))
     assert found["alive"] == []
-    assert len(found["dead"]) == 10
+    assert len(found["dead"]) == 17
     assert min(found["ran"].values()) > 0
     cases(sum(found["ran"].values()))
 

@@ -135,6 +135,14 @@ def test_long_chains_are_cut_and_instructions_that_broadcast_wait() -> None:
     assert [len(u.members) for u in units] == [MAX_MEMBERS] * 3 + [1, 1]
 
 
+def test_functions_are_joined_where_chains_have_them() -> None:
+    b = Builder()
+    x = b.state("x", DType.F32, (8,))
+    y = b.mul(b.map(MapFunction.LOG, b.mul(x, x)), x)
+    program = b.finish({"x": y}, b.sum(y))
+    assert len(plan(program)) == len(plan(program, MapFunction)) + 2
+
+
 def test_a_real_step_and_random_ones(tiny: Compiled, cases: Callable[[int], None]) -> None:
     units = check_order(tiny.program)
     assert len(units) < len(tiny.program.body) * 0.75

@@ -1,7 +1,7 @@
 """Chains of elementwise instructions.
 
-`every` in place of `fast` or `slow` settles exp and tanh of every f32, at all precisions, in some minutes: what the C
-kernel's FP64 leaves open, the GPU kernel's pairs settle (decision 66). It needs a C compiler.
+`every` in place of `fast` or `slow` tries the transcendental functions of every f32, in some minutes: what FP64 might
+leave open at some precision is run and compared with integers (decision 66). It needs a C compiler.
 """
 
 import json
@@ -22,9 +22,10 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.arithmetic_cases import STYLES, Maker, check, tensor_of
-from tests.engine.interpreted import Mutants, changed, killed, patch_index
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, tensor_of
+from tests.engine.interpreted import Mutants, killed, patch_index
 from tests.engine.random_programs import SIGNATURES, check_program
+from tests.hardest.search import _pieces, _run, compile_filter
 from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused
 from tiebreak.engine.arithmetic.kernels import elementwise as elementwise_kernels
 from tiebreak.engine.arithmetic.random import RandomFrom
@@ -32,24 +33,42 @@ from tiebreak.engine.arithmetic.reduce import fused
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run import qualify
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, State
-from tiebreak.engine.run.schedule import CHAINED, is_elementwise
+from tiebreak.engine.run.schedule import is_elementwise
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-)
+from tiebreak.protocol.program.isa import TRANSCENDENTALS, Access, DType, Instruction, MapFunction, Opcode
+from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS
 
-CHAINED_SIGNATURES = [signature for signature in SIGNATURES if signature[0] in CHAINED]
 PRECISIONS = range(MIN_PRECISION, MAX_PRECISION + 1)
-EXP, TANH = MapFunction.EXP, MapFunction.TANH
+EXP, LOG, TANH, ERF, SIN, COS = sorted(TRANSCENDENTALS)
 HARD = {
     EXP: [0x33FFFFFF, 0x347FFFFE, 0xB4800001, 0x34FFFFFC, 0xB5000002, 0x35BFFFF7, 0x33800000, 0xB3000000],
+    LOG: [
+        0x65D890D3,
+        0x4C5D65A5,
+        0x1E88452D,
+        0x7A17F30A,
+        0x41178FEB,
+        0x500FFB03,
+        0x3F800001,
+        0x3F7FFFFF,
+        1,
+        0x80000001,
+    ],
     TANH: [0x4058E0A3, 0x3A7A8D33, 0x3AC37DE2, 0x4011C7E6, 0x405715FF, 0x3CB7D5F3, 0x3F800000, 0x3B7FFFFF],
+    ERF: [0x3940EAD6, 0x3F659229, 0xB9C0057D, 0x33A7F929, 0x36AEA466, 0x40104F1B, 0x407FFFFF, 1, 0x80000003],
+    SIN: [0x6F79BE45, 0x50A3E87F, 0xC37CE5F1, 0x4AFDECE4, 0x73243F06, 0x3FA7832A, 0x61A40B40, 0x7F7FFFFF, 0xC0490FDB],
+    COS: [0x6FF9BE45, 0x5123E87F, 0xE115CB11, 0x5F18B878, 0x55325019, 0x491A2430, 0x5AA4542C, 0x7F7FFFFF, 0x40C90FDB],
 }
-"""Arguments whose results are nearest to a middle at some precision, within 2^-70 of it for the first (`every`)."""
+"""Arguments whose results are nearest to a middle at some precision (tests/hardest), and others at an edge."""
+USUAL = {
+    EXP: (-104, 89),
+    LOG: (2**-126, 2.0**127),
+    TANH: (2**-24, 10),
+    ERF: (2**-126, 4),
+    SIN: (2**-24, 2.0**127),
+    COS: (0, 2.0**127),
+}
+"""Between which numbers pairs are what they are proven to be."""
 TIES = [0x3F808000, 0x3F818000, 0x00008000, 0x80018000, 0x3F807FFF, 0x3F808001, 0x7F7F8000, 0xFF800000]
 """Between numbers of bfloat16, or nearly."""
 
@@ -71,7 +90,11 @@ def of_all(arithmetic: Arithmetic, function: MapFunction, bits: Sequence[int]) -
 @cache
 def vectors(precision: int) -> list[tuple[Any, tuple[int, ...]]]:
     """Qualification's cases for chains, with the right answers."""
-    return [(case, qualify._right(case, precision)) for case in qualify._cases() if is_elementwise(case.instruction)]
+    return [
+        (case, qualify._right(case, precision))
+        for case in qualify._cases()
+        if is_elementwise(case.instruction, MapFunction)
+    ]
 
 
 def conforms(*names: str, precision: int = 32) -> int:
@@ -91,7 +114,7 @@ def views(examples: int) -> int:
     @given(st.integers(0, 2**32), st.integers(16, 32), st.booleans())
     def holds(seed: int, precision: int, wide: bool) -> None:
         make = Maker(random.Random(seed))
-        function, types, result = make.random.choice(CHAINED_SIGNATURES)
+        function, types, result = make.random.choice(SIGNATURES)
         shape = make.dims(4, 4)
         made = [make.access(o, shape) for o in range(len(types))]
         style = make.random.choice(STYLES)
@@ -151,14 +174,14 @@ def lost_by(machine: Interpreter, state: State) -> str | None:
 
 
 def hard() -> int:
-    """Results next to a middle, at each precision; tanh of what is one itself, however small."""
+    """Results next to a middle, at each precision; tanh and sin of what is one itself, however small."""
     ran = 0
     for precision in (MIN_PRECISION, 29, 31, 32):
         arithmetic = Arithmetic(precision=precision)
         half = 1 << 31 - precision if precision < 32 else 0
         small = [(exponent << 23) + n * half for exponent in (0, 1, 60, 102, 104, 116) for n in (1, 3)]
-        ran += of_all(arithmetic, EXP, HARD[EXP])
-        ran += of_all(arithmetic, TANH, [*HARD[TANH], *small, 1, 0x80000001, 0x807FFFFF])
+        ran += sum(of_all(arithmetic, function, bits) for function, bits in HARD.items())
+        ran += sum(of_all(arithmetic, function, [*small, 1, 0x80000001, 0x807FFFFF]) for function in (TANH, SIN))
     return ran
 
 
@@ -167,31 +190,42 @@ def hard_at(precision: int, function: MapFunction) -> int:
 
 
 @triton.jit
-def measure(x, h, low, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):
-    """The pairs themselves."""
+def measure(x, y, h, low, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):
+    """FP64 and the pairs themselves."""
     at = tl.arange(0, BLOCK)
-    of_x = elementwise_fused._kernels(torch.device("cpu")).in_pairs(tl.load(x + at), FUNCTION)
+    kernels = elementwise_fused._kernels(torch.device("cpu"))
+    of_x = kernels.in_pairs(tl.load(x + at), FUNCTION)
+    tl.store(y + at, kernels.in_fp64(tl.load(x + at), FUNCTION))
     tl.store(h + at, of_x[0])
     tl.store(low + at, of_x[1])
 
 
-def pairs(function: MapFunction) -> int:
-    """Pairs of FP64 err by less than 2^-99, as the module proves, everywhere."""
-    least, most = ("-104", "89") if function == EXP else ("0x1p-24", "10")
+def arguments(function: MapFunction) -> np.ndarray[Any, Any]:
+    """1,024 f32, at all sizes and next to where arguments are reduced to zero or to the largest rest."""
+    least, most = USUAL[function]
     r = np.random.default_rng(1)
-    spread = r.uniform(float.fromhex(least), float.fromhex(most), 400)
-    small = 2.0 ** r.uniform(-24, 2, 400) * (1 if function == TANH else r.choice([-1, 1], 400))
-    middles = (np.arange(-150, 128) + 0.5) * np.log(2) if function == EXP else (np.arange(0, 28) + 0.5) * np.log(2) / 2
-    inside = (middles > float.fromhex(least)) & (middles < float.fromhex(most))
-    x = np.concatenate([spread, small, middles[inside]]).astype(np.float32).astype(np.float64)
-    x = np.pad(x, (0, -len(x) % 1024), constant_values=1.0)[:1024]
-    h, low = torch.empty(1024, dtype=torch.float64), torch.empty(1024, dtype=torch.float64)
-    measure[(1,)](torch.from_numpy(x), h, low, FUNCTION=int(function), BLOCK=1024)
-    exactly = mpmath.exp if function == EXP else mpmath.tanh
-    with mpmath.workprec(400):
-        for n, (a, b) in enumerate(zip(h.tolist(), low.tolist(), strict=True)):
+    spread = r.uniform(max(least, -(2.0**30)), min(most, 2.0**30), 300)
+    small = 2.0 ** r.uniform(-24, 2, 300) * (r.choice([-1, 1], 300) if least < 0 else 1)
+    large = 2.0 ** r.uniform(2, 127, 300)
+    turns = np.arange(-150, 128) / 2 * (np.pi / 2 if function in (SIN, COS) else np.log(2))
+    hard = np.array(HARD[function], dtype=np.uint32).view(np.float32)
+    x = np.concatenate([hard, hard * 2, turns, small, large, spread]).astype(np.float32).astype(np.float64)
+    x = x[(x >= least) & (x <= most)]
+    return np.resize(x, 1024)
+
+
+def pairs(function: MapFunction) -> int:
+    """Pairs of FP64 err by less than 2^-97, FP64 by less than 23 ulp of 2^-52, as the module proves, everywhere."""
+    x = arguments(function)
+    y, h, low = (torch.empty(1024, dtype=torch.float64) for _ in range(3))
+    measure[(1,)](torch.from_numpy(x), y, h, low, FUNCTION=int(function), BLOCK=1024)
+    exactly = getattr(mpmath, function.name.lower())
+    with mpmath.workprec(600):
+        for n, (single, a, b) in enumerate(zip(y.tolist(), h.tolist(), low.tolist(), strict=True)):
             right = exactly(mpmath.mpf(x[n]))
-            assert abs(mpmath.mpf(a) + mpmath.mpf(b) - right) < right * mpmath.mpf(2) ** -99, (function, x[n])
+            size = abs(right)
+            assert abs(mpmath.mpf(a) + mpmath.mpf(b) - right) <= size * mpmath.mpf(2) ** -97, (function, x[n])
+            assert abs(single - right) <= size * 23 * mpmath.mpf(2) ** -52, (function, x[n])
     return len(x)
 
 
@@ -199,11 +233,11 @@ def decided() -> int:
     """FP64 decides nearly all results, so that pairs are rare."""
     arithmetic = Arithmetic()
     x = torch.linspace(-20, 20, 4096)
-    for function in (EXP, TANH):
+    for function in HARD:
         assert arithmetic.chains is not None
         arithmetic.chains.alone(map_of(function, DType.F32, (4096,), Access(0, 0, (1,))), [x])
-        assert arithmetic.stats.of(f"map.{function.name.lower()}").undecided <= 2
-    return 2 * 4096
+        assert arithmetic.stats.of(f"map.{function.name.lower()}").undecided <= 4
+    return len(HARD) * 4096
 
 
 # ---- mutants ----
@@ -218,57 +252,60 @@ MUTANTS: Mutants = {
     "bf16 away from even": ((("+ ((bits >> 16) & 1))", "+ 1)"),), lambda: of_all(Arithmetic(), MapFunction.BF16, TIES)),
     "NaN keeps its payload": ((("tl.where(x == x, bits_of(x), 0x7FC00000)", "bits_of(x)"),), seals),
     "only infinities are noted": ((("(bits_of(x) & 0x7F800000) ==", "(bits_of(x) & 0x7FFFFFFF) =="),), seals),
-    "nothing is open": ((("RELATIVE = tl.constexpr(17 *", "RELATIVE = tl.constexpr(0 *"),), lambda: hard_at(29, EXP)),
+    "nothing is open": ((("RELATIVE = tl.constexpr(32 *", "RELATIVE = tl.constexpr(0 *"),), lambda: hard_at(29, EXP)),
     "everything is open": ((("undecided = inside & (result !=", "undecided = inside & (result <="),), decided),
     "middles twice to even": ((
         ("round_pair(h, low - h * OPEN,", "round_to(h + (low - h * OPEN),"),
         ("round_pair(h, low + h * OPEN,", "round_to(h + (low + h * OPEN),"),
     ), lambda: hard_at(29, EXP)),
     "exp without what pairs add": ((("1.0, e * 0.0, e, e_low)", "1.0, e * 0.0, e, e * 0.0)"),), lambda: pairs(EXP)),
+    "pairs as rough as FP64": ((("tl.constexpr(2.0**-90)", "tl.constexpr(2.0**-50)"),), lambda: hard_at(32, LOG)),
+    "parts of 2 / pi too long": ((("PART = 29", "PART = 30"),), lambda: pairs(SIN)),
+    "whole numbers not counted": ((("k += n + m", "k += n"),), lambda: hard_at(32, COS)),
 }  # fmt: skip
 SLOW_MUTANTS: Mutants = {
-    "no rest of coefficients": ((("Fraction(1, factorial(j + 1)) - Fraction", "0 * Fraction"),), lambda: pairs(EXP)),
+    "two words of 2 / pi fewer": ((("static_range(9)", "static_range(7)"),), lambda: pairs(SIN)),
+    "logarithms of 0 finite": ((("tl.where(a == 0, float(\"-inf\"), y)", "y"),), lambda: conforms("map log")),
+    "a coarse 2 / sqrt(pi)": ((("0x1.1ae3a914fed80p-56", "0x0p0"),), lambda: pairs(ERF)),
+    "fewer terms of erf": ((("ERF, 84)", "ERF, 74)"),), lambda: pairs(ERF)),
+    "fewer terms of erf in FP64": ((("GROWING, 60)", "GROWING, 54)"),), lambda: pairs(ERF)),
+    "fewer terms of log": ((("LOG, 20)", "LOG, 17)"),), lambda: pairs(LOG)),
+    "fewer terms of cos": ((("SIN, 14)", "SIN, 11)"),), lambda: pairs(COS)),
+    "quotients left out": ((("t, low = over(t, low, d, d * 0.0)", "t, low = t / d, low / d"),), lambda: pairs(LOG)),
     "ln 2 in two parts": ((("0x1.cc01f97b57a08p-87", "0x0p0"),), lambda: pairs(EXP)),
-    "fewer terms": ((("PAIRS = tl.constexpr(22)", "PAIRS = tl.constexpr(19)"),), lambda: pairs(EXP)),
+    "fewer terms": ((("EXP, 22)", "EXP, 17)"),), lambda: pairs(EXP)),
     "products without cross terms": ((("join(p, e + (a * b_low + a_low * b))", "join(p, e)"),), lambda: pairs(EXP)),
     "quotients of single numbers": ((("join(q, rest / b)", "(q, rest * 0.0)"),), lambda: pairs(TANH)),
     "tiny numbers as all": ((("tiny = x < 2.0**-24", "tiny = x < 0.0"),), hard),
-    "tanh without a sign": ((("| sign) if FUNCTION == TANH", ") if FUNCTION == TANH"),), lambda: conforms("map tanh")),
+    "tanh without a sign": ((("^ (bits_of(x) & -0x80000000))", "^ 0)"),), lambda: conforms("map tanh")),
     "one word of Philox twice": ((("tl.join(c1, c3)", "tl.join(c1, c2)"),), lambda: conforms("random")),
     "words by the wrong element": ((("place % 4 < 2", "place % 4 < 3"),), draws),
     "strides in another order": ((("AT + 2 * RANK - 1 - back", "AT + RANK + back"),), lambda: views(40)),
 }  # fmt: skip
 
 
-ALL_OPEN = "RELATIVE = tl.constexpr(17 *", "RELATIVE = tl.constexpr(2**12 *"
-"""Pairs settle whatever C's FP64, which has FMAs, leaves open, and more."""
+def every() -> dict[str, list[int]]:
+    """By function: how many arguments' values are near a boundary, and how many results of these FP64 leaves open.
 
-
-def every() -> dict[str, int]:
-    """How many arguments the C kernel leaves open, by function and precision. Pairs have settled them all."""
-    found, size = {}, 1 << 22
-    for function, least, most in ((EXP, 127 - 40, 127 + 7), (TANH, 127 - 14, 127 + 4)):
-        i = map_of(function, DType.F32, (size,), Access(0, 0, (1,)))
-        for precision in PRECISIONS:
-            seen = open_in_c(i, precision, range(least << 23, most << 23, size), both=function == EXP)
-            if seen:
-                of_all(Arithmetic(precision=precision), function, sorted(seen))
-            found[f"{function.name.lower()}, {precision} bits"] = len(seen)
-    return found
-
-
-def open_in_c(i: Instruction, precision: int, starts: range, *, both: bool) -> set[int]:
-    """The bits of arguments of i's function that the C kernel asks for. both: with either sign."""
-    seen: set[int] = set()
-    with mock.patch.object(elementwise_fused, "_kernels", return_value=None):
-        arithmetic = Arithmetic(precision=precision)
-    with mock.patch.object(arithmetic._transcendentals, "exact_bits", lambda _, bits: seen.add(bits) or 0):
-        for begin in starts:
-            x = torch.arange(begin, begin + i.numel, dtype=torch.int32).view(torch.float32)
-            for each in (x, -x) if both else (x,):
+    `search.c` finds arguments with values within 2^-43 of a boundary of any precision; the test of FP64 reaches 2^-46.
+    """
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        program = compile_filter(Path(folder))
+        for function in HARD:
+            near = [x for piece in _pieces(function) for x in _run(program, function, piece)[0]]
+            open_ = 0
+            for precision in PRECISIONS:
+                arithmetic = Arithmetic(precision=precision)
+                i = map_of(function, DType.F32, (len(near),), Access(0, 0, (1,)))
+                x = tensor_of(DType.F32, near)
                 assert arithmetic.chains is not None
-                arithmetic.chains.alone(i, [each])
-    return seen
+                result = arithmetic.chains.alone(i, [x])
+                assert elements_of(result) == [TRANSCENDENTAL_FUNCTIONS[function](bits, precision) for bits in near]
+                open_ += arithmetic.stats.of(f"map.{function.name.lower()}").undecided
+            found[function.name.lower()] = [len(near), open_]
+            sys.stderr.write(f"{function.name} {found}\n")
+    return found
 
 
 def main() -> None:
@@ -278,10 +315,7 @@ def main() -> None:
     np.seterr(all="ignore")  # infinities are among the values
     assert elementwise_fused.runs_on(torch.device("cpu"))
     if sys.argv[1] == "every":
-        with tempfile.TemporaryDirectory() as folder:
-            module = changed(elementwise_kernels, Path(folder), (ALL_OPEN,))
-        with mock.patch.object(elementwise_fused, "_kernels", return_value=module):
-            sys.stdout.write(json.dumps(every()) + "\n")
+        sys.stdout.write(json.dumps(every()) + "\n")
         return
     slow = sys.argv[1] == "slow"
     mutants = SLOW_MUTANTS if slow else MUTANTS
@@ -291,9 +325,9 @@ def main() -> None:
         "programs": lambda: programs(range(2), 30),
         "draws": draws,
         "seals": seals,
-        "hard": lambda: hard_at(29, EXP) + hard_at(30, TANH),
+        "hard": lambda: sum(hard_at(32, function) for function in HARD),
         "decided": decided,
-        "pairs": lambda: pairs(EXP),
+        "pairs": lambda: pairs(SIN) + pairs(LOG),
     }
     if slow:
         checks = {
@@ -301,7 +335,7 @@ def main() -> None:
             "views": lambda: views(100),
             "programs": lambda: programs(range(2, 22), 60),
             "hard": hard,
-            "pairs": lambda: pairs(EXP) + pairs(TANH),
+            "pairs": lambda: sum(map(pairs, HARD)),
         }
     ran = {name: run() for name, run in checks.items()}
     dead = killed(mutants, elementwise_kernels, elementwise_fused)

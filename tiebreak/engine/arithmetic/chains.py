@@ -1,13 +1,18 @@
 """What chains of elementwise instructions consist of and result in, for every way of running them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
-from tiebreak.protocol.program.isa import DType, Instruction
+from tiebreak.protocol.program.isa import DType, Instruction, MapFunction
+
+Chained = Collection[MapFunction]
+CHAINED: Final = frozenset(MapFunction) - {MapFunction.LOG, MapFunction.ERF, MapFunction.SIN, MapFunction.COS}
+"""The functions of `map` that may be part of a chain on CPUs; on GPUs all may."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.buffers import Buffers
-from tiebreak.engine.arithmetic.chains import Member, Result, check_value, common_numel, sole_member
+from tiebreak.engine.arithmetic.chains import CHAINED, Member, Result, check_value, common_numel, sole_member
 from tiebreak.engine.arithmetic.random import first_of
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts, Stats
@@ -310,6 +310,8 @@ def all_finite(found: Kernel, tensor: Tensor) -> bool:
 
 class Chains:
     """Makes and runs the chains of one `Arithmetic`."""
+
+    functions: Final = CHAINED
 
     def __init__(self, found: Kernel, exact: Transcendentals, stats: Stats) -> None:
         self.kernel, self.stats, self.buffers = found, stats, Buffers()

@@ -55,7 +55,7 @@ class Operation(NamedTuple):
     c: int = 0
     """The third operand's register; of LOAD, IOTA and RANDOM where its numbers begin."""
     d: int = 0
-    """The result's dtype; of EXP and TANH where its notes begin; of RANDOM whether it begins with a block."""
+    """The result's dtype; of a transcendental where its notes begin; of RANDOM whether it begins with a block."""
 
 
 class Store(NamedTuple):
@@ -77,6 +77,8 @@ def runs_on(device: torch.device) -> bool:
 
 class FusedChains:
     """Makes and runs the chains of one `Arithmetic`, as `elementwise.Chains` does."""
+
+    functions: Final = frozenset(MapFunction)
 
     def __init__(self, device: torch.device, precision: int, stats: Stats) -> None:
         self.device, self.precision, self.stats = device, precision, stats
@@ -108,7 +110,7 @@ class FusedChains:
     def look(self, ran: Iterable["FusedChain"]) -> dict[int, bool]:
         """Whether all elements of each sealed result of the chains that ran since `begin` are finite, by value number.
 
-        Waits for the device. Raises `ConfigurationError` if a device could not settle exp or tanh.
+        Waits for the device. Raises `ConfigurationError` if a device could not settle a transcendental function.
         """
         noted, finite = self.notes.tolist(), dict[int, bool]()
         for chain in ran:

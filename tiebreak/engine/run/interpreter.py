@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.chains import Member
+from tiebreak.engine.arithmetic.chains import CHAINED, Member
 from tiebreak.engine.arithmetic.elementwise import Chain, Chains, all_finite
 from tiebreak.engine.arithmetic.elementwise_fused import FusedChain, FusedChains
 from tiebreak.engine.arithmetic.threads import torch_alone
@@ -97,7 +97,8 @@ class Interpreter:
         self.arithmetic = arithmetic
         self._committed = [commit.operands[0].value for commit in program.commits]
         self._in_order = schedule.in_order(program)
-        self._planned = schedule.plan(program) if planned is None else planned
+        self._chained = CHAINED if arithmetic.chains is None else arithmetic.chains.functions
+        self._planned = schedule.plan(program, self._chained) if planned is None else planned
         self._chains = self._make_chains()
         sources = [(n, i) for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE]
         self._constants = {n: arithmetic.execute(i, (), 0) for n, i in sources if _is_constant(i)}
@@ -208,10 +209,10 @@ class Interpreter:
         if self.arithmetic.chains is None:
             return {}
         committed, body = set(self._committed), self.program.body
-        replaces = schedule.replacements(self.program, self._planned)
+        replaces = schedule.replacements(self.program, self._planned, self._chained)
         made = dict[int, Chain | FusedChain]()
         for position, unit in enumerate(self._planned):
-            if schedule.is_elementwise(body[unit.members[0]]):
+            if schedule.is_elementwise(body[unit.members[0]], self._chained):
                 members = tuple(
                     Member(
                         number=n,

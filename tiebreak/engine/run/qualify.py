@@ -154,7 +154,7 @@ def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
     _compare_result(arithmetic, case, right, arithmetic.execute(i, tensors, 0))
     if arithmetic.options.logging is not None and sum_kind(i) is not None:
         _compare_logged(arithmetic, replace(case, name=f"{case.name} (logged)"), right, tensors)
-    if arithmetic.chains is not None and is_elementwise(i):
+    if arithmetic.chains is not None and is_elementwise(i, arithmetic.chains.functions):
         chained = replace(case, name=f"{case.name} (compiled)")
         _compare_result(arithmetic, chained, right, arithmetic.chains.alone(i, tensors))
     return len(right)

@@ -21,11 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opcode, Slot, SourceKind, row_major
+from tiebreak.engine.arithmetic.chains import CHAINED, Chained
+from tiebreak.protocol.program.isa import Access, Instruction, Opcode, Slot, SourceKind, row_major
 from tiebreak.protocol.program.program import Program
 
-CHAINED: Final = frozenset(MapFunction) - {MapFunction.LOG, MapFunction.ERF, MapFunction.SIN, MapFunction.COS}
-"""The functions of `map` that may be part of a chain."""
 MAX_MEMBERS: Final = 64
 """The most instructions in one chain."""
 EAGER_BYTES: Final = 1 << 20
@@ -45,10 +44,10 @@ class Unit:
     """For each member, the values that nothing after it reads."""
 
 
-def is_elementwise(instruction: Instruction) -> bool:
+def is_elementwise(instruction: Instruction, chained: Chained = CHAINED) -> bool:
     """Whether an instruction may be part of a chain: element k of its result needs only element k of its operands."""
     if instruction.opcode == Opcode.MAP:
-        return instruction.function in CHAINED
+        return instruction.function in chained
     return instruction.opcode in (Opcode.IOTA, Opcode.RANDOM)
 
 
@@ -67,15 +66,15 @@ def in_order(program: Program) -> tuple[Unit, ...]:
     return with_lifetimes(program, [(index,) for index in range(len(program.body))])
 
 
-def plan(program: Program) -> tuple[Unit, ...]:
-    """The order that the module describes."""
-    return with_lifetimes(program, _Planner(program).units())
+def plan(program: Program, chained: Chained = CHAINED) -> tuple[Unit, ...]:
+    """The order that the module describes, where these functions of `map` may be part of a chain."""
+    return with_lifetimes(program, _Planner(program, chained).units())
 
 
 class _Planner:
     """The working state of one `plan`; its lists are indexed by body index."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, chained: Chained) -> None:
         self.body = program.body
         self.committed = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
         self.renewed = _renewed(program)
@@ -84,7 +83,7 @@ class _Planner:
             for value in {operand.value for operand in instruction.operands}:
                 self.users[value].append(index)
         self.source = [i.opcode == Opcode.SOURCE for i in self.body]
-        self.elementwise = [is_elementwise(i) for i in self.body]
+        self.elementwise = [is_elementwise(i, chained) for i in self.body]
         self.bytes = [0 if self.source[n] else i.numel * i.dtype.size for n, i in enumerate(self.body)]
         self.barriers = [n for n in range(len(self.body)) if not self.source[n] and not self.elementwise[n]]
         self.gap = [0] * len(self.body)
@@ -190,7 +189,7 @@ class _Planner:
         return [unit for _, unit in sorted(order)]
 
 
-def replacements(program: Program, units: Sequence[Unit]) -> dict[int, int]:
+def replacements(program: Program, units: Sequence[Unit], chained: Chained = CHAINED) -> dict[int, int]:
     """Maps each result that can reuse the memory of a state entry's old value to the source of that old value.
 
     The result must be the entry's new value, nothing after the chain that makes it may read the old value, and the
@@ -203,7 +202,7 @@ def replacements(program: Program, units: Sequence[Unit]) -> dict[int, int]:
         unit = unit_of[value]
         reads = ((program.body[n], a) for n in units[unit].members for a in program.body[n].operands)
         if (
-            is_elementwise(program.body[value])
+            is_elementwise(program.body[value], chained)
             and dies_in.get(source) == unit
             and all(reads_in_place(a, i, program.body[source]) for i, a in reads if a.value == source)
         ):
