@@ -19,9 +19,9 @@ stands. The others:
   of either series in r^2. With u of r and 3 u of r^2, results err by less than 6 u.
 
 `quarters` multiplies x, of 24 bits, by 2 / pi in parts of 29 bits each. These products are exact; so is taking off
-multiples of 4 and whole numbers. Parts c with x c >= 2^-33 add up to a multiple of 2^-57, which a pair holds exactly.
-No f32 has a sine or cosine below 2^-30.1 (tests/hardest), so their sum is above 2^-32, and errs by a relative 3 u^2 for
-each later part. Nine parts leave out less than 2^-133.
+multiples of 4 and whole numbers. Products that may exceed 2^-33 are multiples of 2^-86, so a pair holds their sum.
+No f32 has a sine or cosine below 2^-30 (tests/hardest), so their sum is above 2^-31 or, of small x, nothing was taken
+off; it errs by a relative 3 u^2 for each later part. Nine parts leave out less than 2^-133, or 2^-261 of x.
 
 What Ziv's test leaves open is computed again in *pairs*: h + l, unevaluated, with |l| at most half an ulp of h. Joldes,
 Muller and Popescu, "Tight and rigorous error bounds for basic building blocks of double-word arithmetic" (2017), prove
