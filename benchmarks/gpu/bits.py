@@ -1,6 +1,7 @@
 """Whether a device computes the CPU's bits: qualification, and run roots of whole trainings."""
 
 import json
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -26,6 +27,8 @@ from tiebreak.protocol.program.rounding import SumKind
 QUALIFIED: Final = ((32, True, True), (32, True, False), (24, False, False), (16, False, True))
 """Arithmetics beside doctor's: bits, whether in random order, whether with logged sums. A trial takes the first."""
 
+GRAPHS: Final = "CUDA graphs"
+
 
 def doctor(context: Context) -> list[Row]:
     """What `tiebreak doctor` checks, and qualification of other arithmetics. Raises for wrong bits."""
@@ -47,13 +50,15 @@ def _equal(case: str, value: int, unit: str = "elements") -> Row:
     return Row(metric="equal bits", case=case, value=value, unit=unit)
 
 
-def records_of(workload: Workload, compiled: Compiled, arithmetic: Arithmetic) -> list[bytes]:
+def records_of(workload: Workload, compiled: Compiled, arithmetic: Arithmetic, *, graphs: bool = False) -> list[bytes]:
     """The digests of the records of all checkpoints; the run tree is over them."""
-    machine = Interpreter(compiled.program, arithmetic)
+    machine = Interpreter(compiled.program, arithmetic, graphs=graphs)
     state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
     return [
         make_record(done.number, done.result.state, done.result.loss_bits).digest
-        for done in steps(machine, state, data, range(1, workload.steps + 1), sums=exact, check_finite=True)
+        for done in steps(
+            machine, state, data, range(1, workload.steps + 1), sums=exact, check_finite=True, donate=lambda: graphs
+        )
         if done.number % workload.interval == 0 or done.number == workload.steps
     ]
 
@@ -79,7 +84,7 @@ def on_cpu(context: Context, name: str) -> list[Row]:
 
 
 def on_device(context: Context, name: str) -> list[Row]:
-    """Compares the device's run root with the CPU's: as training computes it, in random order, and by torch alone.
+    """Compares the device's run root with the CPU's: as training does, in random order, by torch alone, by graphs.
 
     Raises `StateError` that names each way that differs and its first checkpoint that does.
     """
@@ -94,10 +99,15 @@ def on_device(context: Context, name: str) -> list[Row]:
         "random order": (1, nullcontext()),
         "torch alone": (None, pure_path()),
     }
+    if context.device.type == "cuda":
+        ways[GRAPHS] = None, nullcontext()
     rows, wrong = [], []
     for way, (permute, path) in ways.items():
-        with path:
-            got = records_of(workload, compiled, Arithmetic(context.device, permute=permute))
+        with path, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            arithmetic = Arithmetic(context.device, permute=permute)
+            got = records_of(workload, compiled, arithmetic, graphs=way == GRAPHS)
+        context.told.update({f"{way}: said": str(one.message) for one in said})
         if context.device.type == "cuda":
             torch.cuda.empty_cache()
         if got == right:

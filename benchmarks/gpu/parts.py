@@ -49,19 +49,19 @@ def _timed(workload: str, seconds: int) -> Part:
 
 PARTS: Final = (
     Part("doctor", 60, bits.doctor, interpreted=False),
-    *_compared("digits", 15, 20),
-    *_compared("gpt2-64", 75, 100),
-    *_compared("resnet-50", 40, 40),
-    _timed("gpt2-1024", 180),
-    _timed("resnet-50-224", 100),
+    *_compared("digits", 15, 25),
+    *_compared("gpt2-64", 75, 130),
+    *_compared("resnet-50", 40, 50),
+    _timed("gpt2-1024", 190),
+    _timed("resnet-50-224", 110),
     Part("kernels", 90, products.measure),
-    _timed("gpt2-64", 75),
-    _timed("resnet-50", 75),
-    *_compared("text", 20, 20),
+    _timed("gpt2-64", 85),
+    _timed("resnet-50", 85),
+    *_compared("text", 20, 25),
     Part("emulation", 20, products.emulation),
     Part("logged", 90, logged.measure, interpreted=False),
-    *_compared("resnet-50-224", 60, 40),
-    *_compared("gpt2-1024", 150, 90),
+    *_compared("resnet-50-224", 60, 50),
+    *_compared("gpt2-1024", 150, 110),
 )
 
 

@@ -1,28 +1,25 @@
 """Whole steps against eager PyTorch, and what the exact step's time goes into."""
 
 import copy
-import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import cycle
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.workloads import Context, rows_of
-from benchmarks.table import RESULTS, Row, interleaved
+from benchmarks.table import Row, interleaved
 from tiebreak.demo.tasks.plain import make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.run.graphs import Reads
 from tiebreak.engine.run.interpreter import Interpreter
 
 T = TypeVar("T")
@@ -30,10 +27,11 @@ KERNELS: Final = 15
 """The number of kernels in the breakdown; the rest make one row."""
 SETTLING: Final = "settle"
 """The kernel that settles undecided elements."""
-ENGINE: Final = f"{RESULTS.parents[1]}/tiebreak/"
 BATCHES: Final = 4
 """Eager steps take turns at so many batches, which are on the device before."""
 EXACT: Final = "exact"
+GRAPHS: Final = "exact by graphs"
+"""A candidate where nothing prevents it; what does is told."""
 TARGETS: Final = {"eager FP32": "<= 1.5", "bf16 autocast": "<= 4.5"}
 """For the ratio to each, on a GPU, of workloads with `AT_FULL_SIZE`."""
 AT_FULL_SIZE: Final = ("gpt2-1024", "resnet-50-224")
@@ -87,8 +85,8 @@ def eager(
 class Exact:
     """The captured step on a device, as training runs it; each call continues from the state that the last one left."""
 
-    def __init__(self, compiled: Compiled, arithmetic: Arithmetic, steps: int) -> None:
-        self._machine = Interpreter(compiled.program, arithmetic)
+    def __init__(self, compiled: Compiled, arithmetic: Arithmetic, steps: int, *, graphs: bool = False) -> None:
+        self._machine = Interpreter(compiled.program, arithmetic, graphs=graphs)
         self.state = {name: tensor.clone() for name, tensor in self._machine.to_device(compiled.state).items()}
         self._data = self._machine.place_data(compiled.data)
         self._number, self._steps = 0, steps
@@ -111,7 +109,16 @@ def measure(context: Context, name: str) -> list[Row]:
     }.items():
         if (step := attempt(context, base, partial(warmed, how))) is not None:
             candidates[base] = step
-    exact = candidates[EXACT] = Exact(compile_task(task), Arithmetic(device), task.steps)
+    compiled = compile_task(task)
+    exact = candidates[EXACT] = Exact(compiled, Arithmetic(device), task.steps)
+    if device.type == "cuda":
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            graphs = partial(Exact, compiled, Arithmetic(device), task.steps, graphs=True)
+            step = attempt(context, GRAPHS, partial(warmed, graphs, times=3))
+        if step is not None and not said:
+            candidates[GRAPHS] = step
+        context.told.update({f"{GRAPHS}: said": str(one.message) for one in said})
     seconds = interleaved(candidates, repeats, min(3, repeats))
     rows = rows_of(name, "ms", {f"{who}: a step": 1e3 * each for who, each in seconds.items()})
     for base in [who for who in candidates if who != EXACT]:
@@ -135,10 +142,11 @@ def attempt(context: Context, what: str, run: Callable[[], T]) -> T | None:
         return None
 
 
-def warmed(make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-    """What `make` makes, called once already: what compiles or plans does so outside of the measurement."""
+def warmed(make: Callable[[], Callable[[], None]], times: int = 1) -> Callable[[], None]:
+    """What `make` makes, called already: what compiles, plans or captures does so outside of the measurement."""
     step = make()
-    step()
+    for _ in range(times):
+        step()
     return step
 
 
@@ -174,32 +182,6 @@ def shares(step: Callable[[], None], device: torch.device, name: str, seconds: f
     for time, key, count in shown:
         rows += rows_of(f"{name}: {key[:80]}", "", {f"share of a step, {count} calls": time / total})
     return rows
-
-
-class Reads(TorchDispatchMode):
-    """Counts, by function of the engine, where the host reads from the device or copies to it.
-
-    Those are operations whose result the host reads or whose size it must know. On a CPU: where it would.
-    """
-
-    READING: Final = ("_local_scalar_dense", "nonzero", "masked_select", "unique_consecutive", "_unique2", "equal")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, result = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
-        by_mask = name in ("index", "index_put", "index_put_") and any(
-            x is not None and x.dtype == torch.bool for x in args[1]
-        )
-        ends = {"_to_copy": lambda: (args[0], result), "copy_": lambda: (args[0], args[1])}.get(name, tuple)()
-        if name in self.READING or by_mask or len({x.device for x in ends}) > 1:
-            frames = (frame for frame, _ in traceback.walk_stack(None))
-            code = next((f.f_code for f in frames if f.f_code.co_filename.startswith(ENGINE)), None)
-            place = "elsewhere" if code is None else f"{Path(code.co_filename).stem}.{code.co_name}"
-            self.seen[f"{name} in {place}"] += 1
-        return result
 
 
 def waits(step: Callable[[], None], device: torch.device, name: str) -> list[Row]:

@@ -29,7 +29,7 @@ def python(*arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("name", "mutants"), [("sums", 27), ("hashing", 2), ("indices", 6)])
+@pytest.mark.parametrize(("name", "mutants"), [("sums", 27), ("hashing", 2), ("indices", 6), ("graphs", 3)])
 def test_the_interpreter_agrees_with_integers(name: str, mutants: int, cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "fast"))
     assert found["alive"] == []
@@ -39,7 +39,7 @@ def test_the_interpreter_agrees_with_integers(name: str, mutants: int, cases: Ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mutants"), [("sums", 13), ("hashing", 11), ("indices", 10)])
+@pytest.mark.parametrize(("name", "mutants"), [("sums", 13), ("hashing", 11), ("indices", 10), ("graphs", 11)])
 def test_the_interpreter_agrees_with_integers_on_more(name: str, mutants: int, cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "slow"))
     assert found["alive"] == []

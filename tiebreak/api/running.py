@@ -1,6 +1,7 @@
 """Makes the interpreter that computes a run: by the job's rules, on a device that passed the conformance vectors."""
 
 import os
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Machine:
     """The bytes that this process may take; None for what a step needs."""
     check_every: int | None = None
     """In every so many steps, workers compute again what others have computed."""
+    graphs: bool = False
 
     def interpreter(self, run: RunDirectory) -> Interpreter:
         """An interpreter of the run's program, on a qualified device."""
@@ -55,6 +57,7 @@ class Machine:
             exchange=self.exchange,
             memory=self.memory,
             check_every=self.check_every,
+            graphs=self.graphs,
         )
 
 
@@ -88,6 +91,7 @@ def make_interpreter(
     exchange: Exchange | None = None,
     memory: int | None = None,
     check_every: int | None = None,
+    graphs: bool = False,
 ) -> Interpreter:
     """Makes an interpreter by the rules of a job (default: exact FP32), on a qualified device.
 
@@ -97,8 +101,9 @@ def make_interpreter(
     seed of a random order in which every reduction takes its terms. exchange: the workers that compute each step
     together (policy `exact` only). memory: the bytes that this process may take, from this call on; values beyond that
     wait in a file in TMPDIR or /var/tmp. check_every: in every so many steps the workers check each other (None: never,
-    see `tiebreak.engine.distributed.check`). Raises `ConfigurationError` if the device does not compute what the
-    specification says, if the policy does not fit the job, or if the memory is too little for one instruction.
+    see `tiebreak.engine.distributed.check`). graphs: whether steps are replayed as CUDA graphs; what prevents that is
+    said in a warning. Raises `ConfigurationError` if the device does not compute what the specification says, if the
+    policy does not fit the job, or if the memory is too little for one instruction.
     """
     use_threads(threads)
     found = usable_device(device)
@@ -111,13 +116,15 @@ def make_interpreter(
         folder = Path(os.environ.get("TMPDIR", "/var/tmp"))  # noqa: S108 (/tmp is often memory)
         budget = None if memory is None else Budget.within(memory, folder)
         arithmetic = Arithmetic(device=found, permute=permute, precision=precision, logging=logging)
-        return Interpreter(program, arithmetic, budget=budget)
+        return Interpreter(program, arithmetic, budget=budget, graphs=graphs)
     if memory is not None:
         raise ConfigurationError(
             "expected one worker where memory is limited, got several; more of them need less each"
         )
     if logging is not None:
         raise ConfigurationError("expected a job of policy exact for several workers, got one of policy logged")
+    if graphs:
+        warnings.warn("steps are not replayed as CUDA graphs: workers exchange sums in each", stacklevel=2)
     if check_every is None:
         return SharedInterpreter(program, SharedArithmetic(exchange, found, permute, precision=precision))
     arithmetic = SharedArithmetic(Recorder(exchange), found, permute, precision=precision)

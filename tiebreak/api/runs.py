@@ -206,12 +206,12 @@ class Run:
 
 def machine_of(
     run: RunDirectory, *, threads: int | None = None, permute: int | None = None, device: str = "cpu",
-    exchange: Exchange | None = None, memory: int | None = None, check_every: int | None = None,
+    exchange: Exchange | None = None, memory: int | None = None, check_every: int | None = None, graphs: bool = False,
 ) -> Machine:  # fmt: skip
     """The machine that computes a run into its directory, with the thresholds that lie there."""
     return Machine(
         threads=threads, permute=permute, device=device, policy=policy_of(run), exchange=exchange, memory=memory,
-        check_every=check_every,
+        check_every=check_every, graphs=graphs,
     )  # fmt: skip
 
 

@@ -43,6 +43,12 @@ def device_option(function: AnyFunction) -> AnyFunction:
     return click.option("--device", default="cpu", show_default=True, help=text)(function)
 
 
+def graphs_option(function: AnyFunction) -> AnyFunction:
+    """--graphs: steps as CUDA graphs."""
+    text = "Replay steps as CUDA graphs where nothing prevents it. The result does not depend on it."
+    return click.option("--graphs", is_flag=True, help=text)(function)
+
+
 class _Bytes(click.ParamType["int"]):
     name = "size"
 

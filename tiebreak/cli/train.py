@@ -26,7 +26,15 @@ import click
 
 from tiebreak import api
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, device_option, memory_option, permute_option, threads_option
+from tiebreak.cli.options import (
+    FILE,
+    FOLDER,
+    device_option,
+    graphs_option,
+    memory_option,
+    permute_option,
+    threads_option,
+)
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -92,11 +100,12 @@ def as_line(event: dict[str, Any]) -> str:
 @threads_option
 @permute_option
 @device_option
+@graphs_option
 @memory_option
 def train(
     run: Path, key: Path, timeout: float, check_every: int | None, until: int | None, diverging: bool, keep: str,
     quiet: bool, as_json: bool, monitor: bool, threads: int | None, permute: int | None, device: str,
-    memory: int | None,
+    graphs: bool, memory: int | None,
 ) -> None:  # fmt: skip
     """Train the signed job in the folder RUN (see `tiebreak agree`).
 
@@ -125,7 +134,7 @@ def train(
         sampler = api.sampling.Sampler(opened, device=device) if monitor and first else None
         machine = api.runs.machine_of(
             opened, threads=threads, permute=permute, device=device, exchange=exchange, memory=memory,
-            check_every=check_every,
+            check_every=check_every, graphs=graphs,
         )  # fmt: skip
 
         def stepped(progress: "Progress") -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -85,7 +85,7 @@ def killed(mutants: Mutants, kernels: ModuleType, user: ModuleType) -> dict[str,
     return found
 
 
-def main(run: Callable[[bool], tuple[dict[str, int], Mutants, dict[str, str]]]) -> None:
+def main(run: Callable[[bool], tuple[dict[str, int], Collection[str], dict[str, str]]]) -> None:
     """Prints what `run`, told whether it is slow, found: cases of each check, mutants, and what refuted each."""
     patch_index()
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """Chains on GPUs: one launch of one Triton kernel (`kernels/elementwise.py`) for each.
 
 The host waits for nothing while a step runs. What the kernels note, whether results are finite and what FP64 left open,
-stays on the device until `FusedChains.look`, once a step.
+stays on the device, with the loss, until `FusedChains.look`, once a step.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False, "num_warps": 8}
 WIDE: Final = 1 << 31
 """From so many elements on, they are counted in 64 bits."""
 _ALIGNMENT: Final = 2
-"""The notes of a chain begin at a multiple of this, that is of 16 bytes."""
+"""The notes of a chain begin at a multiple of this, that is of 16 bytes; in the first of these is the loss."""
 
 
 class Operation(NamedTuple):
@@ -83,8 +83,8 @@ class FusedChains:
     def __init__(self, device: torch.device, precision: int, stats: Stats) -> None:
         self.device, self.precision, self.stats = device, precision, stats
         self.notes = torch.zeros(1 << 10, dtype=torch.int64, device=device)
-        """What kernels note, each chain in places of its own."""
-        self._used = 0
+        """What kernels note, each chain in places of its own, after the bits of the loss."""
+        self._used = _ALIGNMENT
 
     def make(self, members: tuple[Member, ...]) -> "FusedChain":
         """As `elementwise.Chains.make`."""
@@ -107,15 +107,20 @@ class FusedChains:
         """Forgets what was noted: a step begins."""
         self.notes.zero_()
 
-    def look(self, ran: Iterable["FusedChain"]) -> dict[int, bool]:
-        """Whether all elements of each sealed result of the chains that ran since `begin` are finite, by value number.
+    def note(self, loss: Tensor) -> None:
+        """Notes the bits of an f32 of rank 0."""
+        self.notes[:1].copy_(loss.reshape(1).view(torch.int32))
 
-        Waits for the device. Raises `ConfigurationError` if a device could not settle a transcendental function.
+    def look(self, ran: Iterable["FusedChain"]) -> tuple[dict[int, bool], int]:
+        """Of the chains that ran since `begin`, by value number, whether all elements of each sealed result are finite.
+
+        Beside it the loss's bits, as an i32. Waits for the device. Raises `ConfigurationError` if a device could not
+        settle a transcendental function.
         """
         noted, finite = self.notes.tolist(), dict[int, bool]()
         for chain in ran:
             finite |= chain.read(noted)
-        return finite
+        return finite, noted[0]
 
 
 class FusedChain:

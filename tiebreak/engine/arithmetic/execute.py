@@ -157,6 +157,10 @@ class Arithmetic:
             found = self._compiled[id(instruction)] = (instruction, compiled)
         return found[1]
 
+    def plans(self) -> list[object]:
+        """All that prepared instructions read on the device: a graph of their launches has to keep it."""
+        return list(self._compiled.values())
+
     def exact_sums(
         self, instruction: Instruction, operands: Operands, elements: Sequence[int] | Integers
     ) -> list[Exact]:

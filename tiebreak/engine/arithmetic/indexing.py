@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic.views import View, ramp
 from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.engine.native import interprets
 from tiebreak.protocol.program.isa import (
     DType,
     GatherParams,
@@ -97,7 +98,7 @@ def gather(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     else:
         place = j * params.index_stride + ramp(shape, access.strides, table.device) + access.offset
         found = table.reshape(-1).take(place).expand(shape).contiguous()
-    if outside.device.type != "cpu" or bool(outside.any()):  # elsewhere looking takes longer than filling
+    if outside.device.type != "cpu" or interprets() or bool(outside.any()):  # on GPUs looking takes longer than filling
         found = found.masked_fill(outside, float("nan") if instruction.dtype == DType.F32 else 0)
     return found
 

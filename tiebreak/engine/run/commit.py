@@ -5,7 +5,9 @@ the record that it binds, and the state of that record, are safely on disk. An e
 call of this module; everything committed before it stays valid.
 
 The state that is being committed is only read, and is referenced until it is on disk. The caller must therefore not
-write into the tensors of a state, nor reuse their memory, while anything still refers to them.
+write into the tensors of a state, nor reuse their memory, while anything still refers to them. A state that is hashed
+where it lies is copied there first, and on CUDA devices hashed and moved by a stream of its own: steps may go on at
+once, over its memory too.
 """
 
 import time
@@ -63,6 +65,8 @@ class Committer:
         threads = (torch.get_num_threads(),)
         self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, threads)
         self._flying: Future[Commit] | None = None
+        self._copied = False
+        self._aside: torch.cuda.Stream | None = None
 
     @contextmanager
     def from_step(self, step: int) -> Iterator["Committer"]:
@@ -81,17 +85,24 @@ class Committer:
             _join(self._executor)
 
     def submit(self, step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST) -> None:
-        """Begins to commit a state, which must not change until that is done. Call `wait` first.
+        """Begins to commit a state, which must not change while it is `in_flight`. Call `wait` first.
 
         log_root: that of the segment, whose logs must already be on disk.
         """
         assert self._flying is None
-        self._flying = self._executor.submit(self._commit, step, state, loss_bits, log_root)
+        device, ready = next(iter(state.values())).device, None
+        self._copied = runs_on(device)
+        if self._copied:
+            state = {name: tensor.clone() for name, tensor in state.items()}
+        if device.type == "cuda":
+            self._aside = self._aside or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            ready = torch.cuda.current_stream(device).record_event()
+        self._flying = self._executor.submit(self._commit_aside, ready, step, state, loss_bits, log_root)
 
     @property
     def in_flight(self) -> bool:
         """Whether a state is still being read. If so, no state may be donated, because two states may share tensors."""
-        return self._flying is not None and not self._flying.done()
+        return self._flying is not None and not self._flying.done() and not self._copied
 
     def finished(self) -> Commit | None:
         """The checkpoint that was committed since the last call, if any. Raises the error if committing failed."""
@@ -104,6 +115,16 @@ class Committer:
         wait([self._flying])  # if this is interrupted, it is still in flight
         done, self._flying = self._flying, None
         return done.result()
+
+    def _commit_aside(
+        self, ready: torch.cuda.Event | None, step: int, state: State, loss_bits: int, log_root: Digest
+    ) -> Commit:
+        """Commits on a stream of its own, if there are streams, what is there once the event has come."""
+        if ready is None or self._aside is None:
+            return self._commit(step, state, loss_bits, log_root)
+        with torch.cuda.stream(self._aside):
+            self._aside.wait_event(ready)
+            return self._commit(step, state, loss_bits, log_root)  # the host has read all of it then
 
     def _commit(self, step: int, state: State, loss_bits: int, log_root: Digest) -> Commit:
         started = time.perf_counter()

@@ -18,13 +18,23 @@ from tiebreak.engine.arithmetic.ziv import NearTies
 from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.run import schedule
+from tiebreak.engine.run.graphs import Graphs
 from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
-from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import (
+    Access,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    Slot,
+    SourceKind,
+    row_major,
+)
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import pack_tolerances, sum_kind
 
@@ -72,7 +82,10 @@ class StepResult:
 
 def loss_bits(loss: Tensor) -> int:
     """The bits of an f32 of rank 0, with NaN made canonical. Reads from the loss's device once."""
-    bits = int(loss.reshape(1).view(torch.int32).item())
+    return _unsigned(int(loss.reshape(1).view(torch.int32).item()))
+
+
+def _unsigned(bits: int) -> int:
     return NAN_BITS if bits & 0x7FFFFFFF > INF else bits & 0xFFFFFFFF
 
 
@@ -81,17 +94,21 @@ class Interpreter:
 
     Without an observer, instructions are executed in the order of `tiebreak.engine.run.schedule`. If the compiled
     kernel for chains is available, the intermediate results of a chain are never materialised. With an observer,
-    instructions are executed one by one in the program's own order.
+    instructions are executed one by one in the program's own order. Where Triton kernels run, the host reads from the
+    device once, after everything else, what it has to know of a step.
     """
 
     def __init__(
         self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None, *,
-        budget: Budget | None = None,
+        budget: Budget | None = None, graphs: bool = False,
     ) -> None:  # fmt: skip
         """planned: the order of a program of the same instructions, with other sizes, if it is to be that one's.
 
         budget: for the values of a step in memory; others wait in a file (`tiebreak.engine.run.offload`). Raises
         `ConfigurationError` if it is too little for one instruction.
+
+        graphs: whether donated states go through a CUDA graph (`tiebreak.engine.run.graphs`). The state of a result is
+        overwritten by the next step then.
         """
         self.program = program
         self.arithmetic = arithmetic
@@ -100,6 +117,10 @@ class Interpreter:
         self._chained = CHAINED if arithmetic.chains is None else arithmetic.chains.functions
         self._planned = schedule.plan(program, self._chained) if planned is None else planned
         self._chains = self._make_chains()
+        chains = arithmetic.chains
+        self._fused = chains if isinstance(chains, FusedChains) and budget is None else None
+        self._seals = {} if self._fused is None else self._make_seals(self._fused)
+        self._noting = tuple(c for c in (*self._chains.values(), *self._seals.values()) if isinstance(c, FusedChain))
         sources = [(n, i) for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE]
         self._constants = {n: arithmetic.execute(i, (), 0) for n, i in sources if _is_constant(i)}
         self._read = tuple((n, i) for n, i in sources if n not in self._constants)
@@ -109,6 +130,7 @@ class Interpreter:
             if program.body[unit.members[0]].opcode != Opcode.SOURCE
         )
         self._offload = None if budget is None else self._make_offload(budget)
+        self._graphs = Graphs(arithmetic) if graphs else None
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
@@ -146,15 +168,43 @@ class Interpreter:
         writable, and no thread may read its tensors again. Without `donate`, no argument is written to. `sums` has the
         last word on logged sums; without it, the arithmetic's own results stand (policy `exact`).
         """
+        if self._fused is not None and observe is None:
+            if self._graphs is not None and donate and sums is None:
+                new = self._graphs.step(self._launch, number, state, data)
+            else:
+                new = self._launch(state, data, self._steps_before(number), sums, donated=donate)
+            finite, bits = self._fused.look(self._noting)
+            if check_finite:
+                self._check_finite(number, new, lambda value, _: finite.get(value, True))
+            return StepResult(new, _unsigned(bits))
         given = self._given(state, data) if donate and self._chains else frozenset[int]()  # only chains use it
-        run = Running(self, number, state, data, observe, given, sums)
+        run = Running(self, self._steps_before(number), state, data, observe, given, sums)
         with nullcontext() if self.arithmetic.buffers is None else torch_alone():
             return self._step(run, number, state, check_finite=check_finite, donated=donate)
 
+    def _steps_before(self, number: int) -> Tensor:
+        return torch.full((), number - 1, dtype=torch.int64, device=self.arithmetic.device)
+
+    def _launch(
+        self, state: Mapping[str, Tensor], data: Mapping[str, Tensor], before: Tensor, sums: Sums | None = None, *,
+        donated: bool = True,
+    ) -> State:  # fmt: skip
+        """Launches a step where Triton kernels run; `FusedChains.look` tells its loss, and what is finite.
+
+        before: the number of steps before it, i64 of rank 0, on the device.
+        """
+        assert self._fused is not None
+        self._fused.begin()
+        given = self._given(state, data) if donated else frozenset[int]()
+        run = Running(self, before, state, data, None, given, sums)
+        self._execute_planned(run)
+        for value, seal in self._seals.items():
+            run.seal(value, seal)
+        self._fused.note(run.values[len(self.program.body) - 1])
+        return self._committed_by(run)
+
     def _step(self, run: "Running", number: int, state: State, *, check_finite: bool, donated: bool) -> StepResult:
-        observed, chains = run.observed, self.arithmetic.chains
-        if isinstance(chains, FusedChains):
-            chains.begin()
+        observed = run.observed
         if observed:
             for unit in self._in_order:
                 run.one_by_one(unit)
@@ -163,12 +213,10 @@ class Interpreter:
             for position in self._offload.positions():
                 run.execute(self._planned[position], self._chains.get(position))
         else:
-            run.values = self._constants | {n: run.read(i) for n, i in self._read}
-            for unit, chain in self._work:
-                self._execute(run, unit, chain)
-        if isinstance(chains, FusedChains) and not observed:
-            run.noted(chains.look(chain for chain in self._chains.values() if isinstance(chain, FusedChain)))
-        new = self._committed_by(run, number, check_finite=check_finite)
+            self._execute_planned(run)
+        new = self._committed_by(run)
+        if check_finite:
+            self._check_finite(number, new, run.is_finite)
         if self._offload is not None and not observed:
             self._offload.end(new)
         result = StepResult(new, loss_bits(run.values[len(self.program.body) - 1]))
@@ -176,20 +224,25 @@ class Interpreter:
             self.arithmetic.buffers.end_step()
         return result
 
+    def _execute_planned(self, run: "Running") -> None:
+        run.values = self._constants | {n: run.read(i) for n, i in self._read}
+        for unit, chain in self._work:
+            self._execute(run, unit, chain)
+
     def _execute(self, run: "Running", unit: Unit, chain: Chain | FusedChain | None) -> None:
         run.execute(unit, chain)
 
-    def _committed_by(self, run: "Running", number: int, *, check_finite: bool) -> State:
+    def _committed_by(self, run: "Running") -> State:
         """The state that a step has made."""
-        new = {
+        return {
             _slot(commit).name: run.commit(value, self.program.leaf_of_commit(slot))
             for slot, (commit, value) in enumerate(zip(self.program.commits, self._committed, strict=True))
         }
-        if check_finite:
-            for name, value in zip(new, self._committed, strict=True):
-                if not run.is_finite(value, new[name]):
-                    raise NotFiniteError(number, name)
-        return new
+
+    def _check_finite(self, number: int, new: State, is_finite: Callable[[int, Tensor], bool]) -> None:
+        for name, value in zip(new, self._committed, strict=True):
+            if not is_finite(value, new[name]):
+                raise NotFiniteError(number, name)
 
     def check_job(self, job: Job) -> None:
         """Raises `ConfigurationError` unless precision and tolerances are those of the job."""
@@ -228,6 +281,21 @@ class Interpreter:
                 made[position] = self.arithmetic.chains.make(members)
         return made
 
+    def _make_seals(self, fused: FusedChains) -> dict[int, FusedChain]:
+        """Copies, in place where possible, that seal what is committed and comes from no chain, by value."""
+        made = dict[int, FusedChain]()
+        from_chains = {n for chain in self._chains.values() if isinstance(chain, FusedChain) for n in chain.code.sealed}
+        for value in self._committed:
+            i = self.program.body[value]
+            if i.dtype != DType.F32 or value in from_chains or value in made:
+                continue
+            copy = Instruction(
+                opcode=Opcode.MAP, function=MapFunction.COPY, dtype=i.dtype, shape=i.shape,
+                operands=(Access(value, 0, row_major(i.shape)),),
+            )  # fmt: skip
+            made[value] = fused.make((Member(value, copy, (i.dtype,), (i.numel,), True, True, value),))
+        return made
+
     def _make_offload(self, budget: Budget) -> Offload:
         if self.arithmetic.device.type != "cpu":
             raise ConfigurationError(f"expected a CPU where memory is limited, got {self.arithmetic.device}")
@@ -238,7 +306,7 @@ class Interpreter:
         empty = fresh if buffers is None else buffers.empty
         return Offload(self.program, self._planned, in_place, self._chains, budget, empty)
 
-    def _given(self, state: State, data: State) -> frozenset[int]:
+    def _given(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> frozenset[int]:
         """The sources of state entries that share their memory with no other tensor."""
         owners = Counter(tensor.untyped_storage().data_ptr() for tensor in (*state.values(), *data.values()))
         return frozenset(
@@ -254,13 +322,15 @@ class Running:
     """One step while it runs: the values that are still needed, and what is known about them."""
 
     def __init__(
-        self, interpreter: Interpreter, number: int, state: State, data: State, observe: Observer | None,
-        given: frozenset[int], sums: Sums | None,
+        self, interpreter: Interpreter, before: Tensor, state: Mapping[str, Tensor], data: Mapping[str, Tensor],
+        observe: Observer | None, given: frozenset[int], sums: Sums | None,
     ) -> None:  # fmt: skip
+        """before: the number of steps before this one, i64 of rank 0, on the device."""
         self._body, self._arithmetic = interpreter.program.body, interpreter.arithmetic
-        self._number, self._state, self._data, self._observe = number, state, data, observe
+        self._before, self._state, self._data, self._observe = before, state, data, observe
         self._given, self._sums = given, sums
         self._offload = interpreter._offload if observe is None else None
+        self._fused = interpreter._fused is not None and observe is None
         self._finite: dict[int, bool] = {}
         self.values: dict[int, Tensor] = {}
 
@@ -294,9 +364,10 @@ class Running:
             for dead in dying:
                 self.values.pop(dead, None)  # intermediate results were never made
 
-    def noted(self, finite: Mapping[int, bool]) -> None:
-        """Takes note of which results of chains are finite."""
-        self._finite |= finite
+    def seal(self, value: int, copy: FusedChain) -> None:
+        """Seals what is committed; a source only where it may be overwritten."""
+        own = self._body[value].opcode != Opcode.SOURCE
+        self.values |= copy.run(self.values, {value} if own else self._given).tensors
 
     def operands(self, number: int) -> list[Tensor]:
         return [self.values[operand.value] for operand in self._body[number].operands]
@@ -325,7 +396,7 @@ class Running:
     def sealed(self, value: int) -> Tensor:
         """The value as it is committed: with NaN made canonical. Takes note of whether it is finite."""
         tensor, chains = self.values[value], self._arithmetic.chains
-        if value in self._finite:
+        if value in self._finite or self._fused:
             return tensor
         if isinstance(chains, Chains) and tensor.dtype == torch.float32 and all_finite(chains.kernel, tensor):
             self._finite[value] = True
@@ -338,7 +409,9 @@ class Running:
             return self._state[_slot(source).name]
         if source.function == SourceKind.DATA:
             return self._data[_slot(source).name]
-        return self._arithmetic.execute(source, (), self._number - 1)
+        if source.function == SourceKind.STEP:
+            return self._before
+        return self._arithmetic.execute(source, (), 0)
 
     def _value(self, number: int) -> Tensor:
         instruction = self._body[number]
@@ -346,8 +419,8 @@ class Running:
             return self.read(instruction)
         operands = self.operands(number)
         if self._sums is None or sum_kind(instruction) is None:
-            return self._arithmetic.execute(instruction, operands, self._number - 1)
-        result, near = self._arithmetic.execute_logged(instruction, operands, self._number - 1)
+            return self._arithmetic.execute(instruction, operands, 0)
+        result, near = self._arithmetic.execute_logged(instruction, operands, 0)
         self._sums.settle(number, instruction, operands, result, near)
         return result
 

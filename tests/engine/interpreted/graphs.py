@@ -1,0 +1,515 @@
+"""Steps as graphs, without a GPU: a stand-in for CUDA's capture, and runs that go by its replays.
+
+The stand-in records what a step does to memory: operations of torch and launches of kernels, with their numbers and
+addresses. What is captured has not been done, so it puts back what it finds changed. A replay begins with other bytes
+in all memory that the graph has of its own. The host may read nothing while it records, nor send anything.
+
+`every` in place of `fast` or `slow` runs golden runs to their ends, in some minutes.
+"""
+
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from tests.engine.interpreted import changed, main
+from tests.golden.bundle import INTERVAL, STEPS, load
+from tests.golden.train import TRAINER, Inputs, inputs, make_run
+from tiebreak.engine.arithmetic import Arithmetic, Logging, elementwise_fused, launching, reduce, scatter
+from tiebreak.engine.arithmetic import random as draws
+from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
+from tiebreak.engine.arithmetic.reduce import fused, run_fused
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.native import pure_path
+from tiebreak.engine.run import commit, graphs, interpreter, train
+from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.program.isa import DType, Instruction, MapFunction, Opcode
+from tiebreak.protocol.program.rounding import SumKind
+
+LAUNCHING = (elementwise_fused, fused, scatter, draws)
+UNDEFINED = {"empty", "new_empty", "empty_like", "empty_strided"}
+real_launch, real_execute, real_from_numpy = launching.launch, Arithmetic.execute, torch.from_numpy
+
+
+# ---- the stand-in ----
+
+
+class Host(TorchFunctionMode):
+    """Counts what the engine asks of memory on a CPU that is no operation of torch."""
+
+    ASKING = ("tolist", "numpy", "cpu", "__array__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        caller = sys._getframe(1).f_code
+        if func.__name__ in self.ASKING and caller.co_filename.startswith(graphs.ENGINE):
+            self.seen[f"{func.__name__} in {Path(caller.co_filename).stem}.{caller.co_name}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Recorder(TorchDispatchMode):
+    """Records a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Callable[[], object]] = []
+        self.replays = 0
+        self._known: dict[int, Tensor] = {}
+        self._own: list[Tensor] = []
+        self._outside: list[tuple[Tensor, Tensor]] = []
+        """Memory as bytes, by address; that of the graph; that from outside, and what was in it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        assert name != "lift_fresh", "expected nothing from the host, got torch.tensor"
+        self.reads((args, kwargs))
+        result = func(*args, **kwargs)
+        made = self._makes(result)
+        if func._schema.is_mutable:
+            self.operations.append(partial(func, *args, **kwargs))
+        elif made and name not in UNDEFINED:
+            self.operations.append(lambda: _into(made, func(*args, **kwargs)))
+        return result
+
+    def reads(self, operands: Any) -> None:
+        """Remembers what is in memory from outside."""
+        for memory in self._new(operands):
+            self._outside.append((memory, memory.clone()))
+
+    def _makes(self, result: Any) -> list[Tensor]:
+        """The results in new memory."""
+        new = self._new(result)
+        self._own += new
+        addresses = [memory.data_ptr() for memory in new]
+        return [x for x in _tensors(result) if x.untyped_storage().data_ptr() in addresses]
+
+    def _new(self, tree: Any) -> list[Tensor]:
+        found = []
+        for x in _tensors(tree):
+            address = x.untyped_storage().data_ptr()
+            if address not in self._known:
+                with _disable_current_modes():
+                    self._known[address] = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+                found.append(self._known[address])
+        return found
+
+    def launches(self, operands: Any, launch: Callable[[], None]) -> None:
+        """Records the launch of a kernel, which reads and writes memory of its operands alone."""
+        with _disable_current_modes():
+            self.reads(operands)
+            launch()
+        self.operations.append(launch)
+
+    def undo(self) -> None:
+        """Puts back what is changed outside: what is captured has not been done."""
+        for memory, before in self._outside:
+            if not torch.equal(memory, before):  # data may be mapped to be read only
+                memory.copy_(before)
+
+    def replay(self) -> None:
+        self.replays += 1
+        for memory in self._own:
+            memory.fill_(0xFF)
+        for operation in self.operations:
+            operation()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.numel()]
+
+
+def _into(made: list[Tensor], again: Any) -> None:
+    for x, y in zip(made, _tensors(again), strict=True):
+        x.copy_(y)
+
+
+class Captures:
+    """In place of `graphs.capture`."""
+
+    def __init__(self) -> None:
+        self.made: list[Recorder] = []
+
+    @property
+    def replays(self) -> int:
+        return sum(recorder.replays for recorder in self.made)
+
+    def __call__(self, _: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+        recorder = Recorder()
+        self.made.append(recorder)
+
+        def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+            recorder.launches(arguments, partial(real_launch, kernel, programs, *arguments, **options))
+
+        with ExitStack() as stack:
+            for module in LAUNCHING:
+                stack.enter_context(mock.patch.object(module, "launch", launch))
+            stack.enter_context(mock.patch.object(torch, "from_numpy", side_effect=AssertionError("expected no numpy")))
+            host, reads = stack.enter_context(Host()), stack.enter_context(graphs.Reads())
+            stack.enter_context(recorder)
+            work()
+        assert not (asked := host.seen + reads.seen), f"expected nothing for the host, got {asked}"
+        recorder.undo()
+        return recorder.replay
+
+
+@contextmanager
+def captures(changed_graphs: ModuleType = graphs) -> Iterator[Captures]:
+    """While this is open, graphs are captured on the CPU."""
+    made = Captures()
+
+    def sent(array: Any) -> Tensor:
+        torch.zeros(()).item()  # for `Reads`: to a GPU this would be copied
+        return real_from_numpy(array)
+
+    with (
+        mock.patch.object(torch, "from_numpy", sent),
+        mock.patch.object(changed_graphs, "capture", made),
+        mock.patch.object(interpreter, "Graphs", changed_graphs.Graphs),
+    ):
+        yield made
+
+
+def kind_of(i: Instruction) -> str:
+    """As in docs/SPEC.md."""
+    return f"map {MapFunction(i.function).name.lower()}" if i.opcode == Opcode.MAP else i.opcode.name.lower()
+
+
+# ---- programs ----
+
+
+def everything() -> Inputs:
+    """A step with every way in which the next state may depend on, or lie in, the state before it."""
+    b = Builder()
+    f32, i64, many = DType.F32, DType.I64, (40,)
+    first, second, third = (b.state(name, f32, many) for name in ("first", "second", "third"))
+    left, right = b.state("left", i64, (3,)), b.state("right", i64, (3,))
+    moving = b.add(b.scale(third, 0.5), b.mul(b.random(many), b.cast(b.step(), f32)))
+    total = b.sum(moving)
+    new = {
+        "first": b.add(second, b.random(many)), "second": first, "third": moving,  # one goes to another's place
+        "left": right, "right": left, "kept": b.state("kept", f32, (7,)),
+        "sum": total, "number": b.step(), "constant": b.const(1.5), "data": b.data("data", f32, many),
+        "greatest": b.max(moving), "place": b.iota((3,), (2,)),
+    }  # fmt: skip
+    program = b.finish(new, total)
+    r = torch.Generator().manual_seed(1)
+    state = {
+        name: torch.zeros(shape, dtype=TORCH_DTYPES[dtype]).add_(torch.randint(9, shape, generator=r))
+        for name, (dtype, shape) in program.state_spec().items()
+    }
+    return Inputs(program, state, {"seed": torch.tensor(5), "data": torch.rand(40, generator=r)})
+
+
+def growing() -> Inputs:
+    """A committed sum is no longer finite after some steps."""
+    b = Builder()
+    x, y = b.state("x", DType.F32, (9,)), b.state("y", DType.F32, (9,))
+    program = b.finish({"x": b.scale(x, 2.0**20), "y": y, "z": b.sum(b.mul(x, x))}, b.max(x))
+    return Inputs(program, {"x": torch.ones(9), "y": torch.ones(9), "z": torch.zeros(())}, {})
+
+
+# ---- checks ----
+
+
+def machine_of(made: Inputs, kind: type[Interpreter] = Interpreter, **options: Any) -> Interpreter:
+    """Whose steps are graphs; a reason against them is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return kind(made.program, Arithmetic(**options), graphs=True)
+
+
+def copy_of(state: State) -> State:
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def agrees(made: Inputs, count: int, kind: type[Interpreter] = Interpreter, module: ModuleType = graphs) -> int:
+    """States and losses of steps are those of plain steps, whatever moves between them."""
+    plain, state, data = Interpreter(made.program, Arithmetic()), copy_of(made.state), copy_of(made.data)
+    with captures(changed_graphs=module) as captured, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        machine, mine = machine_of(made, kind), copy_of(state)
+        for number in range(1, count + 1):
+            right = plain.step(number, state, data)
+            if number == 5:  # elsewhere, with other bytes where they were
+                data, old = copy_of(data), data
+                for tensor in old.values():
+                    tensor.zero_()
+            if number == 7:
+                chains, notes = machine.arithmetic.chains, machine.arithmetic.chains.notes
+                chains._used = len(notes)
+                kind(made.program, machine.arithmetic)
+                assert chains.notes is not notes
+            donate = number != 9
+            before = copy_of(mine)
+            found = machine.step(number, mine, data, donate=donate)
+            assert donate or identities(mine) == identities(before)
+            assert found.loss_bits == right.loss_bits, number
+            assert identities(found.state) == identities(right.state), number
+            mine = copy_of(found.state) if number == 11 else found.state
+            state = right.state
+    assert captured.replays == count - 2 - (count >= 9)
+    return captured.replays
+
+
+def is_left_alone(kind: type[Interpreter] = Interpreter) -> int:
+    """Data, and states that are not donated, are not written to, also where they are committed with another NaN."""
+    made, nan = everything(), torch.tensor(-0x1234, dtype=torch.int32).view(torch.float32)
+    made.data["data"][3], made.state["kept"][2] = nan, nan
+    given = {"state": copy_of(made.state), "data": copy_of(made.data)}
+    found = kind(made.program, Arithmetic()).step(1, made.state, made.data, check_finite=False).state
+    for tensors, before in ((made.state, given["state"]), (made.data, given["data"])):
+        assert all(tensors[name].numpy().tobytes() == before[name].numpy().tobytes() for name in before)
+    places = (("data", 3), ("kept", 2))
+    assert [int(found[name].view(torch.int32)[at]) for name, at in places] == [0x7FC00000] * 2
+    return len(found)
+
+
+def fails_alike(kind: type[Interpreter] = Interpreter) -> int:
+    """The step that is no longer finite, and what it names, are the same."""
+    made, ends = growing(), []
+    for machine in (kind(made.program, Arithmetic()), None):
+        with captures():
+            one, state = machine or machine_of(made, kind), copy_of(made.state)
+            for number in range(1, STEPS):
+                try:
+                    state = one.step(number, state, {}, donate=True).state
+                except StateError as error:
+                    ends.append((error.step, error.name))  # type: ignore[attr-defined]
+                    break
+    assert ends == [(5, "z")] * 2, ends
+    return len(ends)
+
+
+class Late:
+    """Commits as late as it may: when the next checkpoint is there."""
+
+    def __init__(self, *_: object) -> None:
+        self._todo: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, run: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        self._todo.append((Future(), partial(run, *arguments)))
+        return self._todo[-1][0]
+
+    def finish(self) -> None:
+        for future, run in self._todo:
+            future.set_result(run())
+        self._todo.clear()
+
+
+def records_of(
+    made: Inputs, machine: Interpreter, until: int, committer: ModuleType = commit
+) -> list[tuple[int, str, int]]:
+    """Of a training whose checkpoints are committed as late as possible: step, state root and loss of each."""
+    late = Late()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(train, "Committer", committer.Committer),
+        mock.patch.object(committer, "identities", identities),  # which takes less time
+        mock.patch.multiple(
+            committer, ThreadPoolExecutor=lambda *_: late, wait=lambda _: late.finish(), _join=lambda _: None
+        ),
+    ):
+        run = make_run(Path(folder) / "run", made)
+        Worker(run, machine, key=TRAINER).work(until)
+        return [(record.step, record.state_root.hex(), record.loss_bits) for record in run.records()]
+
+
+def commits_late(committer: ModuleType = commit) -> int:
+    """Checkpoints are those of plain steps, although the next ones overwrite the state."""
+    made, until = everything(), 2 * INTERVAL
+    with captures() as captured:
+        found = records_of(made, machine_of(made), until, committer)
+        assert found == records_of(made, Interpreter(made.program, Arithmetic()), until)
+    assert captured.replays == until - 2
+    return until
+
+
+def refuses() -> int:
+    """Whatever the host would wait for, or would have to send, is not captured."""
+    x = torch.arange(4.0)
+    ways: dict[str, Callable[[], object]] = {
+        "item": x.sum().item, "bool": x.sum().__bool__, "int": x.sum().__int__, "nonzero": x.nonzero,
+        "unique": lambda: torch.unique(x), "mask": lambda: x[x > 1], "literal": lambda: torch.tensor(1.0),
+        "numpy": lambda: torch.from_numpy(np.zeros(3)), "list": lambda: FusedChains.look(shown, ()),
+    }  # fmt: skip
+    shown = mock.Mock(notes=torch.zeros(3, dtype=torch.int64))
+    for name, way in ways.items():
+        try:
+            Captures()(x.device, lambda way=way: way())
+        except AssertionError:
+            continue
+        raise AssertionError(f"expected {name} to be refused")
+    return len(ways)
+
+
+def falls_back() -> int:
+    """What prevents graphs is said once, and steps go on as without."""
+    made = everything()
+    right = Interpreter(made.program, Arithmetic()).step(1, copy_of(made.state), made.data).loss_bits
+    logging = Logging(thresholds={}, tolerances=dict.fromkeys(SumKind, 2))
+    refusing = mock.patch.object(graphs, "capture", side_effect=RuntimeError("no memory\nat all"))
+    reading = mock.patch.object(
+        reduce, "run_fused", lambda *given: run_fused(*given).add_(0 * given[2][0].sum().item())
+    )
+    for what, options, words in (
+        (nullcontext(), {"permute": 1}, "another order"),
+        (nullcontext(), {"logging": logging}, "near ties"),
+        (pure_path(), {}, "do not run on cpu"),
+        (reading, {}, "_local_scalar_dense in __init__.run"),
+        (refusing, {}, "no memory"),
+    ):
+        with what, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            machine = Interpreter(made.program, Arithmetic(**options), graphs=True)
+            for _ in range(3):
+                assert machine.step(1, copy_of(made.state), made.data, donate=True).loss_bits == right
+        (one,) = said
+        assert words in str(one.message), str(one.message)
+        assert str(one.message).endswith(machine._graphs.reason)
+    return 5
+
+
+def left_in(made: Inputs) -> Counter[str]:
+    """By kind of instruction, how often the host reads from the device; beside that it does so once in a step."""
+    found, machine = Counter[str](), Interpreter(made.program, Arithmetic())
+
+    def execute(arithmetic: Arithmetic, i: Instruction, operands: Any, step: int) -> Tensor:
+        before = reads.seen.total() + host.seen.total()
+        result = real_execute(arithmetic, i, operands, step)
+        if asked := reads.seen.total() + host.seen.total() - before:
+            found[kind_of(i)] += asked
+        return result
+
+    with mock.patch.object(Arithmetic, "execute", execute), Host() as host, graphs.Reads() as reads:
+        machine.step(1, machine.to_device(made.state), made.data)
+    assert reads.seen.total() + host.seen.total() - found.total() == 1, (reads.seen, host.seen)
+    assert host.seen["tolist in elementwise_fused.look"] == 1
+    return found
+
+
+def golden(name: str, steps: int) -> int:
+    """The checked-in records of a golden run are reached by replays; how many operations were replayed."""
+    made = inputs(name)
+    with mock.patch.object(fused, "programs", return_value=1):  # which takes less time
+        left = left_in(made)
+        assert not left, f"expected no instruction in which the host reads, got {left}"
+        with captures() as captured:
+            found = records_of(made, machine_of(made), steps)
+    assert found == [record for record in load(name).expected.records[1:] if record[0] <= steps]
+    assert captured.replays == steps - 2
+    return captured.replays * len(captured.made[0].operations)
+
+
+# ---- mutants ----
+
+
+def steps_by(module: ModuleType) -> object:
+    return agrees(everything(), 12, module=module)
+
+
+def steps_of(module: ModuleType) -> object:
+    return agrees(everything(), 12, module.Interpreter)
+
+
+Mutants = dict[str, tuple[ModuleType, str, str, Callable[[ModuleType], object]]]
+MUTANTS: Mutants = {
+    "a number in the graph": (graphs, "self._data, self._before)", "self._data, 0 * self._before + 1)", steps_by),
+    "one entry after the other": (
+        graphs,
+        "{name: tensor.clone() for name, tensor in moved",
+        "{name: tensor for name, tensor in moved",
+        steps_by,
+    ),
+    "the host reads the loss": (
+        interpreter,
+        "note(run.values[len(self.program.body) - 1])",
+        "note(run.values[len(self.program.body) - 1] + 0 * run.values[0].sum().item())",
+        steps_of,
+    ),
+}
+SLOW_MUTANTS: Mutants = {
+    "watched while it plans": (graphs, "self._steps == 2 and", "self._steps == 1 and", steps_by),
+    "checkpoints of what goes on": (commit, "{name: tensor.clone()", "{name: tensor", commits_late),
+    "the number of the first replay": (graphs, "self._before.fill_(number - 1)", "pass", steps_by),
+    "a state that stays elsewhere": (graphs, "        self._take(state)\n", "", steps_by),
+    "a new state that stays elsewhere": (graphs, "lambda: self._take(body(", "lambda: dict(body(", steps_by),
+    "data that moved": (graphs, "all(data[n] is tensor", "all(data[n] is not None", steps_by),
+    "notes that moved": (graphs, "arithmetic.chains.notes is self._notes", "True", steps_by),
+    "states that are not donated": (interpreter, "is not None and donate and sums", "is not None and sums", steps_of),
+    "the host makes the number": (
+        interpreter,
+        "            return self._before\n",
+        "            return torch.full((), int(self._before))\n",
+        steps_of,
+    ),
+    "data are sealed in place": (
+        interpreter,
+        "{value} if own else self._given",
+        "{value}",
+        lambda m: is_left_alone(m.Interpreter),
+    ),
+    "sums are not sealed": (
+        interpreter,
+        "if i.dtype != DType.F32 or",
+        "if i.dtype != DType.BOOL or",
+        lambda m: fails_alike(m.Interpreter),
+    ),
+}
+
+
+def killed(mutants: Mutants) -> dict[str, str]:
+    """What refuted each mutant; one that lives is missing."""
+    found = {}
+    for name, (module, old, new, check) in mutants.items():
+        with tempfile.TemporaryDirectory() as folder:
+            mutant = changed(module, Path(folder), ((old, new),))
+        try:
+            check(mutant)
+        except (AssertionError, UserWarning) as error:
+            found[name] = type(error).__name__
+    return found
+
+
+def run(slow: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
+    """For `main`."""
+    mutants = SLOW_MUTANTS if slow else MUTANTS
+    if slow:
+        ran = {name: golden(name, INTERVAL) for name in ("gpt2", "resnet")}
+        ran |= {"steps": agrees(everything(), STEPS), "left alone": is_left_alone(), "without": falls_back()}
+    else:
+        ran = {
+            "steps": agrees(everything(), 12), "commits": commits_late(), "not finite": fails_alike(),
+            "refused": refuses(),
+        }  # fmt: skip
+    return ran, mutants, killed(mutants)
+
+
+def whole(_: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
+    """For `main`: golden runs to their ends."""
+    return {name: golden(name, STEPS) for name in ("gpt2", "resnet")}, {}, {}
+
+
+if __name__ == "__main__":
+    main(whole if sys.argv[1] == "every" else run)

@@ -1,0 +1,139 @@
+"""Steps as CUDA graphs: what the host does for a step is done once, and the device repeats it.
+
+A graph repeats launches with the same numbers and addresses. So the state lies in tensors of its own, over which each
+step writes the next one, the number of the step is on the device, and what a step reads neither moves nor is freed.
+What needs the host in every step keeps a program from being replayed. The first step makes plans and compiles kernels,
+which the host has to send; the second is watched by `Reads`; the third is captured, if nothing was seen.
+"""
+
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
+
+ENGINE: Final = f"{Path(__file__).resolve().parents[2]}/"
+Body = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor], dict[str, Tensor]]
+"""Computes a step without the host: state (which may be overwritten), data, and steps before it -> the new state."""
+
+
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts, by function of the engine, where the host reads from the device or copies to it.
+
+    Those are operations whose result the host reads or whose size it must know. On a CPU: where it would.
+    """
+
+    READING: Final = ("_local_scalar_dense", "nonzero", "masked_select", "unique_consecutive", "_unique2", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, result = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            x is not None and x.dtype == torch.bool for x in args[1]
+        )
+        from_to = (args[0], result) if name == "_to_copy" else args[:2] if name == "copy_" else ()
+        if name in self.READING or by_mask or len({x.device for x in from_to}) > 1:
+            frames = (frame for frame, _ in traceback.walk_stack(None))
+            code = next((f.f_code for f in frames if _is_engine(f.f_code.co_filename)), None)
+            place = "elsewhere" if code is None else f"{Path(code.co_filename).stem}.{code.co_name}"
+            self.seen[f"{name} in {place}"] += 1
+        return result
+
+
+def _is_engine(file: str) -> bool:
+    return file.startswith(ENGINE) and file != __file__
+
+
+def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+    """Records what `work` does on a CUDA device, which does not do it yet; each call of the result does."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # Other threads may do what they like, because a commit may be in flight.
+    with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        work()
+    return graph.replay
+
+
+class Graph:
+    """A step that is replayed."""
+
+    def __init__(self, arithmetic: Arithmetic, body: Body, state: Mapping[str, Tensor], data: Mapping[str, Tensor]):
+        assert isinstance(arithmetic.chains, FusedChains)
+        self._state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        self._data, self._notes, self._plans = dict(data), arithmetic.chains.notes, arithmetic.plans()
+        self._before = torch.zeros((), dtype=torch.int64, device=arithmetic.device)
+        self._replay = capture(arithmetic.device, lambda: self._take(body(self._state, self._data, self._before)))
+
+    def fits(self, arithmetic: Arithmetic, data: Mapping[str, Tensor]) -> bool:
+        """Whether what was captured is still where it was."""
+        assert isinstance(arithmetic.chains, FusedChains)
+        return arithmetic.chains.notes is self._notes and all(data[n] is tensor for n, tensor in self._data.items())
+
+    def step(self, number: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state after step `number`; the next call overwrites it."""
+        self._take(state)
+        self._before.fill_(number - 1)
+        self._replay()
+        return dict(self._state)
+
+    def _take(self, state: Mapping[str, Tensor]) -> None:
+        """Brings a state to its place."""
+        moved = {n: x for n, x in state.items() if x.data_ptr() != self._state[n].data_ptr()}
+        aside = {name: tensor.clone() for name, tensor in moved.items()}  # one entry may lie in another's place
+        for name, tensor in aside.items():
+            self._state[name].copy_(tensor)
+
+
+class Graphs:
+    """Replays the steps of one interpreter, if nothing prevents it; otherwise says so once, and does without."""
+
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        self._arithmetic = arithmetic
+        self._graph: Graph | None = None
+        self._steps = 0
+        self.reason = ""
+        """Why steps are not replayed, in words; empty if they are."""
+        if not isinstance(arithmetic.chains, FusedChains):
+            self._refuse(f"the kernels for GPUs do not run on {arithmetic.device}")
+        elif arithmetic.options.permuted:
+            self._refuse("each step takes the terms of sums in another order")
+        elif arithmetic.options.logging is not None:
+            self._refuse("the host logs near ties")
+
+    def step(
+        self, body: Body, number: int, state: Mapping[str, Tensor], data: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The state after a step, on a state that may be overwritten; a later call may overwrite the result."""
+        self._steps += 1
+        if self._steps > 2 and not self.reason and (graph := self._captured(body, state, data)) is not None:
+            return graph.step(number, state)
+        before = torch.full((), number - 1, dtype=torch.int64, device=self._arithmetic.device)
+        with Reads() if self._steps == 2 and not self.reason else nullcontext() as reads:
+            new = body(state, data, before)
+        if reads is not None and reads.seen:
+            self._refuse(f"in each the host waits for the device: {', '.join(sorted(reads.seen))}")
+        return new
+
+    def _captured(self, body: Body, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> Graph | None:
+        if self._graph is None or not self._graph.fits(self._arithmetic, data):
+            self._graph = None  # its memory is free before another one takes as much
+            try:
+                self._graph = Graph(self._arithmetic, body, state, data)
+            except RuntimeError as error:  # what the driver refuses to capture, or has no memory for
+                self._refuse(str(error).partition("\n")[0])
+        return self._graph
+
+    def _refuse(self, reason: str) -> None:
+        self.reason = reason
+        warnings.warn(f"steps are not replayed as CUDA graphs: {reason}", stacklevel=4)
