@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 15_140,
+    "tiebreak/protocol/": 15_145,
     "tiebreak/engine/": 25_280,
     "tiebreak/sim/": 11_720,
     "tiebreak/node/": 8_835,
-    "tiebreak/": 12_320,  # api, cli, demo: everything that is in none of the folders above
-    "benchmarks/": 5_575,
+    "tiebreak/": 12_390,  # api, cli, demo: everything that is in none of the folders above
+    "benchmarks/": 5_580,
 }
 SUFFIXES = {".py", ".c", ".h"}
 
