@@ -307,8 +307,10 @@ def _copy(socket: int, worker: str) -> int:
         os.setsid()
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         # Another worker is to see the end of its connection when the leading process ends, not when all copies do.
-        os.closerange(3, socket)
-        os.closerange(socket + 1, os.sysconf("SC_OPEN_MAX"))
+        for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
+            if number > 2 and number != socket:
+                with suppress(OSError):  # the list's own
+                    os.close(number)
         serve(socket, worker)
     except BaseException:
         traceback.print_exc()
