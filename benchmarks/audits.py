@@ -2,9 +2,8 @@
 
     python -m benchmarks.audits [WORKLOAD ...]
 
-Each worker has one thread. The audits take turns, and each is timed whole: starting workers, qualifying the machine,
-conformance vectors included, reading states. `segments` is a job of 10,000 segments of one small step, where dividing
-is what costs.
+Each worker has one thread. The audits take turns, and each is timed whole: starting workers, conformance vectors,
+reading states. `segments` is a job of 10,000 segments of one small step, where dividing is what costs.
 """
 
 import tempfile
