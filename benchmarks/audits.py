@@ -2,8 +2,8 @@
 
     python -m benchmarks.audits [WORKLOAD ...]
 
-Each worker has one thread. The audits take turns, and each is timed whole: starting its processes, qualifying the
-machine, reading states. `segments` is a job of 10,000 segments of one small step, where dividing is what costs.
+Each worker has one thread. The audits take turns, and each is timed whole: starting workers, conformance vectors,
+reading states. `segments` is a job of 10,000 segments of one small step, where dividing is what costs.
 """
 
 import tempfile
@@ -25,6 +25,7 @@ from tiebreak.api.running import Machine
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.run import qualify
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
@@ -76,21 +77,21 @@ def measure(name: str, folder: Path) -> list[Row]:
     every = tuple(range(len(records)))
 
     def audit(jobs: int | None, segments: tuple[int, ...] = every) -> None:
+        qualify._vectors.cache_clear()
         workers = None if jobs is None else Workers(jobs=jobs, ledger=folder / f"{name}-{time.monotonic_ns()}")
         assert audit_chosen(run, segments, records, Machine(threads=1), workers=workers, quiet=True).agrees
 
     audits = {ALONE: None, ONE: 1, TWO: 2}
     seconds = interleaved({who: partial(audit, jobs) for who, jobs in audits.items()}, REPEATS.get(name, 3), warmup=0)
     first = interleaved({who: partial(audit, jobs, every[:1]) for who, jobs in audits.items()}, 3, warmup=0)
-    start = first[ONE] - first[ALONE]
     case = f"{name}, {len(every)} segments of {run.job.checkpoint_interval} steps"
     return [
         *(Row(metric=f"an audit by {who}", case=case, value=seconds[who], unit="s") for who in seconds),
-        Row(metric="of which starting a worker", case=case, value=start, unit="s"),
+        Row(metric="of which starting a worker", case=case, value=first[ONE] - first[ALONE], unit="s"),
         Row(metric="one worker / two", case=case, value=seconds[ONE] / seconds[TWO], unit="x",
             target="" if name == SEGMENTS else ">= 1.8"),
-        Row(metric="one started worker / this process", case=case, value=(seconds[ONE] - start) / seconds[ALONE],
-            unit="x", target="<= 1.05" if name == SEGMENTS else ""),
+        Row(metric="one worker / this process", case=case, value=seconds[ONE] / seconds[ALONE], unit="x",
+            target="<= 1.05" if name == SEGMENTS else ""),
     ]  # fmt: skip
 
 

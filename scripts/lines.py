@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 15_140,
-    "tiebreak/engine/": 25_520,
+    "tiebreak/protocol/": 15_145,
+    "tiebreak/engine/": 25_530,
     "tiebreak/sim/": 11_720,
     "tiebreak/node/": 8_835,
-    "tiebreak/": 12_340,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 12_420,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 5_575,
 }
 SUFFIXES = {".py", ".c", ".h"}

@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,18 @@ from tests.source_tree import ROOT
 from tiebreak.api.audits import Workers, audit_chosen
 from tiebreak.api.cluster import Cluster, Desk, FetchedRun
 from tiebreak.api.parallel import RETRIES, Ledger, Standing, audit_in_parallel, divide
-from tiebreak.api.replayers import Advance, Assignment, Event, Lost, Outcome, Processes, Replayer, Task, outcome_of
+from tiebreak.api.replayers import (
+    Advance,
+    Assignment,
+    Event,
+    Lost,
+    Outcome,
+    Processes,
+    Replayer,
+    Task,
+    may_copy,
+    outcome_of,
+)
 from tiebreak.api.running import Machine, make_interpreter
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
@@ -316,6 +328,25 @@ def test_the_command_finds_the_lie(liar: RunDirectory, tmp_path: Path) -> None:
     assert "AuditFailure: the run leaves the program first in checkpoint 8 of 40, steps 22 to 24, " in printed
 
 
+def test_a_process_is_copied_only_where_that_is_safe(honest: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def may(**settings: Any) -> bool:
+        machine = Machine(**({"threads": 1} | settings))
+        return may_copy(
+            Assignment(path=honest.path, job_id=honest.job.id, count=1, root=honest.job.id, machine=machine)
+        )
+
+    monkeypatch.setattr("tiebreak.api.replayers.active_count", lambda: 1)
+    assert may() == (sys.platform == "linux")
+    assert not may(threads=2)
+    assert not may(threads=None)
+    assert not may(device="cuda:0")
+    with monkeypatch.context() as initialized:
+        initialized.setattr("torch.cuda.is_initialized", lambda: True)
+        assert not may()
+    monkeypatch.setattr("tiebreak.api.replayers.active_count", lambda: 2)
+    assert not may()
+
+
 class Killing(Processes):
     """One worker is killed amid each tenth task."""
 
@@ -325,8 +356,9 @@ class Killing(Processes):
         before = {process.name: process.task for process in self._processes}
         super().submit(task, avoid)
         self.number += 1
+        process = next(p for p in self._processes if p.task is task and before.get(p.name) is not task)
+        assert not (process.is_copy and task.permute is not None), "a second replay shares no memory with the first"
         if self.number % 10 == 5:
-            process = next(p for p in self._processes if p.task is task and before.get(p.name) is not task)
             os.kill(process.pid, signal.SIGKILL)
             type(self).killed += 1
 

@@ -4,6 +4,7 @@ The command line calls these modules as `api.runs.open_run(...)`. Each module is
 that does not need torch does not wait for it.
 """
 
+import gc
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -46,4 +47,11 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module 'tiebreak.api' has no attribute {name!r}")
-    return import_module(f"{__name__}.{name}")
+    # Most of what torch makes when it is imported stays; to look for garbage in it takes a sixth of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(f"{__name__}.{name}")
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -122,12 +122,12 @@ class Ledger:
         tasks = self.tasks()
         return {number: _decoded(tasks[number], json.loads(text)) for number, text in rows.fetchall()}
 
-    def put(self, outcome: Outcome) -> None:
-        """Keeps what came of a task, durably."""
+    def put(self, outcomes: Sequence[Outcome]) -> None:
+        """Keeps what came of some tasks, durably."""
         with self._file:
             self._file.execute("BEGIN")
-            row = [json.dumps(_encoded(outcome)), outcome.task.number]
-            self._file.execute("UPDATE task SET outcome = ? WHERE number = ?", row)
+            rows = [(json.dumps(_encoded(outcome)), outcome.task.number) for outcome in outcomes]
+            self._file.executemany("UPDATE task SET outcome = ? WHERE number = ?", rows)
             self._file.execute("UPDATE audit SET seconds = ?", [self.seconds])
 
     @property
@@ -194,6 +194,7 @@ class _Audit:
         tasks = ledger.tasks()
         self._steps = {task.number: task.steps for task in tasks}
         self._done = ledger.outcomes()
+        self._unsaved: list[Outcome] = []
         self._suspects: dict[int, Outcome] = {}
         """Tasks in which a segment disagrees, until it is computed again."""
         self._end = min(
@@ -216,14 +217,25 @@ class _Audit:
 
     def work(self, replayers: Replayers) -> None:
         """Has all tasks done."""
-        while self.is_left:
-            while self._waiting and len(self._under_way) < replayers.at_once:
-                task = self._waiting.pop(0)
-                self._under_way[task.number] = "", 0
-                replayers.submit(task, self._avoid.get(task.number, ""))
-            for event in replayers.events(WAIT_SECONDS):
-                self._heard(event)
-            self._on_standing(self._standing())
+        try:
+            while self.is_left:
+                while self._waiting and len(self._under_way) < replayers.at_once:
+                    task = self._waiting.pop(0)
+                    self._under_way[task.number] = "", 0
+                    replayers.submit(task, self._avoid.get(task.number, ""))
+                self._save()
+                self._on_standing(self._standing())
+                for event in replayers.events(WAIT_SECONDS):
+                    self._heard(event)
+        finally:
+            self._save()
+        self._on_standing(self._standing())
+
+    def _save(self) -> None:
+        """Writes to the ledger what is new, once the workers have their next tasks: none waits for the disk."""
+        if self._unsaved:
+            self._ledger.put(self._unsaved)
+            self._unsaved = []
 
     def _standing(self) -> Standing:
         steps = self._steps
@@ -256,7 +268,7 @@ class _Audit:
 
     def _keep(self, outcome: Outcome) -> None:
         self._done[outcome.task.number] = outcome
-        self._ledger.put(outcome)
+        self._unsaved.append(outcome)
 
     def _judge(self, first: Outcome, second: Outcome) -> None:
         """A disagreement has been computed again."""

@@ -115,7 +115,7 @@ def progress_of_workers(console: Console, title: str) -> Iterator[Callable[["Sta
         TextColumn("{task.description}"), BarColumn(bar_width=MIN_BAR * 4), MofNCompleteColumn(), _Speed(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )  # fmt: skip
-    with Bar(*columns, console=console) as bar:
+    with Bar(*columns, console=console, auto_refresh=False) as bar:  # by no thread: see `replayers.may_copy`
         whole = bar.add_task(escape(title), total=None)
         rows: dict[str, TaskID] = {}
 
@@ -127,6 +127,7 @@ def progress_of_workers(console: Console, title: str) -> Iterator[Callable[["Sta
                 if worker not in rows:
                     rows[worker] = bar.add_task(escape(f"  {worker}"))
                 bar.update(rows[worker], completed=steps, total=of)
+            bar.refresh()
 
         yield on_standing
 

@@ -5,19 +5,23 @@ task that ends without a result, because its process was killed or its machine i
 says nothing about the run.
 """
 
-import subprocess
+import gc
+import os
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
-from os import _exit
 from pathlib import Path
 from queue import SimpleQueue
 from socket import socketpair
-from threading import Thread
+from threading import Thread, active_count
 from typing import Final, Protocol
+
+import torch
 
 from tiebreak.api.running import Machine
 from tiebreak.engine.logged.committed import CommittedLogs
@@ -30,7 +34,6 @@ from tiebreak.protocol.tags import Digest
 
 ADVANCE_SECONDS: Final = 0.5
 """The least time between two messages about the progress of one task."""
-START_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +190,11 @@ def outcome_of(
 
 
 class Processes:
-    """A fixed number of processes on this machine. One that ends, however it does, is replaced."""
+    """A fixed number of processes on this machine. One that ends, however it does, is replaced.
+
+    They begin as copies of this process where that is safe. A second replay is done by a process that begins with
+    nothing, so that it shares no memory with the first.
+    """
 
     def __init__(self, assignment: Assignment, number: int) -> None:
         self._assignment, self.most, self.at_once = assignment, number, number
@@ -195,14 +202,15 @@ class Processes:
         self._started = 0
 
     def submit(self, task: Task, avoid: str = "") -> None:
+        must_be_new = task.permute is not None
         idle = [process for process in self._processes if process.task is None]
-        fit = next((process for process in idle if process.name != avoid), None)
+        fit = next((p for p in idle if p.name != avoid and not (must_be_new and p.is_copy)), None)
         if fit is None and idle and len(self._processes) == self.at_once:
-            idle[0].end()  # the only one that is free is the one to avoid
+            idle[0].end()
             self._processes.remove(idle[0])
         if fit is None:
             self._started += 1
-            fit = _Process(self._assignment, f"worker {self._started}")
+            fit = _Process(self._assignment, f"worker {self._started}", not must_be_new and may_copy(self._assignment))
             self._processes.append(fit)
         fit.begin(task)
 
@@ -235,23 +243,31 @@ class Processes:
         return {process.name: process.pid for process in self._processes}
 
 
-class _Process:
-    """One process, and this end of the pair of sockets by which it is spoken to."""
+def may_copy(assignment: Assignment) -> bool:
+    """Whether a copy of this process can do the assignment (decision 60).
 
-    def __init__(self, assignment: Assignment, name: str) -> None:
-        self.name = name
+    Of all threads a copy has only the one that made it, so a lock that another thread held is never released. torch's
+    own threads are not missed if it is to use one. CUDA does not work in copies.
+    """
+    return (
+        sys.platform == "linux" and assignment.machine.device == "cpu" and assignment.machine.threads == 1
+        and active_count() == 1 and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    )  # fmt: skip
+
+
+class _Process:
+    """One process, and this end of the pair of sockets by which it is spoken to.
+
+    Its session is its own: on Ctrl-C it ends when its connection does.
+    """
+
+    def __init__(self, assignment: Assignment, name: str, is_copy: bool) -> None:
+        self.name, self.is_copy = name, is_copy
         ours, theirs = socketpair()
         with theirs:
-            program = f"from tiebreak.api.replayers import serve; serve({theirs.fileno()}, {name!r})"
-            # -P: a module of the user's in the current folder must not stand in for another. A session of its own: on
-            # Ctrl-C it ends when its connection does.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
+            self.pid = (_copy if is_copy else _begin)(theirs.fileno(), name)
         self.task: Task | None = None
         self.connection = Connection(ours.detach())
-        self.pid = self._process.pid
         self.say(assignment)
 
     def begin(self, task: Task) -> None:
@@ -264,9 +280,42 @@ class _Process:
 
     def end(self) -> int:
         """Ends it, if it has not ended, and returns its exit code."""
-        self._process.kill()
         self.connection.close()
-        return self._process.wait()
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except (ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored, the system forgets it by itself
+            return 0
+
+
+def _begin(socket: int, worker: str) -> int:
+    """Starts a process that imports everything anew; returns its id."""
+    os.set_inheritable(socket, True)
+    program = f"from tiebreak.api.replayers import serve; serve({socket}, {worker!r})"
+    # -P: a module of the user's in the current folder must not stand in for another.
+    command, nothing = [sys.executable, "-P", "-c", program], (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    return os.posix_spawn(sys.executable, command, os.environ, file_actions=[nothing], setsid=True)
+
+
+def _copy(socket: int, worker: str) -> int:
+    """Starts a copy of this process, which keeps none of its files; returns its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        gc.freeze()  # what is garbage here must not close files of the copy that have the same numbers
+        os.setsid()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        # Another worker is to see the end of its connection when the leading process ends, not when all copies do.
+        for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
+            if number > 2 and number != socket:
+                with suppress(OSError):  # the list's own
+                    os.close(number)
+        serve(socket, worker)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def serve(socket: int, worker: str) -> None:
@@ -278,7 +327,7 @@ def serve(socket: int, worker: str) -> None:
         with suppress(EOFError, OSError):
             while True:
                 tasks.put(connection.recv())
-        _exit(0)
+        os._exit(0)
 
     Thread(target=receive, daemon=True).start()
     made: list[Replayer] = []

@@ -269,6 +269,7 @@ def _cases() -> Iterator[_Case]:
     yield from _draws()
 
 
+@cache
 def _draw(count: int, seed: int) -> tuple[int, ...]:
     """`count` f32 bit patterns in (-2, 2) without zeros, drawn with the protocol's own generator."""
     words = (random_bits(seed, 0, 0, n) for n in range(count))

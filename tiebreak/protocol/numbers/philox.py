@@ -1,5 +1,6 @@
 """Random numbers as a function of position (SPEC section 7): Philox4x32-10 (Salmon et al. 2011) and a keyed shuffle."""
 
+from functools import lru_cache
 from typing import Final
 
 from tiebreak.protocol.numbers.float32 import round_f32
@@ -17,6 +18,7 @@ _SHUFFLE_MARK: Final = 1 << 31
 """Second counter word of shuffle blocks. `random` cannot reach it, since 2^40 elements / 4 / 2^32 < 2^31."""
 
 
+@lru_cache(maxsize=16)  # neighbouring elements share a block
 def philox4x32(counter: Block, key: tuple[int, int]) -> Block:
     """The block of four 32-bit words at a counter, with the constants and rounds of Random123."""
     c0, c1, c2, c3 = counter

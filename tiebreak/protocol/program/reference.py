@@ -150,7 +150,8 @@ def element(
                 MapFunction(instruction.function), operand_dtypes, instruction.dtype, values, rounding.precision
             )
         case ((Opcode.REDUCE | Opcode.SCATTER_SUM), _):
-            return finish(accumulators(instruction, index, read, operand_dtypes)[-1], rounding)
+            start = initial(kind_of(instruction, operand_dtypes[0]))
+            return finish(_accumulate(instruction, index, range(instruction.terms), start, read), rounding)
         case Opcode.GATHER, isa.GatherParams() as params:
             return _gather(instruction, params, coordinate, read)
         case Opcode.WINDOW, isa.WindowParams() as params:
