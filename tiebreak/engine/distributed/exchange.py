@@ -83,7 +83,7 @@ def _failed(error: RuntimeError) -> ExchangeError:
     return ExchangeError(f"an exchange with the other workers failed: {error}")
 
 
-SHORT: Final = 7
+SHORT: Final = 3
 """Lists of so many numbers are sent with their length."""
 HEADER_BYTES: Final = 8 * (1 + SHORT)
 """Of a list and its length, as they are first sent."""
@@ -182,16 +182,19 @@ class Collectives:
 
         return Swap([flat] * self.workers, pieces, found.nbytes, whole)
 
-    def gather_lists(self, mine: Tensor) -> tuple[Tensor, list[int]]:
-        """The lists (1-d, i64) of all workers one after the other, and the length of each."""
+    def heads(self, mine: Tensor) -> Swap:
+        """The length and the first numbers of the lists (1-d, i64) of all workers, for `lists`."""
         short = torch.zeros(1 + SHORT, dtype=torch.int64, device=mine.device)  # nearly all lists fit into one message
         short[0] = len(mine)
         short[1 : 1 + len(mine)] = mine[:SHORT]
         every = self.empty((self.workers, len(short)), mine.dtype)
-        self._swap([short] * self.workers, every.unbind())
-        lengths: list[int] = every[:, 0].tolist()
+        return Swap([short] * self.workers, every.unbind(), every.nbytes, lambda: every)
+
+    def lists(self, mine: Tensor, heads: Tensor) -> tuple[Tensor, list[int]]:
+        """The lists of all workers one after the other, and the length of each."""
+        lengths: list[int] = heads[:, 0].tolist()
         if max(lengths) <= SHORT:
-            return torch.cat([row[1 : 1 + n] for row, n in zip(every, lengths, strict=True)]), lengths
+            return torch.cat([row[1 : 1 + n] for row, n in zip(heads, lengths, strict=True)]), lengths
         found = self.empty((sum(lengths),), mine.dtype)
         self._swap([mine] * self.workers, torch.split(found, lengths))
         return found, lengths
