@@ -28,7 +28,7 @@ from tiebreak.engine.arithmetic.reduce import Partial, SumPlan, SumRunner, plan_
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.ziv import coefficient, decide
 from tiebreak.engine.distributed import wire
-from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap
+from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap, numbering
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
 from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES
@@ -139,6 +139,7 @@ class SharedArithmetic(Arithmetic):
         begins = dict(zip(held, accumulate((sums[n][0].mine.numel for n in held), initial=0), strict=False))
         if held:
             mine = torch.cat([results[n][1] + sums[n][0].owned[0] + begins[n] for n in held])
+            mine = mine.to(numbering(sum(sums[n][0].mine.numel for n in held)))
             *wholes, heads = tell.run([*swaps, tell.heads(mine)])
             told, lengths = tell.lists(mine, heads)
         else:
@@ -158,25 +159,23 @@ class SharedArithmetic(Arithmetic):
         results: of each sum, with the numbers of its undecided elements: the same ones on all workers, where all get
         the result. held: of the others, these numbers on all workers, and how many of them are on each.
         """
-        pieces: list[list[Tensor]] = [[] for _ in range(self.collectives.workers)]
-        open_: list[tuple[int, Digits, int]] = []
-        for n, (each, operands) in enumerate(sums):
-            wanted, columns = held.get(n, (results[n][1], None))
-            if not len(wanted):
-                continue
-            digits, _ = exact_digits(each.mine, operands, wanted)  # where the bound is finite, so is every term
-            shares = [digits.values] * len(pieces) if columns is None else torch.split(digits.values, columns, 1)
-            for piece, share_ in zip(pieces, shares, strict=True):
-                piece.append(share_.reshape(-1))
-            open_.append((n, digits, shares[self.exchange.worker].shape[1]))
-        sent = [torch.cat(piece) for piece in pieces]
-        total = self.collectives.run([self.collectives.add(sent, len(sent[self.exchange.worker]), JOINED + 1)])[0]
-        rest = total
-        for n, digits, count in open_:
-            rows = len(digits.values)
-            digits.values, rest = rest[: rows * count].view(rows, count), rest[rows * count :]
+        read = [(n, *held.get(n, (results[n][1], None))) for n in range(len(sums))]
+        read = [(n, wanted, columns) for n, wanted, columns in read if len(wanted)]
+        # Where the bound is finite, so is every term.
+        exact = [exact_digits(sums[n][0].mine, sums[n][1], wanted)[0].values for n, wanted, _ in read]
+        packed = torch.split(Digits(torch.cat(exact, 1)).packed(), [len(wanted) for _, wanted, _ in read], 1)
+        worker, workers = self.exchange.worker, self.collectives.workers
+        shares = [
+            [part] * workers if columns is None else torch.split(part, columns, 1)
+            for part, (*_, columns) in zip(packed, read, strict=True)
+        ]
+        sent = [torch.cat(parts, 1) for parts in zip(*shares, strict=True)]
+        swap = self.collectives.add([each.view(-1) for each in sent], sent[worker].numel(), JOINED + 1)
+        total = self.collectives.run([swap])[0].view(sent[worker].shape)
+        mine = torch.split(total, [parts[worker].shape[1] for parts in shares], 1)
+        for (n, *_), digits in zip(read, mine, strict=True):
             result, here = results[n]
-            result[here] = digits.rounded(sums[n][0].runner.pure.rounded)
+            result[here] = Digits(digits).rounded(sums[n][0].runner.pure.rounded)
             sums[n][0].counts.undecided_twice += len(here)
 
 

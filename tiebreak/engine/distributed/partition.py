@@ -234,7 +234,7 @@ class Partition:
         )  # fmt: skip
         for size in sorted(sizes):
             sent += sizes[size] * size * (SUM_BYTES + BOUND_BYTES) * (self.workers - 1)
-            if size * (self.workers - 1) > SMALL or sent > self.ddp // TOLD:
+            if size * (self.workers - 1) > SMALL or sent > TOLD * self.ddp // self.workers**2:
                 break
             most = size
         return most

@@ -10,7 +10,7 @@ import torch
 
 from tiebreak.engine.arithmetic.reduce import plan_sum
 from tiebreak.engine.distributed.arithmetic import NO_LIMIT
-from tiebreak.engine.distributed.exchange import HEADER_BYTES
+from tiebreak.engine.distributed.exchange import SHORT, numbering
 from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
@@ -77,8 +77,9 @@ class Plan:
                     )
                 elif isinstance(i, SharedSum):
                     sent.update(dict(self._sum(i, worker)))
-            held = sum(any(isinstance(i, SharedSum) and i.split is not None for i in unit) for unit in self.rounds)
-            sent[LISTS] += HEADER_BYTES * (self.workers - 1) * held
+            for unit in self.rounds:
+                if held := sum(i.mine.numel for i in unit if isinstance(i, SharedSum) and i.split is not None):
+                    sent[LISTS] += (1 + SHORT) * numbering(held).itemsize * (self.workers - 1)
             sent[END] += 8 * (self.workers - 1)
             for kind, count in sent.items():
                 found.setdefault(kind, [0] * self.workers)[worker] = count

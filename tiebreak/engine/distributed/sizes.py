@@ -7,8 +7,9 @@ LEAST: Final = 1 << 12
 held in shards. Telling all costs as many times what shards do as there are workers."""
 SMALL: Final = 1 << 11
 """Results that all need are rounded by every worker, if it sends at most this many sums for that."""
-TOLD: Final = 6
-"""The part, in bytes of DDP, that sums of such results may be in all: one sixth. The smallest results come first."""
+TOLD: Final = 3
+"""Divided by the square of the number of workers: the part of DDP's bytes that all such sums may take. The smallest
+results come first."""
 SUM_BYTES: Final = 6
 BOUND_BYTES: Final = 2
 """Of a partial sum and of its bound, as `tiebreak.engine.distributed.wire` packs them."""

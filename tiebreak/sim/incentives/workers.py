@@ -72,10 +72,10 @@ def sent_features(model: Transformer, workers: int) -> dict[str, float]:
 
 def _sent_of_sum(size: int, workers: int) -> float:
     """Of a sum over the batch: to all, or to owners, who tell the result if it is not held in shards."""
-    each = SUM_BYTES + BOUND_BYTES
-    if size < LEAST and size * (workers - 1) <= SMALL:
+    each, shared = SUM_BYTES + BOUND_BYTES, size >= LEAST // workers**2
+    if not shared and size * (workers - 1) <= SMALL:
         return float((workers - 1) * each * size)
-    return (workers - 1) / workers * (each if size >= LEAST else each + 4) * size
+    return (workers - 1) / workers * (each if shared else each + 4) * size
 
 
 def live_features(model: Transformer, workers: int) -> dict[str, float]:
