@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import CaseCounter
+from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic.views import Dim
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Clip, Rows, Task
-from tiebreak.engine.distributed import exchange, joining, partition, wire
+from tiebreak.engine.distributed import exchange, joining, partition, sizes, wire
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.joining import joined
@@ -345,6 +346,15 @@ def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeyp
     for kind, each in plan.held.items():
         assert each.bytes >= each.share >= each.bytes // workers, kind
     assert plan.partition.ddp == 8 * sum(p.numel() for p in attention().model.parameters()) * (workers - 1) // workers
+
+
+@pytest.mark.parametrize("name", ["digits", pytest.param("text", marks=pytest.mark.slow)])
+def test_small_models_send_little_more_than_under_ddp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "LEAST", sizes.LEAST)
+    program = compile_task(load_task(name)).program
+    for workers in (2, 3, 4, 8):
+        divided = Partition(program, workers)
+        assert max(map(sum, zip(*Plan(divided).sent.values(), strict=True))) < 1.48 * divided.ddp, workers
 
 
 @pytest.mark.parametrize(
