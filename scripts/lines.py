@@ -10,7 +10,7 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 15_140,
-    "tiebreak/engine/": 25_120,
+    "tiebreak/engine/": 25_100,
     "tiebreak/sim/": 11_720,
     "tiebreak/node/": 8_835,
     "tiebreak/": 12_320,  # api, cli, demo: everything that is in none of the folders above
