@@ -105,6 +105,7 @@ def test_every_way_against_rationals(seed: int, k: int, precision: int) -> None:
     digits.add(terms)
     assert elements_of(digits.rounded(rounded)) == wanted
     assert digits.integers() == [int(sum(map(Fraction, row)) * Fraction(2) ** -LEAST) for row in terms.tolist()]
+    assert Digits(digits.packed().long()).integers() == digits.integers()
     found = multiply_exactly(left[None], right[None], rounded)
     assert elements_of(found.reshape(-1)) == wanted
     operands = [left.reshape(-1), right.reshape(-1)]

@@ -80,8 +80,8 @@ def plan(run: RunDirectory, workers: int) -> dict[str, Any]:
         "sent": [{"in a step": kind, "bytes": sent[most]} for kind, sent in found.sent.items()],
         "rounds a step": len(found.rounds),
         "bytes a step": step,
-        "bytes of FP32 DDP": found.ddp,
-        "ratio": round(step / found.ddp, 4) if found.ddp else None,
+        "bytes of FP32 DDP": (ddp := found.partition.ddp),
+        "ratio": round(step / ddp, 4) if ddp else None,
         "bytes a checkpoint": max(found.checkpoint),
         "memory": [
             {"of a worker": "state before and after a step", "bytes": 2 * cost.state_bytes},

@@ -78,6 +78,14 @@ class Digits:
             rest = rest - high
             peak = float(rest.abs().max())
 
+    def packed(self) -> Tensor:
+        """The same numbers in digits of i32, which are unique."""
+        values = self.values.clone()
+        while bool((up := (values + (1 << (_BITS - 1))).bitwise_right_shift_(_BITS)).any()):
+            values -= up << _BITS
+            values[1:] += up[:-1]
+        return values.to(torch.int32)
+
     def rounded(self, rounded: Round) -> Tensor:
         """RN of each sum, f32 (U,); zero is +0."""
         used = self.values.ne(0).any(1).nonzero().view(-1)

@@ -14,7 +14,7 @@ gets the sums of all, adds them in the order of the workers, and so decides as e
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Final
 
@@ -28,10 +28,10 @@ from tiebreak.engine.arithmetic.reduce import Partial, SumPlan, SumRunner, plan_
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.ziv import coefficient, decide
 from tiebreak.engine.distributed import wire
-from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap
+from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap, numbering
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
-from tiebreak.engine.distributed.sizes import BOUND_BYTES, SMALL, SUM_BYTES
+from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES
 from tiebreak.engine.distributed.tape import Player, Recorder
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
@@ -40,10 +40,8 @@ AHEAD: Final = 1 << 26
 """The bytes of whole weights that are gathered before they are needed."""
 NO_LIMIT: Final = 1 << 60
 
-
-def everywhere(i: SharedSum, workers: int) -> bool:
-    """Whether every worker adds and rounds all of a sum; otherwise each element has one owner."""
-    return i.split is None and i.mine.numel * (workers - 1) <= SMALL
+_UNDECIDED: Final = -1
+"""Stands for an element that FP64 does not decide, in the bits of results that are gathered. No result is this NaN."""
 
 
 class SharedArithmetic(Arithmetic):
@@ -128,51 +126,56 @@ class SharedArithmetic(Arithmetic):
         for each, roundings in zip(new, worst, strict=True):
             each.roundings = roundings + self.collectives.workers
 
-    def _round(self, sums: Sequence[tuple["_Sum", Operands]], results: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    def _round(self, sums: Sequence[tuple["_Sum", Operands]], results: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """The whole results, or shards of them, from those of each sum that FP64 decided, as for `_settle`."""
-        self._settle(sums, results)
-        scattered = [n for n, (each, _) in enumerate(sums) if each.whole and not each.everywhere]
-        swaps = [self.collectives.gather(results[n][0], sums[n][0].split) for n in scattered]
-        gathered = dict(zip(scattered, self.collectives.run(swaps), strict=True))
-        return [gathered.get(n, result) for n, (result, _) in enumerate(results)]
+        held, tell = [n for n, (each, _) in enumerate(sums) if not each.whole], self.collectives
+        parts = [n for n, (each, _) in enumerate(sums) if each.whole and not each.everywhere]
+        swaps = []
+        for n in parts:
+            bits = results[n][0].view(torch.int32)
+            bits[results[n][1]] = _UNDECIDED
+            swaps.append(tell.gather(bits, sums[n][0].split))
+        told, lengths = torch.empty(0, dtype=torch.int64, device=self.device), [0] * tell.workers
+        begins = dict(zip(held, accumulate((sums[n][0].mine.numel for n in held), initial=0), strict=False))
+        if held:
+            mine = torch.cat([results[n][1] + sums[n][0].owned[0] + begins[n] for n in held])
+            mine = mine.to(numbering(sum(sums[n][0].mine.numel for n in held)))
+            *wholes, heads = tell.run([*swaps, tell.heads(mine)])
+            told, lengths = tell.lists(mine, heads)
+        else:
+            wholes = tell.run(swaps)
+        for n, bits in zip(parts, wholes, strict=True):
+            results[n] = bits.view(torch.float32), (bits == _UNDECIDED).nonzero().view(-1)
+        if len(told) or any(len(results[n][1]) for n in range(len(sums)) if n not in begins):
+            self._settle(sums, results, {n: sums[n][0].among(told, lengths, begins[n]) for n in held})
+        return [result for result, _ in results]
 
-    def _settle(self, sums: Sequence[tuple["_Sum", Operands]], results: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _settle(
+        self, sums: Sequence[tuple["_Sum", Operands]], results: Sequence[tuple[Tensor, Tensor]],
+        held: Mapping[int, tuple[Tensor, list[int]]],
+    ) -> None:  # fmt: skip
         """Writes what FP64 did not decide; every worker computes its part of all such elements.
 
-        results: of each sum, with the numbers of its undecided elements. If all workers decided, these are the same for
-        all; otherwise they are told to all, as numbers into the results of all such sums, one after the other.
+        results: of each sum, with the numbers of its undecided elements: the same ones on all workers, where all get
+        the result. held: of the others, these numbers on all workers, and how many of them are on each.
         """
-        owned = [n for n, (each, _) in enumerate(sums) if not each.everywhere]
-        begins, count = {}, 0
-        for n in owned:
-            begins[n], count = count, count + sums[n][0].mine.numel
-        told, lengths = torch.empty(0, dtype=torch.int64, device=self.device), [0] * self.collectives.workers
-        if owned:
-            mine = [results[n][1] + sums[n][0].owned[0] + begins[n] for n in owned]
-            told, lengths = self.collectives.gather_lists(torch.cat(mine))
-        if not len(told) and not any(len(results[n][1]) for n in range(len(sums)) if n not in begins):
-            return
-        pieces: list[list[Tensor]] = [[] for _ in lengths]
-        open_: list[tuple[int, Digits, int]] = []
-        for n, (each, operands) in enumerate(sums):
-            wanted, columns = results[n][1], None
-            if n in begins:
-                wanted, columns = each.among(told, lengths, begins[n])
-            if not len(wanted):
-                continue
-            digits, _ = exact_digits(each.mine, operands, wanted)  # where the bound is finite, so is every term
-            shares = [digits.values] * len(lengths) if columns is None else torch.split(digits.values, columns, 1)
-            for piece, share_ in zip(pieces, shares, strict=True):
-                piece.append(share_.reshape(-1))
-            open_.append((n, digits, shares[self.exchange.worker].shape[1]))
-        sent = [torch.cat(piece) for piece in pieces]
-        total = self.collectives.run([self.collectives.add(sent, len(sent[self.exchange.worker]), JOINED + 1)])[0]
-        rest = total
-        for n, digits, held in open_:
-            rows = len(digits.values)
-            digits.values, rest = rest[: rows * held].view(rows, held), rest[rows * held :]
+        read = [(n, *held.get(n, (results[n][1], None))) for n in range(len(sums))]
+        read = [(n, wanted, columns) for n, wanted, columns in read if len(wanted)]
+        # Where the bound is finite, so is every term.
+        exact = [exact_digits(sums[n][0].mine, sums[n][1], wanted)[0].values for n, wanted, _ in read]
+        packed = torch.split(Digits(torch.cat(exact, 1)).packed(), [len(wanted) for _, wanted, _ in read], 1)
+        worker, workers = self.exchange.worker, self.collectives.workers
+        shares = [
+            [part] * workers if columns is None else torch.split(part, columns, 1)
+            for part, (*_, columns) in zip(packed, read, strict=True)
+        ]
+        sent = [torch.cat(parts, 1) for parts in zip(*shares, strict=True)]
+        swap = self.collectives.add([each.view(-1) for each in sent], sent[worker].numel(), JOINED + 1)
+        total = self.collectives.run([swap])[0].view(sent[worker].shape)
+        mine = torch.split(total, [parts[worker].shape[1] for parts in shares], 1)
+        for (n, *_), digits in zip(read, mine, strict=True):
             result, here = results[n]
-            result[here] = digits.rounded(sums[n][0].runner.pure.rounded)
+            result[here] = Digits(digits).rounded(sums[n][0].runner.pure.rounded)
             sums[n][0].counts.undecided_twice += len(here)
 
 
@@ -190,7 +193,7 @@ class _Sum:
         self.counts = arithmetic.stats.of(self.plan.kind)
         self.whole = i.split is None
         self.split = Split(1, i.mine.numel, 1) if i.split is None else i.split
-        self.everywhere = everywhere(i, arithmetic.exchange.workers)
+        self.everywhere = i.everywhere
         mine = self.share(arithmetic.exchange.worker)
         self.owned = mine.start, mine.stop
         self.roundings: int | None = None

@@ -83,10 +83,13 @@ def _failed(error: RuntimeError) -> ExchangeError:
     return ExchangeError(f"an exchange with the other workers failed: {error}")
 
 
-SHORT: Final = 7
+def numbering(elements: int) -> torch.dtype:
+    """In which some of so many elements are listed by their numbers."""
+    return torch.int32 if elements < 1 << 31 else torch.int64
+
+
+SHORT: Final = 3
 """Lists of so many numbers are sent with their length."""
-HEADER_BYTES: Final = 8 * (1 + SHORT)
-"""Of a list and its length, as they are first sent."""
 JOINED: Final = 1 << 18
 """Values of up to this many bytes are sent in one message, if they are sent at once."""
 Empty = Callable[[Sequence[int], torch.dtype], Tensor]
@@ -182,32 +185,30 @@ class Collectives:
 
         return Swap([flat] * self.workers, pieces, found.nbytes, whole)
 
-    def gather_lists(self, mine: Tensor) -> tuple[Tensor, list[int]]:
-        """The lists (1-d, i64) of all workers one after the other, and the length of each."""
-        short = torch.zeros(1 + SHORT, dtype=torch.int64, device=mine.device)  # nearly all lists fit into one message
+    def heads(self, mine: Tensor) -> Swap:
+        """The length and the first numbers of the lists (1-d) of all workers, for `lists`."""
+        short = torch.zeros(1 + SHORT, dtype=mine.dtype, device=mine.device)  # nearly all lists fit into one message
         short[0] = len(mine)
         short[1 : 1 + len(mine)] = mine[:SHORT]
         every = self.empty((self.workers, len(short)), mine.dtype)
-        self._swap([short] * self.workers, every.unbind())
-        lengths: list[int] = every[:, 0].tolist()
+        return Swap([short] * self.workers, every.unbind(), every.nbytes, lambda: every)
+
+    def lists(self, mine: Tensor, heads: Tensor) -> tuple[Tensor, list[int]]:
+        """The lists of all workers one after the other, i64, and the length of each."""
+        lengths: list[int] = heads[:, 0].tolist()
         if max(lengths) <= SHORT:
-            return torch.cat([row[1 : 1 + n] for row, n in zip(every, lengths, strict=True)]), lengths
+            return torch.cat([row[1 : 1 + n] for row, n in zip(heads, lengths, strict=True)]).long(), lengths
         found = self.empty((sum(lengths),), mine.dtype)
         self._swap([mine] * self.workers, torch.split(found, lengths))
-        return found, lengths
+        return found.long(), lengths
 
     def add(self, pieces: Sequence[Tensor], count: int, size: int) -> Swap:
-        """The sum of what comes: `count` numbers of the first worker, the second, and so on. size: `Swap.bytes`."""
+        """The sum of what comes: `count` numbers of the first worker, the second, and so on. size: `Swap.bytes`.
+
+        The sum of integers is i64.
+        """
         found = self.empty((self.workers, count), pieces[0].dtype)
-
-        def total() -> Tensor:
-            first, *others = found.unbind()
-            summed = first.clone()
-            for each in others:
-                summed += each
-            return summed
-
-        return Swap(pieces, found.unbind(), size, total)
+        return Swap(pieces, found.unbind(), size, lambda: found.sum(0))
 
     def collect(self, shard: Tensor, split: Split) -> Tensor:
         """On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing."""

@@ -8,8 +8,13 @@ must run through the middle dim from end to end, and all others must stay in the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Final
 
 from tiebreak.engine.arithmetic.views import Dim
+
+EVEN: Final = 4
+"""Shards of whole rows have so many of them on average, or more."""
 
 
 def share(size: int, worker: int, workers: int) -> tuple[int, int]:
@@ -40,15 +45,16 @@ class Split:
 
 
 def leading(shape: Sequence[int], workers: int) -> Split | None:
-    """The layout in shards of the first elements, the next, and so on; None if there are too few elements."""
-    size, inner = 1, 1
+    """The layout in shards of the first elements, the next, and so on; None if there are too few elements.
+
+    Leading dims are taken together until shards differ little in size.
+    """
+    size = 1
     for at, dim in enumerate(shape):
         size *= dim
-        if size >= workers:
-            for rest in shape[at + 1 :]:
-                inner *= rest
-            return Split(1, size, inner)
-    return None
+        if size >= EVEN * workers:
+            return Split(1, size, prod(shape[at + 1 :]))
+    return Split(1, size, 1) if size >= workers else None
 
 
 def cut(dims: Sequence[Dim], operand: int, split: Split) -> list[Dim]:

@@ -19,15 +19,17 @@ The choice depends on the program and the number of workers only, so all workers
 it: every instruction's result is what it is on one worker, bit for bit.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Final
 
 from tiebreak.engine.arithmetic.random import RandomFrom
 from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.distributed.layout import Split, along, cut, leading, localized, share
-from tiebreak.engine.distributed.sizes import BOUND_BYTES, LEAST, SUM_BYTES
+from tiebreak.engine.distributed.sizes import BOUND_BYTES, LEAST, SMALL, SUM_BYTES, TOLD
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.isa import row_major as contiguous
@@ -52,6 +54,8 @@ class SharedSum(Instruction):
     """The sum over this worker's terms."""
     split: Split | None
     """In which shards the result is held, always one after the other."""
+    everywhere: bool
+    """Whether every worker adds and rounds all of it; otherwise each element has one owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,10 @@ class Partition:
     """How the workers compute a program. `layouts`: of each body value; None for those that are whole everywhere."""
 
     def __init__(self, program: Program, workers: int) -> None:
+        program = _as_read(program)
         self.program, self.workers = program, workers
+        self._readers = _readers(program)
+        self._least = LEAST // workers**2
         self.layouts: list[Split | None] = []
         self.ways: list[Way] = []
         self._tables = _gathers_from_data(program)
@@ -85,11 +92,31 @@ class Partition:
         """The values that some instruction reads whole though they are held in shards."""
         for number, instruction in enumerate(program.body):
             self._choose(number, instruction)
+        self._make_whole()
         self._share_what_is_read_in_shards()
+        self._everywhere = self._most_told()
 
     def state_layout(self, shape: Sequence[int]) -> Split | None:
         """How a state entry is held between two steps."""
-        return leading(shape, self.workers) if prod(shape) >= LEAST else None
+        return leading(shape, self.workers) if prod(shape) >= self._least else None
+
+    @cached_property
+    def ddp(self) -> int:
+        """The bytes that a worker sends under FP32 DDP: each gradient is reduced to shares, and these are gathered.
+
+        Gradients are counted by the entries of the model that a step changes, so running statistics are among them.
+        """
+        changed = 0
+        for commit in self.program.commits:
+            source = self.program.body[commit.operands[0].value]
+            kept = source.opcode == Opcode.SOURCE and source.function == SourceKind.STATE
+            named = isinstance(commit.params, isa.Slot) and commit.params.name.startswith("model.")
+            changed += prod(commit.shape) if named and not kept and commit.dtype == DType.F32 else 0
+        return 8 * changed * (self.workers - 1) // self.workers
+
+    def everywhere(self, i: Instruction, split: Split | None) -> bool:
+        """Whether every worker rounds all of a sum that is held in such shards."""
+        return split is None and i.numel <= self._everywhere
 
     def local(self, worker: int) -> Program:
         """What one worker executes, on what it holds: instructions as usual, with exchanges among them."""
@@ -172,16 +199,15 @@ class Partition:
         """Whether a reduction along shards is computed in part; otherwise its operands are gathered."""
         if i.opcode != Opcode.REDUCE or i.function == ReduceFunction.ARGMAX:
             return False
-        if not i.is_f32_sum or leading(i.shape, self.workers) is None or i.numel < LEAST:
+        if not i.is_f32_sum or leading(i.shape, self.workers) is None or i.numel < self._least:
             return True
         added = i.numel * (SUM_BYTES if len(i.operands) == 2 else SUM_BYTES + BOUND_BYTES)
         values = {i.operands[o].value for o in held} - self._whole
-        gathered = sum(prod(self.program.body[v].shape) * self.program.body[v].dtype.size for v in values)
-        return added <= gathered
+        return added <= self._bytes(values)
 
     def _begin(self, i: Instruction, split: Split | None) -> None:
         """An instruction that reads everything whole, and whose result is made in these shards."""
-        if split is not None and i.numel >= LEAST:
+        if split is not None and i.numel >= self._least:
             dims, rank, boxes = _cut(*_space(i), _RESULT, split)
             shared = along(dims[:rank], _RESULT, 0, split)
             if shared is not None and (not boxes or boxes[shared] == (0, dims[shared].size, 1)):
@@ -198,12 +224,60 @@ class Partition:
             return Split(1, self._batch, i.numel // self._batch)
         return leading(i.shape, self.workers)
 
+    def _most_told(self) -> int:
+        """The elements of the largest result that every worker rounds."""
+        most, sent = 0, 0
+        sums = zip(self.program.body, self.ways, self.layouts, strict=True)
+        sizes = Counter(
+            i.numel for i, way, split in sums
+            if i.is_f32_sum and split is None and way.shared is not None
+        )  # fmt: skip
+        for size in sorted(sizes):
+            sent += sizes[size] * size * (SUM_BYTES + BOUND_BYTES) * (self.workers - 1)
+            if size * (self.workers - 1) > SMALL or sent > TOLD * self.ddp // self.workers**2:
+                break
+            most = size
+        return most
+
+    def _make_whole(self) -> None:
+        """Values that are read whole, and that are so from the start with fewer messages or bytes.
+
+        A sum's owners tell it to all at once. What is only read whole is made by every worker, if it takes more bytes
+        than what it is made of, or as many and is no part of the batch: a mean, for example.
+        """
+        in_place = Counter(a.value for n in range(len(self.program.body)) for a in self._read_in_shards(n))
+        costs: list[int] = []
+        """The bytes that it takes to make a value whole."""
+        for number, i in enumerate(self.program.body):
+            whole = self.layouts[number] is None or number in self._whole
+            costs.append(0 if whole else self._bytes([number]))
+            if i.opcode == Opcode.MAP and not self.batched[number]:
+                costs[-1] = min(costs[-1], sum(costs[value] for value in {a.value for a in i.operands}))
+        for number, i in reversed([*enumerate(self.program.body)]):
+            way, batched = self.ways[number], self.batched[number]
+            if number not in self._whole or way.shared is None:
+                continue
+            if not (i.is_f32_sum and way.shared >= way.rank):
+                made_of = {a.value for a in i.operands if self.layouts[a.value] is not None} - self._whole
+                less = self._bytes([number]) + (not batched) > sum(costs[value] for value in made_of)
+                if i.opcode != Opcode.MAP or not less or (batched and in_place[number]):
+                    continue
+                in_place.subtract(a.value for a in self._read_in_shards(number))
+                self._whole |= made_of
+                self.ways[number] = Way()
+            self.layouts[number] = None
+            for reader in self._readers[number]:
+                self._read(number, reader, in_place=False)
+
+    def _read_in_shards(self, number: int) -> list[Access]:
+        reads = zip(self.program.body[number].operands, self.ways[number].in_place, strict=False)
+        return [access for access, in_place in reads if in_place]
+
+    def _bytes(self, values: Iterable[int]) -> int:
+        return sum(self.program.body[v].numel * self.program.body[v].dtype.size for v in values)
+
     def _share_what_is_read_in_shards(self) -> None:
         """Values that are made whole from whole operands, but that all readers read in the same shards."""
-        readers: list[list[int]] = [[] for _ in self.program.body]
-        for number, i in enumerate(self.program.body):
-            for value in {a.value for a in i.operands}:
-                readers[value].append(number)
         kept = {commit.operands[0].value for commit in self.program.commits} | {len(self.program.body) - 1}
         plain = (Opcode.MAP, Opcode.IOTA, Opcode.RANDOM, Opcode.GATHER)
         for number in range(len(self.program.body) - 1, -1, -1):
@@ -212,7 +286,7 @@ class Partition:
                 continue
             if any(self.layouts[a.value] is not None for a in i.operands):
                 continue
-            found = {self._read_as(number, reader) for reader in readers[number]}
+            found = {self._read_as(number, reader) for reader in self._readers[number]}
             split = found.pop() if len(found) == 1 else None
             if split is None or (i.opcode == Opcode.RANDOM and split.outer > 1):
                 continue
@@ -222,8 +296,8 @@ class Partition:
                 continue
             self.layouts[number] = split
             self.ways[number] = Way(tuple(dims), rank, shared, tuple(False for _ in i.operands))
-            for reader in readers[number]:
-                self._read_in_place(number, reader)
+            for reader in self._readers[number]:
+                self._read(number, reader, in_place=True)
 
     def _read_as(self, value: int, reader: int) -> Split | None:
         """The shards in which a reader could read a value that it reads whole."""
@@ -244,10 +318,47 @@ class Partition:
             found.add(split)
         return found.pop() if len(found) == 1 else None
 
-    def _read_in_place(self, value: int, reader: int) -> None:
+    def _read(self, value: int, reader: int, *, in_place: bool) -> None:
         i, way = self.program.body[reader], self.ways[reader]
-        in_place = tuple(was or a.value == value for was, a in zip(way.in_place, i.operands, strict=True))
-        self.ways[reader] = replace(way, in_place=in_place)
+        reads = zip(way.in_place, i.operands, strict=False)
+        self.ways[reader] = replace(way, in_place=tuple(in_place if a.value == value else was for was, a in reads))
+
+
+def _as_read(program: Program) -> Program:
+    """The same program, but sums that are only read with their dims in another order are stored in that order.
+
+    So the gradient of a weight that is used transposed is held in the same shards as the weight.
+    """
+    body, kept = [*program.body], {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
+    for number, readers in enumerate(_readers(program)):
+        i = body[number]
+        reads = [(reader, a) for reader in readers for a in body[reader].operands if a.value == number]
+        if not (i.is_f32_sum and i.opcode == Opcode.REDUCE) or number in kept or not reads:
+            continue
+        dims, strides = [*zip(i.shape, contiguous(i.shape), strict=True)], reads[0][1].strides
+        read = [*zip(body[readers[0]].shape, strides, strict=False)]
+        if read == dims or sorted(read) != sorted(dims) or len({stride for _, stride in dims}) < len(dims):
+            continue
+        if any(a.strides != strides or a.offset or body[reader].opcode != Opcode.MAP for reader, a in reads):
+            continue
+        order = [dims.index(dim) for dim in read]
+        shape, end = tuple(i.shape[at] for at in order), len(dims)
+        operands = [replace(a, strides=(*(a.strides[at] for at in order), *a.strides[end:])) for a in i.operands]
+        body[number] = replace(i, shape=shape, operands=tuple(operands))
+        for reader in readers:
+            own = contiguous(body[reader].shape)
+            new = (replace(a, strides=own) if a.value == number else a for a in body[reader].operands)
+            body[reader] = replace(body[reader], operands=tuple(new))
+    return replace(program, body=tuple(body))
+
+
+def _readers(program: Program) -> list[list[int]]:
+    """For each value the instructions that read it."""
+    found: list[list[int]] = [[] for _ in program.body]
+    for number, i in enumerate(program.body):
+        for value in {a.value for a in i.operands}:
+            found[value].append(number)
+    return found
 
 
 def _gathers_from_data(program: Program) -> set[int]:
@@ -406,11 +517,11 @@ class _Local:
         return i.params
 
     def _add(self, mine: Instruction, split: Split | None) -> int:
-        shape = mine.shape if split is None else self._shape(split)
-        reads, dtype = mine.operands, mine.dtype
+        shape, everywhere = mine.shape if split is None else self._shape(split), self.partition.everywhere(mine, split)
         return self._put(
-            SharedSum(opcode=Opcode.REDUCE, dtype=dtype, shape=shape, operands=reads, mine=mine, split=split)
-        )
+            SharedSum(opcode=Opcode.REDUCE, dtype=mine.dtype, shape=shape, operands=mine.operands, mine=mine,
+                      split=split, everywhere=everywhere)
+        )  # fmt: skip
 
     def _combine(self, mine: Instruction) -> int:
         """A maximum or a sum of integers: of each worker's own, and then of these."""

@@ -4,20 +4,19 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Final
 
 import torch
 
 from tiebreak.engine.arithmetic.reduce import plan_sum
-from tiebreak.engine.distributed.arithmetic import NO_LIMIT, everywhere
-from tiebreak.engine.distributed.exchange import HEADER_BYTES
+from tiebreak.engine.distributed.arithmetic import NO_LIMIT
+from tiebreak.engine.distributed.exchange import SHORT, numbering
 from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES
 from tiebreak.engine.run.cost import Cost, cost_of
-from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import Instruction, Opcode, SourceKind
 
 BATCH, STATE, WHOLE = "of the batch, in shards", "of weights and state, in shards", "whole on every worker"
 WEIGHTS, OPERANDS, SUMS, ROUNDED, LISTS, END = (
@@ -78,7 +77,9 @@ class Plan:
                     )
                 elif isinstance(i, SharedSum):
                     sent.update(dict(self._sum(i, worker)))
-            sent[LISTS] += HEADER_BYTES * (self.workers - 1) * sum(map(self._has_owners, self.rounds))
+            for unit in self.rounds:
+                if held := sum(i.mine.numel for i in unit if isinstance(i, SharedSum) and i.split is not None):
+                    sent[LISTS] += (1 + SHORT) * numbering(held).itemsize * (self.workers - 1)
             sent[END] += 8 * (self.workers - 1)
             for kind, count in sent.items():
                 found.setdefault(kind, [0] * self.workers)[worker] = count
@@ -93,9 +94,6 @@ class Plan:
             unit for unit in units
             if isinstance(unit[0], SharedSum) or (isinstance(unit[0], AllGather) and not reads_state(program, unit[0]))
         ]  # fmt: skip
-
-    def _has_owners(self, unit: list[Instruction]) -> bool:
-        return any(isinstance(i, SharedSum) and not everywhere(i, self.workers) for i in unit)
 
     @cached_property
     def checkpoint(self) -> list[int]:
@@ -112,20 +110,6 @@ class Plan:
         """What the step costs the worker that has most of it, data included."""
         return cost_of(self.partition.local(self.workers - 1))
 
-    @property
-    def ddp(self) -> int:
-        """The bytes that a worker sends under FP32 DDP: each gradient is reduced to shares, and these are gathered.
-
-        Gradients are counted by the entries of the model that a step changes, so running statistics are among them.
-        """
-        program, changed = self.partition.program, 0
-        for commit in program.commits:
-            source = program.body[commit.operands[0].value]
-            kept = source.opcode == Opcode.SOURCE and source.function == SourceKind.STATE
-            named = isinstance(commit.params, Slot) and commit.params.name.startswith("model.")
-            changed += prod(commit.shape) if named and not kept and commit.dtype == DType.F32 else 0
-        return 8 * changed * (self.workers - 1) // self.workers
-
     def _to_others(self, split: Split, worker: int) -> int:
         return _held(split, worker, self.workers) * (self.workers - 1)
 
@@ -133,7 +117,7 @@ class Plan:
         """As `tiebreak.engine.distributed.arithmetic` adds it, without what is undecided."""
         others, norms = self.workers - 1, plan_sum(i.mine, NO_LIMIT).norms(_CPU)
         each = SUM_BYTES if norms else SUM_BYTES + BOUND_BYTES
-        if everywhere(i, self.workers):
+        if i.everywhere:
             yield SUMS, others * (each * i.mine.numel + BOUND_BYTES * norms)
             return
         split = Split(1, i.mine.numel, 1) if i.split is None else i.split

@@ -56,26 +56,26 @@ class Shares:
 def sent_features(model: Transformer, workers: int) -> dict[str, float]:
     """weights: gathered before use. gradients: their sums, or the operands of products where these are smaller.
 
-    tokens: rows for the embedding. small: sums of biases and norms.
+    tokens: rows for the embedding. small: sums of biases, norms and positions.
     """
     d, n, others = model.width, model.tokens, (workers - 1) / workers
     shapes = model.layers * [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)] + [(model.vocabulary, d)]
-    biases = model.layers * [3 * d, 4 * d, *6 * [d]]
+    small = model.layers * [3 * d, 4 * d, *6 * [d]] + [model.sequence * d]
     return {
         "weights": others * 4 * model.parameters,
         "gradients": others
         * sum(min(SUM_BYTES * rows * columns, 4 * n * (rows + columns)) for rows, columns in shapes),
         "tokens": others * 4 * n * d,
-        "small": sum(_sent_of_sum(size, workers) for size in biases),
+        "small": sum(_sent_of_sum(size, workers) for size in small),
     }
 
 
 def _sent_of_sum(size: int, workers: int) -> float:
     """Of a sum over the batch: to all, or to owners, who tell the result if it is not held in shards."""
-    each = SUM_BYTES + BOUND_BYTES
-    if size < LEAST and size * (workers - 1) <= SMALL:
+    each, shared = SUM_BYTES + BOUND_BYTES, size >= LEAST // workers**2
+    if not shared and size * (workers - 1) <= SMALL:
         return float((workers - 1) * each * size)
-    return (workers - 1) / workers * (each if size >= LEAST else each + 4) * size
+    return (workers - 1) / workers * (each if shared else each + 4) * size
 
 
 def live_features(model: Transformer, workers: int) -> dict[str, float]:
