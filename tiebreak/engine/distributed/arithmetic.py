@@ -40,8 +40,11 @@ AHEAD: Final = 1 << 26
 """The bytes of whole weights that are gathered before they are needed."""
 NO_LIMIT: Final = 1 << 60
 
-_UNDECIDED: Final = -1
-"""Stands for an element that FP64 does not decide, in the bits of results that are gathered. No result is this NaN."""
+_UNDECIDED: Final = 0x7F800001
+"""Stands for an element that FP64 does not decide, in the bits of results that are gathered.
+
+A signalling NaN: those that arithmetic makes are quiet, on any device.
+"""
 
 
 class SharedArithmetic(Arithmetic):
