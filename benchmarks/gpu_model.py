@@ -38,7 +38,7 @@ from tiebreak.engine.native import pure_path
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.worst import Case, plain, product
-from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction, ScatterParams, SourceKind
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction, ScatterParams
 from tiebreak.protocol.program.program import Program
 
 BANDWIDTHS: Final = {"H100": 3.35e12, "H200": 4.8e12}
@@ -244,7 +244,7 @@ def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[
             rest.add(0.0, chain_bytes(program, unit.members), TRITON_LAUNCH)
             continue
         for i in (program.body[n] for n in unit.members):
-            if i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA, SourceKind.CONST):
+            if i.opcode == Opcode.SOURCE:  # is there before the step
                 continue
             tables = None
             if i.opcode == Opcode.REDUCE and i.is_f32_sum:
