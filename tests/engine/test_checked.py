@@ -12,7 +12,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.elementwise import Chain
 from tiebreak.engine.arithmetic.reduce import SumRunner
 from tiebreak.engine.capture.compile import Compiled, compile_task
-from tiebreak.engine.distributed import partition
+from tiebreak.engine.distributed import joining, partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.check import CheckedInterpreter, WrongWorkerError
 from tiebreak.engine.distributed.exchange import Exchange
@@ -29,6 +29,7 @@ EVERY, STEPS = 2, 4
 @pytest.fixture(autouse=True)
 def least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", 1)
+    monkeypatch.setattr(joining, "JOINED", 0)  # all is sent as soon as it can be
 
 
 @pytest.fixture(scope="module")

@@ -358,24 +358,36 @@ def test_small_models_send_little_more_than_under_ddp(name: str, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "ahead", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1 << 12, marks=pytest.mark.slow), 1 << 26]
+    ("ahead", "large"),
+    [pytest.param(0, 0, marks=pytest.mark.slow), pytest.param(1 << 12, 100, marks=pytest.mark.slow), (1 << 26, 0)],
 )
-def test_exchanges_are_joined(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchanges_are_joined(ahead: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "AHEAD_BYTES", ahead)
+    monkeypatch.setattr(joining, "JOINED", large)
     compiled = compile_task(attention())
     for workers in (2, 3):
         program = Partition(compiled.program, workers).local(workers - 1)
-        units = [unit.members for unit in joined(program)]
+        planned, begun = joined(program)
+        units = [unit.members for unit in planned]
         order = [n for unit in units for n in unit]
         assert sorted(order) == list(range(len(program.body)))
         made: set[int] = set()
+        early = 0
         for unit in units:
+            for n in begun.get(unit[0], ()):
+                assert isinstance(program.body[n], AllGather | SharedSum)
+                assert {a.value for a in program.body[n].operands} <= made
+                early += n not in unit
             if isinstance(program.body[unit[0]], AllGather | SharedSum):
                 assert all(isinstance(program.body[n], AllGather | SharedSum) for n in unit)
                 assert {a.value for n in unit for a in program.body[n].operands} <= made, "one waits for another"
             for n in unit:
                 assert {a.value for a in program.body[n].operands} <= made
                 made.add(n)
+        assert (early > 0) == (ahead > 0)
+        sent_early = sorted(n for each in begun.values() for n in each)
+        assert len(sent_early) == len(set(sent_early))
+        assert set(begun) <= {unit[0] for unit in units}
         rounds = len(Plan(Partition(compiled.program, workers)).rounds)
         alone = sum(isinstance(i, SharedSum) for i in program.body)
         assert (rounds < alone / 4) == (ahead == 1 << 26)

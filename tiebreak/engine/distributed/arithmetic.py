@@ -15,6 +15,7 @@ gets the sums of all, adds them in the order of the workers, and so decides as e
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, groupby
 from typing import Final
 
@@ -61,6 +62,8 @@ class SharedArithmetic(Arithmetic):
         self._ahead: deque[tuple[AllGather, Tensor]] = deque()
         self._flying: dict[int, Callable[[], Tensor]] = {}
         self._bytes = 0
+        self._gathers: dict[int, Callable[[], Tensor]] = {}
+        self._sent: list[tuple[_Message, Callable[[], Tensor]]] = []
         self._shared: dict[int, _Sum] = {}
         self._messages: dict[int, _Message] = {}
 
@@ -93,16 +96,35 @@ class SharedArithmetic(Arithmetic):
             self._send()
             return [flying().view(i.shape)]
         given = list(zip(instructions, operands, strict=True))
-        sums = [(self._sum(i), read) for i, read in given if isinstance(i, SharedSum)]
-        self._agree([each.begin(read) for each, read in sums])
-        swaps = [self.collectives.gather(read[0], i.split) for i, read in given if isinstance(i, AllGather)]
+        begun = self._gathers.keys() | {id(each.instruction) for message, _ in self._sent for each in message.sums}
+        if late := [(i, read) for i, read in given if id(i) not in begun]:
+            self.begin(*zip(*late, strict=True))
+        found = {id(i): self._gathers.pop(id(i))() for i in instructions if isinstance(i, AllGather)}
+        if sums := [(self._sum(i), read) for i, read in given if isinstance(i, SharedSum)]:
+            decided = {
+                id(each.instruction): result
+                for message, wait in self._sent
+                for each, result in zip(message.sums, message.decide(wait()), strict=True)
+            }
+            self._sent.clear()
+            rounded = self._round(sums, [decided[id(each.instruction)] for each, _ in sums])
+            found |= {id(each.instruction): result for (each, _), result in zip(sums, rounded, strict=True)}
+        return [found[id(i)].view(i.shape) for i in instructions]
+
+    def begin(self, instructions: Sequence[Instruction], operands: Sequence[Operands]) -> None:
+        """Begins what several instructions exchange, with their sums in one message; `together` ends it."""
+        given = list(zip(instructions, operands, strict=True))
+        gathers = [(i, read[0]) for i, read in given if isinstance(i, AllGather)]
+        sums = [self._sum(i).begin(read) for i, read in given if isinstance(i, SharedSum)]
+        self._agree(sums)
+        swaps = [self.collectives.gather(shard, i.split) for i, shard in gathers]
         if not sums:
-            found = iter(self.collectives.run(swaps))
-            return [next(found).view(i.shape) for i in instructions]
-        message = self._message([each for each, _ in sums])
-        *whole, total = self.collectives.run([*swaps, message.swap()])
-        gathered, rounded = iter(whole), iter(self._round(sums, message.decide(total)))
-        return [next(rounded if isinstance(i, SharedSum) else gathered).view(i.shape) for i in instructions]
+            waits = self.collectives.start(swaps)
+        else:
+            message = self._message(sums)
+            *waits, total = self.collectives.start([*swaps, message.swap()])
+            self._sent.append((message, total))
+        self._gathers |= {id(i): wait for (i, _), wait in zip(gathers, waits, strict=True)}
 
     def _message(self, sums: Sequence["_Sum"]) -> "_Message":
         key = id(sums[0])
@@ -278,6 +300,8 @@ class _Message:
         mine = pieces[self.collectives.exchange.worker]
         into = [self.collectives.empty(mine.shape, torch.uint8) for _ in pieces]
         size = SUM_BYTES * len(coded) + BOUND_BYTES * len(flat)
+        for each in self.sums:  # what was sent may be on its way for long
+            each.part = replace(each.part, sums=coded.new_empty(0))
         return Swap(pieces, into, size, lambda: self._total(into))
 
     @staticmethod

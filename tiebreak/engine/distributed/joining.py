@@ -2,18 +2,21 @@
 
 The result of an exchange is not read before what does not depend on it is computed, within limits, and exchanges
 that are begun meanwhile belong to the same unit. So the step has about as many rounds of messages as there are sums
-that wait for each other. Weights are gathered where they are read, because they are under way beforehand.
+that wait for each other. Small ones are sent when the unit is due. A large one is sent as soon as it can be, and is on
+its way while the rest is computed. Weights are gathered where they are read, because they are under way beforehand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tiebreak.engine.distributed.exchange import JOINED
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
+from tiebreak.engine.distributed.sizes import SUM_BYTES
 from tiebreak.engine.run.schedule import Unit, plan, with_lifetimes
 from tiebreak.protocol.program.isa import Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
 
-AHEAD_BYTES: Final = 1 << 26
+AHEAD_BYTES: Final = 1 << 28
 """The bytes of results that come between the first exchange of a unit and its end, deferred ones included."""
 _Members = tuple[int, ...]
 
@@ -24,19 +27,25 @@ def reads_state(program: Program, i: AllGather) -> bool:
     return held.opcode == Opcode.SOURCE and held.function == SourceKind.STATE
 
 
-def joined(program: Program) -> tuple[Unit, ...]:
-    """The order of `tiebreak.engine.run.schedule`, with the instructions that exchange in few units."""
+def joined(program: Program) -> tuple[tuple[Unit, ...], Mapping[int, Sequence[int]]]:
+    """The order of `tiebreak.engine.run.schedule`, with the instructions that exchange in few units.
+
+    Also, by the first member of a unit, the exchanges that are begun before it.
+    """
     order = _Order(program)
     waiting = [unit.members for unit in plan(program)]
     while waiting:
         waiting = order.round(waiting)
-    return with_lifetimes(program, order.units)
+    return with_lifetimes(program, order.units), order.begun
 
 
 class _Order:
     def __init__(self, program: Program) -> None:
         self.program, self.body = program, program.body
         self.units: list[_Members] = []
+        self.begun: dict[int, list[int]] = {}
+        self._ready: list[int] = []
+        """What can be sent before the next unit."""
         self._weights: dict[int, _Members] = {}
         """Weights that are to be gathered when something reads them."""
 
@@ -57,6 +66,9 @@ class _Order:
             elif isinstance(i, AllGather | SharedSum):
                 exchanged += unit
                 blocked.update(unit)
+                if _is_large(i):
+                    self._gather(unit)
+                    self._ready += unit
             else:
                 self._take(unit)
             if exchanged:
@@ -72,6 +84,21 @@ class _Order:
         return {access.value for n in unit for access in self.body[n].operands}
 
     def _take(self, unit: _Members) -> None:
+        self._gather(unit)
+        self._append(unit)
+
+    def _gather(self, unit: _Members) -> None:
+        """Takes the weights that a unit reads."""
         for value in sorted(self._read(unit) & self._weights.keys()):
-            self.units.append(self._weights.pop(value))
+            self._append(self._weights.pop(value))
+
+    def _append(self, unit: _Members) -> None:
+        if self._ready:
+            self.begun[unit[0]], self._ready = self._ready, []
         self.units.append(unit)
+
+
+def _is_large(i: AllGather | SharedSum) -> bool:
+    """Whether its message is one of its own."""
+    size = i.numel * i.dtype.size if isinstance(i, AllGather) else SUM_BYTES * i.mine.numel
+    return size > JOINED

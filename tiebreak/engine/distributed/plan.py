@@ -89,7 +89,7 @@ class Plan:
     def rounds(self) -> list[list[Instruction]]:
         """What is exchanged at once in a step, where it is not on its way before the step begins."""
         program = self.partition.local(self.workers - 1)
-        units = ([program.body[n] for n in unit.members] for unit in joined(program))
+        units = ([program.body[n] for n in unit.members] for unit in joined(program)[0])
         return [
             unit for unit in units
             if isinstance(unit[0], SharedSum) or (isinstance(unit[0], AllGather) and not reads_state(program, unit[0]))

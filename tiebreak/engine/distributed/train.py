@@ -3,12 +3,13 @@
 Workers trust each other: what one of them computes wrongly is wrong in the run, as on one machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.elementwise import Chain
 from tiebreak.engine.arithmetic.elementwise_fused import FusedChain
+from tiebreak.engine.arithmetic.execute import Operands
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import share
@@ -18,7 +19,7 @@ from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observe
 from tiebreak.engine.run.loop import exact, steps
 from tiebreak.engine.run.schedule import Unit
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Slot
+from tiebreak.protocol.program.isa import Instruction, Slot
 from tiebreak.protocol.program.program import Program
 
 
@@ -32,7 +33,7 @@ class SharedInterpreter(Interpreter):
         self.partition = Partition(program, exchange.workers)
         # All workers keep one order, because they meet in every exchange. Shares differ in size, so the order is that
         # of the last one, which has the largest.
-        planned = joined(self.partition.local(exchange.workers - 1))
+        planned, self._begun = joined(self.partition.local(exchange.workers - 1))
         super().__init__(self.partition.local(exchange.worker), arithmetic, planned)
         self._weights = self._gathered_weights()
 
@@ -47,11 +48,15 @@ class SharedInterpreter(Interpreter):
         return found
 
     def _execute(self, run: Running, unit: Unit, chain: Chain | FusedChain | None) -> None:
-        members = [self.program.body[n] for n in unit.members]
-        if isinstance(members[0], AllGather | SharedSum):
-            run.put(unit, self.arithmetic.together(members, [run.operands(n) for n in unit.members]))
+        if begun := self._begun.get(unit.members[0]):
+            self.arithmetic.begin(*self._asked(run, begun))
+        if isinstance(self.program.body[unit.members[0]], AllGather | SharedSum):
+            run.put(unit, self.arithmetic.together(*self._asked(run, unit.members)))
         else:
             run.execute(unit, chain)
+
+    def _asked(self, run: Running, numbers: Sequence[int]) -> tuple[list[Instruction], list[Operands]]:
+        return [self.program.body[n] for n in numbers], [run.operands(n) for n in numbers]
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """This worker's shards of whole entries, on its device."""
