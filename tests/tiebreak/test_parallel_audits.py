@@ -448,6 +448,7 @@ class Struck(Cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # each worker that is killed starts again, which takes long on a busy machine
 def test_a_ray_cluster_gives_the_same_report_whichever_worker_is_killed(
     honest: RunDirectory, liar: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
