@@ -496,7 +496,7 @@ def run(slow: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
     """For `main`."""
     mutants = SLOW_MUTANTS if slow else MUTANTS
     if slow:
-        ran = {name: golden(name, 4) for name in ("gpt2", "resnet")}
+        ran = {name: golden(name, INTERVAL) for name in ("gpt2", "resnet")}
         ran |= {"steps": agrees(everything(), STEPS), "left alone": is_left_alone(), "without": falls_back()}
     else:
         ran = {

@@ -300,7 +300,7 @@ class _Message:
         mine = pieces[self.collectives.exchange.worker]
         into = [self.collectives.empty(mine.shape, torch.uint8) for _ in pieces]
         size = SUM_BYTES * len(coded) + BOUND_BYTES * len(flat)
-        for each in self.sums:  # what was sent may be on its way for long
+        for each in self.sums:  # nothing reads the FP64 sums while the message is on its way
             each.part = replace(each.part, sums=coded.new_empty(0))
         return Swap(pieces, into, size, lambda: self._total(into))
 

@@ -99,6 +99,6 @@ class _Order:
 
 
 def _is_large(i: AllGather | SharedSum) -> bool:
-    """Whether its message is one of its own."""
+    """Whether it is sent in a message of its own."""
     size = i.numel * i.dtype.size if isinstance(i, AllGather) else SUM_BYTES * i.mine.numel
     return size > JOINED
