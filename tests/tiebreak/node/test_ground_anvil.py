@@ -1,5 +1,6 @@
 """The ground of a party on anvil, over HTTP, with blocks that a real node takes back."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +43,15 @@ def ground_on(chain: Chain, key: PrivateKey | None) -> ChainGround:
     return ChainGround(own, key, Rows(), pace=PACE)
 
 
+def follow_until(ground: ChainGround, job_id: bytes, status: JobStatus) -> None:
+    """anvil makes the block of a transaction after it has answered."""
+    end = time.monotonic() + 30
+    while job_id not in ground.board.jobs or ground.board.jobs[job_id].status is not status:
+        assert time.monotonic() < end, f"expected a job that is {status.name}"
+        time.sleep(0.01)
+        ground.poll()
+
+
 def test_a_reorganisation_of_three_blocks_on_anvil(chain: Chain) -> None:
     client, trainer, watcher = ground_on(chain, CLIENT), ground_on(chain, TRAINER), ground_on(chain, None)
     job = numbered(77)
@@ -50,11 +60,9 @@ def test_a_reorganisation_of_three_blocks_on_anvil(chain: Chain) -> None:
     signature = TRAINER.sign(job.digest(client.domain))
     client.send(e.Transact(place=("create",), transaction=e.CreateJob(job=job, signature=signature)))
     for ground in (trainer, watcher):
-        ground.poll()
-        assert ground.board.jobs[job.id].status is JobStatus.OFFERED
+        follow_until(ground, job.id, JobStatus.OFFERED)
     trainer.send(e.Transact(place=("accept",), transaction=e.AcceptJob(job_id=job.id)))
-    watcher.poll()
-    assert watcher.board.jobs[job.id].status is JobStatus.ACTIVE
+    follow_until(watcher, job.id, JobStatus.ACTIVE)
 
     rpc(chain, "evm_mine")
     rpc(chain, "anvil_reorg", 3, [])  # others take their place, without transactions
