@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ HERE: Final = Path(__file__).resolve().parent
 MEMORY_MB: Final = 4000
 DEPTH: Final = 10_000
 SECONDS: Final = 600
+JOBS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,15 +208,16 @@ def read(printed: str, seconds: float) -> Result:
     )
 
 
-def check(run: Run) -> bool:
-    """Whether SPIN's answer is the one expected; prints it."""
+def check(run: Run) -> tuple[bool, str]:
+    """Whether SPIN's answer is the one expected, and its figures in lines."""
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
         for name, result in zip(("safety", "ends"), verify(run, Path(folder)), strict=False):
             line = f"{run.model:5} {run.what:66} {name:6} {result.states:>10,} states, depth {result.depth:>4}"
-            print(f"{line}, {result.megabytes:5.0f} MB, {result.seconds:5.1f} s  {result.complaint}", flush=True)
+            lines.append(f"{line}, {result.megabytes:5.0f} MB, {result.seconds:5.1f} s  {result.complaint}")
             if result.errors:
-                return run.fails
-    return not run.fails
+                return run.fails, "\n".join(lines)
+    return not run.fails, "\n".join(lines)
 
 
 def main() -> None:
@@ -223,7 +226,11 @@ def main() -> None:
     parser.add_argument("--mutants", action="store_true", help="the checks that have to fail")
     runs = (*MUTANTS, *WITNESSES) if parser.parse_args().mutants else PROPERTIES
     require_tools()
-    wrong = [run for run in runs if not check(run)]
+    wrong = []
+    with ThreadPoolExecutor(JOBS) as pool:
+        for run, (is_right, figures) in zip(runs, pool.map(check, runs), strict=True):
+            print(figures, flush=True)
+            wrong += [] if is_right else [run]
     for run in wrong:
         expected, got = ("an error", "none") if run.fails else ("no error", "one")
         print(f"expected {expected}, got {got}: {run.model}, {run.what} {run.defines}", file=sys.stderr)
