@@ -24,6 +24,7 @@ MEMORY_MB: Final = 4000
 DEPTH: Final = 10_000
 SECONDS: Final = 600
 JOBS: Final = 2
+"""Runs at a time, each of which may take `MEMORY_MB`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,15 +210,16 @@ def read(printed: str, seconds: float) -> Result:
 
 
 def check(run: Run) -> tuple[bool, str]:
-    """Whether SPIN's answer is the one expected, and its figures in lines."""
-    lines = []
+    """Whether SPIN's answer is the one expected, and its figures, a line for each search."""
+    is_right, lines = not run.fails, []
     with tempfile.TemporaryDirectory() as folder:
         for name, result in zip(("safety", "ends"), verify(run, Path(folder)), strict=False):
             line = f"{run.model:5} {run.what:66} {name:6} {result.states:>10,} states, depth {result.depth:>4}"
             lines.append(f"{line}, {result.megabytes:5.0f} MB, {result.seconds:5.1f} s  {result.complaint}")
             if result.errors:
-                return run.fails, "\n".join(lines)
-    return not run.fails, "\n".join(lines)
+                is_right = run.fails
+                break
+    return is_right, "\n".join(lines)
 
 
 def main() -> None:
@@ -230,7 +232,8 @@ def main() -> None:
     with ThreadPoolExecutor(JOBS) as pool:
         for run, (is_right, figures) in zip(runs, pool.map(check, runs), strict=True):
             print(figures, flush=True)
-            wrong += [] if is_right else [run]
+            if not is_right:
+                wrong.append(run)
     for run in wrong:
         expected, got = ("an error", "none") if run.fails else ("no error", "one")
         print(f"expected {expected}, got {got}: {run.model}, {run.what} {run.defines}", file=sys.stderr)

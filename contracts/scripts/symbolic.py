@@ -17,6 +17,7 @@ from z3 import BitVecSort  # type: ignore[import-not-found,unused-ignore]
 HERE = Path(__file__).resolve().parent.parent
 SECONDS = 120
 TRIES = 3
+"""How often halmos is started before a signal that ends it counts as a failure."""
 BRANCHING = {"ClockSymbolic": "1ms", "RoundingSymbolic": "1ms", "TalkSymbolic": "1ms", "TreesSymbolic": "2s"}
 """How long a branch may take to decide. Undecided, both ways are taken: slower, but not wrong. Only the trees'
 second way runs into a loop bound."""
@@ -35,8 +36,8 @@ def function(name: str, *sorts: Any) -> Any:
 def prove(prefix: str, contract: str, report: Path) -> None:
     """Write what halmos finds for the functions of a contract with a prefix.
 
-    Without garbage collection: it runs in whatever thread allocates, and there drops terms of Z3's while the main
-    thread solves, which may crash Z3.
+    Garbage collection is off: it can run in any of halmos's threads, and freeing Z3's terms there while the main
+    thread solves may crash Z3.
     """
     halmos.sevm.Function = function
     arguments = ["--root", str(HERE), "--forge-build-out", "out/symbolic", "--function", prefix, "--no-status"]
@@ -46,7 +47,7 @@ def prove(prefix: str, contract: str, report: Path) -> None:
 
 
 def run(prefix: str, contract: str) -> dict[str, dict[str, Any]]:
-    """Exit code and figures of each function of a contract with a prefix, from a process of its own: Z3 may crash."""
+    """Exit code and figures of each function of a contract with a prefix, found in a separate process: Z3 may crash."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         for _ in range(TRIES):

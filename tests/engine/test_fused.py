@@ -39,7 +39,7 @@ def test_the_interpreter_agrees_with_integers(name: str, mutants: int, cases: Ca
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(900)  # the interpreter takes minutes, and longer on a busy machine
 @pytest.mark.parametrize(("name", "mutants"), [("sums", 13), ("hashing", 11), ("indices", 10), ("graphs", 11)])
 def test_the_interpreter_agrees_with_integers_on_more(name: str, mutants: int, cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", f"tests.engine.interpreted.{name}", "slow"))

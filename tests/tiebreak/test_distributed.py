@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from tests.engine.tiny import CLIENT, DOMAIN, make_tiny_task
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Parties
+from tests.waiting import until
 from tiebreak.api.distributed import joined
 from tiebreak.api.running import make_interpreter
 from tiebreak.cli.key import load_key
@@ -81,20 +81,12 @@ def worker(launcher: subprocess.Popen[str], rank: int) -> int:
     raise AssertionError(f"no worker {rank}")
 
 
-def wait(until: Callable[[], bool], seconds: float = 120) -> None:
-    for _ in range(int(20 * seconds)):
-        if until():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come to that")
-
-
 def test_whoever_dies_any_number_of_workers_go_on_to_the_same_run(
     runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path
 ) -> None:
     alone, together = runs
     launcher = start(together, 2)
-    wait(lambda: len(together.heads()) > 2)
+    until(lambda: len(together.heads()) > 2, seconds=120)
     os.kill(worker(launcher, 1), signal.SIGKILL)
     assert launcher.wait(60) != 0
     printed = (tmp_path / "printed").read_text()
@@ -111,10 +103,10 @@ def test_who_does_not_answer_is_named(runs: tuple[RunDirectory, RunDirectory], s
     _, together = runs
     far = "import os\ndel os.memfd_create"  # as on several machines, without shared memory
     launcher, printed = start(together, 2, "--timeout", "5", "--quiet", fault=far), tmp_path / "printed"
-    wait(lambda: len(together.heads()) > 1)
+    until(lambda: len(together.heads()) > 1, seconds=120)
     frozen = worker(launcher, 1)
     os.kill(frozen, signal.SIGSTOP)
-    wait(lambda: "WorkerLost: lost worker 1 of 2; what is committed stays" in printed.read_text())
+    until(lambda: "WorkerLost: lost worker 1 of 2; what is committed stays" in printed.read_text(), seconds=120)
     os.kill(frozen, signal.SIGKILL)
     assert launcher.wait(60) != 0
 

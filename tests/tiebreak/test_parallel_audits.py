@@ -401,7 +401,7 @@ def test_an_audit_goes_on_after_its_leader_is_killed_twice(honest: RunDirectory,
         slowed = [SLOWED if part == SCRIPT else part for part in command(honest, ledger)]
         with subprocess.Popen(slowed, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as leader:
             assert leader.stderr is not None
-            # Of what is told, at most two tasks of a segment are under way.
+            # This counts steps of tasks under way, too: at most two, each of one segment.
             next(line for line in leader.stderr if int(line.split()[1]) > done + 2 * INTERVAL)
             workers = children(leader.pid)
             leader.kill()

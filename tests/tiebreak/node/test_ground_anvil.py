@@ -1,13 +1,14 @@
 """The ground of a party on anvil, over HTTP, with blocks that a real node takes back."""
 
-import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.chain.support import CLIENT, ETHER, TRAINER, numbered
 from tests.tiebreak.node.village import Rows
+from tests.waiting import until
 from tiebreak.node.ground import ChainGround
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.devnet import MNEMONIC, dev_secrets, find_anvil, free_port, run_anvil
@@ -43,13 +44,11 @@ def ground_on(chain: Chain, key: PrivateKey | None) -> ChainGround:
     return ChainGround(own, key, Rows(), pace=PACE)
 
 
-def follow_until(ground: ChainGround, job_id: bytes, status: JobStatus) -> None:
-    """anvil makes the block of a transaction after it has answered."""
-    end = time.monotonic() + 30
-    while job_id not in ground.board.jobs or ground.board.jobs[job_id].status is not status:
-        assert time.monotonic() < end, f"expected a job that is {status.name}"
-        time.sleep(0.01)
-        ground.poll()
+def sees(ground: ChainGround, job_id: bytes, status: JobStatus) -> bool:
+    """Poll, and tell whether the job has this status. anvil makes a transaction's block after it has answered."""
+    ground.poll()
+    job = ground.board.jobs.get(job_id)
+    return job is not None and job.status is status
 
 
 def test_a_reorganisation_of_three_blocks_on_anvil(chain: Chain) -> None:
@@ -60,9 +59,9 @@ def test_a_reorganisation_of_three_blocks_on_anvil(chain: Chain) -> None:
     signature = TRAINER.sign(job.digest(client.domain))
     client.send(e.Transact(place=("create",), transaction=e.CreateJob(job=job, signature=signature)))
     for ground in (trainer, watcher):
-        follow_until(ground, job.id, JobStatus.OFFERED)
+        until(partial(sees, ground, job.id, JobStatus.OFFERED))
     trainer.send(e.Transact(place=("accept",), transaction=e.AcceptJob(job_id=job.id)))
-    follow_until(watcher, job.id, JobStatus.ACTIVE)
+    until(partial(sees, watcher, job.id, JobStatus.ACTIVE))
 
     rpc(chain, "evm_mine")
     rpc(chain, "anvil_reorg", 3, [])  # others take their place, without transactions

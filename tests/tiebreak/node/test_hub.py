@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -36,6 +35,7 @@ from tests.tiebreak.node.hubs import (
     steps,
     upload,
 )
+from tests.waiting import until
 from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import streams as streams_module
@@ -421,13 +421,6 @@ def silent(hub: Running, path: str) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     found.sendall(f"GET {path} HTTP/1.1\r\nHost: hub\r\n\r\n".encode())
     return found
-
-
-def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def until_cut(hub: Running) -> None:
