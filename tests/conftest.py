@@ -9,12 +9,14 @@ passed tests that `floors.json` gives for it, and every test file of that part m
 import json
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 # Before torch is imported anywhere: two workers on two cores must not fight over them, and threads that wait for each
@@ -69,6 +71,31 @@ def cases(record_property: Callable[[str, object], None]) -> Iterator[CaseCounte
     yield counter
     assert counter.count > 0, "expected at least one case, got none"
     record_property("cases", counter.count)
+
+
+@pytest.fixture(scope="session")
+def once(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`once(name, make)`: a folder that one worker of this test run fills with `make(folder)` and all share, read only.
+
+    `make` gets a path that does not exist yet and creates it. Name it after everything that its contents depend on.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        shared = shared.parent
+
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = shared / "once" / name, shared / "once" / f"{name}.done"
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return make_once
 
 
 class Ledger:
