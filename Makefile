@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := tiebreak tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest gpu contracts anvil model model-mutants ci clean
+.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest gpu contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -27,7 +27,7 @@ help: ## Show the targets
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none; set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'
 	rm -f $(VENV)/.installed-*
 	touch $@
 
@@ -78,11 +78,13 @@ anvil: setup ## Games and parties on anvil, the node that `make contracts` insta
 		|| { echo "expected anvil, which make contracts installs, got none" >&2; exit 1; }
 	$(BIN)/python -m pytest -n0 -m "slow or not slow" -k anvil tests/chain tests/tiebreak/node
 
-model: ## The game and the job board, model-checked by SPIN within bounds (needs spin and a C compiler)
+model: ## The game and the job board, model-checked by SPIN within bounds, with mutants (minutes; needs spin and a C compiler)
 	$(PYTHON) model/check.py
 
-model-mutants: ## That SPIN refutes the models when a rule is left out, and reaches each outcome
-	$(PYTHON) model/check.py --mutants
+model-quick: ## The same without the properties whose bounds are large
+	$(PYTHON) model/check.py --quick
+
+nightly: setup model hardest models ## What is too slow for each change and rarely tells anything: full bounds, all arguments, full sizes
 
 pages: setup ## Fill the tables of docs/ from the committed results and from the model
 	$(BIN)/python -m benchmarks.pages

@@ -3,13 +3,16 @@
 A test that loops over cases takes the fixture `cases` and reports each; one that ends without a case fails. A skip
 whose reason is not listed here fails the run. The suite comes in two parts: `make test` runs the fast one and
 `make test-all` the tests marked `slow`. In a full run of a part (`--full`) every folder must reach the number of
-passed tests that `floors.json` gives for it, and every test file of that part must have run.
+passed tests that `floors.json` gives for it, every test file of that part must have run, and no test may take more
+processor time than its part allows.
 """
 
 import json
 import os
 import re
+import resource
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -44,6 +47,12 @@ EXPECTED_SKIPS = tuple(
     )
 )
 """Reasons, whole, with which a test may be skipped. Add one only for what a machine may honestly lack."""
+
+
+BUDGETS = {"fast": 5.0, "slow": 60.0}
+"""Seconds of processors that one test, or the fixtures made for it, may take in a part, on an idle AMD EPYC."""
+COUNTING = 0.011
+"""Seconds in which that machine counts to a million."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -98,6 +107,44 @@ def once(
     return make_once
 
 
+def processor_seconds() -> float:
+    """What this process and those that it has waited for have used so far: the same beside other work, almost."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def slowness() -> float:
+    """How many times slower than the machine of `BUDGETS` this one counts; 1 where it is faster."""
+
+    def count() -> float:
+        start = time.process_time()
+        for _ in range(1_000_000):
+            pass
+        return time.process_time() - start
+
+    return max(1.0, min(count() for _ in range(5)) / COUNTING)
+
+
+USED = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Begin to count what a test uses."""
+    item.stash[USED] = processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Give each phase of a test what it used."""
+    report = yield
+    now = processor_seconds()
+    report.processor_seconds = now - item.stash.get(USED, now)
+    item.stash[USED] = now
+    return report
+
+
 class Ledger:
     """What ran, collected where the reports of all workers arrive."""
 
@@ -107,6 +154,7 @@ class Ledger:
         self.passed: Counter[str] = Counter()
         self.files: set[str] = set()
         self.cases = 0
+        self.seconds: list[tuple[float, str]] = []
         self.unexpected: list[str] = []
         self.problems: list[str] = []
 
@@ -123,6 +171,7 @@ class Ledger:
             self.files.add(file)
             if report.passed:
                 self.passed[folder_of(file)] += 1
+        self.seconds.append((report.processor_seconds, f"{report.nodeid} ({report.when})"))
         if report.when == "teardown":
             self.cases += sum(int(value) for name, value in report.user_properties if name == "cases")
 
@@ -143,6 +192,12 @@ class Ledger:
                 for path in sorted(ROOT.glob("tests/**/test_*.py"))
                 if path not in ran and part_of(path) == self.part
             ]
+            budget = BUDGETS[self.part] * slowness()
+            self.problems += [
+                f"expected at most {budget:.1f} s of processors, got {used:.1f} s in {what}"
+                for used, what in sorted(self.seconds, reverse=True)
+                if used > budget
+            ]
         return 1 if self.problems and exitstatus in (0, 5) else exitstatus
 
     @pytest.hookimpl(trylast=True)
@@ -153,6 +208,8 @@ class Ledger:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say how much ran."""
         folders = ", ".join(f"{name} {count}" for name, count in sorted(self.passed.items()))
+        for used, what in sorted(self.seconds, reverse=True)[:10]:
+            terminalreporter.write_line(f"{used:6.1f} s of processors: {what}")
         terminalreporter.write_line(f"passed by folder: {folders or 'none'}; counted cases: {self.cases}")
         for problem in self.problems:
             terminalreporter.write_line(f"NOT GREEN: {problem}", red=True)
