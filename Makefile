@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # A worker takes a half of the tests in order, and steals when it is done: few fixtures are made twice.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-SOURCES := tiebreak tests benchmarks examples model scripts contracts/scripts
+SOURCES := .ci tiebreak tests benchmarks examples model scripts contracts/scripts
 
 .PHONY: help setup demo test test-all models pages lint format types vectors newest hardest gpu contracts anvil model model-quick nightly ci clean
 
@@ -61,7 +61,7 @@ types: setup ## mypy --strict
 vectors: setup ## Regenerate the test vectors and compare them with those checked in
 	$(BIN)/python -m tests.vectors.generate tests/vectors --check
 
-newest: setup ## The core on the newest Python there is, without torch, and the types of all as that version has them
+newest: ## The core on the newest Python there is, without torch
 	.ci/newest
 
 hardest: setup ## Search all 2^32 arguments of each transcendental for the hardest to round (minutes; needs a C compiler)
@@ -84,7 +84,9 @@ model: ## The game and the job board, model-checked by SPIN within bounds, with 
 model-quick: ## The same without the properties whose bounds are large
 	$(PYTHON) model/check.py --quick
 
-nightly: setup model hardest models ## What is too slow for each change and rarely tells anything: full bounds, all arguments, full sizes
+nightly: setup model hardest models ## What is too slow for each change and rarely tells anything (an hour; docs/verification.md)
+	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test
+	$(BIN)/mypy --python-version 3.13
 
 pages: setup ## Fill the tables of docs/ from the committed results and from the model
 	$(BIN)/python -m benchmarks.pages

@@ -50,7 +50,8 @@ def debian() -> str:
     if not missing:
         return "true"
     as_root = "" if os.geteuid() == 0 else "sudo "
-    return f"{as_root}apt-get update -qq && {as_root}apt-get install -qq -y {' '.join(missing)} > /dev/null"
+    install = f"{as_root}env DEBIAN_FRONTEND=noninteractive apt-get install"
+    return f"{as_root}apt-get update -qq && {install} -qq -y {' '.join(missing)} > /dev/null"
 
 
 POSTGRES: Final = "TIEBREAK_NEED_POSTGRES=1 .venv/bin/python -m pytest -q -n0 tests/tiebreak/node/test_hub.py"
@@ -69,7 +70,7 @@ GATES: Final = (
     Gate(name="anvil", command="make anvil", cores=0.5, after=("setup", "npm")),
     Gate(name="models", command="make model-quick", after=("debian",)),
     Gate(name="types", command="make types"),
-    Gate(name="newest", command="make newest", after=("types",)),
+    Gate(name="newest", command="make newest"),
     Gate(name="postgres", command=POSTGRES, cores=0.5, after=("setup", "debian")),
     Gate(name="demo", command="make demo"),
     Gate(name="tree", command="git diff --exit-code --stat", after=(EVERYTHING_ELSE,)),
@@ -156,18 +157,13 @@ def run(waiting: list[Gate], running: list[Running]) -> list[str]:
     return lines
 
 
-def interrupted(signal_number: int, frame: object) -> None:
-    """Ends by way of `finally`, for which a signal by itself leaves no time."""
-    sys.exit(128 + signal_number)
-
-
 def main() -> None:
     """All gates, or those named."""
     begin = time.monotonic()
     gates = chosen(sys.argv[1:])
     shutil.rmtree(LOGS, ignore_errors=True)
     LOGS.mkdir()
-    signal.signal(signal.SIGTERM, interrupted)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     running: list[Running] = []
     try:
         lines = run(gates, running)
