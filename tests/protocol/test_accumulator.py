@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.instructions import reduced, scattered
 from tests.protocol.oracles import INF, NAN, SIGN, nearest, value
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.accumulator import (
@@ -30,7 +31,6 @@ from tiebreak.protocol.program.isa import (
     Opcode,
     ReduceFunction,
     ScatterFunction,
-    ScatterParams,
 )
 from tiebreak.protocol.program.rounding import Rounding
 
@@ -186,12 +186,12 @@ def test_every_integer_without_flag_is_canonical(data: bytes) -> None:
 
 def reduction(function: ReduceFunction, dtype: DType) -> Instruction:
     operands = (Access(0, 0, (1,)),)
-    return Instruction(opcode=Opcode.REDUCE, function=function, dtype=dtype, reduction=(9,), operands=operands)
+    return reduced(dtype, (), (9,), *operands, function=function)
 
 
 def test_kinds(cases: Callable[[], None]) -> None:
     f32, i64 = DType.F32, DType.I64
-    scatter = Instruction(opcode=Opcode.SCATTER_SUM, dtype=f32, params=ScatterParams(match=()))
+    scatter = scattered((), (), match=())
     table = [
         (reduction(ReduceFunction.SUM, f32), f32, Kind.F32_SUM),
         (reduction(ReduceFunction.SUM, i64), i64, Kind.I64_SUM),

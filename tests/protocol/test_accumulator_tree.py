@@ -7,10 +7,11 @@ from hashlib import sha256
 import pytest
 
 from tests.protocol.bounds import tree_over
+from tests.protocol.instructions import reduced
 from tests.protocol.oracles import Stream
 from tiebreak.protocol.commitments.accumulator_tree import BLOCKS_HELD, AccumulatorTree
 from tiebreak.protocol.program.accumulator import encode
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import Access, DType
 from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES
 from tiebreak.protocol.program.reference import accumulators
 from tiebreak.protocol.tags import Tag, tagged_hash
@@ -49,14 +50,7 @@ def test_it_is_the_tree_over_its_leaves(count: int, cases: Callable[[], None]) -
 
 def test_of_an_element_it_is_the_tree_over_the_reference_s_accumulators() -> None:
     terms = 4 * BLOCK_LEAVES + 6
-    instruction = Instruction(
-        opcode=Opcode.REDUCE,
-        function=ReduceFunction.SUM,
-        dtype=DType.F32,
-        shape=(3,),
-        reduction=(terms,),
-        operands=(Access(0, 0, (1, 3)), Access(1, 0, (0, 1))),
-    )
+    instruction = reduced(DType.F32, (3,), (terms,), Access(0, 0, (1, 3)), Access(1, 0, (0, 1)))
     bits = [sha256(k.to_bytes(4, "big")).digest()[:3] for k in range(3 * terms)]
     words = [int.from_bytes(x, "big") | 0x3F000000 for x in bits]
     data = b"".join(x.to_bytes(4, "little") for x in words)
@@ -105,7 +99,7 @@ def test_memory_does_not_grow_with_the_accumulators() -> None:
     count = 64 * BLOCK_LEAVES
     dtypes = (DType.F32, DType.F32)
     same = (Access(0, 0, (0,)), Access(0, 0, (0,)))
-    instruction = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, reduction=(4 * count,), operands=same)
+    instruction = reduced(DType.F32, (), (4 * count,), *same)
     tracemalloc.start()
     tree = AccumulatorTree.of(instruction, 0, [bytes(4)] * 2, dtypes)
     proofs = [tree.proof(leaf) for leaf in range(0, count, count // 10)]

@@ -41,7 +41,6 @@ def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[
         with pytest.raises(IllegalMove, match=f"expected a move not after {last}, got one at {last + 1}"):
             game.apply(state, move, last + 1)
         verdict = game.timeout(state, last + 1).verdict
-        assert verdict is not None
         assert (verdict.winner, verdict.reason) == (state.mover.other, Reason.TIMEOUT)
         assert ("not charged" in verdict.detail) == (state.allowance > 0)
     assert set(allowed) == {0, REPLAY, CLOCK}
@@ -102,7 +101,6 @@ def test_whoever_is_to_move_may_concede_and_loses(name: str, cases: Callable[[],
         for now in (state.last, state.deadline, state.deadline + 1):
             after = game.apply(state, Concede(), now)
             check_invariants(state, Concede(), after)
-            assert after.verdict is not None
             assert (after.verdict.winner, after.verdict.reason) == (state.mover.other, Reason.CONCEDED)
             assert after.verdict.detail == f"the {state.mover.name.lower()} conceded in phase {state.phase.name}"
             assert after.moves == state.moves + 1
@@ -156,7 +154,6 @@ def slow_duel(run: Run, parties: dict[Side, Party], slow: Slow) -> tuple[GameSta
 
 
 def check_end(state: GameState, end: int, winner: Side) -> None:
-    assert state.verdict is not None
     assert state.verdict.winner is winner, state.verdict
     assert 1000 <= end <= 1000 + 3 * CLOCK + 6 * REPLAY + 1  # invariant 12
     assert state.moves <= max_moves(state.job)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.instructions import committed, const, mapped, reduced, scattered, source
 from tests.protocol.programs import every_kind
 from tiebreak.protocol.commitments.log_tree import (
     NO_WORD,
@@ -22,13 +23,8 @@ from tiebreak.protocol.commitments.log_tree import (
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
-    Instruction,
     MapFunction,
-    Opcode,
     ReduceFunction,
-    ScatterParams,
-    Slot,
-    SourceConst,
     SourceKind,
 )
 from tiebreak.protocol.program.program import Program
@@ -46,50 +42,16 @@ LARGE, PLAIN, PRODUCTS, SCATTER, SCALAR = 5000, 1, 2, 4, 5
 def program() -> Program:
     """Logged sums of several chunks, of one and of a part of one, between values that are never logged."""
     body = (
-        Instruction(
-            opcode=Opcode.SOURCE,
-            function=SourceKind.STATE,
-            dtype=F32,
-            shape=(LARGE,),
-            params=Slot(slot=0, name="w"),
-        ),
-        Instruction(opcode=Opcode.REDUCE, dtype=F32, shape=(LARGE,), reduction=(1,), operands=(Access(0, 0, (1, 0)),)),
-        Instruction(
-            opcode=Opcode.REDUCE,
-            dtype=F32,
-            shape=(7, 100),
-            reduction=(3,),
-            operands=(Access(0, 0, (0, 1, 1)), Access(1, 9, (1, 0, 0))),
-        ),
-        Instruction(opcode=Opcode.SOURCE, dtype=I64, shape=(), params=SourceConst(bits=3)),
-        Instruction(
-            opcode=Opcode.SCATTER_SUM,
-            dtype=F32,
-            shape=(128,),
-            reduction=(2,),
-            operands=(Access(0, 0, (0, 1)), Access(3, 0, (0, 0))),
-            params=ScatterParams(match=(1,)),
-        ),
-        Instruction(opcode=Opcode.REDUCE, dtype=F32, shape=(), reduction=(128,), operands=(Access(4, 0, (1,)),)),
-        Instruction(
-            opcode=Opcode.REDUCE,
-            function=ReduceFunction.MAX,
-            dtype=F32,
-            shape=(),
-            reduction=(128,),
-            operands=(Access(4, 0, (1,)),),
-        ),
-        Instruction(
-            opcode=Opcode.MAP,
-            function=MapFunction.ADD,
-            dtype=F32,
-            shape=(),
-            operands=(Access(5, 0, ()), Access(6, 0, ())),
-        ),
+        source(SourceKind.STATE, "w", F32, LARGE),
+        reduced(F32, (LARGE,), (1,), Access(0, 0, (1, 0))),
+        reduced(F32, (7, 100), (3,), Access(0, 0, (0, 1, 1)), Access(1, 9, (1, 0, 0))),
+        const(3, I64),
+        scattered((128,), (2,), Access(0, 0, (0, 1)), Access(3, 0, (0, 0)), match=(1,)),
+        reduced(F32, (), (128,), Access(4, 0, (1,))),
+        reduced(F32, (), (128,), Access(4, 0, (1,)), function=ReduceFunction.MAX),
+        mapped(MapFunction.ADD, F32, (), Access(5, 0, ()), Access(6, 0, ())),
     )
-    commit = Instruction(
-        opcode=Opcode.COMMIT, dtype=F32, shape=(LARGE,), operands=(Access(1, 0, (1,)),), params=Slot(slot=0, name="w")
-    )
+    commit = committed("w", F32, (LARGE,), 1)
     found = Program(body, (commit,))
     found.validate()
     return found
@@ -203,11 +165,8 @@ def test_an_empty_log() -> None:
 
 
 def test_a_program_without_sums_logs_nothing() -> None:
-    source = Instruction(opcode=Opcode.SOURCE, dtype=F32, shape=(), params=SourceConst(bits=0))
-    commit = Instruction(
-        opcode=Opcode.COMMIT, dtype=F32, shape=(), operands=(Access(0, 0, ()),), params=Slot(slot=0, name="w")
-    )
-    assert LogTree(Program((source,), (commit,)), NO_LOG).root == EMPTY
+    bare = Program((const(0),), (committed("w", F32, (), 0),))
+    assert LogTree(bare, NO_LOG).root == EMPTY
 
 
 def test_every_element_has_its_place(cases: Callable[[], None]) -> None:

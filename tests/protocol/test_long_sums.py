@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.parts import slow_except
+from tests.protocol.instructions import F32, committed, reduced, source
 from tests.protocol.programs import Body
 from tests.protocol.runs import SECRET, Computed, Run, duel, honest, make_job
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
@@ -18,12 +19,11 @@ from tiebreak.protocol.game.rules import GameState, Level, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.numbers import float32
 from tiebreak.protocol.program.accumulator import decode_for, encode, finish
-from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import Access, MapFunction, SourceKind
 from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
-F32 = DType.F32
 X, W, SUM, NEW = range(4)
 STATE = bytes(4)
 
@@ -32,11 +32,11 @@ STATE = bytes(4)
 def program_of(terms: int) -> Program:
     """w += sum(x[k] * x[terms - 1 - k]), which is the loss too."""
     b = Body()
-    b.add(Opcode.SOURCE, F32, (terms,), function=SourceKind.DATA, params=Slot(slot=0, name="x"))
-    b.add(Opcode.SOURCE, F32, function=SourceKind.STATE, params=Slot(slot=0, name="w"))
-    b.add(Opcode.REDUCE, F32, operands=(Access(X, 0, (1,)), Access(X, terms - 1, (-1,))), reduction=(terms,))
+    b.add(source(SourceKind.DATA, "x", F32, terms))
+    b.add(source(SourceKind.STATE, "w", F32))
+    b.add(reduced(F32, (), (terms,), Access(X, 0, (1,)), Access(X, terms - 1, (-1,))))
     b.map(MapFunction.ADD, F32, (), W, SUM)
-    commit = Instruction(opcode=Opcode.COMMIT, dtype=F32, operands=(Access(NEW, 0, ()),), params=Slot(slot=0, name="w"))
+    commit = committed("w", F32, (), NEW)
     program = Program(body=tuple(b.instructions), commits=(commit,))
     program.validate()
     return program
@@ -124,11 +124,9 @@ def is_caught_where_it_bends(terms: int, first: int) -> None:
 
     end = duel(cheat, Defender(cheat), Challenger(true, SECRET), on_move=watch)
     assert sum(isinstance(move, OpenTerms) for move in opened) == 1
-    assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
     assert (end.level, end.leaf, end.position) == (Level.TERMS, SUM, first)
     verdict = duel(true, Defender(true), Challenger(cheat, SECRET)).verdict
-    assert verdict is not None
     assert verdict.winner is Side.DEFENDER
 
 

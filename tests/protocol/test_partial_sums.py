@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
+from tests.protocol.instructions import reduced
 from tests.protocol.oracles import INF, NAN, SIGN, Stream
 from tiebreak.protocol.program.accumulator import (
     SUM_BYTES,
@@ -264,13 +265,7 @@ def test_blocks_come_in_any_order_and_again() -> None:
 
 
 def dot(terms: int, *, dtype: DType = F32, operands: int = 2) -> Instruction:
-    return Instruction(
-        opcode=Opcode.REDUCE,
-        function=ReduceFunction.SUM,
-        dtype=dtype,
-        reduction=(terms,),
-        operands=tuple(Access(k, 0, (1,)) for k in range(operands)),
-    )
+    return reduced(dtype, (), (terms,), *tuple(Access(k, 0, (1,)) for k in range(operands)))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,6 @@ def test_a_false_run_is_convicted_at_its_lie() -> None:
     town = Town(FALSE).play()
     (played,) = town.board.games.values()
     assert town.job.status is JobStatus.SLASHED
-    assert played.state.verdict is not None
     assert (played.state.verdict.winner, played.state.verdict.reason) == (Side.CHALLENGER, rules.Reason.RECOMPUTED)
     assert (played.state.step, played.state.leaf) == LIE
     said = [place for seen in town.seen.values() for place in seen.statements if place[0] == "said"]

@@ -94,7 +94,6 @@ def test_a_wrong_challenger_concedes_in_a_message() -> None:
     """A wrong value and, from there on, consistent: its seal is not of what the referee finds."""
     done, transcript = played(HONEST, Run(JOB, lie(4, SUB), 4))
     verdict = done.final.verdict
-    assert verdict is not None
     assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.CONCEDED)
     assert verdict.detail == "the challenger conceded in phase PROVE"
     assert Message.decode(open_wire(transcript.wires[-1])[0]).move == done.moves[-1].move == Concede()
@@ -147,7 +146,6 @@ def test_a_game_needs_a_head_and_a_defender_of_the_trainer() -> None:
 
 def test_a_challenge_without_ground_loses() -> None:
     verdict = played(HONEST, HONEST)[0].final.verdict
-    assert verdict is not None
     assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.RECOMPUTED)
     assert verdict.committed == verdict.correct
 

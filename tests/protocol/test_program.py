@@ -7,23 +7,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.instructions import (
+    STEP_NUMBER,
+    committed,
+    const,
+    counted,
+    drawn,
+    gathered,
+    mapped,
+    reduced,
+    scattered,
+    shuffled,
+    source,
+    windowed,
+)
 from tiebreak.protocol.errors import EncodingError, ProgramError, VerificationError
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
     GatherParams,
-    Instruction,
     IotaParams,
     MapFunction,
-    Opcode,
     RandomParams,
     ReduceFunction,
     ScatterParams,
     ShuffleParams,
     Slot,
-    SourceConst,
     SourceKind,
-    WindowFunction,
     WindowParams,
     row_major,
     unravel,
@@ -40,83 +50,23 @@ from tiebreak.protocol.trees import parent, verify
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 
 
-def source(kind: SourceKind, name: str, dtype: DType, *shape: int, slot: int = 0) -> Instruction:
-    return Instruction(opcode=Opcode.SOURCE, function=kind, dtype=dtype, shape=shape, params=Slot(slot=slot, name=name))
-
-
-def const(bits: int, dtype: DType = F32) -> Instruction:
-    return Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=dtype, params=SourceConst(bits=bits))
-
-
 BODY = (
     source(SourceKind.STATE, "w", F32, 3, 4),  # 0
     source(SourceKind.DATA, "ids", I64, 5, slot=0),  # 1
     source(SourceKind.DATA, "seed", I64, slot=1),  # 2
-    Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=I64),  # 3
-    Instruction(  # 4: rows of w
-        opcode=Opcode.GATHER,
-        dtype=F32,
-        shape=(5, 4),
-        operands=(Access(0, 0, (0, 1)), Access(1, 0, (1, 0))),
-        params=GatherParams(index_stride=4, bound=3),
-    ),
-    Instruction(  # 5: gradient of rows
-        opcode=Opcode.SCATTER_SUM,
-        dtype=F32,
-        shape=(3, 4),
-        reduction=(5,),
-        operands=(Access(4, 0, (0, 1, 4)), Access(1, 0, (0, 0, 1))),
-        params=ScatterParams(match=(1, 0)),
-    ),
-    Instruction(  # 6
-        opcode=Opcode.RANDOM,
-        dtype=F32,
-        shape=(3, 4),
-        operands=(Access(2, 0, (0, 0)), Access(3, 0, (0, 0))),
-        params=RandomParams(stream=0),
-    ),
-    Instruction(  # 7
-        opcode=Opcode.MAP,
-        function=MapFunction.SUB,
-        dtype=F32,
-        shape=(3, 4),
-        operands=(Access(0, 0, (4, 1)), Access(5, 0, (4, 1))),
-    ),
-    Instruction(  # 8
-        opcode=Opcode.WINDOW,
-        function=WindowFunction.ELSE,
-        dtype=F32,
-        shape=(3, 4),
-        operands=(Access(6, 0, (4, 1)), Access(7, 0, (4, 1))),
-        params=WindowParams(lo=(1, 0), hi=(3, 4), step=(1, 2)),
-    ),
-    Instruction(opcode=Opcode.IOTA, dtype=I64, shape=(5,), params=IotaParams(offset=-2, strides=(3,))),  # 9
-    Instruction(  # 10
-        opcode=Opcode.SHUFFLE,
-        dtype=I64,
-        shape=(5,),
-        operands=(Access(9, 0, (1,)), Access(2, 0, (0,)), Access(3, 0, (0,))),
-        params=ShuffleParams(n=9, stream=1),
-    ),
-    Instruction(  # 11
-        opcode=Opcode.REDUCE,
-        function=ReduceFunction.SUM,
-        dtype=F32,
-        reduction=(3, 4),
-        operands=(Access(8, 0, (4, 1)), Access(0, 11, (-4, -1))),
-    ),
+    STEP_NUMBER,  # 3
+    gathered(F32, (5, 4), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=4, bound=3),
+    scattered((3, 4), (5,), Access(4, 0, (0, 1, 4)), Access(1, 0, (0, 0, 1)), match=(1, 0)),
+    drawn((3, 4), Access(2, 0, (0, 0)), Access(3, 0, (0, 0)), stream=0),
+    mapped(MapFunction.SUB, F32, (3, 4), Access(0, 0, (4, 1)), Access(5, 0, (4, 1))),
+    windowed(F32, (3, 4), Access(6, 0, (4, 1)), Access(7, 0, (4, 1)), lo=(1, 0), hi=(3, 4), step=(1, 2)),
+    counted((5,), offset=-2, strides=(3,)),  # 9
+    shuffled((5,), Access(9, 0, (1,)), Access(2, 0, (0,)), Access(3, 0, (0,)), n=9, stream=1),
+    reduced(F32, (), (3, 4), Access(8, 0, (4, 1)), Access(0, 11, (-4, -1))),
 )
 COMMITS = (
-    Instruction(
-        opcode=Opcode.COMMIT,
-        dtype=I64,
-        shape=(5,),
-        operands=(Access(10, 0, (1,)),),
-        params=Slot(slot=0, name="order"),
-    ),
-    Instruction(
-        opcode=Opcode.COMMIT, dtype=F32, shape=(3, 4), operands=(Access(8, 0, (4, 1)),), params=Slot(slot=1, name="w")
-    ),
+    committed("order", I64, (5,), 10),
+    committed("w", F32, (3, 4), 8, slot=1),
 )
 PROGRAM = Program((replace(BODY[0], params=Slot(slot=1, name="w")), *BODY[1:]), COMMITS)
 

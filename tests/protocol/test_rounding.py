@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.instructions import mapped, reduced, scattered
 from tests.protocol.oracles import INF, SIGN, grid, nearest, value
 from tests.protocol.programs import every_kind
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kind, finish
-from tiebreak.protocol.program.isa import DType, Instruction, MapFunction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.isa import DType, MapFunction, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import (
     MAX_TOLERANCE,
     MIN_TOLERANCE,
@@ -271,10 +272,8 @@ def test_packed_as_the_contract_takes_it() -> None:
 
 
 def test_a_sum_of_integers_and_a_map_are_not_logged() -> None:
-    plain = Instruction(opcode=Opcode.REDUCE, dtype=DType.I64, shape=(), reduction=(2,), operands=())
+    plain = reduced(DType.I64, (), (2,))
     assert sum_kind(plain) is None
-    assert sum_kind(Instruction(opcode=Opcode.MAP, function=MapFunction.ADD, dtype=DType.F32, shape=())) is None
-    scatter = Instruction(
-        opcode=Opcode.SCATTER_SUM, dtype=DType.F32, shape=(2,), reduction=(2,), params=ScatterParams(match=(1,))
-    )
+    assert sum_kind(mapped(MapFunction.ADD, DType.F32, ())) is None
+    scatter = scattered((2,), (2,), match=(1,))
     assert sum_kind(scatter) is SumKind.SCATTER

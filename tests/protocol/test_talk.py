@@ -80,11 +80,9 @@ def test_a_defenders_receipt_is_what_a_sealed_state_lacks() -> None:
         log = talk(WALKS[name][:-1])
         assert (log.state.phase, WALKS[name][-2][1].KIND) == (Phase.PROVE, phase)
         before = log.latest(D)
-        assert before is not None
         assert before[0].moves == log.state.moves - 1
         log.acknowledge(log.receipt(TRAINER))
         after = log.latest(D)
-        assert after is not None
         assert after[0] == log.state
         assert after[1].signature == TRAINER.sign(Standing.of(log.state).digest(DOMAIN))
         assert log.fork is None
@@ -173,7 +171,6 @@ def test_3_a_replay_knows_who_conceded(side: Side) -> None:
     log = Transcript(start, domain=DOMAIN, challenger=CHALLENGER.address)
     log.append(log.seal(Concede(), KEYS[side]))
     verdict = match.replay(JOB, run.head(), log, [5, 6]).verdict
-    assert verdict is not None
     assert (verdict.winner, verdict.reason) == (side.other, Reason.CONCEDED)
 
 
@@ -205,7 +202,6 @@ def test_another_message_at_an_old_place_is_a_fork() -> None:
     assert log.fork is None, "a stranger's signature says nothing"
     with pytest.raises(VerificationError, match="sequence: expected 6, got 1"):
         log.append(seal(message, DOMAIN, CHALLENGER, after))
-    assert log.fork is not None
     log.fork.verify(DOMAIN, CHALLENGER.address)
     assert (log.fork.sequence, log.fork.second) == (2, Snapshot.of(after).id)
     with pytest.raises(SignatureError):
@@ -219,10 +215,8 @@ def test_a_receipt_for_another_state_is_a_fork_once_there_are_two() -> None:
     receipt = SignedStanding.under(standing, TRAINER.sign(standing.digest(DOMAIN))).encode()
     with pytest.raises(VerificationError, match="the state after 5 moves, got another"):
         log.acknowledge(receipt)
-    assert log.fork is not None
     log.fork.verify(DOMAIN, TRAINER.address)
     found = log.latest(D)
-    assert found is not None
     assert found[1].standing == Standing.of(log.state), "what can enter is what the rules led to"
 
 
@@ -233,7 +227,6 @@ def test_a_wrong_receipt_at_a_place_that_its_signer_has_not_signed_cannot_enter(
     with pytest.raises(VerificationError, match="got another"):
         log.acknowledge(SignedStanding.under(standing, TRAINER.sign(standing.digest(DOMAIN))).encode())
     found = log.latest(D)
-    assert found is not None
     assert found[0].moves == 5
     assert found[1].standing == Standing.of(found[0])
     log.acknowledge(log.receipt(TRAINER))
@@ -296,7 +289,6 @@ def test_3_either_side_concedes_at_any_time(side: Side, cases: Callable[[], None
     for state, _, _ in WALKS["terms"]:
         for now in (state.last, state.deadline, state.deadline + 1):
             after = rules.concede(state, side, now)
-            assert after.verdict is not None
             assert (after.verdict.winner, after.verdict.reason) == (side.other, Reason.CONCEDED)
             assert (after.defender_rest, after.challenger_rest) == (state.defender_rest, state.challenger_rest)
             with pytest.raises(IllegalMove, match="over"):
@@ -332,7 +324,6 @@ def test_14_a_state_that_the_defender_signed_is_proved_at_any_time_and_wherever_
     state, proof, _ = WALKS["terms"][-1]
     start = replace(WALKS["terms"][0][0], moved=1000, last=1000 + TALK)
     end = rules.apply(rules.enter(start, state, 1001), proof, 1000 + CLOCK)
-    assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (C, Reason.RECOMPUTED)
     for before, _, _ in WALKS["terms"]:
         assert rules.prove_signed(before, state, proof).verdict == end.verdict
@@ -457,7 +448,6 @@ def test_9_and_13_an_honest_defender_never_loses_however_the_game_enters(few: bo
         run = Run(talking_job(levels=levels, interval=interval))
         table = Table(run, Side.DEFENDER, run, RandomChallenger(run, random), random)
         verdict = play_out(table).verdict
-        assert verdict is not None
         assert verdict.winner is Side.DEFENDER, verdict
         entered += table.entered > 0
         cases()
@@ -488,7 +478,6 @@ def test_10_and_13_an_honest_challenger_never_loses_however_the_game_enters(
         assume(liar.run_tree(count).root != run.run_tree(count).root)  # a lie may be undone before a checkpoint
         table = Table(liar, Side.CHALLENGER, run, Erratic(liar, random), random)
         verdict = play_out(table).verdict
-        assert verdict is not None
         assert verdict.winner is Side.CHALLENGER, verdict
         entered += table.entered > 0
         cases()

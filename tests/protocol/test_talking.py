@@ -40,7 +40,6 @@ def sent(town: Town) -> list[e.Transaction]:
 
 def verdict(town: Town) -> tuple[Side, Reason]:
     (played,) = town.board.games.values()
-    assert played.state.verdict is not None
     return played.state.verdict.winner, played.state.verdict.reason
 
 

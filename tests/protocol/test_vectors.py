@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.protocol.instructions import committed, const, source
 from tests.protocol.test_logs import naive_root, naive_word
 from tests.protocol.test_rounding import expected as along_a_log
 from tests.vectors import generate as vectors
@@ -19,15 +20,12 @@ from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
 from tiebreak.protocol.program.accumulator import Kind, decode
 from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
-    Access,
     DType,
     Instruction,
     MapFunction,
     Opcode,
     ReduceFunction,
     ScatterFunction,
-    Slot,
-    SourceConst,
     SourceKind,
 )
 from tiebreak.protocol.program.program import Program, decode_instruction
@@ -137,16 +135,11 @@ def test_instructions_are_valid_and_right(cases: Callable[[], None]) -> None:
 
 def embed(instruction: Instruction, types: list[DType], counts: list[int]) -> Program:
     sources = [
-        Instruction(
-            opcode=Opcode.SOURCE, function=SourceKind.DATA, dtype=t, shape=(n,), params=Slot(slot=k, name=f"operand{k}")
-        )
-        for k, (t, n) in enumerate(zip(types, counts, strict=True))
+        source(SourceKind.DATA, f"operand{k}", t, n, slot=k) for k, (t, n) in enumerate(zip(types, counts, strict=True))
     ]
-    loss = Instruction(opcode=Opcode.SOURCE, dtype=DType.F32, params=SourceConst(bits=0))
+    loss = const(0)
     body = (*sources, instruction, loss)
-    commit = Instruction(
-        opcode=Opcode.COMMIT, dtype=DType.F32, operands=(Access(len(body) - 1, 0, ()),), params=Slot(slot=0, name="w")
-    )
+    commit = committed("w", DType.F32, (), len(body) - 1)
     return Program(body, (commit,))
 
 

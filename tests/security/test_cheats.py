@@ -48,7 +48,6 @@ def payload(bits: int) -> Callable[[int, int, bytes], bytes]:
 def test_strange_bits_in_a_committed_loss_are_caught(bits: int) -> None:
     cheat = Run(make_job(), payload(bits), STEP)
     end = duel(cheat, Defender(cheat), Challenger(Run(make_job()), SECRET))
-    assert end.verdict is not None
     assert (end.verdict.winner, end.step) == (Side.CHALLENGER, STEP)
 
 
@@ -66,7 +65,6 @@ class Littered(Run):
 def test_garbage_behind_a_head_is_caught(count: int) -> None:
     cheat = Littered(make_job())
     end = duel(cheat, Defender(cheat), Challenger(Run(make_job()), SECRET), count=count)
-    assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.PADDING)
 
 
@@ -76,10 +74,8 @@ def test_every_division_of_a_run_into_segments_catches_a_lie_in_its_last_step(st
     last = len(every_kind().body) - 1
     cheat = Run(job, lambda step, leaf, data: b"\1\2\3\4" if (step, leaf) == (steps, last) else data, steps)
     end = duel(cheat, Defender(cheat), Challenger(Run(job), SECRET))
-    assert end.verdict is not None
     assert (end.verdict.winner, end.step) == (Side.CHALLENGER, steps)
     honest = duel(Run(job), Defender(Run(job)), Challenger(Run(job), SECRET))
-    assert honest.verdict is not None
     assert honest.verdict.winner is Side.DEFENDER
 
 

@@ -4,23 +4,16 @@ import struct
 
 import pytest
 
+from tests.protocol.instructions import counted, drawn, gathered, mapped, reduced, scattered, shuffled, windowed
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
-    GatherParams,
     Instruction,
-    IotaParams,
     MapFunction,
-    Opcode,
-    RandomParams,
     ReduceFunction,
-    ScatterParams,
-    ShuffleParams,
-    WindowFunction,
-    WindowParams,
 )
 from tiebreak.protocol.program.reference import element, pack, unpack
 
@@ -66,7 +59,7 @@ BINARY = [
 
 @pytest.mark.parametrize(("function", "dtype", "result"), BINARY)
 def test_all_pairs_of_edges(function: MapFunction, dtype: DType, result: DType) -> None:
-    i = Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=(N, N), operands=pairs(0, 1))
+    i = mapped(function, result, (N, N), *pairs(0, 1))
     check(i, RAW[dtype], RAW[dtype], types=(dtype, dtype))
 
 
@@ -74,7 +67,7 @@ def test_all_pairs_of_edges(function: MapFunction, dtype: DType, result: DType) 
 @pytest.mark.parametrize("result", DType)
 def test_casts_and_copies_of_edges(source: DType, result: DType) -> None:
     function = MapFunction.COPY if source == result else MapFunction.CAST
-    i = Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=(N,), operands=(Access(0, 0, (1,)),))
+    i = mapped(function, result, (N,), Access(0, 0, (1,)))
     check(i, RAW[source], types=(source,))
 
 
@@ -87,69 +80,29 @@ REDUCTIONS = [
 @pytest.mark.parametrize("offset", range(0, N, 3))
 def test_reductions_over_edges(function: ReduceFunction, dtype: DType, offset: int) -> None:
     result = I64 if function == ReduceFunction.ARGMAX else dtype
-    i = Instruction(
-        opcode=Opcode.REDUCE,
-        function=function,
-        dtype=result,
-        reduction=(N - offset,),
-        operands=(Access(0, offset, (1,)),),
-    )
+    i = reduced(result, (), (N - offset,), Access(0, offset, (1,)), function=function)
     check(i, RAW[dtype], types=(dtype,))
-    backward = Instruction(
-        opcode=Opcode.REDUCE, function=function, dtype=result, reduction=(N,), operands=(Access(0, N - 1, (-1,)),)
-    )
+    backward = reduced(result, (), (N,), Access(0, N - 1, (-1,)), function=function)
     check(backward, RAW[dtype], types=(dtype,))
 
 
 def test_indices_beyond_everything_reach_nothing() -> None:
     for stride, offset in ((1, 0), (-1, 9), (0, 3)):
-        gather = Instruction(
-            opcode=Opcode.GATHER,
-            dtype=F32,
-            shape=(N,),
-            operands=(Access(0, offset, (0,)), Access(1, 0, (1,))),
-            params=GatherParams(index_stride=stride, bound=10),
-        )
+        gather = gathered(F32, (N,), Access(0, offset, (0,)), Access(1, 0, (1,)), stride=stride, bound=10)
         check(gather, RAW[F32], RAW[I64], types=(F32, I64))
-    scatter = Instruction(
-        opcode=Opcode.SCATTER_SUM,
-        dtype=F32,
-        shape=(8,),
-        reduction=(N,),
-        operands=(Access(0, 0, (0, 1)), Access(1, 0, (0, 1))),
-        params=ScatterParams(match=(1,)),
-    )
+    scatter = scattered((8,), (N,), Access(0, 0, (0, 1)), Access(1, 0, (0, 1)), match=(1,))
     check(scatter, RAW[F32], RAW[I64], types=(F32, I64))
 
 
 def test_windows_iotas_and_draws_at_the_ends() -> None:
-    window = Instruction(
-        opcode=Opcode.WINDOW,
-        function=WindowFunction.ELSE,
-        dtype=I64,
-        shape=(N,),
-        operands=(Access(0, 4, (-1,)), Access(1, 0, (1,))),
-        params=WindowParams(lo=(2,), hi=(15,), step=(3,)),
-    )
+    window = windowed(I64, (N,), Access(0, 4, (-1,)), Access(1, 0, (1,)), lo=(2,), hi=(15,), step=(3,))
     check(window, RAW[I64], RAW[I64], types=(I64, I64))
-    iota = Instruction(opcode=Opcode.IOTA, dtype=I64, shape=(5,), params=IotaParams(offset=MOST - 1, strides=(MOST,)))
+    iota = counted((5,), offset=MOST - 1, strides=(MOST,))
     check(iota, types=())
     for seed in (0, -1, LEAST, MOST):
         scalar = struct.pack("<q", seed)
-        draw = Instruction(
-            opcode=Opcode.RANDOM,
-            dtype=F32,
-            shape=(3, 3),
-            operands=(Access(0, 0, (0, 0)), Access(1, 0, (0, 0))),
-            params=RandomParams(stream=(1 << 32) - 1),
-        )
+        draw = drawn((3, 3), Access(0, 0, (0, 0)), Access(1, 0, (0, 0)), stream=(1 << 32) - 1)
         check(draw, scalar, scalar, types=(I64, I64))
         for n in (1, 2, 5, (1 << 40) - 1):
-            shuffle = Instruction(
-                opcode=Opcode.SHUFFLE,
-                dtype=I64,
-                shape=(N,),
-                operands=(Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,))),
-                params=ShuffleParams(n=n, stream=7),
-            )
+            shuffle = shuffled((N,), Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,)), n=n, stream=7)
             check(shuffle, RAW[I64], scalar, scalar, types=(I64, I64, I64))

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tests.protocol.instructions import committed, const, reduced, scattered, source
 from tests.vectors.inputs import Stream
 from tiebreak.protocol.commitments.log_tree import LogTree, code_in, depth_of_value, logs_tree, word_leaf
 from tiebreak.protocol.commitments.records import chunk_count
@@ -13,12 +14,7 @@ from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kin
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
-    Instruction,
-    Opcode,
     ReduceFunction,
-    ScatterParams,
-    Slot,
-    SourceConst,
     SourceKind,
 )
 from tiebreak.protocol.program.program import Program
@@ -107,34 +103,15 @@ def _program() -> Program:
     f32 = DType.F32
     one = Access(0, 0, (1, 0))
     body = (
-        Instruction(
-            opcode=Opcode.SOURCE,
-            function=SourceKind.STATE,
-            dtype=f32,
-            shape=(_LARGE,),
-            params=Slot(slot=0, name="w"),
-        ),
-        Instruction(opcode=Opcode.REDUCE, dtype=f32, shape=(_LARGE,), reduction=(1,), operands=(one,)),
-        Instruction(opcode=Opcode.REDUCE, dtype=f32, shape=(3, 100), reduction=(2,), operands=(
-            Access(0, 5, (100, 1, 1)), Access(1, 0, (0, 1, 1)),
-        )),
-        Instruction(
-            opcode=Opcode.REDUCE, function=ReduceFunction.MAX, dtype=f32, shape=(300,), reduction=(2,), operands=(one,)
-        ),
-        Instruction(opcode=Opcode.SOURCE, dtype=DType.I64, shape=(), params=SourceConst(bits=1)),
-        Instruction(
-            opcode=Opcode.SCATTER_SUM,
-            dtype=f32,
-            shape=(129,),
-            reduction=(5,),
-            operands=(Access(0, 0, (0, 1)), Access(4, 0, (0, 0))),
-            params=ScatterParams(match=(1,)),
-        ),
-        Instruction(opcode=Opcode.REDUCE, dtype=f32, shape=(), reduction=(129,), operands=(Access(5, 0, (1,)),)),
+        source(SourceKind.STATE, "w", f32, _LARGE),
+        reduced(f32, (_LARGE,), (1,), one),
+        reduced(f32, (3, 100), (2,), Access(0, 5, (100, 1, 1)), Access(1, 0, (0, 1, 1))),
+        reduced(f32, (300,), (2,), one, function=ReduceFunction.MAX),
+        const(1, DType.I64),
+        scattered((129,), (5,), Access(0, 0, (0, 1)), Access(4, 0, (0, 0)), match=(1,)),
+        reduced(f32, (), (129,), Access(5, 0, (1,))),
     )  # fmt: skip
-    commit = Instruction(
-        opcode=Opcode.COMMIT, dtype=f32, shape=(_LARGE,), operands=(Access(1, 0, (1,)),), params=Slot(slot=0, name="w")
-    )
+    commit = committed("w", f32, (_LARGE,), 1)
     program = Program(body, (commit,))
     program.validate()
     return program
