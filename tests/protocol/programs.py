@@ -1,8 +1,5 @@
 """A tiny program with every kind of instruction, and its data, for tests of the referee and of the game."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from tests.protocol.instructions import (
     BOOL,
     F32,
@@ -23,12 +20,9 @@ from tests.protocol.instructions import (
     windowed,
 )
 from tests.protocol.oracles import Stream
-from tests.protocol.whole_steps import execute, new_state
-from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import pack
-from tiebreak.protocol.trees import Tree
 
 ROWS, WIDTH, TOKENS, VOCABULARY = 20, 15, 9, 7
 """The state `w` is ROWS x WIDTH f32: 1200 bytes, two chunks. The data: token ids and a table of rates."""
@@ -115,24 +109,3 @@ def job_data() -> dict[str, bytes]:
     """Token ids (one outside the vocabulary, so that its gather is out of bounds) and the seed."""
     ids = [3, 0, 6, 3, VOCABULARY, 1, 3, 5, 2]
     return {"ids": pack(I64, ids), "seed": pack(I64, [-12345678901])}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One executed step: the data of every value, the tree over their ids (depth D) and the next state."""
-
-    values: tuple[bytes, ...]
-    body_tree: Tree
-    state: dict[str, bytes]
-
-
-def body_tree(program: Program, values: tuple[bytes, ...]) -> Tree:
-    """The body half of the value tree."""
-    ids = [identify(i.dtype, i.shape, data) for i, data in zip(program.body, values, strict=True)]
-    return Tree(ids, program.half_depth)
-
-
-def run_step(program: Program, state: Mapping[str, bytes], data: Mapping[str, bytes], step: int) -> Step:
-    """Execute a step with the integer reference."""
-    values = tuple(execute(program, state, data, step))
-    return Step(values, body_tree(program, values), new_state(program, values))

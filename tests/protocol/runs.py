@@ -91,17 +91,18 @@ def make_job(
     nonce: int = 7,
     precision: int = 32,
     tolerances: int | None = None,
+    setting: Setting = EVERY,
 ) -> Job:
     """A job on the program; with tolerances, of policy `logged`."""
     return Job(
         client=CLIENT.address,
         trainer=TRAINER.address,
-        program_root=program().root,
-        body_count=len(program().body),
-        state_count=len(program().commits),
-        data_count=len(program().data_slots),
-        initial_state_root=state_tree(EVERY.state_ids(EVERY.start)).root,
-        data_root=data_tree(EVERY.data_ids()).root,
+        program_root=setting.program.root,
+        body_count=len(setting.program.body),
+        state_count=len(setting.program.commits),
+        data_count=len(setting.program.data_slots),
+        initial_state_root=state_tree(setting.state_ids(setting.start)).root,
+        data_root=data_tree(setting.data_ids()).root,
         steps=steps,
         checkpoint_interval=interval,
         policy=int(Policy.EXACT if tolerances is None else Policy.LOGGED),
@@ -339,18 +340,26 @@ def flip(data: bytes, bit: int) -> bytes:
 
 
 def lie(
-    at_step: int, at_leaf: int, element_index: int = 0, *, bit: int = 0, loss_bit: int = 0, setting: Setting = EVERY
+    at_step: int,
+    at_leaf: int,
+    element_index: int = 0,
+    *,
+    bit: int = 0,
+    become: bytes | None = None,
+    loss_bit: int = 0,
+    setting: Setting = EVERY,
 ) -> Tamper:
-    """One bit of one element; for a body value also of the losses from there on, so that the head shows it.
+    """One bit of one element, or other bytes; for a body value also of the losses from there on, as the head shows.
 
     loss_bit: another than the lie's own where that may carry through to the loss.
     """
     program = setting.program
     last, size = len(program.body) - 1, program.instruction_at(at_leaf).dtype.size
+    start = size * element_index
 
     def tamper(step: int, leaf: int, data: bytes) -> bytes:
         if (step, leaf) == (at_step, at_leaf):
-            return flip(data, 8 * size * element_index + bit)
+            return flip(data, 8 * start + bit) if become is None else data[:start] + become + data[start + size :]
         return flip(data, loss_bit) if step >= at_step and leaf == last and at_leaf <= last else data
 
     return tamper

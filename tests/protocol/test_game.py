@@ -1,6 +1,7 @@
 """The rules of the game by the number of their invariant, and every tie."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,32 +14,27 @@ from hypothesis import strategies as st
 
 from tests.parts import slow_except
 from tests.protocol.bounds import check_length, max_moves
-from tests.protocol.runs import GAME, SECRET, STEPS, Liar, Run, bend, duel, flip, make_job, ordinary_element, program
-from tests.protocol.walks import (
-    ARGMAX,
-    HONEST,
-    JOB,
-    REDUCTION,
-    WALKS,
-    RandomChallenger,
-    at,
-    check_invariants,
-    other,
+from tests.protocol.runs import (
+    CLOCK,
+    GAME,
+    REPLAY,
+    SECRET,
+    STEPS,
+    Liar,
+    Run,
+    bend,
+    duel,
+    flip,
+    make_job,
+    ordinary_element,
+    program,
 )
+from tests.protocol.walks import ARGMAX, HONEST, JOB, REDUCTION, WALKS, RandomChallenger, at, check_invariants, other
 from tests.protocol.whole_steps import value_of
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import (
-    Concede,
-    Descend,
-    Move,
-    OpenChunk,
-    Opening,
-    Phase,
-    Side,
-    TensorWitness,
-)
+from tiebreak.protocol.game.moves import Concede, Descend, Move, OpenChunk, Opening, Phase, Side, TensorWitness
 from tiebreak.protocol.game.rules import GameState, Level, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender, first_nodes
 from tiebreak.protocol.hashing import CHUNK_BYTES
@@ -301,19 +297,15 @@ def test_9_a_false_challenger_loses_where_it_is_wrong() -> None:
 LEAVES = [*range(len(program().body)), *(program().leaf_of_commit(k) for k in range(2))]
 
 
-@settings(max_examples=15, deadline=None)
-@given(
-    st.integers(1, STEPS),
-    st.sampled_from(LEAVES),
-    st.integers(1, 5),
-    st.integers(1, 5),
-    st.integers(0, 10**6),
-    st.integers(0, 4),
-)
+@settings(max_examples=20)
+@given(st.data(), st.sampled_from(LEAVES), st.integers(1, 5), st.integers(0, 10**6), st.integers(0, 4))
 def test_10_an_honest_challenger_wins_wherever_the_lie_is(
-    step: int, leaf: int, levels: int, interval: int, element: int, bend_from: int
+    data: st.DataObject, leaf: int, levels: int, element: int, bend_from: int
 ) -> None:
-    job = make_job(levels=levels, interval=interval)
+    """Whatever the division of the run into segments."""
+    steps = data.draw(st.integers(1, STEPS), "steps")
+    step, interval = (data.draw(st.integers(1, steps), what) for what in ("the false one", "interval"))
+    job = make_job(steps=steps, levels=levels, interval=interval)
     numel = program().instruction_at(leaf).numel
     liar = Liar(job, step, leaf, element % numel, bend_from=bend_from)
     run = Run(job)
@@ -408,6 +400,82 @@ def test_7_a_run_of_a_million_steps_takes_thirty_moves_at_most() -> None:
     depths = {"run": 10, "steps": 10, "values": 14, "chunks": 19, "terms": 8}
     assert 1 + game.walk_moves(5, **depths) == 30
     assert [1 + game.walk_moves(r, **depths) for r in (1, 2, 3, 4)] == [126, 66, 50, 38]
+
+
+# ---------------------------------------------------------------- clocks
+
+
+@pytest.mark.parametrize("name", ["terms", "commit", "state source"])
+def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[], None]) -> None:
+    allowed = Counter[int]()
+    for state, move, _ in WALKS[name]:
+        state = replace(state, last=1000, moved=1000, defender_rest=70, challenger_rest=30)
+        rest = 70 if state.mover is Side.DEFENDER else 30
+        last = 1000 + state.allowance + rest
+        assert (state.rest, state.deadline) == (rest, last)
+        allowed[state.allowance] += 1
+        first = 1000 + (CLOCK if state.phase is Phase.PROVE else 0)
+        assert state.earliest == first
+        edges = {first, 1000 + state.allowance - 1, 1000 + state.allowance, last - 1, last}
+        for now in {now for now in edges if now >= first}:
+            after = game.apply(state, move, now)
+            assert after.last == now
+            assert after.defender_rest + after.challenger_rest == 100 - max(0, now - 1000 - state.allowance)
+            with pytest.raises(IllegalMove, match=f"expected an instant after {last}, got {now}"):
+                game.timeout(state, now)
+            cases()
+        with pytest.raises(IllegalMove, match=f"expected a move not after {last}, got one at {last + 1}"):
+            game.apply(state, move, last + 1)
+        verdict = game.timeout(state, last + 1).verdict
+        assert (verdict.winner, verdict.reason) == (state.mover.other, Reason.TIMEOUT)
+        assert ("not charged" in verdict.detail) == (state.allowance > 0)
+    assert set(allowed) == {0, REPLAY, CLOCK}
+
+
+def test_5_time_does_not_run_backward() -> None:
+    state, move = at("terms", Phase.DESCEND)
+    state = replace(state, last=50, moved=50)
+    with pytest.raises(IllegalMove, match="not before 50, got 49"):
+        game.apply(state, move, 49)
+    with pytest.raises(IllegalMove, match="not before 50, got 49"):
+        game.timeout(state, 49)
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_12_who_replays_has_an_allowance(name: str) -> None:
+    """As the specification lists them: three openings, and the first selection in the trees that they open."""
+    told = {
+        (Phase.OPEN_STEPS, Level.RUN), (Phase.SELECT, Level.STEPS), (Phase.OPEN_VALUES, Level.STEPS),
+        (Phase.SELECT, Level.VALUES), (Phase.OPEN_TERMS, Level.CHUNKS), (Phase.SELECT, Level.TERMS),
+    }  # fmt: skip
+    seen = Counter[tuple[Phase, Level]]()
+    for state, _, _ in WALKS[name]:
+        place = (state.phase, state.level)
+        waits = CLOCK if state.phase is Phase.PROVE else 0
+        assert state.allowance == (REPLAY if place in told and not seen[place] else waits), place
+        seen[place] += 1
+    assert max(seen[place] for place in told if place[0] is not Phase.SELECT) == 1
+    if name == "terms":
+        assert set(seen) > told
+        assert seen[Phase.SELECT, Level.VALUES] > 1
+
+
+def test_12_the_bound_is_reached_and_not_passed() -> None:
+    """Every move as late as it may be: at its allowance, until a side's last one eats its clock."""
+    steps = WALKS["terms"]
+    state = steps[0][0]
+    start = state.last
+    last_of = {side: max(k for k, (s, _, _) in enumerate(steps) if s.mover is side) for side in Side}
+    for number, (_, move, _) in enumerate(steps[:-1]):
+        late = state.rest if number == last_of[state.mover] else 0
+        state = game.apply(state, move, state.last + state.allowance + late)
+    assert state.phase is Phase.PROVE
+    assert (state.defender_rest, state.challenger_rest) == (0, CLOCK)
+    bound = start + 3 * CLOCK + 6 * REPLAY + 1
+    assert state.deadline == bound - 1
+    with pytest.raises(IllegalMove):
+        game.timeout(state, bound - 1)
+    assert game.timeout(state, bound).is_over
 
 
 # ---------------------------------------------------------------- precisions below 32

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
-from math import prod
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.protocol.instructions import (
     STEP_NUMBER,
-    committed,
     const,
     counted,
     drawn,
@@ -20,13 +18,10 @@ from tests.protocol.instructions import (
     reduced,
     scattered,
     shuffled,
-    source,
     windowed,
 )
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.numbers import float32
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
 from tiebreak.protocol.program.accumulator import Accumulator, Kind, encode, finish
 from tiebreak.protocol.program.isa import (
@@ -41,7 +36,6 @@ from tiebreak.protocol.program.isa import (
     SourceKind,
     row_major,
 )
-from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import (
     Reader,
     accumulate_leaf,
@@ -103,16 +97,6 @@ def test_integer_functions(x: int, y: int) -> None:
         assert 0 <= rest < y if y > 0 else y < rest <= 0
 
 
-def test_integer_corner_cases() -> None:
-    least = -(2**63)
-    assert scalar(MapFunction.FLOORDIV, (I64, I64), I64, (least, -1)) == least
-    assert scalar(MapFunction.MOD, (I64, I64), I64, (least, -1)) == 0
-    assert scalar(MapFunction.NEG, (I64,), I64, (least,)) == least == scalar(MapFunction.ABS, (I64,), I64, (least,))
-    assert scalar(MapFunction.FLOORDIV, (I64, I64), I64, (-7, 2)) == -4
-    assert scalar(MapFunction.MOD, (I64, I64), I64, (-7, 2)) == 1
-    assert scalar(MapFunction.MOD, (I64, I64), I64, (7, -2)) == -1
-
-
 def test_bool_functions() -> None:
     table = {(x, y): [x & y, x | y, int(x == y), int(x != y)] for x in (0, 1) for y in (0, 1)}
     functions = (MapFunction.AND, MapFunction.OR, MapFunction.EQ, MapFunction.NE)
@@ -156,20 +140,6 @@ def test_map_reads_through_access_maps() -> None:
     i = mapped(MapFunction.SUB, I64, (3, 4), *operands)
     found = [element(i, k, reader(x, row), (I64, I64)) for k in range(12)]
     assert found == [x[11 - a - 3 * b] - row[b] for a in range(3) for b in range(4)]
-
-
-def test_matmul() -> None:
-    stream = Stream("reference/matmul")
-    m, n, k = 3, 4, 7
-    a, b = floats(stream, m * k), floats(stream, k * n)
-    operands = (Access(0, 0, (k, 0, 1)), Access(1, 0, (0, 1, n)))
-    i = reduced(F32, (m, n), (k,), *operands)
-    found = [element(i, e, reader(a, b), (F32, F32)) for e in range(m * n)]
-    assert found == [
-        nearest(sum((value(a[r * k + t]) * value(b[t * n + c]) for t in range(k)), Fraction(0)))
-        for r in range(m)
-        for c in range(n)
-    ]
 
 
 def test_convolution_is_a_contraction_over_an_overlapping_view(cases: Callable[[], None]) -> None:
@@ -320,53 +290,6 @@ def test_pack_and_unpack(dtype: DType, data: bytes) -> None:
     assert unpack(dtype, pack(dtype, elements)) == elements
     if not (dtype == F32 and NAN in elements):
         assert pack(dtype, elements) == data
-
-
-def linear_program() -> Program:
-    """y = w . x[step]; loss = y^2; w -= rate * 2 y x: one instruction of most kinds, tiny."""
-    f0, i0 = (), ()
-    data = source(SourceKind.DATA, "x", F32, 4, 3)
-    state = source(SourceKind.STATE, "w", F32, 3)
-    clock = STEP_NUMBER
-    rate = const(0x3D800000)
-    row = gathered(F32, (3,), Access(0, 0, (1,)), Access(2, 0, (0,)), stride=3, bound=4)
-    y = reduced(F32, (), (3,), Access(1, 0, (1,)), Access(4, 0, (1,)))
-    scaled = mapped(MapFunction.MUL, F32, (), Access(3, 0, f0), Access(5, 0, i0))
-    change = mapped(MapFunction.MUL, F32, (3,), Access(6, 0, (0,)), Access(4, 0, (1,)))
-    updated = mapped(MapFunction.SUB, F32, (3,), Access(1, 0, (1,)), Access(7, 0, (1,)))
-    loss = mapped(MapFunction.MUL, F32, (), Access(5, 0, ()), Access(5, 0, ()))
-    commit = committed("w", F32, (3,), 8)
-    program = Program((data, state, clock, rate, row, y, scaled, change, updated, loss), (commit,))
-    program.validate()
-    return program
-
-
-def test_execute_trains_a_linear_model() -> None:
-    stream = Stream("reference/execute")
-    program = linear_program()
-    x, w = floats(stream, 12), floats(stream, 3)
-    state, entries = {"w": pack(F32, w)}, {"x": pack(F32, x)}
-    for step in range(1, 5):
-        values = execute(program, state, entries, step)
-        assert [len(v) for v in values] == [prod(i.shape) * i.dtype.size for i in program.body]
-        row = x[3 * (step - 1) : 3 * step]
-        y = nearest(sum((value(a) * value(b) for a, b in zip(w, row, strict=True)), Fraction(0)))
-        g = nearest(value(0x3D800000) * value(y))
-        w = [float32.subtract(a, nearest(value(g) * value(b))) for a, b in zip(w, row, strict=True)]
-        assert unpack(F32, values[-1]) == [nearest(value(y) ** 2)]
-        state = new_state(program, values)
-        assert state == {"w": pack(F32, w)}
-    assert execute(program, state, entries, 5)[4] == pack(F32, [NAN] * 3)  # past the data: gather answers NaN
-
-
-def test_execute_refuses_entries_that_do_not_fit() -> None:
-    program = linear_program()
-    good = {"w": bytes(12)}, {"x": bytes(48)}
-    assert len(execute(program, *good, 1)) == 10
-    with pytest.raises(EncodingError, match="expected an entry named w"):
-        execute(program, {"v": bytes(12)}, good[1], 1)
-    with pytest.raises(EncodingError, match="expected 48 bytes for entry x, got 47"):
-        execute(program, good[0], {"x": bytes(47)}, 1)
 
 
 def test_row_major_agrees_with_reading_order() -> None:

@@ -19,14 +19,7 @@ from tests.protocol.instructions import (
 from tests.vectors.inputs import I64_EDGES, Stream
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS, ONE, SIGN
 from tiebreak.protocol.program.accumulator import encode
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    Instruction,
-    MapFunction,
-    ReduceFunction,
-    ScatterFunction,
-)
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, ReduceFunction, ScatterFunction
 from tiebreak.protocol.program.program import encode_instruction
 from tiebreak.protocol.program.reference import accumulators, element, pack
 
