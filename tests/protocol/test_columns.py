@@ -327,6 +327,8 @@ def test_limits_are_exact(limits: Limits, rule: str) -> None:
     body, commits = (list(part) for part in large(BLOCK + 50))
     with pytest.raises(ProgramError, match=rule):
         Program.decode(file_of(body, commits), limits)
+    with pytest.raises(ProgramError, match=rule):
+        one_by_one(body, commits, limits)
     body, commits = (list(part) for part in large(100))
     total = 1 + 98 * 16 + 1 + 16  # the constant, 98 copies and sums, the loss, the commit
     elements, terms = total, total - 1 + 16

@@ -151,11 +151,8 @@ def test_an_empty_log() -> None:
     assert fold(EMPTY, PLAIN << 6 | 3, tree.proof(PLAIN, 3)) == tree.root
     assert NO_LOG.count == 0
     NO_LOG.check(program(), 1)
-
-
-def test_a_program_without_sums_logs_nothing() -> None:
-    bare = Program((const(0),), (committed("w", F32, (), 0),))
-    assert LogTree(bare, NO_LOG).root == EMPTY
+    without_sums = Program((const(0),), (committed("w", F32, (), 0),))
+    assert LogTree(without_sums, NO_LOG).root == EMPTY
 
 
 def test_every_element_has_its_place(cases: Callable[[], None]) -> None:

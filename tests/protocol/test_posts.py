@@ -65,6 +65,10 @@ def test_the_vectors_are_read_alike(cases: Callable[[], None]) -> None:
         received = ReceivedPost(place=case["place"], at=case["at"], wire=wire, signature=signature)
         assert received.open(DOMAIN, HUB.address) == (signed, body)
         assert signed.encode() == wire
+        post, mark = unpack(wire, len(wire))
+        for other in (wire + b"\0", wire[:-1], pack([post, mark, 0]), pack([post, mark[:64]])):
+            with pytest.raises(EncodingError):
+                SignedPost.decode(other)
         assert signed.post.content.hex() == case["content"][2:]
         assert PostKind[case["kind"].upper()] == body.KIND
         cases()

@@ -37,7 +37,7 @@ from tiebreak.protocol.program.isa import (
     SourceKind,
     WindowParams,
 )
-from tiebreak.protocol.program.program import Program, decode_instruction, encode_instruction, instruction_digest
+from tiebreak.protocol.program.program import MAGIC, Program, decode_instruction, encode_instruction, instruction_digest
 from tiebreak.protocol.trees import parent, verify
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
@@ -181,6 +181,14 @@ def test_each_broken_rule_is_named_with_its_instruction(name: str) -> None:
         make().validate()
     assert caught.value.instruction == instruction
     assert (f"instruction {instruction}" if instruction is not None else "program") in str(caught.value)
+
+
+def test_a_file_is_whole_and_its_names_are_printable() -> None:
+    raw, start = PROGRAM.encode(), len(MAGIC)
+    counts = raw[:start] + bytes(8) + raw[start + 8 :]
+    for damaged in (raw[: start + 20], raw[:-1], raw + b"\0", counts, raw.replace(b"order", b"or er")):
+        with pytest.raises(EncodingError):
+            Program.decode(damaged)
 
 
 MALFORMED: dict[str, Callable[[bytes], bytes]] = {

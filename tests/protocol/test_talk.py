@@ -449,7 +449,7 @@ def drawn_run(random: Random) -> Run:
     return Run(replace(job, talk_time=random.choice([0, TALK, TALK, TALK])), logs=logs)
 
 
-@pytest.mark.parametrize("examples", slow_except([20, 150], 20))
+@pytest.mark.parametrize("examples", slow_except([30, 150], 30))
 def test_9_and_13_an_honest_defender_never_loses_however_the_game_enters(examples: int) -> None:
     entered = 0
 
@@ -467,7 +467,7 @@ def test_9_and_13_an_honest_defender_never_loses_however_the_game_enters(example
     assert entered > 3
 
 
-@pytest.mark.parametrize("examples", slow_except([20, 150], 20))
+@pytest.mark.parametrize("examples", slow_except([30, 150], 30))
 def test_10_and_13_an_honest_challenger_never_loses_however_the_game_enters(examples: int) -> None:
     entered = 0
 
