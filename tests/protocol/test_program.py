@@ -199,6 +199,7 @@ MALFORMED: dict[str, Callable[[bytes], bytes]] = {
     "operands": lambda e: e[:5] + b"\x04" + e[6:],
     "oversized": lambda e: e + b"\0" * 4096,
     "truncated": lambda e: e[:-1],
+    "a window without its fill": lambda _: (w := encode_instruction(PROGRAM.body[8]))[:1] + b"\0" + w[2:],
 }
 
 
