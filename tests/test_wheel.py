@@ -16,7 +16,7 @@ import pytest
 from tests.source_tree import ROOT, committed_files
 from tests.tiebreak.parties import PASSPHRASE, TASK
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,7 @@ def test_a_job_from_capture_to_dispute(installed: Installed) -> None:
     assert installed.tiebreak("--version").startswith("tiebreak, version ")
     for name in ("client", "trainer"):
         assert installed.tiebreak("key", f"{name}.pem").startswith("0x")
-    (installed.folder / "book.txt").write_text("a text\n" * 9)
-    assert installed.tiebreak("data", "import", "text", "book.txt", "-o", "imported").startswith("1 texts, ")
-    assert installed.tiebreak("data", "root", "imported").startswith("tokens")
     assert "program root" in installed.tiebreak("capture", "task.py", "-o", "captured")
-    installed.tiebreak("calibrate", "--proven", "-o", "policy.json")
     keys = ["--client-key", "client.pem", "--trainer-key", "trainer.pem"]
     assert "policy  exact" in installed.tiebreak("agree", "captured", *keys, "-o", "run")
     assert "run root" in installed.tiebreak("train", "run", "--key", "trainer.pem")
