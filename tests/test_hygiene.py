@@ -20,7 +20,9 @@ REGISTRY = re.compile(
 )
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-RISKY = re.compile(rf"\b({'|'.join(FORBIDDEN_CALLS | FORBIDDEN_MODULES)}|torch\.load|torch\.save)\b")
+RISKY = re.compile(
+    rf"(?<![\w.])({'|'.join(FORBIDDEN_CALLS)})\s*\(|\b({'|'.join(FORBIDDEN_MODULES)})\b|torch\.(load|save)"
+)
 """What a file must contain for the syntax tree to be worth a look."""
 SELF = ROOT / "tests" / "test_hygiene.py"
 
