@@ -1,4 +1,4 @@
-"""Every cheat of the catalogue: what it changes, that it loses before both referees, and what that costs it."""
+"""The simple cheats: what each changes, and nothing else."""
 
 import random
 import struct
@@ -58,6 +58,7 @@ def test_the_catalogue_names_what_it_changes(yard: Yard) -> None:
     assert program.commits[weight.leaf - (1 << program.half_depth)].params.name == "model.hidden.weight"  # type: ignore[union-attr]
     assert [int(label.change(torch.tensor(c))) for c in range(CLASSES)] == [1, 2, 0]
     assert rate.change(torch.tensor(0.25)).item() == 0.5
+    assert bits_of(weight.change(torch.tensor(0.0))) == 1
 
 
 def test_what_is_not_there_cannot_be_tampered_with(yard: Yard) -> None:
