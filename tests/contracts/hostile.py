@@ -168,6 +168,8 @@ def any_accumulator(rng: random.Random, likely: int) -> bytes:
             b"\xff" * length,
             (b"\x00" + zeros + pattern)[:length] or b"\x00",
             (b"\x01" + bytes(length))[:length],
+            (b"\x01" + pattern + zeros)[:length] or b"\x01",
+            (rng.choice((b"\x00\x7f", b"\x00\x80")) + rng.choice((b"\x00", b"\xff")) * length)[:length],
             (b"\x7f\xc0\x00\x00" + rng.randbytes(length))[:length],
         )
     )
