@@ -156,12 +156,9 @@ contract ExampleBonusTest is BoardBase {
         _claim(trainer, jobId);
     }
 
-    function test_nothingIsNoBonus() public {
+    function test_nothingIsNoBonusAndNobodyNoBoard() public {
         VM.expectRevert(abi.encodeWithSelector(CompletionBonus.NothingPaid.selector));
         _sponsor(sponsor, JobId.wrap(0), 0);
-    }
-
-    function test_aBoardMustBeThere() public {
         VM.expectRevert(abi.encodeWithSelector(CompletionBonus.BoardMissing.selector, stranger));
         new CompletionBonus(IJobBoard(stranger));
     }

@@ -232,7 +232,7 @@ contract GameGasTest is BoardBase {
                 revert(add(result, 32), mload(result))
             }
         }
-        _equalAtLeast(gas, _calldataGas(data));
+        require(gas > _calldataGas(data), "a whole transaction");
         if (_isLogged()) name = _changes(name) ? string.concat("logged ", name) : "";
         if (bytes(name).length == 0) return;
         VM.snapshotValue("GameGas", name, gas);
@@ -260,10 +260,6 @@ contract GameGasTest is BoardBase {
         for (uint256 i = 0; i < data.length; ++i) {
             gas += data[i] == 0 ? 4 : 16;
         }
-    }
-
-    function _equalAtLeast(uint256 gas, uint256 least) private pure {
-        require(gas > least, "a whole transaction");
     }
 
     function _descend(string memory name, Path memory p, uint256 height) private {

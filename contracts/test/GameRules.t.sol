@@ -25,19 +25,15 @@ contract GameRulesTest is GameBase {
         require(games.mover(gameId) == trainer, "the defender moves first");
     }
 
-    function test_descend_needs_the_right_number_of_nodes() external {
+    function test_descend_needs_the_right_number_of_nodes_that_fold() external {
         _start();
+        _expectBrokenTie();
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
         for (uint256 count = 0; count < 5; ++count) {
             if (count == 2) continue;
             _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, count));
             _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](count))));
         }
-    }
-
-    function test_nodes_that_do_not_fold_are_refused() external {
-        _start();
-        _expectBrokenTie();
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
     }
 
     function test_a_descent_reveals_no_more_levels_than_remain() external {
@@ -401,19 +397,14 @@ contract GameRulesTest is GameBase {
         _selectElement(128, 1);
         _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 128, type(uint256).max));
         _selectElement(type(uint256).max, 1);
+        _expect(abi.encodeWithSelector(IGame.UnexpectedSeal.selector, WRONG)); // none before the terms are opened
+        _play(challenger, abi.encodeCall(IGame.selectElement, (gameId, 5, _chunk(1), WRONG)));
         _selectElement(5, 1);
         IGame.GameState memory state = games.game(gameId);
         _equal(133, state.element, "element");
         _equal(bytes32(uint256(5)), state.node, "bits");
         _equal(1, state.position, "chunk");
         require(state.phase == IGame.Phase.OPEN_TERMS, "a long reduction");
-    }
-
-    function test_no_seal_before_the_terms_are_opened() external {
-        _walkToChunk(2, 1);
-        _openChunk(1);
-        _expect(abi.encodeWithSelector(IGame.UnexpectedSeal.selector, WRONG));
-        _play(challenger, abi.encodeCall(IGame.selectElement, (gameId, 5, _chunk(1), WRONG)));
     }
 
     /// Bits are read least significant byte first, at each width and place.

@@ -99,18 +99,14 @@ contract GameTalkTest is GameBase {
         _expect(abi.encodeWithSelector(IGame.StaleState.selector, late.sequence, late.sequence));
         _play(challenger, _entry(TRAINER_KEY, late.sequence, late.snapshot));
         _openChunk(1);
-        _requireMoved(late.sequence + 1);
+        _equal(late.sequence + 1, games.game(gameId).sequence, "sequence");
         _expect(abi.encodeWithSelector(IGame.StaleState.selector, late.sequence + 1, late.sequence + 1));
         _play(challenger, _entry(TRAINER_KEY, late.sequence + 1, late.snapshot));
         _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 1 << 15, (1 << 15) + 1));
         _play(challenger, _entry(TRAINER_KEY, (1 << 15) + 1, late.snapshot));
         _play(challenger, _entry(TRAINER_KEY, 1 << 15, late.snapshot));
         _openChunk(1);
-        _requireMoved((1 << 15) + 1);
-    }
-
-    function _requireMoved(uint256 sequence) private view {
-        _equal(sequence, games.game(gameId).sequence, "sequence");
+        _equal((1 << 15) + 1, games.game(gameId).sequence, "sequence");
     }
 
     function test_only_a_side_enters_and_only_what_the_other_signed() external {

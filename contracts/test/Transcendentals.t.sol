@@ -122,7 +122,8 @@ contract TranscendentalsTest is TestBase {
         assertTrue(value.err < value.n >> (bits[func - Isa.EXP] + 1), "an error below half the least distance");
     }
 
-    /// @dev Records of hardest.json: x, precision, result, and the magnitude from v · 2^e to (v + 1) · 2^e.
+    /// @dev Records of hardest.json: x, precision, result, and the magnitude from v · 2^e to (v + 1) · 2^e. The bound also
+    /// decides at the ends of the ranges and at the argument whose value has the least magnitude.
     function test_hardest() public view {
         string memory json = vectors(HARDEST);
         uint256 total = 0;
@@ -130,6 +131,10 @@ contract TranscendentalsTest is TestBase {
             bytes memory data = vm.parseJsonBytes(json, _group(json, func, "cases"));
             assertTrue(bits[func - Isa.EXP] > 50 && bits[func - Isa.EXP] < 80, "bits");
             assertEq(data.length, RECORD * vm.parseJsonUint(json, _group(json, func, "count")), "records");
+            for (uint256 k = 0; k < ends[func - Isa.EXP].length; ++k) {
+                _assertDecides(func, ends[func - Isa.EXP][k]);
+            }
+            _assertDecides(func, vm.parseJsonUint(json, _group(json, func, "least")));
             for (uint256 pos = 0; pos < data.length; pos += RECORD) {
                 uint32 x = uint32(word(data, pos, 4));
                 uint32 found = CONTRACT.evaluate(uint8(func), x, uint8(word(data, pos + 4, 1)));
@@ -156,17 +161,6 @@ contract TranscendentalsTest is TestBase {
             uint256[] storage range = ends[func - Isa.EXP];
             uint256 k = seed % (range.length / 2) * 2;
             _assertDecides(func, bound(seed >> 8, range[k], range[k + 1]));
-        }
-    }
-
-    /// @dev The bound at the ends of the ranges and at the argument whose value has the least magnitude.
-    function test_boundDecidesAtTheEnds() public view {
-        string memory json = vectors(HARDEST);
-        for (uint256 func = Isa.EXP; func <= Isa.COS; ++func) {
-            for (uint256 k = 0; k < ends[func - Isa.EXP].length; ++k) {
-                _assertDecides(func, ends[func - Isa.EXP][k]);
-            }
-            _assertDecides(func, vm.parseJsonUint(json, _group(json, func, "least")));
         }
     }
 
@@ -204,22 +198,6 @@ contract TranscendentalsTest is TestBase {
         magnitude = magnitude >> 256 - bound(width, 1, 256) | 1;
         int256 e = int256(bound(exponent, 0, 700)) - 500;
         assertEq(Decision.roundTo(magnitude, e, 32), Float32.round(false, magnitude, e), "as the other rounding at 32");
-    }
-
-    /// @dev Exactly between two neighbours of the format, and one unit of 2^-8 places to either side.
-    function testFuzz_roundToTies(uint256 x, uint256 b) public pure {
-        uint256 place = 1 << (32 - bound(b, 16, 32));
-        x = bound(x, 0, 0x7f7fffff) / place * place;
-        (uint256 low, int256 e) = Float32.unpack(x);
-        uint256 tie = (low << 9) + (place << 8); // in 2^(e - 9)
-        uint256 even = x / place % 2 == 0 ? x : x + place;
-        assertEq(Decision.roundTo(tie, e - 9, 32 - _log2(place)), even, "ties to even");
-        assertEq(Decision.roundTo(tie - 1, e - 9, 32 - _log2(place)), x, "below the tie");
-        assertEq(Decision.roundTo(tie + 1, e - 9, 32 - _log2(place)), x + place, "above the tie");
-    }
-
-    function _log2(uint256 powerOfTwo) private pure returns (uint256) {
-        return Float32.bitLength(powerOfTwo) - 1;
     }
 
     function testFuzz_unknownFunction(uint8 func, uint32 x) public {

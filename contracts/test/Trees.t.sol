@@ -2,7 +2,6 @@
 pragma solidity ^0.8.30;
 
 import {IReferee} from "../src/interfaces/IReferee.sol";
-import {ProofContext} from "../src/game/ProofContext.sol";
 import {Commitments} from "../src/libraries/Commitments.sol";
 import {Tags} from "../src/libraries/Tags.sol";
 import {Trees} from "../src/libraries/Trees.sol";
@@ -33,11 +32,6 @@ contract TreesTest is TestBase {
 
     function _at(string memory list, uint256 k, string memory key) private pure returns (string memory) {
         return string.concat(".", list, "[", vm.toString(k), "].", key);
-    }
-
-    function test_emptyLeaf() public view {
-        assertEq(Trees.EMPTY, vm.parseJsonBytes32(json, ".empty"), "the empty leaf");
-        assertEq(sha256("tb.empty"), Trees.EMPTY, "H(tb.empty)");
     }
 
     function test_vectorTrees() public view {
@@ -109,10 +103,6 @@ contract TreesTest is TestBase {
             bytes32 leaf = vm.parseJsonBytes32(json, _at("instructions", k, "leaf"));
             assertEq(harness.instructionLeaf(instruction), leaf, "instruction leaf");
         }
-    }
-
-    function testFuzz_extended(bytes32 digest, bytes32 x) public pure {
-        assertEq(ProofContext.extended(digest, x), keccak256(abi.encodePacked(digest, x)), "what was opened");
     }
 
     function test_emptyRoots() public pure {

@@ -219,8 +219,6 @@ abstract contract GasBase is RefereeBase {
         return price;
     }
 
-    // ---------------------------------------------------------------- instructions
-
     /// @dev A body instruction's header and its dims: (4096, 16384) of output, 2^24 terms of a reduction.
     function _head(uint8 opcode, uint8 func, uint8 dtype, bool reduces, uint256 operands)
         internal

@@ -74,11 +74,6 @@ contract AccumulatorHarness {
         (ok,) = Accumulators.decode(kind, data);
     }
 
-    function encodeAgain(AccumulatorKind kind, bytes calldata data) external pure returns (bytes memory) {
-        (, Accumulator memory a) = Accumulators.decode(kind, data);
-        return a.encode();
-    }
-
     /// @dev Records of before ‖ factors ‖ position ‖ after, as in tests/vectors/accumulators.json; each must hold.
     function countTrue(AccumulatorKind kind, bytes calldata cases, uint256 length, uint256 factors)
         external
