@@ -114,16 +114,16 @@ def run_torch(task: Task, program: Program, rate: float, steps: int = 1) -> dict
 
 
 def make_task(
-    model: nn.Module, data: Mapping[str, Tensor], batch: int = 2, rate: float = 1.0, **changes: object
+    model: nn.Module, data: Mapping[str, Tensor], batch: int | Batch = 2, rate: float = 1.0, **changes: object
 ) -> Task:
-    """A task of one step whose new state shows the gradients."""
+    """A task whose new state after one step shows the gradients. batch: its size, if its examples are rows."""
     settings: dict[str, object] = {
         "name": "bench",
         "model": model,
         "loss": loss_of,
         "optimizer": SGD(lr=rate),
         "data": data,
-        "batch": Batch(size=batch, examples=Rows(names=tuple(data))),
+        "batch": Batch(size=batch, examples=Rows(names=tuple(data))) if isinstance(batch, int) else batch,
         "steps": 3,
         "checkpoint_interval": 1,
         "seed": SEED,
