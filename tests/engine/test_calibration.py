@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.engine.arithmetic_cases import product, sum_over
 from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.arithmetic.ziv import NearTies
 from tiebreak.engine.logged import divergence
@@ -25,29 +26,10 @@ from tiebreak.engine.logged.calibration import (
 from tiebreak.engine.logged.divergence import BINS, Comparer, Seen, Variant, variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import Access, Instruction
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
 
 ORDERS = variants_of(3, threads=(1,), compiled=reduce.build().library is not None)
-
-
-def product(rows: int, terms: int, columns: int) -> Instruction:
-    """A matrix product of (rows, terms) and (terms, columns)."""
-    accesses = (
-        Access(value=0, offset=0, strides=(terms, 0, 1)),
-        Access(value=1, offset=0, strides=(0, 1, columns)),
-    )
-    return Instruction(
-        opcode=Opcode.REDUCE, function=ReduceFunction.SUM, dtype=DType.F32, shape=(rows, columns), reduction=(terms,),
-        operands=accesses,
-    )  # fmt: skip
-
-
-def plain(rows: int, terms: int) -> Instruction:
-    return Instruction(
-        opcode=Opcode.REDUCE, function=ReduceFunction.SUM, dtype=DType.F32, shape=(rows,), reduction=(terms,),
-        operands=(Access(value=0, offset=0, strides=(terms, 1)),),
-    )  # fmt: skip
 
 
 def matrices(seed: int, rows: int, terms: int, columns: int) -> list[Tensor]:
@@ -217,7 +199,10 @@ def test_sums_without_error_and_sums_that_are_not_finite() -> None:
 
 def test_kinds_are_kept_apart() -> None:
     comparison = Comparer(ORDERS, 32, 0)
-    comparison.compare(plain(9, 1000), [torch.randn(9000, generator=torch.Generator().manual_seed(7))])
+    comparison.compare(
+        sum_over((9,), (1000,), Access(0, 0, (1000, 1))),
+        [torch.randn(9000, generator=torch.Generator().manual_seed(7))],
+    )
     assert comparison.seen[SumKind.PLAIN].elements == 9
     assert comparison.seen[SumKind.PRODUCTS].total == comparison.seen[SumKind.SCATTER].total == 0
 

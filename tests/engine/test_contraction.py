@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import (
     PLAIN,
@@ -17,14 +15,15 @@ from tests.engine.arithmetic_cases import (
     elements_of,
     expected,
     kernel_with,
-    random_reduction,
+    matmul,
     sum_of,
+    sum_over,
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import Access, DType, Instruction
 
 LIBRARY = reduce.build().library
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs a C compiler")
@@ -34,31 +33,13 @@ HARD = [ONE, HALF_ULP, 1, FAR, FAR | 0x80000000]
 """1 + 2^-24 + 2^-149 beside +-2^-98: only integers decide it."""
 
 
-def matmul(m: int, k: int, n: int, batch: int = 1, *, transposed: tuple[bool, bool] = (False, False)) -> Instruction:
-    """(batch, m, n) = (batch, m, k) x (batch, k, n), each operand row-major or transposed."""
-    a = (m * k, 1, 0, m) if transposed[0] else (m * k, k, 0, 1)
-    b = (k * n, 0, k, 1) if transposed[1] else (k * n, 0, 1, n)
-    return Instruction(
-        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(batch, m, n), reduction=(k,),
-        operands=(Access(0, 0, a), Access(1, 0, b)),
-    )  # fmt: skip
-
-
-@settings(max_examples=150)
-@given(st.integers(0, 2**32), st.booleans())
-def test_any_reduction_against_its_twin_and_integers(seed: int, permuted: bool) -> None:
-    instruction, operands = random_reduction(Maker(random.Random(seed)), ReduceFunction.SUM, DType.F32)
-    check(Arithmetic(permute=seed % 1000 if permuted else None), instruction, operands)
-
-
 SHAPES = [
-    (1, 2, 1, 1), (1, 1, 700, 1), (5, 193, 13, 1), (97, 192, 25, 2), (96, 385, 36, 1), (400, 64, 30, 1),
-    (3, 5000, 2, 1), (2, 20011, 30, 1), (64, 64, 64, 6), (1, 300, 800, 1), (800, 300, 1, 1), (2, 2, 2, 300),
+    (1, 1, 700, 1), (5, 193, 13, 1), (97, 192, 25, 2), (2, 20011, 30, 1), (800, 300, 1, 1), (2, 2, 2, 300),
 ]  # fmt: skip
 """Around the sizes of panels, blocks of terms and blocks of outputs, and where terms are cut into parts."""
 
 
-@pytest.mark.parametrize("shape", slow_except(SHAPES, *SHAPES[1:6]))
+@pytest.mark.parametrize("shape", slow_except(SHAPES, *SHAPES[1:3]))
 @pytest.mark.parametrize("style", ["gauss", "ties"])
 def test_products_against_the_pure_twin(
     shape: tuple[int, int, int, int], style: str, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
@@ -88,11 +69,9 @@ def test_products_against_the_pure_twin(
     slow_except(
         [
             ((7,), (1000,), (1000, 1)),
-            ((1000,), (7,), (1, 1000)),
             ((3, 300), (5, 40), (60000, 1, 12000, 300)),
             ((4, 5), (6, 70), (1, 4, 1400, 20)),
             ((), (100_003,), (1,)),
-            ((), (300, 301), (301, 1)),
             ((260,), (1,), (1, 0)),
             ((2, 3), (50,), (150, -50, 1)),
         ],
@@ -106,10 +85,7 @@ def test_flat_sums_against_the_pure_twin(
     monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None],
 ) -> None:  # fmt: skip
     offset = -sum(stride * (size - 1) for stride, size in zip(strides, (*shape, *reduction), strict=True) if stride < 0)
-    instruction = Instruction(
-        opcode=Opcode.REDUCE, dtype=DType.F32, shape=shape, reduction=reduction,
-        operands=tuple(Access(i, offset, strides) for i in range(operands)),
-    )  # fmt: skip
+    instruction = sum_over(shape, reduction, *(Access(i, offset, strides) for i in range(operands)))
     make = Maker(random.Random(str(strides)))
     for style in ("gauss", "ties", "wide"):
         read = [make.tensor(DType.F32, 200_000, style) for _ in range(operands)]
@@ -150,8 +126,7 @@ def settings_of(left: list[int], right: list[int] | None = None) -> list[tuple[I
     given = [tensor(factors) for factors in (left, right) if factors is not None]
     easy = tensor([ONE, *[0] * (k - 1)])
     among = [torch.cat((factors, *[easy] * (rows - 1))) for factors in given]
-    accesses = tuple(Access(o, 0, (k, 1)) for o in range(len(given)))
-    many = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(rows,), reduction=(k,), operands=accesses)
+    many = sum_over((rows,), (k,), *(Access(o, 0, (k, 1)) for o in range(len(given))))
     block = torch.zeros(side, width)
     block[:, :k] = given[0]
     columns = torch.ones(width, side)
@@ -290,8 +265,7 @@ def test_a_fault_in_scattered_terms_is_caught(
     bits[1, 7::9, 0] = ONE
     data = bits.to(torch.int32).view(torch.float32).view(-1)
     access = Access(0, 0, (2 * terms, 2))
-    plain = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2,), reduction=(terms,), operands=(access,))
-    products = replace(plain, operands=(access, replace(access, value=1)))
+    plain, products = (sum_over((2,), (terms,), *given) for given in ((access,), (access, replace(access, value=1))))
     cases = [(plain, [data]), (products, [data, torch.ones_like(data)])]
 
     def right() -> bool:
@@ -307,9 +281,6 @@ def test_operands_may_be_swapped_and_the_output_of_any_order() -> None:
     """Rows of the output that neither operand reads in one run."""
     make = Maker(random.Random(3))
     a, b = make.tensor(DType.F32, 6 * 35, "ties"), make.tensor(DType.F32, 4 * 35, "gauss")
-    base = Instruction(
-        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2, 4, 3), reduction=(7, 5),
-        operands=(Access(0, 0, (105, 0, 35, 5, 1)), Access(1, 0, (0, 35, 0, 5, 1))),
-    )  # fmt: skip
+    base = sum_over((2, 4, 3), (7, 5), Access(0, 0, (105, 0, 35, 5, 1)), Access(1, 0, (0, 35, 0, 5, 1)))
     check(Arithmetic(), base, [a, b])
     check(Arithmetic(), replace(base, operands=base.operands[::-1]), [b, a])

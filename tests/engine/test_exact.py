@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.engine.arithmetic_cases import PLAIN, Maker, check, elements_of, kernel_with, tensor_of
+from tests.engine.arithmetic_cases import PLAIN, Maker, check, elements_of, kernel_with, product, sum_over, tensor_of
 from tests.engine.test_contraction import HAS_LIMBS
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, exact, reduce, ziv
@@ -22,7 +22,7 @@ from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.native import Build
 from tiebreak.engine.run import worst
 from tiebreak.protocol.numbers.float32 import plus_zero, round_f32
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
+from tiebreak.protocol.program.isa import Access, DType
 
 KERNELS = ("pure", "compiled", "plain") if reduce.build().library is not None else ("pure",)
 EXTREMES = [
@@ -84,11 +84,6 @@ def right_bits(rows: Sequence[Sequence[float]], precision: int) -> list[int]:
     return [plus_zero(round_f32(n.numerator, LEAST, precision=precision)) for n in sums]
 
 
-def matrices(m: int, k: int, n: int) -> Instruction:
-    accesses = (Access(0, 0, (k, 0, 1)), Access(1, 0, (0, 1, n)))
-    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(m, n), reduction=(k,), operands=accesses)
-
-
 @settings(max_examples=100)
 @given(st.integers(0, 2**32), st.integers(1, 70), st.integers(16, 32))
 def test_every_way_against_rationals(seed: int, k: int, precision: int) -> None:
@@ -109,7 +104,7 @@ def test_every_way_against_rationals(seed: int, k: int, precision: int) -> None:
     found = multiply_exactly(left[None], right[None], rounded)
     assert elements_of(found.reshape(-1)) == wanted
     operands = [left.reshape(-1), right.reshape(-1)]
-    found = Arithmetic(precision=precision).execute(matrices(m, k, n), operands, 0)
+    found = Arithmetic(precision=precision).execute(product(m, k, n), operands, 0)
     assert elements_of(found.reshape(-1)) == wanted
 
 
@@ -156,10 +151,8 @@ def test_long_sums(seed: int, k: int) -> None:
     terms = (left.double()[:, None] * right.double().T).reshape(18, k)
     wanted = right_bits(terms.tolist(), 32)
     arithmetic = Arithmetic()
-    assert elements_of(arithmetic.execute(matrices(2, k, 9), [left.view(-1), right.view(-1)], 0).view(-1)) == wanted
-    plain = Instruction(
-        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2,), reduction=(k,), operands=(Access(0, 0, (k, 1)),)
-    )
+    assert elements_of(arithmetic.execute(product(2, k, 9), [left.view(-1), right.view(-1)], 0).view(-1)) == wanted
+    plain = sum_over((2,), (k,), Access(0, 0, (k, 1)))
     wanted = right_bits(left.double().tolist(), 32)
     assert elements_of(arithmetic.execute(plain, [left.view(-1)], 0)) == wanted
     columns = replace(plain, operands=(Access(0, 0, (1, 2)),))
@@ -184,7 +177,7 @@ def test_a_fault_between_chunks_is_caught(
     wanted = right_bits(terms.tolist(), 32)
 
     def found() -> list[int]:
-        return elements_of(Arithmetic().execute(matrices(4, 300, 9), [left.view(-1), right.view(-1)], 0).view(-1))
+        return elements_of(Arithmetic().execute(product(4, 300, 9), [left.view(-1), right.view(-1)], 0).view(-1))
 
     assert found() == wanted
     built = kernel_with(tmp_path, (old, new))
@@ -199,7 +192,7 @@ def test_bins_are_carried(k: int) -> None:
     right = [torch.full((k,), 11184809.0 * 2.0 ** (12 * j + 3 - 149), dtype=torch.float64) for j in range(columns)]
     left, b = torch.full((3, k), 3 * 2.0**22 * 2.0 ** (127 - 149)), torch.stack(right, 1).float()
     wanted = right_bits((left.double()[:, None] * b.double().T).reshape(-1, k).tolist(), 32)
-    found = Arithmetic().execute(matrices(3, k, columns), [left.view(-1), b.reshape(-1)], 0)
+    found = Arithmetic().execute(product(3, k, columns), [left.view(-1), b.reshape(-1)], 0)
     assert elements_of(found.view(-1)) == wanted
 
 
@@ -252,4 +245,4 @@ def test_terms_that_are_not_finite_beside_hostile_ones() -> None:
 def test_a_maker_of_hostile_rows_fits_any_view() -> None:
     make = Maker(random.Random(2))
     left = make.tensor(DType.F32, 24 * 33, "ties")
-    check(Arithmetic(), matrices(24, 33, 40), [left, make.tensor(DType.F32, 33 * 40, "ties")])
+    check(Arithmetic(), product(24, 33, 40), [left, make.tensor(DType.F32, 33 * 40, "ties")])

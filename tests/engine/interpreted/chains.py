@@ -22,7 +22,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, tensor_of
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, map_of, tensor_of
 from tests.engine.interpreted import Mutants, killed, patch_index
 from tests.engine.random_programs import SIGNATURES, check_program
 from tests.hardest.search import _pieces, _run, compile_filter
@@ -71,10 +71,6 @@ USUAL = {
 """Between which numbers pairs are what they are proven to be."""
 TIES = [0x3F808000, 0x3F818000, 0x00008000, 0x80018000, 0x3F807FFF, 0x3F808001, 0x7F7F8000, 0xFF800000]
 """Between numbers of bfloat16, or nearly."""
-
-
-def map_of(function: MapFunction, result: DType, shape: tuple[int, ...], *operands: Access) -> Instruction:
-    return Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=shape, operands=operands)
 
 
 def of_all(arithmetic: Arithmetic, function: MapFunction, bits: Sequence[int]) -> int:
