@@ -1,7 +1,8 @@
 """Triton kernels in Triton's interpreter, against integers, with mutants of the kernels that must die.
 
-`python -m tests.engine.interpreted.sums fast|slow`, and so for each module, prints one line of JSON: how many cases
-each check ran, and the mutants. A process of its own, because Triton decides on its import whether it interprets.
+`python -m tests.engine.interpreted` runs a few checks of each kernel, `python -m tests.engine.interpreted.sums`, and so
+for each module, more of them and the mutants. Both print one line of JSON: how many cases each check ran, and the
+mutants. Processes of their own, because Triton decides on its import whether it interprets.
 """
 
 import importlib.util
@@ -9,7 +10,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -85,10 +89,37 @@ def killed(mutants: Mutants, kernels: ModuleType, user: ModuleType) -> dict[str,
     return found
 
 
-def main(run: Callable[[bool], tuple[dict[str, int], Collection[str], dict[str, str]]]) -> None:
-    """Prints what `run`, told whether it is slow, found: cases of each check, mutants, and what refuted each."""
+@contextmanager
+def interpreting() -> Iterator[None]:
+    """One thread, and numpy without warnings: infinities are among the values, and products of 32 bits wrap."""
     patch_index()
     torch.set_num_threads(1)
-    np.seterr(all="ignore")  # infinities are among the values, and products of 32 bits wrap
-    ran, mutants, dead = run(sys.argv[1] == "slow")
-    sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": sorted(set(mutants) - set(dead))}) + "\n")
+    with np.errstate(all="ignore"):
+        yield
+
+
+def found_by(suite: "Suite", *, slow: bool) -> dict[str, Any]:
+    """Cases of each check; if slow, also what refuted each mutant, and the mutants that are alive."""
+    ran, began = {}, time.process_time()
+    for name, check in (suite.slow if slow else suite.fast).items():
+        ran[name] = check()
+        sys.stderr.write(f"{name}: {time.process_time() - began:.1f} s\n")
+    dead = suite.killed() if slow else {}
+    return {"ran": ran, "dead": dead, "alive": sorted(set(suite.mutants) - set(dead)) if slow else []}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Checks of some kernels: a few for every day, more of them, and mutants, of which `killed` names the dead."""
+
+    fast: Mapping[str, Callable[[], int]]
+    slow: Mapping[str, Callable[[], int]]
+    mutants: Collection[str]
+    killed: Callable[[], dict[str, str]]
+
+
+def main(suite: Suite, **others: Callable[[], object]) -> None:
+    """Prints what is found by the slow part, or by what the first argument names."""
+    with interpreting():
+        other = others.get(sys.argv[1]) if len(sys.argv) > 1 else None
+        sys.stdout.write(json.dumps(other() if other else found_by(suite, slow=True)) + "\n")
