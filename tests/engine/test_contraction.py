@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -170,46 +171,6 @@ FAULTS_OF_LIMBS = [
 ]
 """Where it has."""
 HAS_LIMBS = "avx512ifma" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else "")
-ALL_FAULTS = [
-    *((*fault, False) for fault in (*FAULTS, *FAULTS_OF_LIMBS * HAS_LIMBS)),
-    *((*fault, True) for fault in FAULTS_OF_PIECES),
-]
-
-
-@pytest.mark.parametrize(("old", "new", "plain"), slow_except(ALL_FAULTS, ALL_FAULTS[0], several=True))
-def test_a_faulty_kernel_is_caught(
-    old: str, new: str, plain: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By sums whose exact value lies next to a tie, is -0, or has no finite terms."""
-    tiny = 0x80000001  # -2^-149
-    rows = [
-        [HARD],
-        [[*HARD, *[0] * 14]],
-        [[ONE, HALF_ULP, tiny, *HARD[3:]]],
-        [[ONE, HALF_ULP, 0x00800000]],
-        [[1, 0], [tiny, 0]],
-        [[INF, ONE]],
-        [[0x49800000, 0x3D800000, 1]],  # 2^20 and half its ulp: more bits than FP64 has between the digits that decide
-        [[ONE, HALF_ULP, 1], [0x3F800001, ONE, ONE]],
-        [[ONE, ONE], [0x4B000001, 0x3F000000]],  # 2^23 + 1 lies in two limbs
-    ]
-
-    def wrong() -> int:
-        found = 0
-        for row in rows:
-            for order in (row, [factors[::-1] for factors in row]):
-                for i, terms in settings_of(*order):
-                    found += elements_of(Arithmetic().execute(i, terms, 0).reshape(-1)) != expected(i, terms)
-        return found
-
-    assert wrong() == 0
-    built = kernel_with(tmp_path, (old, new), *([PLAIN] if plain else []))
-    monkeypatch.setattr(reduce, "build", lambda: built)
-    assert wrong() > 0
-    with pytest.raises(ConfigurationError, match="does not compute reduce sum"):
-        qualify(Arithmetic())
-
-
 FAULTS_OF_FEWER_BITS = [
     ("(pattern >> drop & 1)", "1"),  # ties away from zero
     ("fabs(x) < 0x1p-126 ? small : from_pattern(kept)", "from_pattern(kept)"),  # subnormals keep too many places
@@ -217,47 +178,33 @@ FAULTS_OF_FEWER_BITS = [
     ("round_to(odd[s], precision) + 0.0f", "(float)odd[s] + 0.0f"),  # settled elements keep all their bits
     ("round_to(open[j].c, (int)shared->precision) + 0.0f", "(float)open[j].c + 0.0f"),  # those on a grid too
 ]
-
-
-@pytest.mark.parametrize(("old", "new"), slow_except(FAULTS_OF_FEWER_BITS, FAULTS_OF_FEWER_BITS[0], several=True))
-def test_a_faulty_rounding_is_caught(old: str, new: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By sums of 16 bits at ties, below 2^-126, not finite, and beside ties by less than doubled precision can tell."""
-    half, negative = 0x3B800000, FAR | 0x80000000
-    rows = [
-        [ONE, half],
-        [0x0000C000, 0],  # three quarters of the smallest number of 16 bits
-        [0x7FFFFFFF, 0],
-        [ONE, half, 1, FAR, negative],
-        [0x00008000, ONE, 0xBF800000],  # half of that number
-    ]
-
-    def wrong() -> int:
-        found = 0
-        for row in rows:
-            # A NaN of any payload, as other instructions may leave it.
-            for i, terms in settings_of(row):
-                right = expected(i, terms, precision=16)
-                found += elements_of(Arithmetic(precision=16).execute(i, terms, 0).reshape(-1)) != right
-        return found
-
-    assert wrong() == 0
-    built = kernel_with(tmp_path, (old, new))
-    monkeypatch.setattr(reduce, "build", lambda: built)
-    assert wrong() > 0
-
-
 FAULTS_OF_SCATTERED_TERMS = [
     ("sums[l] += product;", ""),  # the terms themselves
     ("sizes[l] += fabs(product);", ""),  # the error bound
 ]
+TINY = 0x80000001  # -2^-149
+ROWS = [
+    [HARD],
+    [[*HARD, *[0] * 14]],
+    [[ONE, HALF_ULP, TINY, *HARD[3:]]],
+    [[ONE, HALF_ULP, 0x00800000]],
+    [[1, 0], [TINY, 0]],
+    [[INF, ONE]],
+    [[0x49800000, 0x3D800000, 1]],  # 2^20 and half its ulp: more bits than FP64 has between the digits that decide
+    [[ONE, HALF_ULP, 1], [0x3F800001, ONE, ONE]],
+    [[ONE, ONE], [0x4B000001, 0x3F000000]],  # 2^23 + 1 lies in two limbs
+]
+"""Sums whose exact value lies next to a tie, is -0, or has no finite terms."""
+ROWS_OF_16_BITS = [
+    [[ONE, 0x3B800000]],
+    [[0x0000C000, 0]],  # three quarters of the smallest number of 16 bits
+    [[0x7FFFFFFF, 0]],  # a NaN of any payload, as other instructions may leave it
+    [[ONE, 0x3B800000, 1, FAR, FAR | 0x80000000]],
+    [[0x00008000, ONE, 0xBF800000]],  # half of that number
+]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), slow_except(FAULTS_OF_SCATTERED_TERMS, FAULTS_OF_SCATTERED_TERMS[1], several=True)
-)
-def test_a_fault_in_scattered_terms_is_caught(
-    old: str, new: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def scattered() -> list[tuple[Instruction, list[torch.Tensor]]]:
     """Terms that do not follow each other: plain sums, and sums of products, of more than a chunk."""
     terms = 600
     bits = torch.zeros(2, terms, 2, dtype=torch.int64)
@@ -266,15 +213,48 @@ def test_a_fault_in_scattered_terms_is_caught(
     data = bits.to(torch.int32).view(torch.float32).view(-1)
     access = Access(0, 0, (2 * terms, 2))
     plain, products = (sum_over((2,), (terms,), *given) for given in ((access,), (access, replace(access, value=1))))
-    cases = [(plain, [data]), (products, [data, torch.ones_like(data)])]
+    return [(plain, [data]), (products, [data, torch.ones_like(data)])]
 
-    def right() -> bool:
-        return all(elements_of(Arithmetic().execute(i, given, 0)) == expected(i, given) for i, given in cases)
 
-    assert right()
-    built = kernel_with(tmp_path, (old, new))
+@cache
+def hard_sums(kind: str) -> list[tuple[Instruction, list[torch.Tensor], list[int]]]:
+    """With what the integers say."""
+    made = scattered() if kind == "scattered" else []
+    for row in {"32 bits": ROWS, "16 bits": ROWS_OF_16_BITS}.get(kind, []):
+        for order in (row, [factors[::-1] for factors in row]):
+            made += settings_of(*order)
+    precision = 16 if kind == "16 bits" else 32
+    return [(i, given, expected(i, given, precision=precision)) for i, given in made]
+
+
+def wrong(kind: str) -> int:
+    arithmetic = Arithmetic(precision=16 if kind == "16 bits" else 32)
+    return sum(elements_of(arithmetic.execute(i, x, 0).reshape(-1)) != right for i, x, right in hard_sums(kind))
+
+
+@pytest.mark.parametrize("kind", ["32 bits", "16 bits", "scattered"])
+def test_the_kernel_is_right_where_its_mutants_are_not(kind: str) -> None:
+    assert wrong(kind) == 0
+
+
+ALL_FAULTS = [
+    *((*fault, False, "32 bits") for fault in (*FAULTS, *FAULTS_OF_LIMBS * HAS_LIMBS)),
+    *((*fault, True, "32 bits") for fault in FAULTS_OF_PIECES),
+    *((*fault, False, "16 bits") for fault in FAULTS_OF_FEWER_BITS),
+    *((*fault, False, "scattered") for fault in FAULTS_OF_SCATTERED_TERMS),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "plain", "kind"), slow_except(ALL_FAULTS, ALL_FAULTS[0], several=True))
+def test_a_faulty_kernel_is_caught(
+    old: str, new: str, plain: bool, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built = kernel_with(tmp_path, (old, new), *([PLAIN] if plain else []))
     monkeypatch.setattr(reduce, "build", lambda: built)
-    assert not right()
+    assert wrong(kind) > 0
+    if kind == "32 bits":
+        with pytest.raises(ConfigurationError, match="does not compute reduce sum"):
+            qualify(Arithmetic())
 
 
 def test_operands_may_be_swapped_and_the_output_of_any_order() -> None:
