@@ -2,15 +2,19 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, random_reduction, tensor_of
-from tiebreak.engine.arithmetic import Arithmetic
+from tests.parts import slow_except
+from tiebreak.engine.arithmetic import Arithmetic, scatter
 from tiebreak.engine.arithmetic.indexing import extreme
 from tiebreak.engine.arithmetic.random import TABLE
+from tiebreak.engine.arithmetic.scatter import plan_scatter
 from tiebreak.engine.arithmetic.threads import limited
 from tiebreak.protocol.numbers.philox import random_bits
 from tiebreak.protocol.program.isa import (
@@ -36,7 +40,7 @@ DTYPES = list(DType)
 NAN = 0x7FC00000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.sampled_from([ReduceFunction.MAX, ReduceFunction.ARGMAX]), st.sampled_from([DType.F32, DType.I64]))
 def test_max_and_argmax(seed: int, function: ReduceFunction, dtype: DType) -> None:
     check(Arithmetic(), *random_reduction(Maker(random.Random(seed)), function, dtype))
@@ -54,7 +58,7 @@ def test_order_of_zeros_and_nan(values: list[int], function: ReduceFunction) -> 
     check(Arithmetic(), i, [tensor_of(DType.F32, values)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.sampled_from(DTYPES))
 def test_gather(seed: int, dtype: DType) -> None:
     make = Maker(random.Random(seed))
@@ -80,7 +84,7 @@ def test_gather(seed: int, dtype: DType) -> None:
     check(Arithmetic(), i, [make.tensor(dtype, size + abs(reach)), j])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS)
 def test_scatter_sum(seed: int) -> None:
     make = Maker(random.Random(seed))
@@ -112,7 +116,7 @@ def test_scatter_sum(seed: int) -> None:
             check(Arithmetic(permute=seed), i, operands)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(list(WindowFunction)))
 def test_window(seed: int, dtype: DType, function: WindowFunction) -> None:
     make = Maker(random.Random(seed))
@@ -136,7 +140,7 @@ def test_window(seed: int, dtype: DType, function: WindowFunction) -> None:
     check(Arithmetic(), i, [make.tensor(dtype, size) for _, size in made])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_iota_wraps(seed: int) -> None:
     make = Maker(random.Random(seed))
@@ -256,3 +260,55 @@ def test_extremes_of_windows_against_the_pure_twin(
             assert found.dtype == right.dtype
             assert elements_of(found) == elements_of(right)
             cases(found.numel())
+
+
+def pooling(images: int, side: int, out: int) -> Instruction:
+    """Gradient of max-pool: in each image `out` sources go to places of a side x side box."""
+    return Instruction(
+        opcode=Opcode.SCATTER_SUM,
+        dtype=DType.F32,
+        shape=(images, side, side),
+        reduction=(out,),
+        operands=(Access(0, 0, (out, 0, 0, 1)), Access(1, 0, (out, 0, 0, 1))),
+        params=ScatterParams(match=(0, side, 1)),
+    )
+
+
+def embedding(keys: int, width: int, count: int) -> Instruction:
+    """Its gradient: `count` rows of `width` go to the rows that `count` indices name."""
+    return replace(
+        pooling(1, 1, count), shape=(keys, width), operands=(Access(0, 0, (0, 1, width)), Access(1, 0, (0, 0, 1))),
+        params=ScatterParams(match=(1, 0)),
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(scatter.build().library is None, reason="needs a C compiler")
+@pytest.mark.parametrize(
+    ("instruction", "sources", "indices", "top"),
+    [
+        (embedding(50, 700, 300), 700 * 300, 300, 50),
+        pytest.param(embedding(5000, 300, 500), 300 * 500, 500, 4999, marks=pytest.mark.slow),
+        pytest.param(pooling(70, 30, 400), 70 * 400, 70 * 400, 905, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("style", slow_except(["ties", "any"], "ties"))
+def test_scatter_sums_against_the_pure_twin(
+    instruction: Instruction, sources: int, indices: int, top: int, style: str, monkeypatch: pytest.MonkeyPatch,
+    cases: Callable[[], None],
+) -> None:  # fmt: skip
+    """At sizes that need several threads and tasks."""
+    source = Maker(random.Random(sources)).tensor(DType.F32, sources, style)
+    index = torch.randint(-1, top + 1, (indices,), generator=torch.Generator().manual_seed(1))
+    assert plan_scatter(instruction).tables is not None
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    pure = Arithmetic()
+    right = pure.execute(instruction, [source, index], 0)
+    monkeypatch.setenv("TIEBREAK_NATIVE", "1")
+    for threads, permute in ((1, None), (2, None), (3, 4)):
+        compiled = Arithmetic(permute=permute)
+        with limited(threads):
+            found = compiled.execute(instruction, [source, index], 0)
+        assert torch.equal(found.nan_to_num(7.0), right.nan_to_num(7.0))
+        assert torch.equal(found.isnan(), right.isnan())
+        assert pure.stats.of("scatter_sum").elements == compiled.stats.of("scatter_sum").elements
+        cases()

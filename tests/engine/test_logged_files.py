@@ -177,14 +177,11 @@ def test_every_changed_byte_is_refused(tmp_path: Path) -> None:
     """The header is compared whole, a frame has a checksum: no single byte can change without being noticed."""
     path = filled(tmp_path).path
     raw = path.read_bytes()
-    refused = 0
+    assert raw
     for place in range(len(raw)):
-        for change in (1, 0x80):
-            path.write_bytes(raw[:place] + bytes([raw[place] ^ change]) + raw[place + 1 :])
-            with pytest.raises(EncodingError):
-                read_all(path)
-            refused += 1
-    assert refused == 2 * len(raw)
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :])
+        with pytest.raises(EncodingError):
+            read_all(path)
 
 
 def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path) -> None:

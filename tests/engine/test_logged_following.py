@@ -36,7 +36,7 @@ from .logged_cases import Flipping
 
 TOLERANCES = [0, 2, 3, 5, 9, 16, 40]
 STEP = 7
-CASES = 400
+CASES = 150
 
 
 def rules(precision: int, tolerance: int) -> SimpleNamespace:

@@ -77,13 +77,6 @@ def test_an_optimizer_is_its_settings(name: str) -> None:
         assert task_of(model, make(parameters)).optimizer == settings
 
 
-@pytest.mark.parametrize("kind", [SGD, Adam, AdamW, Adafactor, RMSprop, Adagrad, NAdam, RAdam])
-def test_defaults_are_torchs(kind: Any) -> None:
-    model = Net()
-    given = getattr(O, kind.__name__)(trained(model))
-    assert task_of(model, given).optimizer == kind(lr=given.defaults["lr"])
-
-
 def test_groups_keep_their_rates_and_decays() -> None:
     model = Net()
     given = O.AdamW([
