@@ -14,11 +14,12 @@ from torch import Tensor
 
 from tests.conftest import CaseCounter
 from tests.engine.arithmetic_cases import sum_over
+from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic.views import Dim
 from tiebreak.engine.capture.compile import Compiled, compile_task
-from tiebreak.engine.capture.task import AdamW, Batch, Clip, Rows, Task
+from tiebreak.engine.capture.task import AdamW, Clip, Task
 from tiebreak.engine.distributed import exchange, joining, partition, sizes, wire
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange
@@ -212,11 +213,8 @@ def attention(steps: int = 25) -> Task:
     """GPT-2 with dropout: more workers than heads, features and examples divide into."""
     torch.manual_seed(3)
     data = {"x": torch.randint(0, test_language.VOCABULARY, (12, 9))}
-    return Task(
-        name="attention", model=test_language.gpt2().train(), loss=test_language.causal, optimizer=AdamW(lr=1e-2),
-        data=data, batch=Batch(size=6, examples=Rows(names=("x",))), steps=steps, checkpoint_interval=5,
-        clip=Clip(norm=1.0),
-    )  # fmt: skip
+    settings = {"loss": test_language.causal, "optimizer": AdamW(lr=1e-2), "clip": Clip(norm=1.0), "steps": steps}
+    return make_task(test_language.gpt2().train(), data, 6, **settings)
 
 
 @cache

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engine.lowering_bench import make_task
 from tests.engine.tiny import TRAINER, make_tiny_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -139,10 +140,7 @@ def test_a_task_of_mapped_arrays_compiles_to_the_roots_of_one_in_memory(
         loss = (
             plain.loss if isinstance(examples, Rows) else lambda m, y: (m(y[:, :1].float().expand(-1, 5)) ** 2).mean()
         )
-        return Task(
-            name="t", model=plain.model, loss=loss, optimizer=plain.optimizer, data=data,
-            batch=Batch(size=4, examples=examples), steps=4, checkpoint_interval=2,
-        )  # fmt: skip
+        return make_task(plain.model, data, Batch(size=4, examples=examples), loss=loss, optimizer=plain.optimizer)
 
     first, second = compile_task(task(dict(plain.data))), compile_task(task(mapped))
     assert first.program.root == second.program.root

@@ -3,10 +3,9 @@
 import re
 
 import pytest
-import transformers
 
 from tests.engine.models import zoo
-from tests.engine.models.zoo import ZOO, outcome
+from tests.engine.models.zoo import outcome
 from tiebreak.engine.distributed import partition
 
 pytestmark = pytest.mark.slow
@@ -28,11 +27,6 @@ REFUSED = {
     "DebertaV2ForSequenceClassification": r"the model \(\S+/modeling_deberta_v2\.py:\d+\).*"
     r"needs the values of tensors.*use `where` and masks",
 }
-
-
-def test_the_zoo_is_large() -> None:
-    assert len(ZOO) >= 100
-    assert set(ZOO) <= set(dir(transformers))
 
 
 @pytest.mark.parametrize("name", PASS)
