@@ -15,6 +15,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
+from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import Opcode
@@ -74,6 +75,14 @@ def run_engine(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
         result = interpreter.step(step, state, data)
         state, loss = result.state, torch.tensor(result.loss)
     return state | {"loss": loss}
+
+
+def executed(b: Builder, *data: Tensor) -> list[Tensor]:
+    """The values of a builder's instructions, of which the first ones are the data."""
+    values, arithmetic = list(data), Arithmetic()
+    for i in b.instructions[len(data) :]:
+        values.append(arithmetic.execute(i, [values[o.value] for o in i.operands], 0))
+    return values
 
 
 def run_integers(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import Function, check_modules
-from tiebreak.engine.arithmetic import Arithmetic
+from tests.engine.lowering_bench import Function, check_modules, executed
+from tests.parts import slow_except
 from tiebreak.engine.lowering import RULES, Context
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.protocol.errors import ConfigurationError
@@ -145,25 +145,22 @@ IMAGES_AND_BAGS: dict[str, Function] = {
 }  # fmt: skip
 
 
-def test_functions(cases: CaseCounter) -> None:
-    program = check_modules(FUNCTIONS, (3, 5))
-    place = list(FUNCTIONS).index("picked, constant ranges")
-    assert not [i for i in program.body if i.opcode == Opcode.GATHER and i.origin.startswith(f"parts.{place}:")]
-    cases(len(FUNCTIONS))
+@pytest.mark.parametrize("part", slow_except(range(4), 0))
+def test_functions(part: int, cases: CaseCounter) -> None:
+    functions = dict(list(FUNCTIONS.items())[part::4])
+    check_modules(functions, (3, 5))
+    cases(len(functions))
+
+
+def test_constant_ranges_of_indices_take_no_gather() -> None:
+    program = check_modules({"picked": partial(_picked, PICKS["constant ranges"])}, (3, 5))
+    assert not [i for i in program.body if i.opcode == Opcode.GATHER and i.origin.startswith("parts.0")]
 
 
 @pytest.mark.slow
 def test_images_and_bags(cases: CaseCounter) -> None:
     check_modules(IMAGES_AND_BAGS, (3, 5))
     cases(len(IMAGES_AND_BAGS))
-
-
-def executed(b: Builder, x: Tensor) -> list[Tensor]:
-    """The values of a builder's instructions, of which the first is the data x."""
-    values, arithmetic = [x], Arithmetic()
-    for instruction in b.instructions[1:]:
-        values.append(arithmetic.execute(instruction, [values[o.value] for o in instruction.operands], 0))
-    return values
 
 
 def apply(operator: str, x: Tensor, *arguments: object) -> Tensor:

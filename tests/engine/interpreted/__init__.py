@@ -1,8 +1,9 @@
 """Triton kernels in Triton's interpreter, against integers, with mutants of the kernels that must die.
 
-`python -m tests.engine.interpreted` runs a few checks of each kernel, `python -m tests.engine.interpreted.sums`, and so
-for each module, more of them and the mutants. Both print one line of JSON: how many cases each check ran, and the
-mutants. Processes of their own, because Triton decides on its import whether it interprets.
+`python -m tests.engine.interpreted` runs a few checks of each kernel. `python -m tests.engine.interpreted.sums more`
+runs more of the sums', and so for each module; `mutants` in place of `more` tries the mutants. Each prints a line of
+JSON: how many cases each check ran; or what refuted each mutant, and all mutants. Processes of their own, because
+Triton decides on its import whether it interprets.
 """
 
 import importlib.util
@@ -98,14 +99,13 @@ def interpreting() -> Iterator[None]:
         yield
 
 
-def found_by(suite: "Suite", *, slow: bool) -> dict[str, Any]:
-    """Cases of each check; if slow, also what refuted each mutant, and the mutants that are alive."""
-    ran, began = {}, time.process_time()
-    for name, check in (suite.slow if slow else suite.fast).items():
+def ran_by(checks: Mapping[str, Callable[[], int]]) -> dict[str, int]:
+    """Cases of each check, whose seconds so far are told as it ends."""
+    ran = {}
+    for name, check in checks.items():
         ran[name] = check()
-        sys.stderr.write(f"{name}: {time.process_time() - began:.1f} s\n")
-    dead = suite.killed() if slow else {}
-    return {"ran": ran, "dead": dead, "alive": sorted(set(suite.mutants) - set(dead)) if slow else []}
+        sys.stderr.write(f"{name}: {time.process_time():.1f} s\n")
+    return ran
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Suite:
 
 
 def main(suite: Suite, **others: Callable[[], object]) -> None:
-    """Prints what is found by the slow part, or by what the first argument names."""
+    """Prints what the slow checks ran, what refuted the mutants, or what another first argument names."""
+    parts = {"more": lambda: ran_by(suite.slow), "mutants": lambda: [suite.killed(), sorted(suite.mutants)]} | others
     with interpreting():
-        other = others.get(sys.argv[1]) if len(sys.argv) > 1 else None
-        sys.stdout.write(json.dumps(other() if other else found_by(suite, slow=True)) + "\n")
+        sys.stdout.write(json.dumps(parts[sys.argv[1]]()) + "\n")

@@ -146,7 +146,7 @@ def single() -> int:
 def any_sizes() -> int:
     sizes = [max(1, at + d) for at in (0, 44, 48, 504, 512, 2048) for d in (-5, -1, 0, 1, 3)]
     with blocks(256):
-        return sum(agrees(seed, *random.Random(seed).sample(sizes, 17), 9000) for seed in range(2))
+        return sum(agrees(seed, *random.Random(seed).sample(sizes, 17), 9000) for seed in range(1))
 
 
 def qualifies() -> int:
