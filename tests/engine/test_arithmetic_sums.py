@@ -176,6 +176,19 @@ def test_what_is_counted(kernel: str) -> None:
     assert counts.logged == 0
 
 
+@pytest.mark.parametrize("style", slow_except(["ties", "wide"], "ties"))
+def test_long_products_in_slabs(style: str) -> None:
+    """The second half of each row of the left is minus the first, but one."""
+    make, k = Maker(random.Random(style)), 1500
+    left, right = (make.tensor(DType.F32, k * wide, style).reshape(-1, k) for wide in (3, 2))
+    left[:, k // 2 :], right[:, k // 2 :] = -left[:, : k // 2], right[:, : k // 2]
+    left[:, 0] = torch.nextafter(left[:, 0], torch.tensor(0.0))
+    i = matmul(3, k, 2, transposed=(False, True))
+    operands = [left.reshape(-1).contiguous(), right.reshape(-1).contiguous()]
+    found = check(Arithmetic(), i, operands)
+    assert elements_of(Arithmetic(permute=6, fp64_elements=300).execute(i, operands, 0)) == found
+
+
 @pytest.mark.parametrize("width", slow_except([7, 24], 7))
 def test_rows_of_an_image_end_within_panels(width: int) -> None:
     """A convolution of 2 images with 3 channels, 5 filters of 3x3, and what its filters get: columns, then terms."""

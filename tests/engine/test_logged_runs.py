@@ -252,6 +252,8 @@ def test_an_interpreter_by_other_rules_than_the_jobs_is_refused(tmp_path: Path) 
         Worker(run, other)
     with pytest.raises(ConfigurationError, match="tolerances"):
         audit_segments(run, other, [0], [])
+    with pytest.raises(ConfigurationError, match="tolerances"):
+        Evidence(run, other)
 
 
 def test_a_run_has_logs_if_and_only_if_its_policy_is_logged(tmp_path: Path) -> None:
