@@ -1,6 +1,5 @@
 """The run directory under attack: everything truncated, flipped, oversized or out of place is refused by name."""
 
-import json
 import os
 import resource
 import struct
@@ -111,14 +110,6 @@ def test_a_checkpoint_with_other_shapes_or_dtypes_is_refused(new_run: NewRun, ti
         save_file(tensors, run.state_path(0))
         with pytest.raises(EncodingError, match="expected"):
             run.state(0)
-
-
-def test_a_lying_safetensors_header_is_refused(new_run: NewRun) -> None:
-    run = new_run("run")
-    header = json.dumps({"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
-    run.state_path(0).write_bytes(struct.pack("<Q", len(header)) + header)
-    with pytest.raises(EncodingError):
-        run.state(0)
 
 
 def test_records_round_trip_and_are_checked(new_run: NewRun) -> None:
