@@ -213,9 +213,8 @@ def check_hostile(case: worst.Case, pattern: worst.Pattern, seed: int) -> None:
 
 
 def test_hostile_data() -> None:
-    names = list(worst.PATTERNS)
-    for case, name in zip(SMALL, names, strict=False):
-        check_hostile(case, worst.PATTERNS[name], 3)
+    for case, pattern in zip(SMALL[::3], worst.PATTERNS.values(), strict=False):
+        check_hostile(case, pattern, 3)
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_logs_that_cannot_be_read_cannot_be_checked(
     if left is not None:
         path.write_bytes(left)
     for text in both_audits(flipped, tmp_path / "audit"):
-        assert f"log of step {step}: " in text
+        assert f"log of step {step}:" in text
         assert words in text
 
 

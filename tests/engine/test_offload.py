@@ -104,7 +104,7 @@ def test_without_a_compiler(cases: CaseCounter) -> None:
 def test_batch_statistics(cases: CaseCounter) -> None:
     """No cut of a batch into parts could compute them one after the other."""
     model, data = zoo.built("ResNetForImageClassification")
-    compiled = compile_task(make_task(model, data, loss=zoo.loss))
+    compiled = compile_task(make_task(model, data, rate=0.1, loss=zoo.loss))
     expected = states(Interpreter(compiled.program, Arithmetic()), compiled, 3)
     assert_equal(states(limited(compiled), compiled, 3), expected)
     cases(3)

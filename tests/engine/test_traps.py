@@ -10,7 +10,8 @@
 | flushed subnormals, TF32, FP32 products, -0 in max | test_qualify: such devices are refused |
 | random numbers that depend on the launch geometry | here |
 | seeded initialisation that depends on the instruction set | here; test_matrix and test_golden start from bytes |
-| running statistics of batch norm, tied weights | test_capture |
+| running statistics of batch norm | test_lowering_layers |
+| tied weights | test_capture |
 | a check of 5 steps that passes where 20 fork | test_matrix runs 25 |
 """
 
