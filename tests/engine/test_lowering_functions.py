@@ -108,7 +108,7 @@ FUNCTIONS: dict[str, Function] = {
     "arange": lambda x: x * torch.arange(-1, 1.5, 0.5),
     "amin": lambda x: x.amin(1), "min": lambda x: x.min(1).values + x.min(1).indices,
     "extremes": lambda x: x.max() + x.min(),
-    "diagonals": lambda x: x.diagonal(1, 1, 2) * x.diagonal(-1, 1, 2)[:, :1], "argmin": lambda x: x * x.argmin(),
+    "diagonals": lambda x: x.diagonal(1, 1, 2) * x.diagonal(-1, 1, 2)[:, :1], "argmin": lambda x: x[:, 0] * x.argmin(1),
     "var": lambda x: x.var(1, correction=0), "moduli": lambda x: x * (_whole(x) % -3) + x * _whole(x).fmod(-2),
     "quotients": lambda x: x * (_whole(x) // 2) + x * _whole(x).div(-2, rounding_mode="trunc"),
     "bits": lambda x: (x * ((x > 1) & True), x * ((x < 1) ^ (x > 2)), x * ((x < 1) | False)),
