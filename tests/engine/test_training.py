@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.threads import limited
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.data.tensors import identity
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
@@ -46,27 +45,6 @@ def train(run: RunDirectory, **options: object) -> Digest:
     permute = options.pop("permute", None)
     computer = Tampered(interpreter(run, permute), options.pop("tamper", lambda _: None))  # type: ignore[arg-type]
     return Worker(run, computer, key=TRAINER, **options).work()  # type: ignore[arg-type]
-
-
-def test_a_step_is_the_integer_reference_bit_for_bit(tiny: Compiled) -> None:
-    machine = Interpreter(tiny.program, Arithmetic(device=torch.device("cpu")))
-    state, data = machine.to_device(tiny.state), machine.to_device(tiny.data)
-    raw_state = {name: t.numpy().tobytes() for name, t in state.items()}
-    raw_data = {name: t.numpy().tobytes() for name, t in data.items()}
-    for step in range(1, 4):
-        seen: dict[int, Tensor] = {}
-
-        def observe(leaf: int, tensor: Tensor, seen: dict[int, Tensor] = seen) -> Tensor:
-            seen[leaf] = tensor.clone()
-            return tensor
-
-        result = machine.step(step, state, data, observe)
-        values = execute(tiny.program, raw_state, raw_data, step)
-        for leaf, value in enumerate(values):
-            assert seen[leaf].numpy().tobytes() == value, f"step {step}, {tiny.program.body[leaf]}"
-        raw_state = new_state(tiny.program, values)
-        state = result.state
-        assert {name: t.numpy().tobytes() for name, t in state.items()} == raw_state
 
 
 def test_one_root_for_permuted_terms_and_thread_counts(new_run: NewRun) -> None:

@@ -149,18 +149,3 @@ def test_bools_are_data_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(tiebreak.TiebreakError, match="expected bools of 0 and 1"):
         tiebreak.train(model, masked, optimizer=SGD(lr=0.1), data=data, batch=3, steps=4,
                        directory=tmp_path / "other", progress=False)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_run_of_pictures_in_a_file_is_audited(tmp_path: Path) -> None:
-    x = values(torch.uint8, (12, 1, 4, 4))
-    np.save(tmp_path / "x.npy", x.numpy())
-    torch.manual_seed(0)
-    run = tiebreak.train(
-        Pictures((1, 4, 4)), lambda net, x, y: net(x, y), optimizer=SGD(lr=0.1),
-        data={"x": tmp_path / "x.npy", "y": (torch.arange(12) % 5).to(torch.int32)}, batch=3, steps=4,
-        directory=tmp_path / "run", progress=False,
-    )  # fmt: skip
-    assert run.audit().agrees
-    file = (tmp_path / "run" / "data.safetensors").read_bytes()
-    assert x.numpy().tobytes() in file
