@@ -172,48 +172,41 @@ def test_what_the_interpreter_provides_is_refused(opcode: Opcode, function: int)
         Arithmetic().execute(Instruction(opcode=opcode, function=function, dtype=DType.F32), [], 0)
 
 
-@pytest.mark.parametrize("seed", [0, -1, 1 << 40, -(1 << 63)])
-@pytest.mark.parametrize("shape", [(), (3,), (5, 7), (2, 3, 4)])
+def draws(shape: tuple[int, ...], stream: int, offset: int = 0) -> Instruction:
+    """Random numbers by the seed at this offset of the first operand, and the step that is the second."""
+    operands = tuple(Access(o, offset * (o == 0), (0,) * len(shape)) for o in range(2))
+    params = RandomParams(stream=stream)
+    return Instruction(opcode=Opcode.RANDOM, dtype=DType.F32, shape=shape, operands=operands, params=params)
+
+
+@pytest.mark.parametrize(("seed", "shape"), [(0, ()), (-1, (3,)), (1 << 40, (5, 7)), (-(1 << 63), (2, 3, 4))])
 def test_random(seed: int, shape: tuple[int, ...]) -> None:
-    zeros = (0,) * len(shape)
-    i = Instruction(
-        opcode=Opcode.RANDOM,
-        dtype=DType.F32,
-        shape=shape,
-        operands=(Access(0, 1, zeros), Access(1, 0, zeros)),
-        params=RandomParams(stream=(1 << 32) - 1),
-    )
+    i = draws(shape, (1 << 32) - 1, offset=1)
     check(Arithmetic(), i, [tensor_of(DType.I64, [9, seed]), tensor_of(DType.I64, [(1 << 33) + 5])])
 
 
 def test_random_crosses_pieces() -> None:
     """Blocks are made some 32 thousand at a time: the element numbers go on."""
     make = [tensor_of(DType.I64, [x]) for x in (7, 3)]
-    i = Instruction(
-        opcode=Opcode.RANDOM,
-        dtype=DType.F32,
-        shape=(4 * (1 << 15) + 9,),
-        operands=(Access(0, 0, (0,)), Access(1, 0, (0,))),
-        params=RandomParams(stream=2),
-    )
+    i = draws((4 * (1 << 15) + 9,), 2)
     found = elements_of(Arithmetic().execute(i, make, 0))
-    head = Instruction(opcode=i.opcode, dtype=i.dtype, shape=(4,), operands=i.operands, params=i.params)
-    assert found[:4] == check(Arithmetic(), head, make)
+    assert found[:4] == check(Arithmetic(), draws((4,), 2), make)
     assert len(set(found[-9:])) == 9
     assert found[-9:] == [random_bits(7, 3, 2, n) for n in range(len(found) - 9, len(found))]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 17, 100, TABLE + 1, 1 << 40])
+def shuffled(shape: tuple[int, ...], n: int, *strides: tuple[int, ...]) -> Instruction:
+    """A permutation of n; strides: of indices, seed and epochs."""
+    operands = tuple(Access(o, 0, each) for o, each in enumerate(strides))
+    params = ShuffleParams(n=n, stream=4)
+    return Instruction(opcode=Opcode.SHUFFLE, dtype=DType.I64, shape=shape, operands=operands, params=params)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 17, 100, TABLE + 1, 1 << 40])
 def test_shuffle(n: int, cases: Callable[[int], None]) -> None:
     last = [*range(min(n, 100)), n - 1, n, -1, -(1 << 63)]
     index = tensor_of(DType.I64, last)
-    i = Instruction(
-        opcode=Opcode.SHUFFLE,
-        dtype=DType.I64,
-        shape=(len(last), 2),
-        operands=(Access(0, 0, (1, 0)), Access(1, 0, (0, 0)), Access(2, 0, (0, 1))),
-        params=ShuffleParams(n=n, stream=4),
-    )
+    i = shuffled((len(last), 2), n, (1, 0), (0, 0), (0, 1))
     found = check(Arithmetic(), i, [index, tensor_of(DType.I64, [-3]), tensor_of(DType.I64, [0, 1 << 35])])
     if n <= 100:
         assert sorted(found[: 2 * n : 2]) == list(range(n))
@@ -222,13 +215,7 @@ def test_shuffle(n: int, cases: Callable[[int], None]) -> None:
 
 def test_shuffles_of_many_epochs_and_of_remembered_ones() -> None:
     """More epochs than tables, on one instance, each twice."""
-    i = Instruction(
-        opcode=Opcode.SHUFFLE,
-        dtype=DType.I64,
-        shape=(30,),
-        operands=(Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (1,))),
-        params=ShuffleParams(n=30, stream=4),
-    )
+    i = shuffled((30,), 30, (1,), (0,), (1,))
     arithmetic, index = Arithmetic(), tensor_of(DType.I64, list(range(30)))
     results = set()
     for seed in (1, 2, 1):
