@@ -2,7 +2,6 @@
 
 import ast
 import subprocess
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -37,13 +36,15 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
-def imports_of(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+@cache
+def imports_of(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
     """Every import in a tree with the dotted name it reaches; `from a import b` gives a.b as well as a."""
+    found: list[tuple[ast.stmt, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((node, alias.name) for alias in node.names)
+            found += [(node, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide the layer they reach; write the full name"
             assert node.module is not None
-            yield node, node.module
-            yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)
+            found += [(node, node.module), *((node, f"{node.module}.{alias.name}") for alias in node.names)]
+    return found

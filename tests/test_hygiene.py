@@ -6,28 +6,12 @@ import sys
 import tomllib
 from collections.abc import Callable
 
-import pytest
-
 from tests.source_tree import ROOT, committed_files, imports_of, package_modules, parse
 from tiebreak.protocol.tags import Tag
 
 TEXT = {
-    ".py",
-    ".md",
-    ".toml",
-    ".txt",
-    ".sol",
-    ".json",
-    ".sh",
-    ".yml",
-    ".yaml",
-    ".html",
-    ".j2",
-    ".css",
-    ".svg",
-    ".cfg",
-    "",
-}
+    ".py", ".md", ".toml", ".txt", ".sol", ".json", ".sh", ".yml", ".yaml", ".html", ".j2", ".css", ".svg", ".cfg", "",
+}  # fmt: skip
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:home|root|work|Users|opt|mnt|data)/\w")
 REGISTRY = re.compile(
     r"(?:pypi|pythonhosted|registry\.npmjs|npmjs|yarnpkg|download\.pytorch|crates|anaconda|ghcr|docker)\.(?:org|com|io)\b"
@@ -36,6 +20,8 @@ REGISTRY = re.compile(
 )
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+RISKY = re.compile(rf"\b({'|'.join(FORBIDDEN_CALLS | FORBIDDEN_MODULES)}|torch\.load|torch\.save)\b")
+"""What a file must contain for the syntax tree to be worth a look."""
 SELF = ROOT / "tests" / "test_hygiene.py"
 
 
@@ -58,18 +44,16 @@ def unsafe(tree: ast.AST) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 def test_every_python_test_has_a_runner(cases: Callable[[], None]) -> None:
     """pytest collects tests/**/test_*.py, and make names what is too large for that; no other test would ever run."""
     named_by_make = set(re.findall(r"-m pytest .*?(tests/\S+\.py)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert all((ROOT / name).is_file() for name in named_by_make)
     for path in python_files():
-        names = [n.name for n in ast.walk(parse(path)) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-        has_tests = any(n.startswith(("test_", "Test")) for n in names)
         collected = path.is_relative_to(ROOT / "tests") and path.name.startswith("test_")
-        collected |= path.relative_to(ROOT).as_posix() in named_by_make
-        looks_like_one = path.name.startswith("test_") or path.stem.endswith("_test")
-        assert collected or not (has_tests or looks_like_one), f"no runner collects {path.relative_to(ROOT)}"
+        if not collected and path.relative_to(ROOT).as_posix() not in named_by_make:
+            has_tests = re.search(r"^\s*(async )?def test_|^\s*class Test", path.read_text(), re.MULTILINE)
+            is_test = has_tests or path.name.startswith("test_") or path.stem.endswith("_test")
+            assert not is_test, f"no runner collects {path.relative_to(ROOT)}"
         cases()
 
 
@@ -96,36 +80,35 @@ def errors_expected_in_solidity(solidity: str) -> set[str]:
     return set(re.findall(r"\b(\w+)\.selector\b", without_comments(solidity)))
 
 
-def errors_expected_in_python(tree: ast.AST) -> set[str]:
+def errors_expected_in_python(source: str) -> set[str]:
     """Whole strings in assertions: the name that `Reverted` carries is compared with one."""
-    asserted = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    asserted = [node.test for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
     constants = [node for test in asserted for node in ast.walk(test) if isinstance(node, ast.Constant)]
     return {node.value for node in constants if isinstance(node.value, str)}
 
 
-def test_every_custom_error_has_a_test_that_names_it(cases: Callable[[], None]) -> None:
-    expected: set[str] = set()
-    declared: dict[str, str] = {}
-    for path in committed_files():
-        where = path.relative_to(ROOT)
-        if path.suffix == ".sol" and where.is_relative_to("contracts/test"):
-            expected |= errors_expected_in_solidity(path.read_text())
-        elif path.suffix == ".py" and where.is_relative_to("tests"):
-            expected |= errors_expected_in_python(parse(path))
-        elif path.suffix == ".sol" and where.is_relative_to("contracts/src"):
-            declared |= dict.fromkeys(declared_errors(path.read_text()), where.as_posix())
-    assert len(declared) > 40
-    missing = {name: where for name, where in declared.items() if name not in expected}
-    assert missing == {}, "errors of the contracts that no test expects"
-    for _ in declared:
-        cases()
+ERRORS_EXPECTED = {".sol": errors_expected_in_solidity, ".py": errors_expected_in_python}
+
+
+def test_every_custom_error_has_a_test_that_names_it(cases: Callable[[int], None]) -> None:
+    files = [(path, path.relative_to(ROOT)) for path in committed_files() if path.suffix in (".sol", ".py")]
+    sources = [path for path, where in files if where.is_relative_to("contracts/src")]
+    tests = [path for path, where in files if where.is_relative_to("contracts/test") or where.is_relative_to("tests")]
+    missing = set().union(*(declared_errors(path.read_text()) for path in sources))
+    cases(len(missing))
+    assert len(missing) > 40
+    for path in sorted(tests, key=lambda path: path.suffix == ".py"):
+        text = path.read_text()
+        if any(name in text for name in missing):
+            missing -= ERRORS_EXPECTED[path.suffix](text)
+    assert missing == set(), "errors of the contracts that no test expects"
 
 
 def test_an_error_that_is_only_mentioned_is_seen() -> None:
     source = "// error Old(uint256 x);\n    error Late();\n/* Late.selector */ f(Early.selector); // Late.selector\n"
     assert declared_errors(source) == {"Late"}
     assert errors_expected_in_solidity(source) == {"Early"}
-    assert errors_expected_in_python(ast.parse('x = "Late"\nassert e.name == "Early", "or Late"')) == {"Early"}
+    assert errors_expected_in_python('x = "Late"\nassert e.name == "Early", "or Late"') == {"Early"}
 
 
 def test_tags_are_unique_and_prefix_free() -> None:
@@ -139,9 +122,8 @@ def test_tags_stand_in_one_place(cases: Callable[[], None]) -> None:
     for path in python_files():
         if path == ROOT / "tiebreak" / "protocol" / "tags.py" or path.is_relative_to(ROOT / "tests"):
             continue
-        constants = [n.value for n in ast.walk(parse(path)) if isinstance(n, ast.Constant)]
-        literal = [c for c in constants if isinstance(c, bytes) and c.startswith(b"tb.")]
-        assert literal == [], f"{path.relative_to(ROOT)} spells a tag; use tiebreak.protocol.tags.Tag"
+        spelled = re.search(r"""\b[rR]?b[rR]?["']+tb\.""", path.read_text())
+        assert spelled is None, f"{path.relative_to(ROOT)} spells a tag; use tiebreak.protocol.tags.Tag"
         cases()
 
 
@@ -158,7 +140,8 @@ def test_no_machine_paths_and_no_registry_hosts(cases: Callable[[], None]) -> No
 
 def test_bytes_never_become_code(cases: Callable[[], None]) -> None:
     for path in python_files():
-        assert unsafe(parse(path)) == [], f"{path.relative_to(ROOT)}"
+        if RISKY.search(path.read_text()):
+            assert unsafe(parse(path)) == [], f"{path.relative_to(ROOT)}"
         cases()
 
 
@@ -170,17 +153,12 @@ def test_constraints_are_exact() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["import pickle", "from joblib import load", "eval('1')", "exec('1')", "import torch\ntorch.load('x')"],
-)
-def test_unsafe_code_is_seen(source: str) -> None:
-    assert unsafe(ast.parse(source)) != []
-
-
-@pytest.mark.parametrize("text", ["cd /home/me/x", "'/root/x'", "=/work/main", "https://pypi.org/simple"])
-def test_leaks_are_seen(text: str) -> None:
-    assert MACHINE_PATH.search(text) or REGISTRY.search(text)
+def test_the_checks_see_what_they_look_for() -> None:
+    for source in ("import pickle", "from joblib import load", "eval('1')", "import torch\ntorch.load('x')"):
+        assert RISKY.search(source)
+        assert unsafe(ast.parse(source)) != []
+    for text in ("cd /home/me/x", "'/root/x'", "=/work/main", "https://pypi.org/simple"):
+        assert MACHINE_PATH.search(text) or REGISTRY.search(text)
 
 
 OPTIONAL = {"tiebreak.api.datasets.hugging_face": "hf", "tiebreak.api.datasets.tokenizing": "hf"}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import venv
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -40,16 +41,10 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Built from the committed files, installed into a fresh environment that sees the packages of this one."""
     folder = tmp_path_factory.mktemp("wheel")
+    built_from = ("tiebreak", "contracts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
     for path in committed_files():
-        target = folder / "source" / path.relative_to(ROOT)
-        if target.parts[len(folder.parts) + 1] in (
-            "tiebreak",
-            "contracts",
-            "pyproject.toml",
-            "setup.py",
-            "README.md",
-            "LICENSE",
-        ):
+        if path.relative_to(ROOT).parts[0] in built_from:
+            target = folder / "source" / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -115,25 +110,13 @@ def test_studies(installed: Installed) -> None:
 
 def test_a_chain(installed: Installed) -> None:
     environment = os.environ | {"TIEBREAK_PASSPHRASE": PASSPHRASE}
-    command = [
-        str(installed.python.parent / "tiebreak"),
-        "devnet",
-        "--embedded",
-        "--json",
-        "--port",
-        "18547",
-        "--keys",
-        "accounts",
-    ]
+    command = [str(installed.python.parent / "tiebreak"), "devnet", "--embedded", "--json", "--port", "18547"]
+    command += ["--keys", "accounts"]
     node = subprocess.Popen(command, cwd=installed.folder, env=environment, stdout=subprocess.PIPE, text=True)
     assert node.stdout is not None
-    lines = ""
-    for line in node.stdout:
-        lines += line
-        if line == "}\n":
-            break
+    lines = [*takewhile(lambda line: line != "}\n", node.stdout), "}"]
     try:
-        found = json.loads(lines)
+        found = json.loads("".join(lines))
         rpc = ["--rpc", found["rpc"]]
         assert "Board" in installed.tiebreak("deploy", *rpc, "--key", "accounts/account-1.pem")
         assert "this version's code" in installed.tiebreak("deploy", *rpc, "--check", "deployment.json")

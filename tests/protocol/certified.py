@@ -4,11 +4,12 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
+from tests.protocol.runs import make_job
 from tiebreak.protocol import trees
 from tiebreak.protocol.commitments.certificate import Attestation, Certificate, Logged, Seat, Weights, sign
 from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
 from tiebreak.protocol.tags import Digest
@@ -32,11 +33,10 @@ def certificate(*, steps: int = 10, interval: int = 4, count: int = 5, shards: i
     ids = {PREFIX + name: digest for name, digest in tensors(count).items()}
     ids |= {f"{moment}.{name}": root(moment + name) for moment in ("first", "second") for name in tensors(count)}
     ids["step"] = root("step")
-    job = Job(
-        client=CLIENT.address, trainer=TRAINER.address, program_root=root("program"), body_count=8,
-        state_count=len(ids), data_count=1, initial_state_root=root("state"), data_root=root("data"), steps=steps,
-        checkpoint_interval=interval, reward=10, trainer_stake=20, challenger_stake=2, challenge_window=60, clock=60,
-        replay_time=5, talk_time=0, audit_time=5, deadline=600, descent_levels=2, nonce=0,
+    job = replace(
+        make_job(steps=steps, interval=interval), client=CLIENT.address, trainer=TRAINER.address,
+        program_root=root("program"), body_count=8, state_count=len(ids), data_count=1,
+        initial_state_root=root("state"), data_root=root("data"),
     )  # fmt: skip
     tree = state_tree(ids)
     record = StepRecord(step=steps, state_root=tree.root, loss_bits=0x3F800000)

@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 
-from tests.protocol.runs import STEPS, Logs, Run, Tamper, bend, flip, make_job, program
+from tests.protocol.runs import STEPS, Logs, Run, bend, lie, make_job, program
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, decode_for
 from tiebreak.protocol.program.rounding import (
@@ -90,18 +90,6 @@ def nearest_bits(run: Run, step: int, leaf: int, element: int) -> int:
     return round_sum(held, SUM_EXPONENT, element_rounding(i, precision=job.precision, tolerances=job.tolerances))
 
 
-def moved(at_step: int, at_leaf: int, element: int, bits: int) -> Tamper:
-    """One element has these bits; and another loss from there on, so that the head tells of it."""
-
-    def tamper(step: int, leaf: int, data: bytes) -> bytes:
-        if (step, leaf) == (at_step, at_leaf):
-            return data[: 4 * element] + bits.to_bytes(4, "little") + data[4 * element + 4 :]
-        is_loss = step >= at_step and leaf == len(program().body) - 1
-        return flip(data, 0) if is_loss else data
-
-    return tamper
-
-
 class Misled(Run):
     """An element of a logged sum that is not what its sum and its log make it.
 
@@ -109,7 +97,7 @@ class Misled(Run):
     """
 
     def __init__(self, job: Job, logs: Logs, step: int, leaf: int, element: int, bits: int, *, bent: bool) -> None:
-        super().__init__(job, moved(step, leaf, element, bits), step, logs=logs)
+        super().__init__(job, lie(step, leaf, element, become=bits.to_bytes(4, "little")), step, logs=logs)
         self._at, self._bent = (step, leaf, element), bent
 
     def encoded(self, step: int, value: int, index: int) -> list[bytes]:

@@ -24,20 +24,27 @@ def grid(precision: int) -> tuple[int, int]:
     return step, INF - step
 
 
-def nearest(exact: Fraction, precision: int = 32) -> int:
-    """RN, ties to even, by bisection over the patterns of the format; exact zero is +0, overflow infinity."""
-    sign = SIGN if exact < 0 else 0
-    exact = abs(exact)
+def neighbours_of(magnitude: Fraction, precision: int = 32) -> tuple[int, int]:
+    """Patterns d <= magnitude < u of the format, by bisection; infinity is the last, and above 2^128 both."""
     step, _ = grid(precision)
-    low, high = 0, INF // step  # the answer is among low * step ... high * step; infinity stands for 2^128
+    low, high = 0, INF // step + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if value(middle * step) <= exact else (low, middle)
-    above = Fraction(2) ** 128 if high * step == INF else value(high * step)
-    midpoint = (value(low * step) + above) / 2
-    up = exact > midpoint or (exact == midpoint and low % 2 == 1)
-    bits = (high if up else low) * step
-    return sign | bits
+        low, high = (middle, high) if size(middle * step) <= magnitude else (low, middle)
+    return low * step, min(high * step, INF)
+
+
+def size(bits: int) -> Fraction:
+    """The magnitude of a pattern; that of infinity is 2^128."""
+    return Fraction(2) ** 128 if bits == INF else value(bits)
+
+
+def nearest(exact: Fraction, precision: int = 32) -> int:
+    """RN, ties to even; exact zero is +0, overflow infinity."""
+    d, u = neighbours_of(abs(exact), precision)
+    twice, middle = 2 * abs(exact), size(d) + size(u)
+    up = twice > middle or (twice == middle and d // grid(precision)[0] % 2 == 1)
+    return (SIGN if exact < 0 else 0) | (u if up else d)
 
 
 class Stream:

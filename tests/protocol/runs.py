@@ -5,13 +5,14 @@ The program is `programs.every_kind` unless a `Setting` says otherwise.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import pytest
 
 from tests.protocol.bounds import max_moves, tree_over
 from tests.protocol.oracles import value as exact
 from tests.protocol.programs import every_kind, initial_state, job_data
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
@@ -33,10 +34,10 @@ from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.rules import GameState, Reason
 from tiebreak.protocol.game.sides import Defender, Party
 from tiebreak.protocol.program.accumulator import Kind, decode_for, encode
-from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import DType, Instruction
 from tiebreak.protocol.program.program import Program, half_and_half
-from tiebreak.protocol.program.reference import accumulators, element, pack, unpack
-from tiebreak.protocol.program.rounding import Direction, Policy, element_rounding
+from tiebreak.protocol.program.reference import accumulators, unpack
+from tiebreak.protocol.program.rounding import Direction, Policy
 from tiebreak.protocol.program.step_log import NO_LOG, StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
@@ -90,17 +91,18 @@ def make_job(
     nonce: int = 7,
     precision: int = 32,
     tolerances: int | None = None,
+    setting: Setting = EVERY,
 ) -> Job:
     """A job on the program; with tolerances, of policy `logged`."""
     return Job(
         client=CLIENT.address,
         trainer=TRAINER.address,
-        program_root=program().root,
-        body_count=len(program().body),
-        state_count=len(program().commits),
-        data_count=len(program().data_slots),
-        initial_state_root=state_tree(EVERY.state_ids(EVERY.start)).root,
-        data_root=data_tree(EVERY.data_ids()).root,
+        program_root=setting.program.root,
+        body_count=len(setting.program.body),
+        state_count=len(setting.program.commits),
+        data_count=len(setting.program.data_slots),
+        initial_state_root=state_tree(setting.state_ids(setting.start)).root,
+        data_root=data_tree(setting.data_ids()).root,
         steps=steps,
         checkpoint_interval=interval,
         policy=int(Policy.EXACT if tolerances is None else Policy.LOGGED),
@@ -192,47 +194,27 @@ class Run:
         return self.setting.start if step == 0 else self.computed(step).state
 
     def _compute(self, step: int) -> Computed:
-        before, values, elements = self.state(step - 1), [], []
-        tamper = honest if step < self._first else self._tamper
-        for leaf, i in enumerate(self.program.body):
-            directions = self.directions(step, leaf) if self.job.is_logged else {}
-            data = tamper(step, leaf, self._execute(i, before, elements, step, directions))
-            values.append(data)
-            elements.append(unpack(i.dtype, data))
-        state = {}
-        for slot, commit in enumerate(self.program.commits):
-            assert isinstance(commit.params, Slot)
-            leaf = self.program.leaf_of_commit(slot)
-            state[commit.params.name] = tamper(step, leaf, values[commit.operands[0].value])
+        job, tamper = self.job, honest if step < self._first else self._tamper
+        values = execute(
+            self.program,
+            self.state(step - 1),
+            self.setting.data,
+            step,
+            job.precision,
+            tolerances=job.tolerances,
+            log=self.logs.of(step),
+            change=partial(tamper, step),
+        )
+        state = {
+            name: tamper(step, self.program.leaf_of_commit(slot), data)
+            for slot, (name, data) in enumerate(new_state(self.program, values).items())
+        }
         return Computed(tuple(values), state)
 
     def directions(self, step: int, leaf: int) -> dict[int, Direction]:
         """What the step's log says of a value, by element."""
         entries = self.logs.of(step).entries.get(leaf)
         return {} if entries is None else dict(entries.directions())
-
-    def _execute(
-        self,
-        i: Instruction,
-        state: Mapping[str, bytes],
-        elements: list[list[int]],
-        step: int,
-        directions: Mapping[int, Direction],
-    ) -> bytes:
-        if i.opcode == Opcode.SOURCE and isinstance(i.params, Slot):
-            return (state if i.function == SourceKind.STATE else self.setting.data)[i.params.name]
-        operands = [elements[access.value] for access in i.operands]
-        types = self.program.operand_dtypes(i)
-
-        def read(operand: int, where: int) -> int:
-            return operands[operand][where]
-
-        nearest = element_rounding(i, precision=self.job.precision, tolerances=self.job.tolerances)
-        found = []
-        for k in range(i.numel):
-            rounding = replace(nearest, direction=directions[k]) if k in directions else nearest
-            found.append(element(i, k, read, types, step=step, rounding=rounding))
-        return pack(i.dtype, found)
 
     # -- the oracle
 
@@ -333,7 +315,6 @@ def stuck(defender: Defender, challenger: Party) -> tuple[GameState, str]:
     made: list[tuple[GameState, Move, GameState]] = []
     end = duel(defender.oracle, defender, challenger, on_move=lambda *move: made.append(move))  # type: ignore[arg-type]
     before, _, _ = made[-1]
-    assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.CONCEDED)
     with pytest.raises(IllegalMove) as refused:
         game.apply(before, defender.opening(before), before.last)
@@ -359,18 +340,26 @@ def flip(data: bytes, bit: int) -> bytes:
 
 
 def lie(
-    at_step: int, at_leaf: int, element_index: int = 0, *, bit: int = 0, loss_bit: int = 0, setting: Setting = EVERY
+    at_step: int,
+    at_leaf: int,
+    element_index: int = 0,
+    *,
+    bit: int = 0,
+    become: bytes | None = None,
+    loss_bit: int = 0,
+    setting: Setting = EVERY,
 ) -> Tamper:
-    """One bit of one element; for a body value also of the losses from there on, so that the head shows it.
+    """One bit of one element, or other bytes; for a body value also of the losses from there on, as the head shows.
 
     loss_bit: another than the lie's own where that may carry through to the loss.
     """
     program = setting.program
     last, size = len(program.body) - 1, program.instruction_at(at_leaf).dtype.size
+    start = size * element_index
 
     def tamper(step: int, leaf: int, data: bytes) -> bytes:
         if (step, leaf) == (at_step, at_leaf):
-            return flip(data, 8 * size * element_index + bit)
+            return flip(data, 8 * start + bit) if become is None else data[:start] + become + data[start + size :]
         return flip(data, loss_bit) if step >= at_step and leaf == last and at_leaf <= last else data
 
     return tamper

@@ -1,24 +1,18 @@
-"""binary32 in integers against rationals, and against numpy's hardware arithmetic as a second witness."""
+"""binary32 in integers against rationals."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from math import isqrt
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.oracles import INF, NAN, SIGN, Stream, grid, nearest, value
+from tests.protocol.oracles import INF, NAN, SIGN, grid, nearest, value
+from tests.vectors.inputs import EDGES as INPUTS
 from tiebreak.protocol.numbers import float32
-from tiebreak.protocol.program.isa import DType, MapFunction
-from tiebreak.protocol.program.reference import scalar
 
-EDGES = [
-    0, 1, 2, 3, 0x7FFFFF, 0x800000, 0x800001, 0xFFFFFF, 0x1000000, 0x33800000, 0x33800001, 0x3F7FFFFF, 0x3F800000,
-    0x3F800001, 0x3FFFFFFF, 0x40000000, 0x4B000000, 0x4B7FFFFF, 0x4B800000, 0x4B800001, 0x5EFFFFFF, 0x5F000000,
-    0x5F000001, 0x7E800000, 0x7F000000, 0x7F7FFFFE, 0x7F7FFFFF, INF, 0x7F800001, NAN, 0x7FFFFFFF,
-]  # fmt: skip
+EDGES = [*INPUTS, 3, 0x00FFFFFF, 0x01000000, 0x33800001, 0x3FFFFFFF, 0x40000000, 0x4B000000, 0x4B800000, 0x4B800001,
+         0x5EFFFFFF, 0x5F000001, 0x7E800000, 0x7F7FFFFE, 0x7F800001, 0x7FFFFFFF]  # fmt: skip
 patterns = st.one_of(
     st.sampled_from([b | s for b in EDGES for s in (0, SIGN)]),
     st.integers(0, 2**32 - 1),
@@ -36,7 +30,6 @@ def special(bits: int) -> bool:
 
 
 @given(st.integers(-(2**300), 2**300), st.integers(-460, 110), precisions)
-@settings(max_examples=200)
 @example(2**24 - 1, 104, 32)
 @example(2**25 - 1, 103, 32)
 @example(2**25 - 2, 103, 32)
@@ -49,7 +42,6 @@ def test_round(n: int, e: int, precision: int) -> None:
 
 
 @given(finite, st.integers(-2, 2), st.integers(0, 200), precisions)
-@settings(max_examples=200)
 def test_round_next_to_ties(bits: int, nudge: int, depth: int, precision: int) -> None:
     """Midpoints of the format, and numbers 2^-depth of a midpoint's distance away on either side."""
     step, greatest = grid(precision)
@@ -63,7 +55,6 @@ def test_round_next_to_ties(bits: int, nudge: int, depth: int, precision: int) -
 
 
 @given(st.integers(2**25, 2**90), st.integers(-300, 60), st.integers(1, 2**40 - 1), precisions)
-@settings(max_examples=200)
 def test_round_sticky(n: int, e: int, fraction: int, precision: int) -> None:
     exact = (n + Fraction(fraction, 2**40)) * Fraction(2) ** e
     assert float32.round_f32(n, e, sticky=True, precision=precision) == nearest(exact, precision)
@@ -82,24 +73,19 @@ def test_a_sticky_bit_breaks_a_tie(mantissa: int, depth: int, precision: int) ->
 
 
 @given(st.integers(-(2**200), 2**200), st.integers(1, 2**200), precisions)
-@settings(max_examples=200)
 def test_round_ratio(p: int, q: int, precision: int) -> None:
     assert float32.round_ratio(p, q, precision=precision) == nearest(Fraction(p, q), precision)
 
 
-def test_round_refuses_unknown_precision() -> None:
+def test_what_cannot_be_rounded() -> None:
     for precision in (15, 33):
         with pytest.raises(ValueError, match="16 to 32 bits"):
             float32.round_f32(1, 0, precision=precision)
-
-
-def test_round_needs_a_long_magnitude_for_a_sticky_bit() -> None:
     with pytest.raises(AssertionError):
-        float32.round_f32(1, 0, sticky=True)
+        float32.round_f32(1, 0, sticky=True)  # too short a magnitude
 
 
 @given(finite, finite)
-@settings(max_examples=200)
 def test_arithmetic_is_the_rounded_rational(x: int, y: int) -> None:
     a, b = value(x), value(y)
     for found, exact in ((float32.add(x, y), a + b), (float32.subtract(x, y), a - b), (float32.multiply(x, y), a * b)):
@@ -112,7 +98,6 @@ def test_arithmetic_is_the_rounded_rational(x: int, y: int) -> None:
 
 
 @given(finite.filter(lambda b: not b & SIGN and b))
-@settings(max_examples=200)
 def test_square_root(x: int) -> None:
     """The root lies between the two midpoints next to the answer: checked by squaring, no root taken."""
     found, exact = float32.square_root(x), value(x)
@@ -153,7 +138,6 @@ def test_nan_is_one_pattern() -> None:
 
 
 @given(finite, finite)
-@settings(max_examples=200)
 def test_order(x: int, y: int) -> None:
     a, b = value(x), value(y)
     assert float32.less(x, y) == (a < b)
@@ -179,7 +163,6 @@ def test_order_of_infinities_and_zeros() -> None:
 
 
 @given(patterns)
-@settings(max_examples=200)
 def test_to_i64(x: int) -> None:
     if special(x):
         expected = 0 if x & 0x7FFFFF else (-(2**63) if x & SIGN else 2**63 - 1)
@@ -195,37 +178,3 @@ def test_to_i64(x: int) -> None:
 @example(2**24 + 3)
 def test_from_i64(x: int) -> None:
     assert float32.from_i64(x) == nearest(Fraction(x))
-
-
-def test_bool_casts() -> None:
-    as_bool, as_float = ((DType.F32,), DType.BOOL), ((DType.BOOL,), DType.F32)
-    cases = (0, SIGN, 1, SIGN | 1, INF, NAN)
-    assert [scalar(MapFunction.CAST, *as_bool, [x]) for x in cases] == [0, 0, 1, 1, 1, 1]
-    assert [scalar(MapFunction.CAST, *as_float, [x]) for x in (0, 1)] == [0, 0x3F800000]
-
-
-def test_against_hardware(cases: Callable[[], None]) -> None:
-    stream = Stream("float32/hardware")
-
-    def draw() -> int:
-        if stream.bits(2) == 0:
-            return EDGES[stream.below(len(EDGES))] | stream.bits(1) << 31
-        return (
-            stream.bits(32)
-            if stream.bits(1)
-            else stream.bits(1) << 31 | (120 + stream.below(16)) << 23 | stream.bits(23)
-        )
-
-    def hardware(found: np.float32) -> int:
-        return float32.canonical(int(found.view(np.uint32)))
-
-    with np.errstate(all="ignore"):
-        for _ in range(3000):
-            p, q = draw(), draw()
-            x, y = np.uint32(p).view(np.float32), np.uint32(q).view(np.float32)
-            assert float32.add(p, q) == hardware(x + y)
-            assert float32.subtract(p, q) == hardware(x - y)
-            assert float32.multiply(p, q) == hardware(x * y)
-            assert float32.divide(p, q) == hardware(x / y)
-            assert float32.square_root(p) == hardware(np.sqrt(x))
-            cases()

@@ -5,12 +5,12 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocol.programs import every_kind
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob, game_id
 from tiebreak.protocol.commitments.records import initial_record
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
@@ -45,7 +45,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tolerance 1": ({"policy": 1, "tolerances": 1 << 16}, "expected 0 or 2 to 64 for SCATTER sums, got 1"),
     "tolerance 65": ({"policy": 1, "tolerances": 65 << 8}, "expected 0 or 2 to 64 for PRODUCTS sums, got 65"),
     "a fourth tolerance": ({"policy": 1, "tolerances": 2 << 24}, "expected a number below 2\\^24, got 0x2000000"),
-    "large tolerances": ({"policy": 1, "tolerances": 1 << 32}, "tolerances: expected an unsigned 32-bit integer"),
     "low precision": ({"precision": 15}, "precision: expected a number between 16 and 32, got 15"),
     "high precision": ({"precision": 33}, "precision: expected a number between 16 and 32, got 33"),
     "no descent": ({"descent_levels": 0}, "descent_levels: expected a number between 1 and 5, got 0"),
@@ -53,10 +52,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no clock": ({"clock": 0}, "clock: expected a number between 1"),
     "long clock": ({"clock": (1 << 25) + 1}, "clock: expected a number between 1 and 33554432"),
     "no window": ({"challenge_window": 0}, "challenge_window: expected a number between 1"),
-    "long window": (
-        {"challenge_window": (1 << 28) + 1},
-        "challenge_window: expected a number between 1 and 268435456",
-    ),
+    "long window": ({"challenge_window": (1 << 28) + 1}, "challenge_window: expected a number between 1 and 268435456"),
     "long replay": ({"replay_time": (1 << 25) + 1}, "replay_time: expected a number between 0 and 33554432"),
     "long talk": ({"talk_time": (1 << 25) + 1}, "talk_time: expected a number between 0 and 33554432"),
     "a game of a year and more": (
@@ -76,18 +72,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a bond without seats": ({"seat_bond": 1}, "a seat bond of 0 without seats, got 1"),
     "seats without a bond": ({"seats": 16, "seat_fee": 1}, "a seat bond of at least 1 with seats, got 0"),
     "a large fee": ({"seats": 1, "seat_fee": 1 << 128, "seat_bond": 1}, "seat_fee: expected a number between 0"),
-    "a large bond": ({"seats": 1, "seat_bond": 1 << 128}, "seat_bond: expected a number between 0"),
     "a challenge for nothing": ({"challenger_stake": 0}, "challenger_stake: expected a number between 1"),
-    "negative replay": ({"replay_time": -1}, "replay_time: expected an unsigned"),
     "large reward": ({"reward": 1 << 128}, "reward: expected a number between 0"),
     "negative": ({"nonce": -1}, "nonce: expected an unsigned"),
     "large nonce": ({"nonce": 1 << 256}, "nonce: expected an unsigned 256-bit"),
-    "bool": ({"steps": True}, "steps: expected an unsigned"),
     "no client": ({"client": bytes(20)}, "expected a client address, got zero"),
     "no trainer": ({"trainer": bytes(20)}, "expected a trainer address, got zero"),
     "short address": ({"trainer": b"\1" * 19}, "trainer: expected 20 bytes"),
     "short root": ({"program_root": bytes(31)}, "program_root: expected 32 bytes"),
-    "no root": ({"data_root": None}, "data_root: expected 32 bytes"),
 }
 
 
@@ -114,18 +106,9 @@ def test_segments_partition_the_steps(steps: int, interval: int) -> None:
             job.checkpoint_of(outside)
 
 
-def test_every_field_counts_in_the_id(cases: Any) -> None:
-    changed = {"nonce": 8, "reward": 11, "clock": 99, "replay_time": 0, "talk_time": 1, "audit_time": 1, "deadline": 1}
-    changed |= {"precision": 24, "policy": 1}
-    changed["client"] = CHALLENGER.address
-    for name, value in changed.items():
-        assert replace(JOB, **{name: value}).id != JOB.id  # type: ignore[arg-type]
-        cases()
-    seated = replace(JOB, seats=16, seat_bond=1)
-    assert len({JOB.id, seated.id, replace(seated, seats=1).id, replace(seated, seat_bond=2).id}) == 4
-    assert replace(seated, seat_fee=1).id != seated.id
+def test_its_policy_and_record_before_the_first_step() -> None:
     logged = replace(JOB, policy=1, tolerances=0x281E0B)
-    assert logged.id != replace(JOB, policy=1).id
+    assert len({JOB.id, logged.id, replace(JOB, policy=1).id, replace(JOB, seats=16, seat_bond=1).id}) == 4
     assert (logged.is_logged, JOB.is_logged) == (True, False)
     assert JOB.initial_record == initial_record(JOB.initial_state_root)
 
@@ -156,43 +139,19 @@ def test_both_parties_sign() -> None:
         replace(good, domain=Domain(chain_id=1, contract=DOMAIN.contract)).verify()
 
 
-def test_a_job_file_comes_back() -> None:
-    file = signed(replace(JOB, nonce=(1 << 256) - 1, reward=1 << 100)).encode()
-    back = SignedJob.decode(file)
-    back.verify()
-    assert back.encode() == file
-    assert back.job.nonce == (1 << 256) - 1
-
-
 @given(st.integers(16, 32), st.lists(st.sampled_from([0, *range(2, 65)]), min_size=3, max_size=3))
-def test_a_logged_job_file_comes_back(precision: int, tolerances: list[int]) -> None:
+def test_a_job_file_comes_back(precision: int, tolerances: list[int]) -> None:
     packed = int.from_bytes(bytes(tolerances), "little")
-    job = replace(JOB, policy=1, precision=precision, tolerances=packed)
-    assert SignedJob.decode(signed(job).encode()).job == job
+    logged = replace(JOB, policy=1, precision=precision, tolerances=packed)
+    for job in (logged, replace(JOB, nonce=(1 << 256) - 1, reward=1 << 100)):
+        file = signed(job).encode()
+        back = SignedJob.decode(file)
+        back.verify()
+        assert (back.job, back.encode()) == (job, file)
 
 
 JOB_FILE = signed().encode()
 HEAD_FILE = SignedHead.sign(head(), DOMAIN, TRAINER).encode()
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_a_damaged_job_file_never_verifies(data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(JOB_FILE) * 8 - 1))
-    damaged = bytearray(JOB_FILE)
-    damaged[at // 8] ^= 1 << at % 8
-    with pytest.raises(VerificationError):
-        SignedJob.decode(bytes(damaged)).verify()
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_a_damaged_head_file_never_verifies(data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(HEAD_FILE) * 8 - 1))
-    damaged = bytearray(HEAD_FILE)
-    damaged[at // 8] ^= 1 << at % 8
-    with pytest.raises(VerificationError):
-        SignedHead.decode(bytes(damaged)).verify(JOB, DOMAIN)
 
 
 @pytest.mark.parametrize("decode", [SignedJob.decode, SignedHead.decode])
@@ -225,13 +184,5 @@ def test_a_game_id_names_everything() -> None:
     challenger = CHALLENGER.address
     expected = tagged_hash(Tag.GAME, JOB.id, head().digest(DOMAIN), challenger, (5).to_bytes(8, "big"))
     assert game_id(head(), DOMAIN, challenger, 5) == expected
-    elsewhere = Domain(chain_id=1, contract=Address(bytes(20)))
-    others = {
-        game_id(head(), DOMAIN, challenger, 6),
-        game_id(head(3), DOMAIN, challenger, 5),
-        game_id(head(), elsewhere, challenger, 5),
-        game_id(head(), DOMAIN, CLIENT.address, 5),
-    }
-    assert len(others | {expected}) == 5
     with pytest.raises(EncodingError, match="nonce"):
         game_id(head(), DOMAIN, challenger, 1 << 64)

@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, ORDER - 1), st.binary(min_size=32, max_size=32))
 def test_signatures_are_those_of_eth_account(secret: int, digest: bytes) -> None:
     """Both follow RFC 6979 and take the lower s, so the bytes are equal."""
@@ -44,7 +44,7 @@ def test_signatures_are_those_of_eth_account(secret: int, digest: bytes) -> None
     verify(digest, signature, key.address)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 65 * 8 - 1))
 def test_every_flipped_bit_breaks_a_signature(bit: int) -> None:
     damaged = bytearray(KEY.sign(DIGEST))
@@ -84,12 +84,6 @@ def test_r_that_is_no_point_is_refused() -> None:
             found.append(str(error))
     assert 4 < len(found) < 28
     assert all("no secp256k1 key" in message for message in found)
-
-
-def test_a_signature_by_another_key_is_refused() -> None:
-    other = PrivateKey.from_int(0xBEEF)
-    with pytest.raises(SignatureError, match=f"expected a signature by 0x{KEY.address.hex()}"):
-        verify(DIGEST, other.sign(DIGEST), KEY.address)
 
 
 def test_keys_show_no_secret_and_come_from_randomness() -> None:
@@ -143,8 +137,7 @@ def _by_eth_keys(digest: bytes, signature: bytes) -> bytes | None:
         return None
 
 
-@pytest.mark.parametrize("digest", [bytes(32), b"\xff" * 32, b"\x01" * 32])
-@pytest.mark.parametrize("secret", [1, 2, ORDER - 1, 0x1234567])
+@pytest.mark.parametrize(("secret", "digest"), [(1, bytes(32)), (2, b"\xff" * 32), (ORDER - 1, b"\x01" * 32)])
 def test_recovery_is_that_of_eth_keys(secret: int, digest: bytes) -> None:
     """Also of signatures that nobody made: the other v, s = r (where s R / r = R), an r that is not the nonce's."""
     good = PrivateKey.from_int(secret).sign(digest)
@@ -180,7 +173,7 @@ _SCALARS = st.one_of(st.sampled_from(_EDGES), st.integers(0, 2**256 - 1))
 
 
 @pytest.mark.skipif("C" not in WAYS, reason="needs coincurve")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(_SCALARS, _SCALARS, _SCALARS, st.integers(26, 29), st.booleans())
 def test_both_ways_take_and_refuse_the_same(z: int, r: int, s: int, v: int, is_signed: bool) -> None:
     """Of what anybody may send: any numbers, and real signatures with s, or the digest, from elsewhere."""

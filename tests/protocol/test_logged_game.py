@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
-from tests.protocol.bounds import max_moves
+from tests.protocol import walks
+from tests.protocol.bounds import check_length
 from tests.protocol.logged import (
     STEP,
     SUMS,
@@ -24,20 +25,19 @@ from tests.protocol.logged import (
     neighbours_of,
     random_logs,
 )
-from tests.protocol.programs import job_data
 from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, make_job, program, stuck
-from tests.protocol.walks import Erratic, Garbage, RandomChallenger, check_invariants
-from tests.protocol.whole_steps import execute, new_state
+from tests.protocol.walks import WALKS, Walks, check_invariants, other, walk
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.log_tree import LogTree
-from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, chunk_count
+from tiebreak.protocol.commitments.log_tree import NO_WORD, LogTree, code_in, word_leaf
+from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord
+from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
+from tiebreak.protocol.game.moves import Move, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Level, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender
-from tiebreak.protocol.program.rounding import Direction, SumKind, pack_tolerances
+from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, pack_tolerances
 from tiebreak.protocol.tags import Digest
-from tiebreak.protocol.trees import Tree, depth_of
+from tiebreak.protocol.trees import fold
 
 JOB = logged_job()
 LOGS, OTHER_LOGS = random_logs(1), random_logs(2)
@@ -48,9 +48,7 @@ LEAVES = [*range(len(program().body)), *(program().leaf_of_commit(k) for k in ra
 
 
 def end_of(liar: Run, honest: Run, defender: Defender | None = None) -> GameState:
-    end = duel(liar, defender or Defender(liar), Challenger(honest, SECRET), on_move=check_invariants)
-    assert end.verdict is not None
-    return end
+    return duel(liar, defender or Defender(liar), Challenger(honest, SECRET), on_move=check_invariants)
 
 
 # ---------------------------------------------------------------- the runs themselves
@@ -75,20 +73,6 @@ def test_logs_count_in_these_runs(cases: Callable[[], None]) -> None:
     assert near > changed > 20
     assert kinds == set(SumKind)
     assert not HONEST.directions(2, SCATTER), "one step logs nothing"
-
-
-def test_the_reference_executes_a_step_by_its_log(cases: Callable[[], None]) -> None:
-    for step in range(1, STEPS + 1):
-        before, log = HONEST.state(step - 1), LOGS.of(step)
-        values = execute(program(), before, job_data(), step, 16, tolerances=TOLERANCES, log=log)
-        assert tuple(values) == HONEST.computed(step).values
-        assert new_state(program(), values) == HONEST.state(step)
-        if log.count:
-            assert values != execute(program(), before, job_data(), step, 16, tolerances=TOLERANCES)
-            assert execute(program(), before, job_data(), step, 16, log=log) == execute(
-                program(), before, job_data(), step, 16
-            ), "no tolerance"
-            cases()
 
 
 def test_a_run_without_entries_is_that_of_policy_exact() -> None:
@@ -118,17 +102,6 @@ jobs = st.builds(
 logs_of_runs = st.integers(1, 2).map(random_logs)
 
 
-@settings(max_examples=30)
-@given(st.randoms(use_true_random=False), jobs, logs_of_runs, st.data())
-def test_9_an_honest_defender_never_loses(random: Random, job: Job, logs: Logs, data: st.DataObject) -> None:
-    run = Run(job, logs=logs)
-    count = data.draw(st.integers(1, job.checkpoints))
-    end = duel(run, Defender(run), RandomChallenger(run, random), count=count, on_move=check_invariants)
-    assert end.verdict is not None
-    assert end.verdict.winner is Side.DEFENDER
-    assert end.verdict.reason in (Reason.PADDING, Reason.RECOMPUTED, Reason.CONCEDED)
-
-
 @settings(max_examples=10)
 @given(
     st.integers(1, STEPS),
@@ -146,62 +119,13 @@ def test_10_an_honest_challenger_wins_wherever_the_lie_is(
     liar = Liar(job, step, leaf, element % numel, bend_from=bend_from, logs=logs)
     assume(liar.run_tree(job.checkpoints).root != run.run_tree(job.checkpoints).root)
     end = end_of(liar, run)
-    assert end.verdict is not None
     assert end.verdict.winner is Side.CHALLENGER
     if liar.value_tree(step).node(0, leaf) != run.value_tree(step).node(0, leaf) and end.step == step:
         assert end.leaf == leaf
+    check_length(end)
     # And the other way round: the liar's challenge of the honest run.
     end = end_of(run, liar)
-    assert end.verdict is not None
     assert end.verdict.winner is Side.DEFENDER
-
-
-class ErraticLogs(Erratic):
-    """Sometimes also has something else to show of its logs, of the right shape."""
-
-    def opening(self, state: GameState) -> Move:
-        move = super().opening(state)
-        if self._random.random() > 0.3:
-            return move
-        noise = self._random.randbytes(32)
-        if isinstance(move, OpenSteps):
-            return replace(move, log_root=noise)
-        if isinstance(move, OpenValues):
-            return replace(move, step_log=noise)
-        if isinstance(move, OpenChunk) and move.siblings:
-            return replace(move, word=noise)
-        return move
-
-
-@pytest.mark.slow
-@settings(max_examples=30)
-@given(st.randoms(use_true_random=False), jobs, logs_of_runs)
-def test_10_an_honest_challenger_wins_against_garbage(random: Random, job: Job, logs: Logs) -> None:
-    run = Run(job, logs=logs)
-    liar = Garbage(run, random)
-    assert liar.run_tree(job.checkpoints).root != run.run_tree(job.checkpoints).root
-    end = end_of(liar, run, ErraticLogs(liar, random))
-    assert end.verdict is not None
-    assert end.verdict.winner is Side.CHALLENGER
-
-
-@settings(max_examples=12)
-@given(st.sampled_from([*SUMS, 24]), jobs, logs_of_runs, st.integers(0, 1))
-def test_7_a_walk_takes_as_many_moves_as_under_policy_exact(leaf: int, job: Job, logs: Logs, first: int) -> None:
-    run, liar = Run(job, logs=logs), Liar(job, 4, leaf, 0, bend_from=first, logs=logs)
-    assume(liar.run_tree(job.checkpoints).root != run.run_tree(job.checkpoints).root)
-    end = end_of(liar, run)
-    assert end.verdict is not None
-    assume(end.step == 4 and end.leaf == leaf and end.verdict.reason is Reason.RECOMPUTED)
-    i = program().body[leaf]
-    depths = {
-        "run": job.run_depth,
-        "steps": depth_of(job.segment_steps(job.checkpoint_of(4))),
-        "values": job.half_depth + 1,
-        "chunks": depth_of(chunk_count(i.dtype, i.shape)),
-        "terms": depth_of(-(-end.terms // 4)) if end.terms else 0,
-    }
-    assert end.moves == game.walk_moves(job.descent_levels, **depths) <= max_moves(job)
 
 
 # ---------------------------------------------------------------- cheats with values and entries
@@ -272,7 +196,6 @@ def test_who_does_not_follow_the_log_loses_at_that_element(leaf: int, cheat: str
     wrong = at.wrong | at.right & 0x80000000
     liar = Misled(at.run.job, at.run.logs, at.step, leaf, at.element, wrong, bent=bent)
     end = end_of(liar, at.run)
-    assert end.verdict is not None
     assert (end.verdict.winner, end.step, end.leaf, end.element) == (Side.CHALLENGER, at.step, leaf, at.element)
     assert end.direction is at.code
     assert end.claimed == wrong.to_bytes(4, "little")
@@ -286,7 +209,6 @@ def test_who_does_not_follow_the_log_loses_at_that_element(leaf: int, cheat: str
         assert refused == "the last accumulator is not the claimed element"
     # Who audits by such arithmetic and challenges the true run loses in its turn.
     end = end_of(at.run, liar)
-    assert end.verdict is not None
     assert end.verdict.winner is Side.DEFENDER
 
 
@@ -296,7 +218,6 @@ def test_no_neighbour_is_no_neighbour(cheat: str) -> None:
     at = find(SCATTER, cheat)
     for bits in (at.right + 2 * STEP, at.right + 1, at.right ^ 0x80000000):
         end = end_of(Misled(at.run.job, at.run.logs, at.step, SCATTER, at.element, bits, bent=False), at.run)
-        assert end.verdict is not None
         assert (end.verdict.winner, end.element) == (Side.CHALLENGER, at.element)
 
 
@@ -361,7 +282,6 @@ def test_who_computes_by_other_logs_than_its_head_commits_to_loses(interval: int
     assert forked.record(1).log_root == honest.record(1).log_root
     assert forked.run_tree(job.checkpoints).root != honest.run_tree(job.checkpoints).root
     truthful = end_of(forked, honest, OpensOther(forked, LOGS, Phase.OPEN_VALUES))
-    assert truthful.verdict is not None
     assert truthful.verdict.winner is Side.CHALLENGER
     assert truthful.step == 1
     assert truthful.leaf in SUMS
@@ -403,22 +323,136 @@ def test_a_record_inside_the_segment_with_another_log_root_loses() -> None:
     assert (at.step, refused) == (3, "the log root of the record is not the checkpoint's")
 
 
-def test_a_checkpoint_that_is_no_record_cannot_be_opened() -> None:
-    class Nothing(Run):
-        def run_tree(self, count: int) -> Tree:
-            leaves = [self.record(self.job.last_step(c)).digest for c in range(count)]
-            return Tree([leaves[0], Digest(b"\1" * 32), *leaves[2:]], self.job.run_depth)
-
-        def steps_tree(self, checkpoint: int) -> Tree:
-            tree = super().steps_tree(checkpoint)
-            return Tree([tree.node(0, 0), Digest(b"\1" * 32)]) if checkpoint == 1 else tree
-
-    _, refused = stuck(Defender(Nothing(JOB, logs=LOGS)), Challenger(HONEST, SECRET))
-    assert refused == "the last record is not the checkpoint"
-
-
 def test_a_challenger_by_other_logs_than_the_committed_ones_loses() -> None:
     """Whoever publishes logs that are not those of its head cannot be audited, and must not be challenged."""
     end = end_of(HONEST, Run(JOB, logs=OTHER_LOGS))
-    assert end.verdict is not None
     assert end.verdict.winner is Side.DEFENDER
+
+
+# ---------------------------------------------------------------- the moves that open logs, one by one
+
+LOGGED_WALKS = Walks(
+    HONEST,
+    {
+        "scatter": Liar(JOB, 4, SCATTER, 140, bend_from=1, logs=LOGS),
+        "plain": Liar(JOB, 1, PLAIN, 0, logs=LOGS),
+        "map": Liar(JOB, 3, 24, 299, logs=LOGS),
+        "single step": Liar(JOB, 5, SCATTER, 3, bend_from=1, logs=LOGS),
+    },
+)
+
+
+def at(name: str, phase: Phase) -> tuple[GameState, Move]:
+    return walks.at(name, phase, LOGGED_WALKS if name in LOGGED_WALKS else WALKS)
+
+
+LAST, ROOT, LOG, WORD = (
+    "the last record is not the checkpoint",
+    "the step record is not the disputed one",
+    "the step log is not the step's under the log root",
+    "the log word is not the chunk's under the step log",
+)
+STEPS_PHASE, VALUES, CHUNK = Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_CHUNK
+Change = Callable[[Any], dict[str, Any]]
+TIES: dict[str, tuple[str, Phase, Change, str]] = {
+    "checkpoint's state": ("scatter", STEPS_PHASE, lambda m: {"state_root": other(m.state_root)}, LAST),
+    "checkpoint's loss": ("scatter", STEPS_PHASE, lambda m: {"loss_bits": m.loss_bits ^ 1}, LAST),
+    "checkpoint's log": ("scatter", STEPS_PHASE, lambda m: {"log_root": other(m.log_root)}, LAST),
+    "record's log": ("scatter", VALUES, lambda m: {"log_root": other(m.log_root)}, ROOT),
+    "no step log": ("scatter", VALUES, lambda _: {"step_log": ZERO_DIGEST}, LOG),
+    "step log": ("scatter", VALUES, lambda m: {"step_log": other(m.step_log)}, LOG),
+    "step log's siblings": ("scatter", VALUES, lambda m: {"log_siblings": tuple(map(other, m.log_siblings))}, LOG),
+    "the neighbour's log": (
+        "scatter", VALUES, lambda m: {"step_log": m.log_siblings[0], "log_siblings": (m.step_log,)}, LOG),
+    "step log of one": ("single step", VALUES, lambda m: {"step_log": other(m.step_log)}, LOG),
+    "no word": ("scatter", CHUNK, lambda _: {"word": NO_WORD}, WORD),
+    "word": ("scatter", CHUNK, lambda m: {"word": other(m.word)}, WORD),
+    "word's siblings": ("scatter", CHUNK, lambda m: {"siblings": (other(m.siblings[0]), *m.siblings[1:])}, WORD),
+    "word of a scalar": ("plain", CHUNK, lambda m: {"word": other(m.word)}, WORD),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TIES)
+def test_a_broken_tie_is_illegal(what: str) -> None:
+    name, phase, change, detail = TIES[what]
+    state, move = at(name, phase)
+    assert game.apply(state, move, state.last).verdict is None
+    with pytest.raises(IllegalMove, match=f"^{detail}$"):
+        game.apply(state, replace(move, **change(move)), state.last)
+
+
+def test_the_word_of_another_chunk_or_value_loses() -> None:
+    state, move = at("scatter", Phase.OPEN_CHUNK)
+    assert state.chunk == 1
+    tree = LOGS.tree(4)
+    assert move.siblings == tuple(tree.proof(SCATTER, 1))
+    for value, chunk in ((SCATTER, 0), (SCATTER, 2), (SCATTER, 3)):
+        siblings = tuple(tree.proof(value, chunk))
+        forged = replace(move, word=tree.word(value, chunk), siblings=siblings)
+        assert fold(word_leaf(forged.word), value << 2 | chunk, siblings) == tree.root
+        with pytest.raises(IllegalMove, match=f"^{WORD}$"):
+            game.apply(state, forged, state.last)
+
+
+NOTHING = "expected nothing of a rounding log with"
+ONE = (bytes(32),)
+REFUSED: dict[str, tuple[str, Phase, dict[str, Any], str]] = {
+    "too few log siblings": ("scatter", VALUES, {"log_siblings": ()}, "expected 1 log siblings, got 0"),
+    "too many log siblings": ("single step", VALUES, {"log_siblings": ONE}, "expected 0 log siblings, got 1"),
+    "too few word siblings": ("scatter", CHUNK, {"siblings": 7 * ONE}, "expected 8 log siblings, got 7"),
+    "no word siblings": ("plain", CHUNK, {"siblings": ()}, "expected 6 log siblings, got 0"),
+    "word of a map": ("map", CHUNK, {"word": b"\1" * 32}, f"{NOTHING} a chunk of what is not"),
+    "siblings of a map": ("map", CHUNK, {"siblings": ONE}, f"{NOTHING} a chunk of what is not"),
+    "exact: state root": ("terms", STEPS_PHASE, {"state_root": b"\1" * 32}, f"{NOTHING} the steps"),
+    "exact: loss": ("terms", STEPS_PHASE, {"loss_bits": 1}, f"{NOTHING} the steps"),
+    "exact: log root": ("terms", STEPS_PHASE, {"log_root": b"\1" * 32}, f"{NOTHING} the steps"),
+    "exact: step log": ("terms", VALUES, {"step_log": b"\1" * 32}, f"{NOTHING} the values"),
+    "exact: siblings": ("terms", VALUES, {"log_siblings": ONE}, f"{NOTHING} the values"),
+    "exact: word": ("terms", CHUNK, {"word": b"\1" * 32}, f"{NOTHING} a chunk"),
+    "exact: word siblings": ("terms", CHUNK, {"siblings": ONE}, f"{NOTHING} a chunk"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_4_an_illegal_move_is_refused_and_changes_nothing(what: str) -> None:
+    name, phase, changes, message = REFUSED[what]
+    state, move = at(name, phase)
+    copy = replace(state)
+    with pytest.raises(IllegalMove, match=message):
+        game.apply(state, replace(move, **changes), state.earliest + 1)
+    assert state == copy
+    assert game.apply(state, move, state.earliest + 1).verdict is None
+
+
+def test_what_the_walk_remembers_of_the_logs() -> None:
+    for name in ("scatter", "single step"):
+        state, _ = at(name, Phase.OPEN_TERMS)
+        step, leaf, element = state.step, state.leaf, state.element
+        assert state.log_root == HONEST.record(step).log_root
+        assert state.step_log == LOGS.tree(step).root
+        assert state.word == LOGS.tree(step).word(leaf, state.chunk)
+        assert state.direction == HONEST.directions(step, leaf).get(element, Direction.NONE)
+        assert state.rounding == Rounding(precision=16, tolerance=2, direction=state.direction)
+        assert state.is_logged_sum
+    state, _ = at("map", Phase.PROVE)
+    assert (state.word, state.direction, state.is_logged_sum) == (NO_WORD, Direction.NONE, False)
+    state, _ = at("terms", Phase.OPEN_TERMS)
+    assert (state.step_log, state.log_root, state.is_logged_sum) == (ZERO_DIGEST, ZERO_DIGEST, False)
+
+
+def test_a_code_of_three_means_nothing() -> None:
+    """Nobody's tree has one, but a cheat may commit to one: the element is then rounded to nearest."""
+    state, move = at("plain", Phase.OPEN_CHUNK)
+    word = b"\xff" * 32
+    root = fold(word_leaf(word), state.leaf, move.siblings)
+    opened = game.apply(replace(state, step_log=root), replace(move, word=word), state.last)
+    _, selected = at("plain", Phase.SELECT_ELEMENT)
+    after = game.apply(opened, selected, state.last)
+    assert (after.direction, after.phase) == (Direction.NONE, Phase.PROVE)
+    assert code_in(word, 0) is Direction.NONE
+
+
+def test_a_walk_to_a_commit_or_a_source_asks_for_no_word() -> None:
+    for leaf in (0, 3, 5, program().leaf_of_commit(0), program().leaf_of_commit(1)):
+        end = walk(Liar(JOB, 4, leaf, 0, logs=LOGS), HONEST)[-1][2]
+        assert (end.verdict.winner, end.leaf, end.word) == (Side.CHALLENGER, leaf, NO_WORD)

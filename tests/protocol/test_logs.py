@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.instructions import committed, const, mapped, reduced, scattered, source
+from tests.protocol.logged import entries as entries_of
 from tests.protocol.programs import every_kind
 from tiebreak.protocol.commitments.log_tree import (
     NO_WORD,
@@ -19,18 +21,7 @@ from tiebreak.protocol.commitments.log_tree import (
     logs_tree,
     word_leaf,
 )
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-    ReduceFunction,
-    ScatterParams,
-    Slot,
-    SourceConst,
-    SourceKind,
-)
+from tiebreak.protocol.program.isa import Access, DType, MapFunction, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
 from tiebreak.protocol.program.step_log import NO_LOG, Entries, LogError, StepLog
@@ -46,50 +37,16 @@ LARGE, PLAIN, PRODUCTS, SCATTER, SCALAR = 5000, 1, 2, 4, 5
 def program() -> Program:
     """Logged sums of several chunks, of one and of a part of one, between values that are never logged."""
     body = (
-        Instruction(
-            opcode=Opcode.SOURCE,
-            function=SourceKind.STATE,
-            dtype=F32,
-            shape=(LARGE,),
-            params=Slot(slot=0, name="w"),
-        ),
-        Instruction(opcode=Opcode.REDUCE, dtype=F32, shape=(LARGE,), reduction=(1,), operands=(Access(0, 0, (1, 0)),)),
-        Instruction(
-            opcode=Opcode.REDUCE,
-            dtype=F32,
-            shape=(7, 100),
-            reduction=(3,),
-            operands=(Access(0, 0, (0, 1, 1)), Access(1, 9, (1, 0, 0))),
-        ),
-        Instruction(opcode=Opcode.SOURCE, dtype=I64, shape=(), params=SourceConst(bits=3)),
-        Instruction(
-            opcode=Opcode.SCATTER_SUM,
-            dtype=F32,
-            shape=(128,),
-            reduction=(2,),
-            operands=(Access(0, 0, (0, 1)), Access(3, 0, (0, 0))),
-            params=ScatterParams(match=(1,)),
-        ),
-        Instruction(opcode=Opcode.REDUCE, dtype=F32, shape=(), reduction=(128,), operands=(Access(4, 0, (1,)),)),
-        Instruction(
-            opcode=Opcode.REDUCE,
-            function=ReduceFunction.MAX,
-            dtype=F32,
-            shape=(),
-            reduction=(128,),
-            operands=(Access(4, 0, (1,)),),
-        ),
-        Instruction(
-            opcode=Opcode.MAP,
-            function=MapFunction.ADD,
-            dtype=F32,
-            shape=(),
-            operands=(Access(5, 0, ()), Access(6, 0, ())),
-        ),
+        source(SourceKind.STATE, "w", F32, LARGE),
+        reduced(F32, (LARGE,), (1,), Access(0, 0, (1, 0))),
+        reduced(F32, (7, 100), (3,), Access(0, 0, (0, 1, 1)), Access(1, 9, (1, 0, 0))),
+        const(3, I64),
+        scattered((128,), (2,), Access(0, 0, (0, 1)), Access(3, 0, (0, 0)), match=(1,)),
+        reduced(F32, (), (128,), Access(4, 0, (1,))),
+        reduced(F32, (), (128,), Access(4, 0, (1,)), function=ReduceFunction.MAX),
+        mapped(MapFunction.ADD, F32, (), Access(5, 0, ()), Access(6, 0, ())),
     )
-    commit = Instruction(
-        opcode=Opcode.COMMIT, dtype=F32, shape=(LARGE,), operands=(Access(1, 0, (1,)),), params=Slot(slot=0, name="w")
-    )
+    commit = committed("w", F32, (LARGE,), 1)
     found = Program(body, (commit,))
     found.validate()
     return found
@@ -100,13 +57,7 @@ Directions = Mapping[int, Mapping[int, Direction]]
 
 
 def log_of(directions: Directions) -> StepLog:
-    entries = {}
-    for value in sorted(directions):
-        if chosen := sorted(directions[value].items()):
-            elements, codes = zip(*chosen, strict=True)
-            up = [code == Direction.UP for code in codes]
-            entries[value] = Entries(np.array(elements, dtype=np.int64), np.array(up, dtype=np.bool_))
-    return StepLog(entries)
+    return StepLog({value: entries_of(directions[value]) for value in sorted(directions) if directions[value]})
 
 
 # ---------------------------------------------------------------- a naive twin: every word, hashed one by one
@@ -200,28 +151,15 @@ def test_an_empty_log() -> None:
     assert fold(EMPTY, PLAIN << 6 | 3, tree.proof(PLAIN, 3)) == tree.root
     assert NO_LOG.count == 0
     NO_LOG.check(program(), 1)
-
-
-def test_a_program_without_sums_logs_nothing() -> None:
-    source = Instruction(opcode=Opcode.SOURCE, dtype=F32, shape=(), params=SourceConst(bits=0))
-    commit = Instruction(
-        opcode=Opcode.COMMIT, dtype=F32, shape=(), operands=(Access(0, 0, ()),), params=Slot(slot=0, name="w")
-    )
-    assert LogTree(Program((source,), (commit,)), NO_LOG).root == EMPTY
+    without_sums = Program((const(0),), (committed("w", F32, (), 0),))
+    assert LogTree(without_sums, NO_LOG).root == EMPTY
 
 
 def test_every_element_has_its_place(cases: Callable[[], None]) -> None:
     """No two logs have one root: each entry moves it, and so does its direction."""
     roots = {LogTree(program(), NO_LOG).root}
-    for value, element in (
-        (PLAIN, 0),
-        (PLAIN, 127),
-        (PLAIN, 128),
-        (PLAIN, LARGE - 1),
-        (PRODUCTS, 0),
-        (SCATTER, 0),
-        (SCALAR, 0),
-    ):
+    ends = [(PLAIN, 0), (PLAIN, 127), (PLAIN, 128), (PLAIN, LARGE - 1), (PRODUCTS, 0), (SCATTER, 0), (SCALAR, 0)]
+    for value, element in ends:
         for code in (Direction.DOWN, Direction.UP):
             roots.add(LogTree(program(), log_of({value: {element: code}})).root)
             cases()
@@ -234,17 +172,6 @@ def test_the_logs_tree_of_a_segment() -> None:
     assert tree.root == root_of(list(roots), 3)
     assert fold(roots[4], 4, tree.proof(4)) == tree.root
     assert logs_tree(roots[:1]).root == roots[0]
-
-
-def test_codes_in_a_word(cases: Callable[[], None]) -> None:
-    """Three means nothing."""
-    for byte in range(256):
-        word = bytes(31) + bytes([byte])
-        for place in range(4):
-            code = byte >> 2 * place & 3
-            assert code_in(word, 124 + place) == (code if code < 3 else 0)
-            assert code_in(word, place) is Direction.NONE
-            cases()
 
 
 # ---------------------------------------------------------------- what cannot be a log
@@ -264,19 +191,10 @@ class Twice(dict[int, Entries]):
 FAULTS: dict[str, tuple[Mapping[int, Entries], str, int, int | None]] = {
     "instruction twice": (Twice(), "instruction twice", PLAIN, None),
     "instructions unsorted": (
-        {PRODUCTS: entries(0), PLAIN: entries(0)},
-        f"expected instructions after {PRODUCTS} in order",
-        PLAIN,
-        None,
-    ),
+        {PRODUCTS: entries(0), PLAIN: entries(0)}, f"expected instructions after {PRODUCTS} in order", PLAIN, None),
     "element twice": ({PLAIN: entries(3, 7, 7, 9)}, "element twice", PLAIN, 7),
     "elements unsorted": ({PLAIN: entries(3, 7, 6)}, "unsorted: comes after element 7", PLAIN, 6),
-    "element too large": (
-        {PLAIN: entries(0, LARGE)},
-        f"out of range: expected an element below {LARGE}",
-        PLAIN,
-        LARGE,
-    ),
+    "element too large": ({PLAIN: entries(0, LARGE)}, f"expected an element below {LARGE}", PLAIN, LARGE),
     "element of a scalar": ({SCALAR: entries(1)}, "out of range: expected an element below 1", SCALAR, 1),
     "element below zero": ({PLAIN: entries(-1, 5)}, "out of range", PLAIN, -1),
     "a source": ({0: entries(0)}, "expected a sum of f32, which alone is logged", 0, None),
@@ -286,7 +204,7 @@ FAULTS: dict[str, tuple[Mapping[int, Entries], str, int, int | None]] = {
     "no instruction": ({8: entries(0)}, "expected a sum of f32", 8, None),
     "no entries": ({PLAIN: entries()}, "expected as many directions as elements, at least one, got 0", PLAIN, None),
     "a direction less": ({PLAIN: entries(1, 2, up=1)}, "as many directions as elements", PLAIN, None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", FAULTS)

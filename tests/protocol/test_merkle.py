@@ -8,17 +8,7 @@ from hypothesis import strategies as st
 
 from tiebreak.protocol.errors import ProofError
 from tiebreak.protocol.tags import EMPTY
-from tiebreak.protocol.trees import (
-    Frontier,
-    Tree,
-    depth_of,
-    empty_root,
-    fold,
-    fold_nodes,
-    pad,
-    parent,
-    verify,
-)
+from tiebreak.protocol.trees import Frontier, Tree, depth_of, empty_root, fold, fold_nodes, pad, parent, verify
 
 digests = st.binary(min_size=32, max_size=32)
 leaf_lists = st.lists(digests, min_size=1, max_size=40)
@@ -115,24 +105,8 @@ def test_a_frontier_has_the_root_of_the_tree_at_any_time(leaves: list[bytes], ex
     for count, leaf in enumerate(leaves, 1):
         frontier.append(leaf)
         assert frontier.count == count
+        assert len(frontier._peaks) == count.bit_count(), "at most a node a level"
         assert frontier.root(depth) == Tree(leaves[:count], depth).root == frontier.root(depth)
-
-
-@pytest.mark.slow
-def test_a_frontier_of_a_million_leaves_holds_a_node_a_level() -> None:
-    frontier, leaf, count = Frontier(), bytes(32), 1_000_003
-    for _ in range(count):
-        frontier.append(leaf)
-    full = [leaf]  # roots of full subtrees: all leaves are the same
-    for _ in range(20):
-        full.append(parent(full[-1], full[-1]))
-    peaks = [(height, full[height]) for height in range(20) if count >> height & 1]
-    height, node = peaks[0][0], peaks[0][1]
-    for above, peak in peaks[1:]:
-        node = parent(peak, pad(node, height, above))
-        height = above + 1
-    assert frontier.root(20) == pad(node, height, 20)
-    assert len(frontier._peaks) == count.bit_count()
 
 
 def test_leaves_are_digests() -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -10,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.records import any_record
 from tests.protocol.runs import CHALLENGER, DOMAIN
-from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, Message, message_hash, open_wire, seal
 from tiebreak.protocol.game.moves import (
     ChunkOpening,
-    Concede,
     Descend,
     Move,
     OpenChunk,
@@ -25,88 +24,22 @@ from tiebreak.protocol.game.moves import (
     OpenValues,
     Prove,
     Select,
-    SelectElement,
-    StateWitness,
     TensorOpening,
-    TensorWitness,
     unpack_move,
 )
 from tiebreak.protocol.game.sides import choose
-from tiebreak.protocol.packing import OneOf, pack, read_json, unpack
+from tiebreak.protocol.packing import OneOf, read_json
 from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
 
-digests = st.binary(min_size=32, max_size=32)
-lists = st.lists(digests, max_size=5).map(tuple)
-u8, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 32, 64))
-instructions = st.binary(max_size=100)
-tensors = st.builds(
-    TensorOpening,
-    value=u32,
-    dtype=u8,
-    dims=st.lists(u64, max_size=8).map(tuple),
-    chunk_root=digests,
-    siblings=lists,
-)
-chunks = st.builds(ChunkOpening, tensor=u8, chunk_index=u64, data=st.binary(max_size=512), siblings=lists)
-witnesses = st.one_of(
-    st.none(),
-    st.builds(TensorWitness, tensor_id=digests, siblings=lists),
-    st.builds(
-        StateWitness,
-        step=u64,
-        state_root=digests,
-        loss_bits=u32,
-        log_root=digests,
-        record_siblings=lists,
-        tensor_id=digests,
-        siblings=lists,
-    ),
-)
-moves: st.SearchStrategy[Move] = st.one_of(
-    st.builds(Descend, nodes=lists),
-    st.builds(Select, node=digests, index=u32, siblings=lists, seal=digests),
-    st.builds(OpenSteps, nodes=lists, siblings=lists, state_root=digests, loss_bits=u32, log_root=digests),
-    st.builds(
-        OpenValues,
-        state_root=digests,
-        loss_bits=u32,
-        log_root=digests,
-        nodes=lists,
-        siblings=lists,
-        step_log=digests,
-        log_siblings=lists,
-    ),
-    st.builds(OpenTensor, instruction=instructions, siblings=lists, nodes=lists),
-    st.builds(OpenChunk, chunk=st.binary(max_size=512), word=digests, siblings=lists),
-    st.builds(SelectElement, index=u32, chunk=st.binary(max_size=512), seal=digests),
-    st.builds(
-        OpenTerms, step=u64, value=u32, element=u64, nodes=lists, accumulator=st.binary(max_size=97), siblings=lists
-    ),
-    st.builds(Concede),
-    st.builds(
-        Prove,
-        instruction=instructions,
-        previous=st.binary(max_size=97),
-        siblings=lists,
-        tensors=st.lists(tensors, max_size=3).map(tuple),
-        chunks=st.lists(chunks, max_size=3).map(tuple),
-        witness=witnesses,
-        salt=digests,
-    ),
-)
-messages = st.builds(
-    Message,
-    job_id=digests.map(Digest),
-    game_id=digests.map(Digest),
-    sequence=u64,
-    previous=digests.map(Digest),
-    move=moves,
-)
+messages = any_record(Message)
 JOB_ID, GAME_ID = Digest(b"\1" * 32), Digest(b"\2" * 32)
 VALUES = OpenValues(state_root=bytes(32), loss_bits=0, log_root=bytes(32), nodes=(), siblings=())
 FIRST = Descend(nodes=(bytes(32), b"\3" * 32))
 SECOND = choose(FIRST.nodes, 1)
+
+
+MESSAGE = OneOf((Message,))
 
 
 @given(messages)
@@ -114,13 +47,6 @@ def test_a_message_comes_back(message: Message) -> None:
     encoded = message.encode()
     assert Message.decode(encoded) == message
     assert message.hash == message_hash(encoded)
-
-
-MESSAGE = OneOf((Message,))
-
-
-@given(messages)
-def test_a_message_comes_back_from_json(message: Message) -> None:
     text = json.dumps(message.to_json())
     assert read_json(MESSAGE, "message", parse_json(text.encode(), 8)) == message
 
@@ -165,38 +91,6 @@ def test_json_is_spelled_as_in_the_contracts() -> None:
         parse_json(b'{"kind": "concede", "kind": "concede"}', 8)
 
 
-@settings(max_examples=150)
-@given(messages, st.data())
-def test_changed_bytes_are_refused_or_another_message(message: Message, data: st.DataObject) -> None:
-    """One encoding: whatever still decodes is a different message with exactly these bytes."""
-    encoded = message.encode()
-    at = data.draw(st.integers(0, len(encoded) - 1))
-    changed = bytearray(encoded)
-    changed[at] = data.draw(st.integers(0, 255).filter(lambda b: b != encoded[at]))
-    try:
-        decoded = Message.decode(bytes(changed))
-    except VerificationError:
-        return
-    assert decoded != message
-    assert decoded.encode() == bytes(changed)
-
-
-@given(st.binary(max_size=200))
-def test_noise_is_refused_or_canonical(noise: bytes) -> None:
-    with contextlib.suppress(EncodingError):
-        assert pack(unpack(noise, 200)) == noise
-    with pytest.raises(EncodingError):
-        Message.decode(noise)
-
-
-@given(messages)
-def test_cut_and_lengthened_messages_are_refused(message: Message) -> None:
-    encoded = message.encode()
-    for damaged in (encoded[:-1], encoded[:1], encoded + b"\0", encoded + encoded, b""):
-        with pytest.raises(EncodingError):
-            Message.decode(damaged)
-
-
 def message(move: Move = FIRST, **changes: Any) -> Message:
     fields: dict[str, Any] = {"job_id": JOB_ID, "game_id": GAME_ID, "sequence": 0, "previous": GAME_ID, "move": move}
     return Message(**(fields | changes))
@@ -217,17 +111,13 @@ NOT_CANONICAL = {
     "version 2": with_field(0, 2),
     "negative": with_field(3, -1),
     "float": with_field(3, 0.0),
-    "bool": with_field(3, False),
-    "nil": with_field(3, None),
     "string": with_field(1, "1" * 32),
     "short digest": with_field(1, bytes(31)),
-    "kind 0": with_field(5, 0),
     "kind 11": with_field(5, 11),
     "a concession with words": with_field(5, 10),
     "another kind's body": with_field(5, 2),
     "map": with_field(6, {}),
     "extension": with_field(6, msgpack.ExtType(1, b"")),
-    "timestamp": with_field(6, msgpack.Timestamp(0)),
     "too many nodes": with_field(6, [[bytes(32)] * 33]),
     "a proof without salt": bytes(msgpack.packb([*VALUE[:5], 9, [b"", b"", [], [], [], []]])),
     "six fields": bytes(msgpack.packb(VALUE[:6])),
@@ -251,22 +141,11 @@ def test_moves_check_their_fields() -> None:
         lambda: Descend(nodes=(bytes(32),) * 33),
         lambda: Select(node=bytes(32), index=-1, siblings=()),
         lambda: Select(node=bytes(31), index=0, siblings=()),
-        lambda: Select(node=bytes(32), index=0, siblings=(), seal=b""),
-        lambda: SelectElement(index=0, chunk=b"", seal=bytes(33)),
         lambda: OpenChunk(chunk=bytes(513)),
-        lambda: OpenChunk(chunk=b"", word=bytes(31)),
-        lambda: OpenChunk(chunk=b"", siblings=(bytes(32),) * 65),
-        lambda: OpenSteps(nodes=(), siblings=(), state_root=bytes(31)),
         lambda: OpenSteps(nodes=(), siblings=(), loss_bits=1 << 32),
-        lambda: OpenSteps(nodes=(), siblings=(), log_root=b""),
-        lambda: replace(VALUES, step_log=bytes(33)),
-        lambda: replace(VALUES, log_siblings=(bytes(32),) * 65),
-        lambda: replace(VALUES, log_siblings=(bytes(31),)),
-        lambda: OpenTensor(instruction=bytes(4097), siblings=(), nodes=()),
         lambda: OpenSteps(nodes=(), siblings=(bytes(32),) * 65),
-        lambda: OpenTerms(step=1, value=0, element=0, nodes=(bytes(32),) * 33, accumulator=b"", siblings=()),
+        lambda: OpenTensor(instruction=bytes(4097), siblings=(), nodes=()),
         lambda: OpenTerms(step=1, value=0, element=0, nodes=(), accumulator=bytes(98), siblings=()),
-        lambda: Prove(instruction=b"", salt=bytes(31)),
         lambda: Prove(instruction=b"", chunks=(ChunkOpening(tensor=0, chunk_index=0, data=b"", siblings=()),) * 33),
         lambda: TensorOpening(value=0, dtype=0, dims=(1,) * 9, chunk_root=bytes(32), siblings=()),
     ]

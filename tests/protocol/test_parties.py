@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, program
+from tests.parts import slow_except
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, Run, program
 from tests.protocol.town import (
     BLOCK,
     FALSE,
@@ -17,6 +18,7 @@ from tests.protocol.town import (
     LIE,
     PACE,
     START,
+    TALKED_FALSE,
     TRUTH,
     Fate,
     KnowingAuditor,
@@ -46,7 +48,6 @@ from tiebreak.protocol.parties.terms import (
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import verify
 
-HAPPENINGS = ["train", "offer", "tick", "restart", "head"]
 SENDS = (e.Transact, e.OfferJob, e.SignJob, e.ShowHead, e.ShowMove, e.PublishRun)
 
 
@@ -81,10 +82,6 @@ def calls(actions: tuple[e.Action, ...]) -> list[e.Transaction]:
     return [action.transaction for action in actions if isinstance(action, e.Transact)]
 
 
-def alarms(town: Town, name: str) -> list[e.Alarm]:
-    return [action for action in town.seen[name].actions if isinstance(action, e.Alarm)]
-
-
 # ---------------------------------------------------------------- whole games
 
 
@@ -93,18 +90,16 @@ def test_an_honest_run_is_paid_and_everyone_withdraws() -> None:
     assert town.job.status is JobStatus.SETTLED
     assert not town.board.games
     assert not any(town.board.credits.values())
-    assert alarms(town, "watcher") == alarms(town, "auditor") == []
+    assert town.alarms("watcher") == town.alarms("auditor") == []
 
 
 def test_a_false_run_is_convicted_at_its_lie() -> None:
     town = Town(FALSE).play()
-    (played,) = town.board.games.values()
     assert town.job.status is JobStatus.SLASHED
-    assert played.state.verdict is not None
-    assert (played.state.verdict.winner, played.state.verdict.reason) == (Side.CHALLENGER, rules.Reason.RECOMPUTED)
-    assert (played.state.step, played.state.leaf) == LIE
+    assert town.verdict == (Side.CHALLENGER, rules.Reason.RECOMPUTED)
+    assert (town.game.state.step, town.game.state.leaf) == LIE
     said = [place for seen in town.seen.values() for place in seen.statements if place[0] == "said"]
-    assert sorted(place[2] for place in said) == list(range(len(played.moves))), "each move went as a message too"
+    assert sorted(place[2] for place in said) == list(range(len(town.game.moves))), "each move went as a message too"
     assert not any(town.board.credits.values())
 
 
@@ -113,7 +108,7 @@ def test_a_watcher_sends_nothing_and_calls_a_person() -> None:
         town = Town(run).play()
         assert not [action for action in town.seen["watcher"].actions if isinstance(action, SENDS)]
         assert any(isinstance(action, e.Start) for action in town.seen["watcher"].actions), "it did look"
-        assert [alarm.is_error for alarm in alarms(town, "watcher")] == ([] if run is TRUTH else [True, True])
+        assert [alarm.is_error for alarm in town.alarms("watcher")] == ([] if run is TRUTH else [True, True])
     with pytest.raises(StateError, match="expected a party with a key"):
         _ = KnowingWatcher(**known(Board(), None)).key
 
@@ -127,46 +122,37 @@ def test_a_machine_in_a_fresh_place_only_looks() -> None:
 # ---------------------------------------------------------------- crashes, and a bad post
 
 
-def outcome(town: Town) -> Any:
-    """What everyone said, in its place."""
-    return {name: seen.statements for name, seen in town.seen.items()}, town.job.status
-
-
-NAMES = ["client", "trainer", "auditor"]
-
-
-def kill(name: str, every: int) -> None:
-    """Die after one event in so many, once a town."""
-    whole = Town(FALSE).play()
+@pytest.mark.parametrize("every", slow_except([30, 3], 30))
+@pytest.mark.parametrize("name", ["client", "trainer", "auditor"])
+@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "talked"])
+def test_who_dies_says_the_same(run: Run, name: str, every: int) -> None:
+    """Made anew from its journal: every statement is the same, byte for byte."""
+    whole = Town(run).play()
     events = whole.seen[name].events
     assert events > 50
     for number in range(every // 2 + 1, events + 1, every):
-        town = Town(FALSE, fate=Fate(dies=(name, number))).play()
+        town = Town(run, fate=Fate(dies=(name, number))).play()
         assert town.seen[name].events > number
-        assert outcome(town) == outcome(whole), f"{name} died after event {number}"
+        assert town.statements() == whole.statements(), f"{name} died after event {number}"
+        assert town.job.status is whole.job.status
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_who_dies_says_the_same(name: str) -> None:
-    """Made anew from its journal: every statement is the same, byte for byte."""
-    kill(name, 30)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_who_dies_after_any_event_says_the_same(name: str) -> None:
-    kill(name, 1)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_lost_doubled_and_late_mail_leads_to_the_same_end(seed: int) -> None:
-    for run, end in ((TRUTH, JobStatus.SETTLED), (FALSE, JobStatus.SLASHED)):
-        rng = Random(seed)
-        fate = Fate(copies=lambda rng=rng: rng.choice((0, 1, 1, 2)), delay=lambda rng=rng: rng.randrange(30))
-        town = Town(run, fate=fate).play()
-        assert town.job.status is end
-        for seen in town.seen.values():
-            assert all(len(said) == 1 for place, said in seen.statements.items() if place[0] != "said")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("run", "end"),
+    [(TRUTH, JobStatus.SETTLED), (FALSE, JobStatus.SLASHED), (TALKED_FALSE, JobStatus.SLASHED)],
+    ids=["true", "false", "false and talked"],
+)
+def test_lost_doubled_and_late_mail_leads_to_the_same_end(run: Run, end: JobStatus, seed: int) -> None:
+    rng = Random(seed)
+    town = Town(run, fate=Fate(copies=lambda: rng.choice((0, 1, 1, 2)), delay=lambda: rng.randrange(30))).play(12000)
+    assert town.job.status is end
+    if run is not TRUTH:
+        assert town.verdict == (Side.CHALLENGER, rules.Reason.RECOMPUTED)
+        assert (town.game.state.step, town.game.state.leaf) == LIE
+    for seen in town.seen.values():
+        repeated = {"call"} if run is TALKED_FALSE else {"said"}
+        assert all(len(said) == 1 for place, said in seen.statements.items() if place[0] not in repeated)
 
 
 @settings(max_examples=40, deadline=None)
@@ -206,54 +192,59 @@ def test_nobody_signs_two_things_in_one_place(happenings: list[tuple[str, int]])
 # ---------------------------------------------------------------- clocks, a second before and after
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "grace"), [(KnowingAuditor, CHALLENGER, 0), (KnowingClient, CLIENT, GRACE_BLOCKS * BLOCK)]
+)
 @pytest.mark.parametrize(("after", "claims"), [(-1, False), (0, False), (1, True)])
-def test_a_timeout_is_claimed_after_the_deadline(after: int, claims: bool) -> None:
+def test_a_timeout_is_claimed_after_the_deadline(
+    kind: type[Machine], key: Any, grace: int, after: int, claims: bool
+) -> None:
+    """By the opponent; by the client, when it had time enough."""
     board = board_with()
     played = with_game(board)
-    auditor = KnowingAuditor(**known(board, CHALLENGER))
-    actions = auditor.observe(e.Tick(at=played.state.deadline + after))
+    due = played.state.deadline + grace
+    actions = kind(**known(board, key)).observe(e.Tick(at=due + after))
     assert (e.ClaimTimeout(game_id=played.id) in calls(actions)) is claims
-    assert claims or e.Wake(at=played.state.deadline + 1) in actions
-
-
-@pytest.mark.parametrize(("after", "claims"), [(-1, False), (0, False), (1, True)])
-def test_a_client_claims_it_for_them_when_they_had_their_time(after: int, claims: bool) -> None:
-    board = board_with()
-    played = with_game(board)
-    due = played.state.deadline + GRACE_BLOCKS * BLOCK
-    actions = KnowingClient(**known(board, CLIENT)).observe(e.Tick(at=due + after))
-    assert calls(actions) == ([e.ClaimTimeout(game_id=played.id)] if claims else [])
     assert claims or e.Wake(at=due + 1) in actions
 
 
-@pytest.mark.parametrize(("after", "acts"), [(-1, False), (0, True), (1, True)])
-def test_an_offer_is_taken_back_when_nobody_accepts_it(after: int, acts: bool) -> None:
-    client = KnowingClient(**known(board_with(JobStatus.OFFERED), CLIENT))
-    actions = client.observe(e.Tick(at=START + JOB.challenge_window + after))
-    assert calls(actions) == ([e.CancelJob(job_id=JOB.id)] if acts else [])
+WINDOW = JOB.challenge_window
+TRAINED = [e.Record(place=("trained", JOB.id, k), data=root(TRUTH, k)) for k in range(1, JOB.checkpoints + 1)]
 
 
-@pytest.mark.parametrize(("after", "acts"), [(-1, False), (0, False), (1, True)])
-def test_a_silent_trainer_is_abandoned_after_its_window(after: int, acts: bool) -> None:
-    client = KnowingClient(**known(board_with(heads=1), CLIENT))
-    actions = client.observe(e.Tick(at=START + JOB.challenge_window + after))
-    assert calls(actions) == ([e.Abandon(job_id=JOB.id)] if acts else [])
-    final = KnowingClient(**known(board_with(heads=JOB.checkpoints), CLIENT))
-    assert calls(final.observe(e.Tick(at=START + JOB.challenge_window + after))) == []
+def late_board() -> Board:
+    """Heads come, and the deadline is passed all the same."""
+    board = board_with(heads=1, at=START + 500)
+    (job,) = board.jobs.values()
+    job.job, job.accepted = replace(JOB, deadline=600, nonce=job.job.nonce), START
+    return board
 
 
-@pytest.mark.parametrize(("after", "acts"), [(-1, False), (0, False), (1, True)])
-def test_a_trainer_settles_after_the_window(after: int, acts: bool) -> None:
-    journal = [
-        e.Record(place=("trained", JOB.id, count), data=root(TRUTH, count)) for count in range(1, JOB.checkpoints + 1)
-    ]
-    board = board_with(heads=JOB.checkpoints)
-    trainer = KnowingTrainer(**known(board, TRAINER, journal))
-    instant = START + JOB.challenge_window + after
-    assert calls(trainer.observe(e.Tick(at=instant))) == ([e.Settle(job_id=JOB.id)] if acts else [])
+CLIENTS: dict[str, tuple[Board, int, list[e.Transaction]]] = {
+    "an offer that nobody accepts": (board_with(JobStatus.OFFERED), WINDOW - 1, [e.CancelJob(job_id=JOB.id)]),
+    "a silent trainer": (board_with(heads=1), WINDOW, [e.Abandon(job_id=JOB.id)]),
+    "a late trainer": (late_board(), 600, [e.Abandon(job_id=JOB.id)]),
+    "a whole run": (board_with(heads=JOB.checkpoints), WINDOW, []),
+}
+"""What a client sees, the last second in which it waits, and what it sends after that."""
+
+
+@pytest.mark.parametrize("what", CLIENTS)
+def test_a_client_takes_its_money_back_after_the_last_second(what: str) -> None:
+    board, last, due = CLIENTS[what]
+    for after in (-1, 0, 1):
+        client = KnowingClient(**known(board, CLIENT))
+        assert calls(client.observe(e.Tick(at=START + last + after))) == (due if after > 0 else [])
+
+
+def test_a_trainer_settles_after_the_window() -> None:
+    board, settle = board_with(heads=JOB.checkpoints), e.Settle(job_id=JOB.id)
+    for after, sent in ((-1, []), (0, []), (1, [settle])):
+        trainer = KnowingTrainer(**known(board, TRAINER, TRAINED))
+        assert calls(trainer.observe(e.Tick(at=START + WINDOW + after))) == sent
     with_game(board)
-    again = KnowingTrainer(**known(board, TRAINER, journal))
-    assert e.Settle(job_id=JOB.id) not in calls(again.observe(e.Tick(at=instant))), "not while a game is open"
+    again = KnowingTrainer(**known(board, TRAINER, TRAINED))
+    assert settle not in calls(again.observe(e.Tick(at=START + WINDOW + 1))), "not while a game is open"
 
 
 @pytest.mark.parametrize(("after", "moves"), [(-1, True), (0, True), (1, False)])
@@ -453,15 +444,6 @@ def test_terms_are_judged_before_a_key_signs_them() -> None:
     for bad in (replace(JOB, clock=20), replace(JOB, challenge_window=30), replace(JOB, program_root=bytes(32))):
         (answer,) = (a for a in trainer.observe(e.JobOffered(at=START, job=bad)) if isinstance(a, e.SignJob))
         assert answer.signature == b""
-
-
-@pytest.mark.parametrize(("after", "acts"), [(-1, False), (0, False), (1, True)])
-def test_a_trainer_that_misses_the_deadline_is_abandoned_although_heads_come(after: int, acts: bool) -> None:
-    board = board_with(heads=1, at=START + 500)
-    (job,) = board.jobs.values()
-    job.job, job.accepted = replace(JOB, deadline=600, nonce=job.job.nonce), START
-    client = KnowingClient(**known(board, CLIENT))
-    assert calls(client.observe(e.Tick(at=START + 600 + after))) == ([e.Abandon(job_id=JOB.id)] if acts else [])
 
 
 def test_terms_that_lock_money_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,21 +43,7 @@ def test_random_is_word_over_two_to_the_24(seed: int, step: int, stream: int, in
     assert 0 <= found < 1
 
 
-def test_random_depends_on_everything() -> None:
-    base = (7, 3, 11, 1000)
-    variants = [(8, 3, 11, 1000), (7 + 2**32, 3, 11, 1000), (7, 4, 11, 1000), (7, 3, 12, 1000), (7, 3, 11, 1001)]
-    variants.append((7, 3, 11, 1000 + 2**34))
-    assert len({random_bits(*arguments) for arguments in [base, *variants]}) == 7
-
-
-def test_random_looks_uniform() -> None:
-    drawn = np.array([int(value(random_bits(5, 0, 1, i)) * 16) for i in range(1600)])
-    counts = np.bincount(drawn, minlength=16)
-    assert len(counts) == 16
-    assert ((counts - 100) ** 2 / 100).sum() < 45  # chi squared, 15 degrees of freedom: p < 10^-4
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129, 257, 1000])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 15, 16, 17, 64, 65, 257])
 def test_shuffle_is_a_permutation(n: int, cases: Callable[[], None]) -> None:
     for seed, epoch, stream in ((0, 0, 0), (-5, 3, 9)):
         found = [shuffle(i, seed, epoch, n, stream) for i in range(n)]
@@ -93,26 +78,10 @@ def naive_shuffle(index: int, seed: int, epoch: int, n: int, stream: int) -> int
 )
 @settings(max_examples=100)
 def test_shuffle_is_the_one_of_the_specification(n: int, seed: int, epoch: int, stream: int, index: int) -> None:
-    assert shuffle(index % n, seed, epoch, n, stream) == naive_shuffle(index % n, seed, epoch, n, stream)
-
-
-def test_epochs_count_modulo_two_to_the_32() -> None:
-    assert shuffle(3, 1, 2**32 + 7, 50, 0) == shuffle(3, 1, 7, 50, 0)
-    assert random_bits(1, 2**32 + 7, 0, 3) == random_bits(1, 7, 0, 3)
-
-
-def test_shuffle_differs_by_seed_epoch_and_stream() -> None:
-    base = (5, 0, 1)
-    found = {tuple(shuffle(i, s, e, 50, t) for i in range(50)) for s, e, t in [base, (6, 0, 1), (5, 1, 1), (5, 0, 2)]}
-    assert len(found) == 4
-
-
-@given(st.integers(1, 2**40), st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1))
-@settings(max_examples=50)
-def test_shuffle_stays_inside(n: int, seed: int, index: int) -> None:
-    found = shuffle(index, seed, 2, n, 3)
-    assert 0 <= found < n if index < n else found == -1
-    assert shuffle(-1, seed, 2, n, 3) == shuffle(n, seed, 2, n, 3) == -1
+    found = shuffle(index % n, seed, epoch, n, stream)
+    assert found == naive_shuffle(index % n, seed, epoch, n, stream)
+    assert 0 <= found < n
+    assert {shuffle(outside, seed, epoch, n, stream) for outside in (-1, n, n + index)} == {-1}
 
 
 def test_half_width_covers_n(cases: Callable[[], None]) -> None:

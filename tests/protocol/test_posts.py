@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -63,6 +64,11 @@ def test_the_vectors_are_read_alike(cases: Callable[[], None]) -> None:
         wire, signature = bytes.fromhex(case["wire"][2:]), bytes.fromhex(case["received"][2:])
         received = ReceivedPost(place=case["place"], at=case["at"], wire=wire, signature=signature)
         assert received.open(DOMAIN, HUB.address) == (signed, body)
+        assert signed.encode() == wire
+        post, mark = unpack(wire, len(wire))
+        for other in (wire + b"\0", wire[:-1], pack([post, mark, 0]), pack([post, mark[:64]])):
+            with pytest.raises(EncodingError):
+                SignedPost.decode(other)
         assert signed.post.content.hex() == case["content"][2:]
         assert PostKind[case["kind"].upper()] == body.KIND
         cases()
@@ -78,52 +84,19 @@ def test_every_kind_and_every_transaction_has_a_number() -> None:
     assert {type(body) for body, _ in bodies()} == set(BODIES.values())
 
 
-@pytest.mark.parametrize("place", range(len(bodies())))
-def test_a_post_comes_back_and_has_one_encoding(place: int) -> None:
-    signed, body, _ = signed_posts()[place]
-    wire = signed.encode()
-    assert SignedPost.decode(wire) == signed
-    assert SignedPost.decode(wire).verify(DOMAIN) == body
-    for other in (wire + b"\0", wire[:-1], pack([*unpack(wire, len(wire)), 0])):
-        with pytest.raises(EncodingError):
-            SignedPost.decode(other)
-
-
-@given(st.integers(0, len(bodies()) - 1), st.data())
-@settings(max_examples=60)
-def test_a_changed_byte_is_refused(place: int, data: Any) -> None:
-    signed, _, _ = signed_posts()[place]
-    wire = bytearray(signed.encode())
-    at = data.draw(st.integers(0, len(wire) - 1))
-    # 7 makes 27 of 28, the two values that the last byte may have.
-    wire[at] ^= data.draw(st.integers(1, 255).filter(lambda mask: at < len(wire) - 1 or mask != 7))
-    with pytest.raises(VerificationError):
-        SignedPost.decode(bytes(wire)).verify(DOMAIN)
-
-
 Tree = st.recursive(
     st.integers(0, (1 << 64) - 1) | st.binary(max_size=70), lambda inner: st.lists(inner, max_size=6), max_leaves=20
 )
 
 
-@given(st.sampled_from(PostKind), Tree)
-def test_any_body_is_refused_or_the_one_encoding(kind: PostKind, tree: Any) -> None:
-    post = Post(job_id=JOB.id, game_id=JOB.id, kind=int(kind), number=0, body=pack(tree), sender=CLIENT.address)
-    try:
-        body = post.read(DOMAIN)
-    except VerificationError:
-        return
-    assert body.encode() == post.body
-
-
-@given(st.integers(0, len(TRANSACTIONS)), st.lists(Tree, max_size=6))
-def test_any_transaction_is_refused_or_the_one_encoding(number: int, tree: list[Any]) -> None:
-    encoded = pack([[number, tree]])
-    try:
-        body = TransactionBody.unpack("transaction", unpack(encoded, len(encoded)))
-    except VerificationError:
-        return
-    assert body.encode() == encoded
+@given(st.sampled_from(PostKind), st.integers(0, len(TRANSACTIONS)), st.lists(Tree, max_size=6))
+def test_any_body_is_refused_or_the_one_encoding(kind: PostKind, number: int, tree: list[Any]) -> None:
+    for body in (pack(tree), pack([[number, tree]])):  # the second is a transaction's
+        post = Post(job_id=JOB.id, game_id=JOB.id, kind=int(kind), number=0, body=body, sender=CLIENT.address)
+        with suppress(VerificationError):
+            assert post.read(DOMAIN).encode() == body
+        with suppress(VerificationError):
+            assert TransactionBody.unpack("transaction", unpack(body, len(body))).encode() == body
 
 
 def test_the_last_byte_of_a_signature_is_no_part_of_what_is_said() -> None:
@@ -146,10 +119,7 @@ REFUSED: dict[str, tuple[SignedPost, str]] = {
     "a game with another id": (signed(GameBody(head=HEAD, nonce=6), CHALLENGER, game_id=GAME), "expected game"),
     "another's game": (signed(GameBody(head=HEAD, nonce=5), TRAINER, game_id=GAME), "expected game"),
     "a move in no game": (signed(MoveBody(wire=b"1")), "expected the id of a game"),
-    "a receipt of another game": (
-        signed(bodies()[7][0], CHALLENGER, game_id=Digest(bytes(32))),
-        "expected game",
-    ),
+    "a receipt of another game": (signed(bodies()[7][0], CHALLENGER, game_id=Digest(bytes(32))), "expected game"),
     "a body of another kind": (signed(OfferBody(job=JOB), kind=2), "array of 2 fields"),
     "another sender": (
         SignedPost.sign(Post.of(OfferBody(job=JOB), job_id=JOB.id, number=0, sender=CLIENT.address), DOMAIN, TRAINER),
@@ -232,7 +202,6 @@ def test_a_game_needs_a_head_of_the_trainer_and_an_opening() -> None:
 
 def test_what_machines_say_and_what_they_are_told() -> None:
     job, head, receipt = JOB, HEAD, bodies()[4][0]
-    assert isinstance(receipt, LogReceiptBody)
     told = [
         (e.OfferJob(job=job), e.JobOffered(at=9, job=job)),
         (e.SignJob(job=job, signature=b""), e.JobSigned(at=9, job=job, signature=b"")),
@@ -290,5 +259,3 @@ def test_steps_hold_what_they_say() -> None:
     assert StepsBody.unpack("steps", unpack(body.encode(), 100)) == body
     with pytest.raises(EncodingError, match="between 0 and 1000"):
         replace(body, processor=1001)
-    assert isinstance(bodies()[7][0], ReceiptBody)
-    assert isinstance(bodies()[10][0], ReplayedBody)

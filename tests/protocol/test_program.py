@@ -2,122 +2,62 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiebreak.protocol.errors import EncodingError, ProgramError, VerificationError
+from tests.protocol.instructions import (
+    STEP_NUMBER,
+    committed,
+    const,
+    counted,
+    drawn,
+    gathered,
+    mapped,
+    reduced,
+    scattered,
+    shuffled,
+    source,
+    windowed,
+)
+from tiebreak.protocol.errors import EncodingError, ProgramError
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
     GatherParams,
-    Instruction,
     IotaParams,
     MapFunction,
-    Opcode,
     RandomParams,
     ReduceFunction,
     ScatterParams,
     ShuffleParams,
     Slot,
-    SourceConst,
     SourceKind,
-    WindowFunction,
     WindowParams,
-    row_major,
-    unravel,
 )
-from tiebreak.protocol.program.program import (
-    Limits,
-    Program,
-    decode_instruction,
-    encode_instruction,
-    instruction_digest,
-)
+from tiebreak.protocol.program.program import MAGIC, Program, decode_instruction, encode_instruction, instruction_digest
 from tiebreak.protocol.trees import parent, verify
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
-
-
-def source(kind: SourceKind, name: str, dtype: DType, *shape: int, slot: int = 0) -> Instruction:
-    return Instruction(opcode=Opcode.SOURCE, function=kind, dtype=dtype, shape=shape, params=Slot(slot=slot, name=name))
-
-
-def const(bits: int, dtype: DType = F32) -> Instruction:
-    return Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=dtype, params=SourceConst(bits=bits))
 
 
 BODY = (
     source(SourceKind.STATE, "w", F32, 3, 4),  # 0
     source(SourceKind.DATA, "ids", I64, 5, slot=0),  # 1
     source(SourceKind.DATA, "seed", I64, slot=1),  # 2
-    Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=I64),  # 3
-    Instruction(  # 4: rows of w
-        opcode=Opcode.GATHER,
-        dtype=F32,
-        shape=(5, 4),
-        operands=(Access(0, 0, (0, 1)), Access(1, 0, (1, 0))),
-        params=GatherParams(index_stride=4, bound=3),
-    ),
-    Instruction(  # 5: gradient of rows
-        opcode=Opcode.SCATTER_SUM,
-        dtype=F32,
-        shape=(3, 4),
-        reduction=(5,),
-        operands=(Access(4, 0, (0, 1, 4)), Access(1, 0, (0, 0, 1))),
-        params=ScatterParams(match=(1, 0)),
-    ),
-    Instruction(  # 6
-        opcode=Opcode.RANDOM,
-        dtype=F32,
-        shape=(3, 4),
-        operands=(Access(2, 0, (0, 0)), Access(3, 0, (0, 0))),
-        params=RandomParams(stream=0),
-    ),
-    Instruction(  # 7
-        opcode=Opcode.MAP,
-        function=MapFunction.SUB,
-        dtype=F32,
-        shape=(3, 4),
-        operands=(Access(0, 0, (4, 1)), Access(5, 0, (4, 1))),
-    ),
-    Instruction(  # 8
-        opcode=Opcode.WINDOW,
-        function=WindowFunction.ELSE,
-        dtype=F32,
-        shape=(3, 4),
-        operands=(Access(6, 0, (4, 1)), Access(7, 0, (4, 1))),
-        params=WindowParams(lo=(1, 0), hi=(3, 4), step=(1, 2)),
-    ),
-    Instruction(opcode=Opcode.IOTA, dtype=I64, shape=(5,), params=IotaParams(offset=-2, strides=(3,))),  # 9
-    Instruction(  # 10
-        opcode=Opcode.SHUFFLE,
-        dtype=I64,
-        shape=(5,),
-        operands=(Access(9, 0, (1,)), Access(2, 0, (0,)), Access(3, 0, (0,))),
-        params=ShuffleParams(n=9, stream=1),
-    ),
-    Instruction(  # 11
-        opcode=Opcode.REDUCE,
-        function=ReduceFunction.SUM,
-        dtype=F32,
-        reduction=(3, 4),
-        operands=(Access(8, 0, (4, 1)), Access(0, 11, (-4, -1))),
-    ),
+    STEP_NUMBER,  # 3
+    gathered(F32, (5, 4), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=4, bound=3),
+    scattered((3, 4), (5,), Access(4, 0, (0, 1, 4)), Access(1, 0, (0, 0, 1)), match=(1, 0)),
+    drawn((3, 4), Access(2, 0, (0, 0)), Access(3, 0, (0, 0)), stream=0),
+    mapped(MapFunction.SUB, F32, (3, 4), Access(0, 0, (4, 1)), Access(5, 0, (4, 1))),
+    windowed(F32, (3, 4), Access(6, 0, (4, 1)), Access(7, 0, (4, 1)), lo=(1, 0), hi=(3, 4), step=(1, 2)),
+    counted((5,), offset=-2, strides=(3,)),  # 9
+    shuffled((5,), Access(9, 0, (1,)), Access(2, 0, (0,)), Access(3, 0, (0,)), n=9, stream=1),
+    reduced(F32, (), (3, 4), Access(8, 0, (4, 1)), Access(0, 11, (-4, -1))),
 )
-COMMITS = (
-    Instruction(
-        opcode=Opcode.COMMIT,
-        dtype=I64,
-        shape=(5,),
-        operands=(Access(10, 0, (1,)),),
-        params=Slot(slot=0, name="order"),
-    ),
-    Instruction(
-        opcode=Opcode.COMMIT, dtype=F32, shape=(3, 4), operands=(Access(8, 0, (4, 1)),), params=Slot(slot=1, name="w")
-    ),
-)
+COMMITS = (committed("order", I64, (5,), 10), committed("w", F32, (3, 4), 8, slot=1))
 PROGRAM = Program((replace(BODY[0], params=Slot(slot=1, name="w")), *BODY[1:]), COMMITS)
 
 
@@ -243,49 +183,12 @@ def test_each_broken_rule_is_named_with_its_instruction(name: str) -> None:
     assert (f"instruction {instruction}" if instruction is not None else "program") in str(caught.value)
 
 
-def test_limits_of_the_machine_are_checked() -> None:
-    for limits, rule in (
-        (Limits(value_elements=19), "limit of 19 elements a value"),
-        (Limits(total_elements=50), "limit of 50 elements"),
-        (Limits(total_terms=100), "limit of 100 terms"),
-    ):
-        with pytest.raises(ProgramError, match=rule):
-            Program.decode(PROGRAM.encode(), limits)
-
-
-@given(st.data())
-@settings(max_examples=200, deadline=None)
-def test_a_changed_file_is_refused_or_another_program(data: st.DataObject) -> None:
-    raw = bytearray(PROGRAM.encode())
-    position = data.draw(st.integers(0, len(raw) - 1))
-    raw[position] ^= data.draw(st.integers(1, 255))
-    try:
-        decoded = Program.decode(bytes(raw))
-    except VerificationError:
-        return
-    assert decoded.encode() == bytes(raw)  # one encoding
-    assert decoded.root != PROGRAM.root
-
-
-@given(st.integers(0, 2000), st.binary(min_size=0, max_size=3))
-@settings(max_examples=100, deadline=None)
-def test_truncated_and_extended_files_are_refused(length: int, extra: bytes) -> None:
-    raw = PROGRAM.encode()
-    damaged = raw[: length % len(raw)] if not extra else raw + extra
-    with pytest.raises(EncodingError):
-        Program.decode(damaged)
-
-
-@given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
-def test_random_bytes_are_never_more_than_refused(data: bytes) -> None:
-    with pytest.raises(EncodingError):
-        Program.decode(data)
-    try:
-        decoded = decode_instruction(data)
-    except EncodingError:
-        return
-    assert encode_instruction(decoded) == data
+def test_a_file_is_whole_and_its_names_are_printable() -> None:
+    raw, start = PROGRAM.encode(), len(MAGIC)
+    counts = raw[:start] + bytes(8) + raw[start + 8 :]
+    for damaged in (raw[: start + 20], raw[:-1], raw + b"\0", counts, raw.replace(b"order", b"or er")):
+        with pytest.raises(EncodingError):
+            Program.decode(damaged)
 
 
 MALFORMED: dict[str, Callable[[bytes], bytes]] = {
@@ -317,17 +220,7 @@ def test_a_name_is_printable_ascii() -> None:
 @settings(max_examples=100, deadline=None)
 def test_extent_is_the_range_of_elements_read(dims: list[int], strides: list[int], offset: int) -> None:
     access = Access(0, offset, tuple(strides[: len(dims)]))
-    total = 1
-    for dim in dims:
-        total *= dim
     read = [
-        offset + sum(c * s for c, s in zip(unravel(i, tuple(dims)), access.strides, strict=True)) for i in range(total)
+        offset + sum(c * s for c, s in zip(place, access.strides, strict=True)) for place in product(*map(range, dims))
     ]
     assert access.extent(tuple(dims)) == (min(read), max(read))
-
-
-def test_row_major_and_unravel_agree() -> None:
-    shape = (2, 3, 4)
-    strides = row_major(shape)
-    for index in range(24):
-        assert sum(c * s for c, s in zip(unravel(index, shape), strides, strict=True)) == index

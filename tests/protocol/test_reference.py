@@ -3,39 +3,39 @@
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
-from math import prod
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.instructions import (
+    STEP_NUMBER,
+    const,
+    counted,
+    drawn,
+    gathered,
+    mapped,
+    reduced,
+    scattered,
+    shuffled,
+    windowed,
+)
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.numbers import float32
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
 from tiebreak.protocol.program.accumulator import Accumulator, Kind, encode, finish
 from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
     Access,
     DType,
-    GatherParams,
     Instruction,
-    IotaParams,
     MapFunction,
     Opcode,
-    RandomParams,
     ReduceFunction,
-    ScatterParams,
-    ShuffleParams,
     Slot,
-    SourceConst,
     SourceKind,
-    WindowFunction,
-    WindowParams,
     row_major,
 )
-from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import (
     Reader,
     accumulate_leaf,
@@ -97,16 +97,6 @@ def test_integer_functions(x: int, y: int) -> None:
         assert 0 <= rest < y if y > 0 else y < rest <= 0
 
 
-def test_integer_corner_cases() -> None:
-    least = -(2**63)
-    assert scalar(MapFunction.FLOORDIV, (I64, I64), I64, (least, -1)) == least
-    assert scalar(MapFunction.MOD, (I64, I64), I64, (least, -1)) == 0
-    assert scalar(MapFunction.NEG, (I64,), I64, (least,)) == least == scalar(MapFunction.ABS, (I64,), I64, (least,))
-    assert scalar(MapFunction.FLOORDIV, (I64, I64), I64, (-7, 2)) == -4
-    assert scalar(MapFunction.MOD, (I64, I64), I64, (-7, 2)) == 1
-    assert scalar(MapFunction.MOD, (I64, I64), I64, (7, -2)) == -1
-
-
 def test_bool_functions() -> None:
     table = {(x, y): [x & y, x | y, int(x == y), int(x != y)] for x in (0, 1) for y in (0, 1)}
     functions = (MapFunction.AND, MapFunction.OR, MapFunction.EQ, MapFunction.NE)
@@ -147,23 +137,9 @@ def test_map_reads_through_access_maps() -> None:
     """x transposed and reversed, minus a broadcast row: strides that are permuted, negative and zero."""
     x, row = list(range(100, 112)), [7, 8, 9, 10]
     operands = (Access(0, 11, (-1, -3)), Access(1, 0, (0, 1)))
-    i = Instruction(opcode=Opcode.MAP, function=MapFunction.SUB, dtype=I64, shape=(3, 4), operands=operands)
+    i = mapped(MapFunction.SUB, I64, (3, 4), *operands)
     found = [element(i, k, reader(x, row), (I64, I64)) for k in range(12)]
     assert found == [x[11 - a - 3 * b] - row[b] for a in range(3) for b in range(4)]
-
-
-def test_matmul() -> None:
-    stream = Stream("reference/matmul")
-    m, n, k = 3, 4, 7
-    a, b = floats(stream, m * k), floats(stream, k * n)
-    operands = (Access(0, 0, (k, 0, 1)), Access(1, 0, (0, 1, n)))
-    i = Instruction(opcode=Opcode.REDUCE, dtype=F32, shape=(m, n), reduction=(k,), operands=operands)
-    found = [element(i, e, reader(a, b), (F32, F32)) for e in range(m * n)]
-    assert found == [
-        nearest(sum((value(a[r * k + t]) * value(b[t * n + c]) for t in range(k)), Fraction(0)))
-        for r in range(m)
-        for c in range(n)
-    ]
 
 
 def test_convolution_is_a_contraction_over_an_overlapping_view(cases: Callable[[], None]) -> None:
@@ -175,13 +151,7 @@ def test_convolution_is_a_contraction_over_an_overlapping_view(cases: Callable[[
         Access(0, 0, (0, 2 * side, 2, side * side, side, 1)),
         Access(1, 0, (channels * width**2, 0, 0, width**2, width, 1)),
     )
-    i = Instruction(
-        opcode=Opcode.REDUCE,
-        dtype=F32,
-        shape=(filters, out, out),
-        reduction=(channels, width, width),
-        operands=operands,
-    )
+    i = reduced(F32, (filters, out, out), (channels, width, width), *operands)
     for e, (f, y, x) in enumerate(product(range(filters), range(out), range(out))):
         exact = Fraction(0)
         for c, dy, dx in product(range(channels), range(width), range(width)):
@@ -201,23 +171,14 @@ def test_reductions_of_rows() -> None:
         (ReduceFunction.MAX, [9, -1]),
         (ReduceFunction.ARGMAX, [2, 0]),
     ):
-        i = Instruction(
-            opcode=Opcode.REDUCE,
-            function=function,
-            dtype=I64,
-            shape=(2,),
-            reduction=(2, 3),
-            operands=(Access(0, 0, (6, 3, 1)),),
-        )
+        i = reduced(I64, (2,), (2, 3), Access(0, 0, (6, 3, 1)), function=function)
         assert [element(i, k, reader(flat), (I64,)) for k in range(2)] == expected
 
 
 def test_accumulators_are_prefixes_and_leaves_chain() -> None:
     stream = Stream("reference/leaves")
     x, y = floats(stream, 10), floats(stream, 10)
-    i = Instruction(
-        opcode=Opcode.REDUCE, dtype=F32, reduction=(5, 2), operands=(Access(0, 0, (2, 1)), Access(1, 0, (2, 1)))
-    )
+    i = reduced(F32, (), (5, 2), Access(0, 0, (2, 1)), Access(1, 0, (2, 1)))
     read = reader(x, y)
     found = accumulators(i, 0, read, (F32, F32))
     assert len(found) == 3
@@ -238,22 +199,10 @@ def test_gather_and_its_bounds() -> None:
     table = [10, 11, 12, 20, 21, 22, 30, 31, 32]
     index = [2, 0, -1, 3, 2**63 - 1, -(2**63)]
     for dtype, outside in ((F32, NAN), (I64, 0)):
-        i = Instruction(
-            opcode=Opcode.GATHER,
-            dtype=dtype,
-            shape=(6, 3),
-            operands=(Access(0, 0, (0, 1)), Access(1, 0, (1, 0))),
-            params=GatherParams(index_stride=3, bound=3),
-        )
+        i = gathered(dtype, (6, 3), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=3, bound=3)
         found = [element(i, k, reader(table, index), (dtype, I64)) for k in range(18)]
         assert found == [30, 31, 32, 10, 11, 12] + [outside] * 12
-    i = Instruction(
-        opcode=Opcode.GATHER,
-        dtype=BOOL,
-        shape=(2,),
-        operands=(Access(0, 1, (0,)), Access(1, 0, (1,))),
-        params=GatherParams(index_stride=-1, bound=2),
-    )
+    i = gathered(BOOL, (2,), Access(0, 1, (0,)), Access(1, 0, (1,)), stride=-1, bound=2)
     assert [element(i, k, reader([0, 1], [0, 5]), (BOOL, I64)) for k in range(2)] == [1, 0]
 
 
@@ -262,14 +211,7 @@ def test_scatter_sum_is_the_gradient_of_an_embedding() -> None:
     rows, width, tokens = 4, 3, 9
     gradient = floats(stream, tokens * width)
     index = [stream.below(rows + 2) - 1 for _ in range(tokens)]  # some point nowhere
-    i = Instruction(
-        opcode=Opcode.SCATTER_SUM,
-        dtype=F32,
-        shape=(rows, width),
-        reduction=(tokens,),
-        operands=(Access(0, 0, (0, 1, width)), Access(1, 0, (0, 0, 1))),
-        params=ScatterParams(match=(1, 0)),
-    )
+    i = scattered((rows, width), (tokens,), Access(0, 0, (0, 1, width)), Access(1, 0, (0, 0, 1)), match=(1, 0))
     for r, c in product(range(rows), range(width)):
         exact = sum((value(gradient[t * width + c]) for t in range(tokens) if index[t] == r), Fraction(0))
         assert element(i, r * width + c, reader(gradient, index), (F32, I64)) == nearest(exact)
@@ -279,85 +221,46 @@ def test_scatter_sum_is_the_gradient_of_an_embedding() -> None:
 
 
 def test_scatter_sum_ignores_nonfinite_sources_elsewhere() -> None:
-    i = Instruction(
-        opcode=Opcode.SCATTER_SUM,
-        dtype=F32,
-        shape=(2,),
-        reduction=(2,),
-        operands=(Access(0, 0, (0, 1)), Access(1, 0, (0, 1))),
-        params=ScatterParams(match=(1,)),
-    )
+    i = scattered((2,), (2,), Access(0, 0, (0, 1)), Access(1, 0, (0, 1)), match=(1,))
     assert [element(i, k, reader([INF, ONE], [0, 1]), (F32, I64)) for k in range(2)] == [NAN, ONE]
 
 
 def test_window_pads_dilates_and_concatenates() -> None:
     x = [1, 2, 3, 4, 5, 6]
-    pad = Instruction(
-        opcode=Opcode.WINDOW,
-        function=WindowFunction.FILL,
-        dtype=I64,
-        shape=(4, 6),
-        operands=(Access(0, 0, (3, 1)),),
-        params=WindowParams(lo=(1, 0), hi=(3, 6), step=(1, 2), fill=2**64 - 9),
-    )
+    pad = windowed(I64, (4, 6), Access(0, 0, (3, 1)), lo=(1, 0), hi=(3, 6), step=(1, 2), fill=2**64 - 9)
     found = [element(pad, k, reader(x), (I64,)) for k in range(24)]
     outside = [-9] * 6
     assert found == [*outside, 1, -9, 2, -9, 3, -9, 4, -9, 5, -9, 6, -9, *outside]
-    cat = Instruction(
-        opcode=Opcode.WINDOW,
-        function=WindowFunction.ELSE,
-        dtype=I64,
-        shape=(5,),
-        operands=(Access(0, 0, (1,)), Access(1, 0, (1,))),
-        params=WindowParams(lo=(1,), hi=(3,), step=(1,)),
-    )
+    cat = windowed(I64, (5,), Access(0, 0, (1,)), Access(1, 0, (1,)), lo=(1,), hi=(3,), step=(1,))
     assert [element(cat, k, reader([70, 71], x), (I64, I64)) for k in range(5)] == [1, 70, 71, 4, 5]
 
 
 def test_moved_nans_become_the_one_nan() -> None:
     payload = [0xFFC00001]
-    gather = Instruction(
-        opcode=Opcode.GATHER,
-        dtype=F32,
-        operands=(Access(0, 0, ()), Access(1, 0, ())),
-        params=GatherParams(index_stride=1, bound=1),
-    )
+    gather = gathered(F32, (), Access(0, 0, ()), Access(1, 0, ()), stride=1, bound=1)
     assert element(gather, 0, reader(payload, [0]), (F32, I64)) == NAN
-    window = Instruction(
-        opcode=Opcode.WINDOW,
-        function=WindowFunction.ELSE,
-        dtype=F32,
-        shape=(2,),
-        operands=(Access(0, 0, (1,)), Access(1, 0, (0,))),
-        params=WindowParams(lo=(0,), hi=(1,), step=(1,)),
-    )
+    window = windowed(F32, (2,), Access(0, 0, (1,)), Access(1, 0, (0,)), lo=(0,), hi=(1,), step=(1,))
     assert [element(window, k, reader(payload, payload), (F32, F32)) for k in range(2)] == [NAN, NAN]
 
 
 def test_iota_random_shuffle_and_scalar_sources() -> None:
-    iota = Instruction(
-        opcode=Opcode.IOTA, dtype=I64, shape=(2, 3), params=IotaParams(offset=2**63 - 2, strides=(10, 1))
-    )
+    iota = counted((2, 3), offset=2**63 - 2, strides=(10, 1))
     assert [element(iota, k, reader(), ()) for k in range(6)] == [
         wrap(2**63 - 2 + 10 * a + b) for a in (0, 1) for b in range(3)
     ]
     seed, step = -77, 5
     scalars = (Access(0, 0, (0,)), Access(1, 0, (0,)))
-    drawn = Instruction(opcode=Opcode.RANDOM, dtype=F32, shape=(9,), operands=scalars, params=RandomParams(stream=4))
-    assert [element(drawn, k, reader([seed], [step]), (I64, I64)) for k in range(9)] == [
+    draw = drawn((9,), *scalars, stream=4)
+    assert [element(draw, k, reader([seed], [step]), (I64, I64)) for k in range(9)] == [
         random_bits(seed, step, 4, k) for k in range(9)
     ]
     operands = (Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (1,)))
-    shuffled = Instruction(
-        opcode=Opcode.SHUFFLE, dtype=I64, shape=(6,), operands=operands, params=ShuffleParams(n=5, stream=6)
-    )
+    order = shuffled((6,), *operands, n=5, stream=6)
     read = reader([0, 1, 2, 3, 4, 5], [seed], [3, 3, 3, 3, 3, 4])
-    found = [element(shuffled, k, read, (I64, I64, I64)) for k in range(6)]
+    found = [element(order, k, read, (I64, I64, I64)) for k in range(6)]
     assert found == [shuffle(k, seed, 3, 5, 6) for k in range(5)] + [-1]
-    const = Instruction(opcode=Opcode.SOURCE, dtype=I64, params=SourceConst(bits=2**64 - 3))
-    assert element(const, 0, reader(), ()) == -3
-    clock = Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=I64)
-    assert element(clock, 0, reader(), (), step=9) == 8
+    assert element(const(2**64 - 3, I64), 0, reader(), ()) == -3
+    assert element(STEP_NUMBER, 0, reader(), (), step=9) == 8
 
 
 def test_whole_tensors_are_not_computed_by_element() -> None:
@@ -368,18 +271,12 @@ def test_whole_tensors_are_not_computed_by_element() -> None:
 
 
 def test_needed_elements_follow_the_data() -> None:
-    i = Instruction(
-        opcode=Opcode.GATHER,
-        dtype=F32,
-        shape=(2,),
-        operands=(Access(0, 0, (0,)), Access(1, 0, (1,))),
-        params=GatherParams(index_stride=1, bound=4),
-    )
+    i = gathered(F32, (2,), Access(0, 0, (0,)), Access(1, 0, (1,)), stride=1, bound=4)
     read = reader([0, 1, 2, 3], [3, 9])
     assert needed_elements(i, 0, None, read, (F32, I64)) == ((1, 0), (0, 3))
     assert needed_elements(i, 1, None, read, (F32, I64)) == ((1, 1),)
     operands = (Access(0, 0, (1,)), Access(1, 0, (1,)), Access(2, 0, (0,)))
-    where = Instruction(opcode=Opcode.MAP, function=MapFunction.WHERE, dtype=F32, shape=(2,), operands=operands)
+    where = mapped(MapFunction.WHERE, F32, (2,), *operands)
     assert needed_elements(where, 1, None, reader([0, 1], [5, 6], [7]), (BOOL, F32, F32)) == ((0, 1), (1, 1), (2, 0))
 
 
@@ -395,84 +292,9 @@ def test_pack_and_unpack(dtype: DType, data: bytes) -> None:
         assert pack(dtype, elements) == data
 
 
-def linear_program() -> Program:
-    """y = w . x[step]; loss = y^2; w -= rate * 2 y x: one instruction of most kinds, tiny."""
-    f0, i0 = (), ()
-    data = Instruction(
-        opcode=Opcode.SOURCE, function=SourceKind.DATA, dtype=F32, shape=(4, 3), params=Slot(slot=0, name="x")
-    )
-    state = Instruction(
-        opcode=Opcode.SOURCE, function=SourceKind.STATE, dtype=F32, shape=(3,), params=Slot(slot=0, name="w")
-    )
-    clock = Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=I64)
-    rate = Instruction(opcode=Opcode.SOURCE, dtype=F32, params=SourceConst(bits=0x3D800000))
-    row = Instruction(
-        opcode=Opcode.GATHER,
-        dtype=F32,
-        shape=(3,),
-        operands=(Access(0, 0, (1,)), Access(2, 0, (0,))),
-        params=GatherParams(index_stride=3, bound=4),
-    )
-    y = Instruction(opcode=Opcode.REDUCE, dtype=F32, reduction=(3,), operands=(Access(1, 0, (1,)), Access(4, 0, (1,))))
-    scaled = Instruction(
-        opcode=Opcode.MAP, function=MapFunction.MUL, dtype=F32, operands=(Access(3, 0, f0), Access(5, 0, i0))
-    )
-    change = Instruction(
-        opcode=Opcode.MAP,
-        function=MapFunction.MUL,
-        dtype=F32,
-        shape=(3,),
-        operands=(Access(6, 0, (0,)), Access(4, 0, (1,))),
-    )
-    updated = Instruction(
-        opcode=Opcode.MAP,
-        function=MapFunction.SUB,
-        dtype=F32,
-        shape=(3,),
-        operands=(Access(1, 0, (1,)), Access(7, 0, (1,))),
-    )
-    loss = Instruction(
-        opcode=Opcode.MAP, function=MapFunction.MUL, dtype=F32, operands=(Access(5, 0, ()), Access(5, 0, ()))
-    )
-    commit = Instruction(
-        opcode=Opcode.COMMIT, dtype=F32, shape=(3,), operands=(Access(8, 0, (1,)),), params=Slot(slot=0, name="w")
-    )
-    program = Program((data, state, clock, rate, row, y, scaled, change, updated, loss), (commit,))
-    program.validate()
-    return program
-
-
-def test_execute_trains_a_linear_model() -> None:
-    stream = Stream("reference/execute")
-    program = linear_program()
-    x, w = floats(stream, 12), floats(stream, 3)
-    state, entries = {"w": pack(F32, w)}, {"x": pack(F32, x)}
-    for step in range(1, 5):
-        values = execute(program, state, entries, step)
-        assert [len(v) for v in values] == [prod(i.shape) * i.dtype.size for i in program.body]
-        row = x[3 * (step - 1) : 3 * step]
-        y = nearest(sum((value(a) * value(b) for a, b in zip(w, row, strict=True)), Fraction(0)))
-        g = nearest(value(0x3D800000) * value(y))
-        w = [float32.subtract(a, nearest(value(g) * value(b))) for a, b in zip(w, row, strict=True)]
-        assert unpack(F32, values[-1]) == [nearest(value(y) ** 2)]
-        state = new_state(program, values)
-        assert state == {"w": pack(F32, w)}
-    assert execute(program, state, entries, 5)[4] == pack(F32, [NAN] * 3)  # past the data: gather answers NaN
-
-
-def test_execute_refuses_entries_that_do_not_fit() -> None:
-    program = linear_program()
-    good = {"w": bytes(12)}, {"x": bytes(48)}
-    assert len(execute(program, *good, 1)) == 10
-    with pytest.raises(EncodingError, match="expected an entry named w"):
-        execute(program, {"v": bytes(12)}, good[1], 1)
-    with pytest.raises(EncodingError, match="expected 48 bytes for entry x, got 47"):
-        execute(program, good[0], {"x": bytes(47)}, 1)
-
-
 def test_row_major_agrees_with_reading_order() -> None:
     shape = (2, 3, 2)
     access = Access(0, 0, row_major(shape))
-    i = Instruction(opcode=Opcode.MAP, function=MapFunction.COPY, dtype=I64, shape=shape, operands=(access,))
+    i = mapped(MapFunction.COPY, I64, shape, access)
     assert [element(i, k, reader(list(range(12))), (I64,)) for k in range(12)] == list(range(12))
     assert encode(Accumulator(kind=Kind.I64_SUM, value=-1)) == b"\xff" * 8

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.oracles import INF, SIGN, grid, nearest, value
+from tests.protocol.oracles import INF, SIGN, grid, nearest, neighbours_of, size, value
 from tests.protocol.programs import every_kind
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kind, finish
-from tiebreak.protocol.program.isa import DType, Instruction, MapFunction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.isa import DType, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import (
     MAX_TOLERANCE,
     MIN_TOLERANCE,
     NEAREST,
     Direction,
-    Policy,
     Rounding,
     SumKind,
     check_tolerances,
@@ -36,28 +35,10 @@ directions = st.sampled_from([Direction.DOWN, Direction.UP])
 signs = st.sampled_from([1, -1])
 
 
-def neighbours_of(magnitude: Fraction, precision: int) -> tuple[int, int] | None:
-    """Patterns of d <= magnitude < u, by bisection; None above all numbers. Infinity stands for 2^128."""
-    step, greatest = grid(precision)
-    if magnitude >= Fraction(2) ** 128:
-        return None
-    low, high = 0, greatest // step + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if value(middle * step) <= magnitude else (low, middle)
-    return low * step, high * step
-
-
-def size(bits: int) -> Fraction:
-    """The magnitude of a pattern; that of infinity is 2^128."""
-    return Fraction(2) ** 128 if bits == INF else value(bits)
-
-
 def expected(exact: Fraction, rounding: Rounding) -> int:
     """SPEC section 5.1, word by word."""
-    found = neighbours_of(abs(exact), rounding.precision)
-    if found is not None and rounding.direction != Direction.NONE and rounding.tolerance:
-        d, u = found
+    d, u = neighbours_of(abs(exact), rounding.precision)
+    if d != INF and rounding.direction != Direction.NONE and rounding.tolerance:
         gap = size(u) - size(d)
         if abs(abs(exact) - (size(d) + size(u)) / 2) <= gap / 2**rounding.tolerance:
             chosen = d if rounding.direction == Direction.DOWN else u
@@ -99,71 +80,25 @@ def middles(draw: st.DrawFn) -> tuple[int, Fraction, Fraction]:
     return precision, (below + above) / 2, above - below
 
 
-@given(
-    middles(), tolerances, directions, signs, st.sampled_from([-1, 1]), st.sampled_from([-1, 0, 1]), st.integers(1, 200)
-)
-@settings(max_examples=200)
-def test_at_the_edge_of_the_tolerance_and_just_beside(
-    middle: tuple[int, Fraction, Fraction],
-    tolerance: int,
-    direction: Direction,
-    sign: int,
-    side: int,
-    beside: int,
-    fine: int,
-) -> None:
-    precision, centre, gap = middle
-    exact = centre + side * gap / 2**tolerance + beside * gap / 2 ** (tolerance + fine)
-    check(sign * exact, Rounding(precision=precision, tolerance=tolerance, direction=direction))
-
-
-@given(middles(), tolerances, directions, signs, st.sampled_from([-1, 0, 1]), st.integers(0, 300))
-@settings(max_examples=150)
-def test_next_to_the_middle_and_on_the_numbers(
+@given(middles(), tolerances, directions, signs, st.sampled_from([-1, 1]), st.integers(1, 300))
+@settings(max_examples=120)
+def test_at_the_edge_of_the_tolerance_next_to_the_middle_and_on_the_numbers(
     middle: tuple[int, Fraction, Fraction], tolerance: int, direction: Direction, sign: int, side: int, fine: int
 ) -> None:
     precision, centre, gap = middle
     rounding = Rounding(precision=precision, tolerance=tolerance, direction=direction)
-    check(sign * (centre + side * gap / 2**fine), rounding)
+    edge, little = side * gap / 2**tolerance, gap / 2 ** (tolerance + fine)
+    for exact in (centre + edge, centre + edge + little, centre + edge - little, centre, centre + side * gap / 2**fine):
+        check(sign * exact, rounding)
     check(sign * (centre - gap / 2), rounding)  # a number of the format: a code cannot move it
 
 
 @given(
     st.integers(-(2**300), 2**300), st.integers(-400, 100), precisions, st.integers(0, 64), st.sampled_from(Direction)
 )
-@settings(max_examples=200)
 def test_any_sum(n: int, e: int, precision: int, tolerance: int, direction: Direction) -> None:
     rounding = Rounding(precision=precision, tolerance=0 if tolerance < 2 else tolerance, direction=direction)
     check(Fraction(n) * Fraction(2) ** e, rounding)
-
-
-@pytest.mark.parametrize("precision", range(16, 33))
-def test_every_precision_at_every_kind_of_place(precision: int, cases: Callable[[int], None]) -> None:
-    """By hand what Hypothesis draws: the ends of the format and of a binade, every tolerance, both edges, all codes."""
-    step, greatest = grid(precision)
-    places = (0, step, 0x00800000 - step, 0x00800000, 0x3F800000 - step, 0x3F800000, greatest - step, greatest)
-    for d, tolerance in product(places, range(MIN_TOLERANCE, MAX_TOLERANCE + 1)):
-        u, gap = d + step, size(d + step) - size(d)
-        even = d if d // step % 2 == 0 else u
-        edge, bit = gap / 2**tolerance, gap / 2**80
-        for offset in (0, edge, -edge, edge - bit, bit - edge, edge + bit, -edge - bit):
-            n, e = as_sum(size(d) + gap / 2 + offset)
-            right = even if offset == 0 else d if offset < 0 else u
-            near = abs(offset) <= edge
-            for direction, bits in zip(Direction, (right, d if near else right, u if near else right), strict=True):
-                rounding = Rounding(precision=precision, tolerance=tolerance, direction=direction)
-                assert round_sum(n, e, rounding) == bits
-                assert round_sum(-n, e, rounding) == (bits | SIGN if bits else 0)
-                cases(2)
-
-
-def test_a_code_cannot_move_what_is_far_from_a_middle(cases: Callable[[], None]) -> None:
-    third = as_sum(Fraction(1) + Fraction(5, 2**26))  # 0.625 of an ulp above 1: an eighth of the gap above the middle
-    for direction, near, far in ((Direction.DOWN, 0x3F800000, 0x3F800001), (Direction.UP, 0x3F800001, 0x3F800001)):
-        assert round_sum(*third, Rounding(tolerance=3, direction=direction)) == near
-        assert round_sum(*third, Rounding(tolerance=4, direction=direction)) == far
-        assert round_sum(*third, Rounding(direction=direction)) == far  # no tolerance: no log
-        cases()
 
 
 def test_overflow_and_underflow() -> None:
@@ -189,7 +124,7 @@ def test_neighbours_tell_the_lower_one() -> None:
 
 
 @given(st.integers(-(2**767), 2**767 - 1), middles(), tolerances, directions)
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_an_accumulator_is_rounded_likewise(
     any_sum: int, middle: tuple[int, Fraction, Fraction], tolerance: int, direction: Direction
 ) -> None:
@@ -234,8 +169,12 @@ def test_tolerances_pack_a_byte_a_kind() -> None:
     assert [tolerance_of(pack_tolerances({SumKind.PRODUCTS: 7}), kind) for kind in SumKind] == [0, 7, 0]
 
 
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=150)
+@given(
+    st.one_of(
+        st.integers(0, 2**32 - 1),
+        st.lists(st.integers(0, 70), min_size=3, max_size=3).map(lambda n: int.from_bytes(bytes(n), "little")),
+    )
+)
 def test_tolerances_in_range_and_nothing_else(packed: int) -> None:
     parts = packed.to_bytes(4, "little")
     good = parts[3] == 0 and all(n == 0 or 2 <= n <= 64 for n in parts[:3])
@@ -245,13 +184,9 @@ def test_tolerances_in_range_and_nothing_else(packed: int) -> None:
     else:
         with pytest.raises(VerificationError, match="tolerances: expected"):
             check_tolerances(packed)
-
-
-@pytest.mark.parametrize("n", [1, 65, 255])
-@pytest.mark.parametrize("kind", SumKind)
-def test_tolerances_out_of_range(kind: SumKind, n: int) -> None:
-    with pytest.raises(VerificationError, match=f"expected 0 or 2 to 64 for {kind.name} sums, got {n}"):
-        pack_tolerances({kind: n})
+    for kind, n in product(SumKind, (1, 65, 255)):
+        with pytest.raises(VerificationError, match=f"expected 0 or 2 to 64 for {kind.name} sums, got {n}"):
+            pack_tolerances({kind: n})
 
 
 def test_an_element_is_rounded_by_the_tolerance_of_its_kind() -> None:
@@ -264,17 +199,3 @@ def test_an_element_is_rounded_by_the_tolerance_of_its_kind() -> None:
         found[sum_kind(i)] = rounding.tolerance
     assert found == {None: 0, SumKind.PLAIN: 11, SumKind.PRODUCTS: 12, SumKind.SCATTER: 13}
     assert element_rounding(every_kind().body[14], precision=32, tolerances=0) == NEAREST
-
-
-def test_packed_as_the_contract_takes_it() -> None:
-    assert [*Policy] == [0, 1]
-
-
-def test_a_sum_of_integers_and_a_map_are_not_logged() -> None:
-    plain = Instruction(opcode=Opcode.REDUCE, dtype=DType.I64, shape=(), reduction=(2,), operands=())
-    assert sum_kind(plain) is None
-    assert sum_kind(Instruction(opcode=Opcode.MAP, function=MapFunction.ADD, dtype=DType.F32, shape=())) is None
-    scatter = Instruction(
-        opcode=Opcode.SCATTER_SUM, dtype=DType.F32, shape=(2,), reduction=(2,), params=ScatterParams(match=(1,))
-    )
-    assert sum_kind(scatter) is SumKind.SCATTER

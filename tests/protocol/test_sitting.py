@@ -1,14 +1,12 @@
 """Jobs with seats, by the machines alone: who says what when, what a crash leaves of it, and who stays away."""
 
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 import pytest
 
-from tests.parts import slow_except
 from tests.protocol.runs import CHALLENGER, SECRET, Liar, Run, program
-from tests.protocol.town import JOB, KINDS, LIE, PACE, START, Fate, KnowingAuditor, KnowingClient, KnowingTrainer, Town
+from tests.protocol.town import JOB, LIE, PACE, START, Fate, KnowingAuditor, KnowingClient, KnowingTrainer, Town
 from tests.protocol.town import root as root_of
 from tiebreak.protocol.commitments.seats import head_seal, nonce_of, root_seal, seed_of
 from tiebreak.protocol.parties import events as e
@@ -191,14 +189,13 @@ def test_a_trainer_that_does_not_open_its_head_is_abandoned_and_the_seats_are_pa
     assert set(town.job.seating.claimed.values()) == {SEATED.seat_bond + SEATED.seat_fee}
 
 
-@pytest.mark.parametrize("name", slow_except(["client", "trainer", "auditor"], "trainer"))
+@pytest.mark.parametrize("name", ["client", "trainer", "auditor"])
 def test_a_party_that_dies_says_the_same_again(name: str, cases: Any) -> None:
     """After any of its events: the same seals, byte for byte, and every wei where it belongs."""
     whole = SeatedTown(FALSE).play(3000)
-    for event in range(1, whole.seen[name].events, whole.seen[name].events // 9):
+    for event in range(1, whole.seen[name].events, whole.seen[name].events // 4):
         town = SeatedTown(FALSE, fate=Fate(dies=(name, event))).play(3000)
-        said = {n: seen.statements for n, seen in town.seen.items()}
-        assert said == {n: seen.statements for n, seen in whole.seen.items()}, event
+        assert town.statements() == whole.statements(), event
         assert town.job.seating.claimed == whole.job.seating.claimed
         cases()
 
@@ -236,9 +233,3 @@ def test_a_seat_belongs_to_a_slot_that_was_filled_before_the_final_seal() -> Non
         assert board.seat_owner(job, 0) is None
     assert board.free_slot(SEATED.seat_bond) == 1
     assert board.slots_of(owner) == [(SEATED.seat_bond, 0)]
-
-
-def test_the_same_run_has_another_seal_for_everyone() -> None:
-    root, salt = root_of(TRUTH, SEATED.checkpoints), sha256(b"salt").digest()
-    seals = {root_seal(SEATED.id, KINDS[name][1].address, root, salt) for name in ("client", "trainer", "auditor")}  # type: ignore[union-attr]
-    assert len(seals | {head_seal(SEATED.id, SEATED.checkpoints, root, salt)}) == 4

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.protocol.records import any_record
 from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, TRAINER
 from tests.protocol.walks import WALKS, at
 from tiebreak.protocol.commitments.eip712 import Domain, encode_type
@@ -18,22 +19,13 @@ from tiebreak.protocol.errors import EncodingError, SignatureError, StateError, 
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.game.snapshot import SNAPSHOT_BYTES, Fork, Snapshot, Standing, opened_digest
 from tiebreak.protocol.game.state import GameState, Level
-from tiebreak.protocol.packing import Uint, camel_case
+from tiebreak.protocol.packing import camel_case
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 VECTORS = Path(__file__).resolve().parent.parent / "vectors" / "snapshots.json"
 
 
-def value_of(kind: Any) -> st.SearchStrategy[Any]:
-    if isinstance(kind, Uint):
-        return st.integers(kind.low, (1 << kind.bits) - 1 if kind.high is None else kind.high)
-    return st.binary(min_size=32, max_size=32)
-
-
-snapshots = st.builds(Snapshot, **{name: value_of(kind) for name, kind in Snapshot.kinds().items()})
-
-
-@given(snapshots)
+@given(any_record(Snapshot))
 def test_a_snapshot_comes_back(snapshot: Snapshot) -> None:
     encoded = snapshot.encode()
     assert len(encoded) == SNAPSHOT_BYTES
@@ -77,8 +69,10 @@ def test_the_vectors_are_read_alike(cases: Callable[[], None]) -> None:
 
 def test_every_state_of_a_walk_has_its_own(cases: Callable[[], None]) -> None:
     for name in WALKS:
-        ids = [Snapshot.of(before).id for before, _, _ in WALKS[name]]
-        assert len(set(ids)) == len(ids)
+        standings = [Standing.of(before) for before, _, _ in WALKS[name]]
+        assert [s.sequence for s in standings] == [*range(len(standings))]
+        assert {s.game_id for s in standings} == {GAME}
+        assert len({s.snapshot for s in standings}) == len(standings)
         cases()
 
 
@@ -100,17 +94,8 @@ FIXED: dict[str, str] = {
 }
 """Fields of the state that a snapshot need not show, and what fixes them."""
 OF_THE_CHAIN = {
-    "job",
-    "head",
-    "game_id",
-    "defender_rest",
-    "challenger_rest",
-    "last",
-    "moved",
-    "moves",
-    "crowd",
-    "verdict",
-}
+    "job", "head", "game_id", "defender_rest", "challenger_rest", "last", "moved", "moves", "crowd", "verdict",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["terms", "element", "commit", "data source"])
@@ -151,12 +136,6 @@ def standing(**changes: Any) -> Standing:
 
 def test_the_type_is_the_contracts() -> None:
     assert encode_type("State", Standing.kinds()) == "State(bytes32 gameId,uint32 sequence,bytes32 snapshot)"
-
-
-def test_a_standing_counts_moves_and_names_its_game() -> None:
-    for number, (before, _, _) in enumerate(WALKS["terms"]):
-        assert Standing.of(before).sequence == number
-        assert Standing.of(before).game_id == GAME
 
 
 def test_a_signature_is_for_one_standing_in_one_domain() -> None:

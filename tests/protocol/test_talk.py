@@ -1,5 +1,6 @@
 """Games that are talked through: signed states, receipts, forks, entering, and clocks that wait for the talk."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -9,6 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
+from tests.protocol.bounds import max_moves
+from tests.protocol.logged import logged_job, random_logs
 from tests.protocol.runs import CHALLENGER, CLIENT, CLOCK, DOMAIN, GAME, REPLAY, SECRET, TRAINER, Liar, Run, make_job
 from tests.protocol.walks import (
     ARGMAX,
@@ -18,7 +21,6 @@ from tests.protocol.walks import (
     Erratic,
     Garbage,
     RandomChallenger,
-    Walk,
     check_invariants,
     other,
 )
@@ -27,7 +29,7 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, VerificationError
 from tiebreak.protocol.game import match, rules
 from tiebreak.protocol.game.messages import Message, Transcript, open_wire, seal
-from tiebreak.protocol.game.moves import Concede, Descend, Move, Phase, Prove, Select, Side
+from tiebreak.protocol.game.moves import Concede, Descend, Move, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender, Party, choose
 from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot, Standing
@@ -37,18 +39,18 @@ KEYS = {Side.DEFENDER: TRAINER, Side.CHALLENGER: CHALLENGER}
 D, C = Side.DEFENDER, Side.CHALLENGER
 
 
-def new_transcript(name: str = "terms") -> Transcript:
-    return Transcript(WALKS[name][0][0], domain=DOMAIN, challenger=CHALLENGER.address)
-
-
-def talk(steps: Walk) -> Transcript:
-    log = new_transcript()
-    if steps:
-        log = Transcript(steps[0][0], domain=DOMAIN, challenger=CHALLENGER.address)
-    for state, move, _ in steps:
-        wire = log.seal(move, KEYS[state.mover])
+def talked(moves: int, name: str = "terms") -> Transcript:
+    """The talk of a walk's first moves. Each message carries the signature of the state after it."""
+    steps = WALKS[name]
+    log = Transcript(steps[0][0], domain=DOMAIN, challenger=CHALLENGER.address)
+    for before, move, after in steps[:moves]:
+        wire = log.seal(move, KEYS[before.mover])
         assert log.append(wire) == move
         assert log.wires[-1] == wire
+        state, signed = log.latest(before.mover)  # type: ignore[misc]
+        assert Snapshot.of(state) == Snapshot.of(after)
+        assert signed.standing == Standing.of(after)
+        assert SignedStanding.decode(signed.encode()) == signed
     return log
 
 
@@ -56,42 +58,29 @@ def talk(steps: Walk) -> Transcript:
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_each_message_carries_the_signature_of_the_state_after_it(name: str, cases: Callable[[], None]) -> None:
-    steps = WALKS[name]
-    log = new_transcript(name)
-    for before, move, after in steps[:-1]:
-        log.append(log.seal(move, KEYS[before.mover]))
-        found = log.latest(before.mover)
-        assert found is not None
-        state, signed = found
-        assert Snapshot.of(state) == Snapshot.of(after)
-        assert signed.standing == Standing.of(after)
-        assert SignedStanding.decode(signed.encode()) == signed
-        cases()
-    log.append(log.seal(steps[-1][1], CHALLENGER))
+def test_a_proof_leaves_no_state_to_sign(name: str) -> None:
+    log = talked(-1, name)
+    log.append(log.seal(WALKS[name][-1][1], CHALLENGER))
     assert log.is_closed
-    assert isinstance(steps[-1][1], Prove), "a proof leaves no state to sign"
-    assert log.messages == len(steps)
+    assert log.messages == len(WALKS[name])
 
 
 def test_a_defenders_receipt_is_what_a_sealed_state_lacks() -> None:
     """Before a proof, both the seal and the next move are the challenger's: only a receipt has the defender's name."""
     for name, phase in (("terms", Phase.SELECT), ("element", Phase.SELECT_ELEMENT), ("commit", Phase.SELECT)):
-        log = talk(WALKS[name][:-1])
+        log = talked(-1, name)
         assert (log.state.phase, WALKS[name][-2][1].KIND) == (Phase.PROVE, phase)
         before = log.latest(D)
-        assert before is not None
         assert before[0].moves == log.state.moves - 1
         log.acknowledge(log.receipt(TRAINER))
         after = log.latest(D)
-        assert after is not None
         assert after[0] == log.state
         assert after[1].signature == TRAINER.sign(Standing.of(log.state).digest(DOMAIN))
         assert log.fork is None
 
 
 def test_a_receipt_must_be_of_this_talk() -> None:
-    log = talk(WALKS["terms"][:5])
+    log = talked(5)
     good = Standing.of(log.state)
     wrong = {
         "one for this game": replace(good, game_id=bytes(32)),
@@ -101,7 +90,7 @@ def test_a_receipt_must_be_of_this_talk() -> None:
     for message, standing in wrong.items():
         receipt = SignedStanding.under(standing, CHALLENGER.sign(standing.digest(DOMAIN)))
         with pytest.raises(VerificationError, match=message):
-            new_log(5).acknowledge(receipt.encode())
+            talked(5).acknowledge(receipt.encode())
     with pytest.raises(VerificationError, match="by one of the parties"):
         log.acknowledge(log.receipt(CLIENT))
     with pytest.raises(EncodingError):
@@ -109,10 +98,6 @@ def test_a_receipt_must_be_of_this_talk() -> None:
     with pytest.raises(EncodingError):
         log.acknowledge(pack([bytes(32), 0, bytes(32)]))
     assert log.fork is None
-
-
-def new_log(moves: int) -> Transcript:
-    return talk(WALKS["terms"][:moves])
 
 
 # ---------------------------------------------------------------- what a transcript refuses
@@ -126,9 +111,8 @@ def refused(log: Transcript, wire: bytes, error: type[Exception], match: str) ->
 
 
 def test_a_transcript_refuses_everything_else() -> None:
-    log = new_transcript()
+    log = talked(0)
     (start, first, after), (_, second, _) = WALKS["terms"][:2]
-    assert isinstance(first, Descend)
     good = log.next_message(first)
 
     def changed(key: PrivateKey = TRAINER, then: GameState | None = after, **fields: object) -> bytes:
@@ -158,7 +142,7 @@ def test_a_transcript_refuses_everything_else() -> None:
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("moves", [0, 1, 5])
 def test_3_each_side_concedes_for_itself_alone(side: Side, moves: int) -> None:
-    log = new_log(moves)
+    log = talked(moves)
     wire = log.seal(Concede(), KEYS[side])
     refused(log, log.seal(Concede(), CLIENT), SignatureError, "expected a signature by")
     log.append(wire)
@@ -173,14 +157,12 @@ def test_3_a_replay_knows_who_conceded(side: Side) -> None:
     log = Transcript(start, domain=DOMAIN, challenger=CHALLENGER.address)
     log.append(log.seal(Concede(), KEYS[side]))
     verdict = match.replay(JOB, run.head(), log, [5, 6]).verdict
-    assert verdict is not None
     assert (verdict.winner, verdict.reason) == (side.other, Reason.CONCEDED)
 
 
 def test_nobody_says_what_does_not_tie() -> None:
-    log = new_transcript()
+    log = talked(0)
     first = WALKS["terms"][0][1]
-    assert isinstance(first, Descend)
     broken = replace(first, nodes=(other(first.nodes[0]), *first.nodes[1:]))
     with pytest.raises(IllegalMove, match="do not fold to the node above"):
         log.seal(broken, TRAINER)
@@ -192,9 +174,8 @@ def test_nobody_says_what_does_not_tie() -> None:
 
 
 def test_another_message_at_an_old_place_is_a_fork() -> None:
-    log = new_log(6)
+    log = talked(6)
     before, made, _ = WALKS["terms"][1]
-    assert isinstance(made, Select)
     nodes = WALKS["terms"][0][1].nodes  # type: ignore[union-attr]
     another = choose(nodes, made.index ^ 1)
     previous = Message.decode(open_wire(log.wires[0])[0]).hash
@@ -205,7 +186,6 @@ def test_another_message_at_an_old_place_is_a_fork() -> None:
     assert log.fork is None, "a stranger's signature says nothing"
     with pytest.raises(VerificationError, match="sequence: expected 6, got 1"):
         log.append(seal(message, DOMAIN, CHALLENGER, after))
-    assert log.fork is not None
     log.fork.verify(DOMAIN, CHALLENGER.address)
     assert (log.fork.sequence, log.fork.second) == (2, Snapshot.of(after).id)
     with pytest.raises(SignatureError):
@@ -213,27 +193,24 @@ def test_another_message_at_an_old_place_is_a_fork() -> None:
 
 
 def test_a_receipt_for_another_state_is_a_fork_once_there_are_two() -> None:
-    log = new_log(5)
+    log = talked(5)
     assert log.state.mover is C, "the defender has signed this state"
     standing = replace(Standing.of(log.state), snapshot=bytes(32))
     receipt = SignedStanding.under(standing, TRAINER.sign(standing.digest(DOMAIN))).encode()
     with pytest.raises(VerificationError, match="the state after 5 moves, got another"):
         log.acknowledge(receipt)
-    assert log.fork is not None
     log.fork.verify(DOMAIN, TRAINER.address)
     found = log.latest(D)
-    assert found is not None
     assert found[1].standing == Standing.of(log.state), "what can enter is what the rules led to"
 
 
 def test_a_wrong_receipt_at_a_place_that_its_signer_has_not_signed_cannot_enter() -> None:
-    log = new_log(6)
+    log = talked(6)
     assert log.state.mover is D
     standing = replace(Standing.of(log.state), snapshot=bytes(32))
     with pytest.raises(VerificationError, match="got another"):
         log.acknowledge(SignedStanding.under(standing, TRAINER.sign(standing.digest(DOMAIN))).encode())
     found = log.latest(D)
-    assert found is not None
     assert found[0].moves == 5
     assert found[1].standing == Standing.of(found[0])
     log.acknowledge(log.receipt(TRAINER))
@@ -296,12 +273,19 @@ def test_3_either_side_concedes_at_any_time(side: Side, cases: Callable[[], None
     for state, _, _ in WALKS["terms"]:
         for now in (state.last, state.deadline, state.deadline + 1):
             after = rules.concede(state, side, now)
-            assert after.verdict is not None
             assert (after.verdict.winner, after.verdict.reason) == (side.other, Reason.CONCEDED)
+            assert after.verdict.detail == f"the {side.name.lower()} conceded in phase {state.phase.name}"
             assert (after.defender_rest, after.challenger_rest) == (state.defender_rest, state.challenger_rest)
             with pytest.raises(IllegalMove, match="over"):
                 rules.concede(after, side, now)
+            if state.mover is side:
+                moved = rules.apply(state, Concede(), now)
+                check_invariants(state, Concede(), moved)
+                assert moved == replace(after, moves=state.moves + 1)
             cases()
+        if state.last:
+            with pytest.raises(IllegalMove, match="not before"):
+                rules.apply(state, Concede(), state.last - 1)
 
 
 def test_13_a_later_state_enters_while_the_sides_talk(cases: Callable[[], None]) -> None:
@@ -332,7 +316,6 @@ def test_14_a_state_that_the_defender_signed_is_proved_at_any_time_and_wherever_
     state, proof, _ = WALKS["terms"][-1]
     start = replace(WALKS["terms"][0][0], moved=1000, last=1000 + TALK)
     end = rules.apply(rules.enter(start, state, 1001), proof, 1000 + CLOCK)
-    assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (C, Reason.RECOMPUTED)
     for before, _, _ in WALKS["terms"]:
         assert rules.prove_signed(before, state, proof).verdict == end.verdict
@@ -362,7 +345,9 @@ class Table:
     def __init__(self, run: Run, honest: Side, oracle: Run, hostile: Party, random: Random) -> None:
         self.now, self.random = 1000, random
         self.honest, self._oracle, self._hostile = honest, oracle, hostile
-        start = rules.start(run.job, run.head().head, GAME, self.now)
+        count = random.randint(1, run.job.checkpoints) if honest is D else None
+        start = rules.start(run.job, run.head(count).head, GAME, self.now)
+        self.allowed = Counter[Side]()
         self.chain, self.talk = start, start
         self._chain_line: Line = ()
         self._talk_line: Line = ()
@@ -407,16 +392,25 @@ class Table:
             self.entered += 1
 
     def play(self) -> None:
-        """One move on the chain. The honest side is in time."""
+        """One move on the chain: a hostile one as late as it likes, or never; an honest one in time."""
         state = self.chain
+        is_hostile, choice = state.mover is not self.honest, self.random.random()
         self.now = max(self.now, state.earliest)
-        if state.mover is not self.honest and self.random.random() < 0.05:
+        if is_hostile and choice < 0.05:
+            with pytest.raises(IllegalMove):
+                rules.timeout(state, state.deadline)
             self.now = state.deadline + 1
             self.chain = rules.timeout(state, self.now)
             return
-        if state.mover is not self.honest and self.random.random() < 0.1:
-            self.now = max(self.now, self.random.randint(state.last, state.deadline))
-        move = self._move(state, self._chain_line)
+        if is_hostile and choice < 0.25:
+            self.now = max(
+                self.now, self.random.choice([state.deadline, self.random.randint(state.last, state.deadline)])
+            )
+        elif not is_hostile and not state.talks(self.now):  # two seconds of its clock a move: there is enough for all
+            self.now = max(self.now, self.random.randint(state.earliest, state.last + state.allowance + 2))
+        self.allowed[state.mover] += state.allowance > 0 and state.phase is not Phase.PROVE
+        assert self.entered or self.allowed[state.mover] <= 3  # invariant 12
+        move = Concede() if is_hostile and choice > 0.98 else self._move(state, self._chain_line)
         self.chain = rules.apply(state, move, self.now)
         check_invariants(state, move, self.chain)
         self._chain_line = (*self._chain_line, (move, self.chain))
@@ -436,62 +430,60 @@ class Table:
             self.play()
 
 
-def play_out(table: Table) -> GameState:
-    turns = 0
+def play_out(table: Table, winner: Side) -> None:
+    turns, job = 0, table.chain.job
     while not table.chain.is_over:
         table.turn()
         turns += 1
         assert turns < 2000
-    return table.chain
+    assert table.chain.verdict.winner is winner, table.chain.verdict
+    assert 1000 <= table.now <= 1000 + job.talk_time + 3 * CLOCK + 6 * REPLAY + 1  # invariant 12
+    assert table.chain.moves <= max_moves(job)
 
 
-@pytest.mark.parametrize("few", slow_except([True, False], True))
-def test_9_and_13_an_honest_defender_never_loses_however_the_game_enters(few: bool, cases: Callable[[], None]) -> None:
+def drawn_run(random: Random) -> Run:
+    """Of either policy."""
+    logs = random.choice([None, random_logs(1), random_logs(2)])
+    make = make_job if logs is None else logged_job
+    job = make(levels=random.randint(1, 5), interval=random.randint(1, 5))
+    return Run(replace(job, talk_time=random.choice([0, TALK, TALK, TALK])), logs=logs)
+
+
+@pytest.mark.parametrize("examples", slow_except([30, 150], 30))
+def test_9_and_13_an_honest_defender_never_loses_however_the_game_enters(examples: int) -> None:
     entered = 0
 
-    @settings(max_examples=30 if few else 300, deadline=None)
-    @given(st.integers(0, 1 << 32), st.integers(1, 5), st.integers(1, 5))
-    def check(seed: int, levels: int, interval: int) -> None:
+    @settings(max_examples=examples)
+    @given(st.integers(0, 1 << 32))
+    def check(seed: int) -> None:
         nonlocal entered
         random = Random(seed)
-        run = Run(talking_job(levels=levels, interval=interval))
-        table = Table(run, Side.DEFENDER, run, RandomChallenger(run, random), random)
-        verdict = play_out(table).verdict
-        assert verdict is not None
-        assert verdict.winner is Side.DEFENDER, verdict
+        run = drawn_run(random)
+        table = Table(run, D, run, RandomChallenger(run, random), random)
+        play_out(table, D)
         entered += table.entered > 0
-        cases()
 
     check()
     assert entered > 3
 
 
-@pytest.mark.parametrize("few", slow_except([True, False], True))
-def test_10_and_13_an_honest_challenger_never_loses_however_the_game_enters(
-    few: bool, cases: Callable[[], None]
-) -> None:
+@pytest.mark.parametrize("examples", slow_except([30, 150], 30))
+def test_10_and_13_an_honest_challenger_never_loses_however_the_game_enters(examples: int) -> None:
     entered = 0
 
-    @settings(max_examples=30 if few else 300, deadline=None)
-    @given(
-        st.integers(0, 1 << 32),
-        st.integers(1, 5),
-        st.integers(1, 5),
-        st.sampled_from([ARGMAX, 24, COMMIT, 3, 0]),
-    )
-    def check(seed: int, levels: int, interval: int, leaf: int) -> None:
+    @settings(max_examples=examples)
+    @given(st.integers(0, 1 << 32), st.sampled_from([ARGMAX, 24, COMMIT, 3, 0]))
+    def check(seed: int, leaf: int) -> None:
         nonlocal entered
         random = Random(seed)
-        run = Run(talking_job(levels=levels, interval=interval))
-        liar = Garbage(run, random) if random.random() < 0.5 else Liar(run.job, 4, leaf, bend_from=random.randrange(2))
+        run = drawn_run(random)
+        bent = Liar(run.job, 4, leaf, bend_from=random.randrange(2), logs=run.logs)
+        liar = Garbage(run, random) if random.random() < 0.5 else bent
         count = run.job.checkpoints
         assume(liar.run_tree(count).root != run.run_tree(count).root)  # a lie may be undone before a checkpoint
-        table = Table(liar, Side.CHALLENGER, run, Erratic(liar, random), random)
-        verdict = play_out(table).verdict
-        assert verdict is not None
-        assert verdict.winner is Side.CHALLENGER, verdict
+        table = Table(liar, C, run, Erratic(liar, random), random)
+        play_out(table, C)
         entered += table.entered > 0
-        cases()
 
     check()
     assert entered > 3

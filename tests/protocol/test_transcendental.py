@@ -7,42 +7,35 @@ import mpmath
 import pytest
 
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
-from tests.vectors.inputs import HARD
+from tests.vectors.inputs import EDGES, HARD, TRANSCENDENTAL_EDGES
 from tiebreak.protocol.numbers import transcendental
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, MapFunction
-from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS
 
 ONE = 0x3F800000
 NAMES = [f.name.lower() for f in sorted(TRANSCENDENTALS)]
-MORE = [
-    0x3F800001, 0x3F7FFFFF, 0x3F000000, 0x40000000, 0x3EAAAAAB, 0x3FB504F3, 0x3FB504F4, 0x3F3504F3, 0x402DF854,
-    0x40490FDB, 0x3FC90FDB, 0x40C90FDB, 0x4016CBE4, 0x3F490FDB, 0x3F490FDA,  # near e, pi, pi/2, 2 pi, 3 pi/4, pi/4
-    0x7F7FFFFF, 0x7F000000, 0x7E967699, 0x6A09E667, 0x5922AA80, 0x4B800001, 0x53B146A6, 0x6C6CBC45,  # huge, near k pi/2
-    0x42B17217, 0x42B17218, 0x42B17219, 0x42AEAC4F, 0x42AEAC50, 0x42AEAC51, 0x42CFF1B4, 0x42CFF1B5, 0x42CFF1B6,  # exp
-    0x42D00000, 0x42B20000, 0x42B1FFFF, 0x42CFFFFF, 0x41102CB4, 0x41102CB3, 0x41100000, 0x417FFFFF, 0x41800000,  # tanh
-    0x407AD447, 0x407AD446, 0x407B0000, 0x407FFFFF, 0x40800000, 0x3F800000, 0x00000001, 0x00000002, 0x007FFFFF,
-    0x00800000, 0x00800001, 0x33000000, 0x33000001, 0x32FFFFFF, 0x33800000, 0x33800001, 0x39000000, 0x3A000001,
-]  # fmt: skip
+
+
+def exact_magnitude(name: str, bits: int, working: int) -> tuple[Fraction, int]:
+    """mpmath's value, and its sign."""
+    with mpmath.workprec(working):
+        x = value(bits)
+        sign, mantissa, exponent, _ = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)._mpf_
+    return Fraction(int(mantissa)) * Fraction(2) ** int(exponent), -1 if sign else 1
 
 
 def oracle(name: str, bits: int, precision: int = 32, working: int = 600) -> int:
     """Round mpmath's value; both ends of a generous interval must round alike, else the oracle itself is undecided."""
-    with mpmath.workprec(working):
-        x = value(bits)
-        exact = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)
-        sign, mantissa, exponent, _ = exact._mpf_
-    found = Fraction(int(mantissa)) * Fraction(2) ** int(exponent) * (-1 if sign else 1)
+    magnitude, sign = exact_magnitude(name, bits, working)
     slack = 1 + Fraction(1, 2 ** (working - 40))
-    ends = {nearest(found * slack, precision), nearest(found / slack, precision)}
+    ends = {nearest(sign * magnitude * slack, precision), nearest(sign * magnitude / slack, precision)}
     assert len(ends) == 1, (name, hex(bits))
-    result = ends.pop()
-    return result | SIGN if found < 0 else result
+    return ends.pop() | (SIGN if sign < 0 and magnitude else 0)
 
 
 def inputs(name: str, count: int) -> list[int]:
     """Adversarial patterns, then patterns whose exponents are spread over the interesting range, then any."""
     stream = Stream(f"transcendental/{name}")
-    found = [b | s for b in MORE for s in (0, SIGN)]
+    found = [b | s for b in (*EDGES, *TRANSCENDENTAL_EDGES) for s in (0, SIGN)]
     for _ in range(count):
         found.append(stream.bits(1) << 31 | (stream.below(24) + 112) << 23 | stream.bits(23))
         found.append(stream.bits(32))
@@ -56,7 +49,7 @@ def call(name: str) -> Callable[..., int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_correctly_rounded(name: str, cases: Callable[[], None]) -> None:
-    for bits in inputs(name, 250):
+    for bits in inputs(name, 60):
         if name == "exp" and abs(value(bits)) > 200:
             assert call(name)(bits) == (0 if bits & SIGN else INF)
         elif name in ("tanh", "erf") and abs(value(bits)) > 30:
@@ -67,7 +60,7 @@ def test_correctly_rounded(name: str, cases: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("precision", [16, 19, 23, 24, 27, 31])
+@pytest.mark.parametrize("precision", [16, 23, 24, 31])
 def test_lower_precision(name: str, precision: int, cases: Callable[[], None]) -> None:
     """Subnormal and other tiny arguments stand next to ties of the shorter format: the hardest case for Ziv's loop."""
     ties = [0x00018080, 0x00008001, 0x01000080, 0x20000080, 0x3F000001, 0x30000010, 0x38001810, 0x00000080, 0x35000001]
@@ -90,11 +83,7 @@ def test_hardest_arguments(function: MapFunction, cases: Callable[[], None]) -> 
     for bits in HARD[function]:
         found = call(name)(bits)
         assert found == oracle(name, bits)
-        with mpmath.workprec(200):
-            x = value(bits)
-            exact = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)
-            _, mantissa, exponent, _ = exact._mpf_
-        magnitude = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
+        magnitude, _ = exact_magnitude(name, bits, 200)
         here = value(found & ~SIGN)
         ulp = value((found & ~SIGN) + 1) - here
         assert abs(abs(magnitude - here) - ulp / 2) < ulp / 2**20
@@ -122,11 +111,6 @@ def test_special_cases(name: str) -> None:
         assert call(name)(nan) == NAN
 
 
-def test_registry_has_every_function() -> None:
-    assert set(TRANSCENDENTAL_FUNCTIONS) == TRANSCENDENTALS
-    assert TRANSCENDENTAL_FUNCTIONS[MapFunction.COS](0, 32) == ONE
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_error_bounds_hold(name: str, cases: Callable[[], None]) -> None:
     """The interval of each estimate contains mpmath's value, also at few working bits where the bound is tightest."""
@@ -135,10 +119,7 @@ def test_error_bounds_hold(name: str, cases: Callable[[], None]) -> None:
         if not Fraction(1, 2**30) < x < (4 if name == "erf" else 16):
             continue
         for working in (20, 64, 130):
-            with mpmath.workprec(400):
-                exact = abs(getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator))
-                _, mantissa, exponent, _ = exact._mpf_
-            found = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
+            found, _ = exact_magnitude(name, bits & ~SIGN, 400)
             n, e, error = estimate(name, bits & ~SIGN, working)
             unit = Fraction(2) ** e
             assert (n - error) * unit < found < (n + error) * unit, f"{name}({bits:#010x}) at {working} bits"

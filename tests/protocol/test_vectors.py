@@ -9,29 +9,15 @@ from typing import Any
 
 import pytest
 
+from tests.protocol.instructions import committed, const, source
 from tests.protocol.test_logs import naive_root, naive_word
 from tests.protocol.test_rounding import expected as along_a_log
 from tests.vectors import generate as vectors
-from tests.vectors.inputs import raw
-from tests.vectors.instructions import STEP
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
 from tiebreak.protocol.program.accumulator import Kind, decode
-from tiebreak.protocol.program.isa import (
-    MAP_SIGNATURES,
-    Access,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-    ReduceFunction,
-    ScatterFunction,
-    Slot,
-    SourceConst,
-    SourceKind,
-)
+from tiebreak.protocol.program.isa import MAP_SIGNATURES, DType, Opcode, ReduceFunction, ScatterFunction, SourceKind
 from tiebreak.protocol.program.program import Program, decode_instruction
-from tiebreak.protocol.program.reference import element, pack, scalar, unpack
 from tiebreak.protocol.program.rounding import Direction, Rounding
 from tiebreak.protocol.trees import fold
 
@@ -58,20 +44,6 @@ def test_checked_in_files_are_generated() -> None:
     assert sum(path.stat().st_size for path in files) < 2_170_000
 
 
-@pytest.mark.slow
-def test_check_sees_changes_and_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert vectors.main([str(tmp_path)]) == 0
-    assert vectors.main([str(tmp_path), "--check"]) == 0
-    philox = tmp_path / "philox.json"
-    philox.write_text(philox.read_text().replace("6627e8d5", "6627e8d4"))
-    (tmp_path / "trees.json").unlink()
-    assert vectors.main([str(tmp_path), "--check"]) == 1
-    errors = capsys.readouterr().err
-    assert "philox.json: expected what the generator makes" in errors
-    assert "trees.json: expected" in errors
-    assert "scalars.json" not in errors
-
-
 def records(group: dict[str, Any]) -> list[tuple[int, ...]]:
     width = len(blob(group["operandTypes"])) + 1
     data = blob(group["cases"])
@@ -89,17 +61,11 @@ def test_scalars_cover_every_signature(cases: Callable[[], None]) -> None:
     expected = {(int(f), tuple(map(int, types)), int(out)) for f, sigs in MAP_SIGNATURES.items() for types, out in sigs}
     assert signatures == expected
     for name, group in zip(found["names"], groups, strict=True):
-        types = [DType(code) for code in blob(group["operandTypes"])]
-        rows = records(group)
-        assert group["count"] >= (2 if DType.BOOL in types else 50), name
-        distinct = {row[-1] for row in rows}
-        assert len(distinct) > (1 if group["resultType"] == DType.BOOL or DType.BOOL in types else 20), name
-        for row in rows[:: max(1, len(rows) // 20)]:
-            values = [x - (x >> 63 << 64) if dtype == DType.I64 else x for dtype, x in zip(types, row, strict=False)]
-            result = DType(group["resultType"])
-            again = scalar(MapFunction(group["function"]), types, result, values, group["precision"])
-            assert raw(result, again) == row[-1], name
-            cases()
+        takes_bools, gives_bools = DType.BOOL in blob(group["operandTypes"]), group["resultType"] == DType.BOOL
+        assert group["count"] >= (2 if takes_bools else 50), name
+        distinct = {row[-1] for row in records(group)}
+        assert len(distinct) > (1 if gives_bools or takes_bools else 20), name
+        cases()
 
 
 @pytest.mark.parametrize("name", ["add_f32_f32", "sub_f32_f32", "mul_f32_f32", "div_f32_f32"])
@@ -111,7 +77,7 @@ def test_scalars_are_adversarial(name: str) -> None:
     assert sum(1 for r in results if 0x00800000 <= r & 0x7FFFFFFF < INF) > len(results) // 3
 
 
-def test_instructions_are_valid_and_right(cases: Callable[[], None]) -> None:
+def test_instructions_are_valid(cases: Callable[[], None]) -> None:
     """Each stands in a program behind data sources that hold its operands, and that program validates."""
     found = load("instructions.json")
     assert found["count"] == len(found["cases"]) > 60
@@ -119,14 +85,12 @@ def test_instructions_are_valid_and_right(cases: Callable[[], None]) -> None:
     for case in found["cases"]:
         instruction = decode_instruction(blob(case["instruction"]))
         types = [DType(code) for code in blob(case["operandTypes"])]
-        operands = [unpack(dtype, blob(text)) for dtype, text in zip(types, case["operands"], strict=True)]
-        embed(instruction, types, [len(elements) for elements in operands]).validate()
-
-        def read(operand: int, where: int, operands: list[list[int]] = operands) -> int:
-            return operands[operand][where]
-
-        result = [element(instruction, k, read, types, step=STEP) for k in range(instruction.numel)]
-        assert pack(instruction.dtype, result) == blob(case["result"]), case["name"]
+        sources = [
+            source(SourceKind.DATA, f"operand{k}", dtype, len(blob(text)) // dtype.size, slot=k)
+            for k, (dtype, text) in enumerate(zip(types, case["operands"], strict=True))
+        ]
+        body = (*sources, instruction, const(0))
+        Program(body, (committed("w", DType.F32, (), len(body) - 1),)).validate()
         assert len(case["accumulators"]) == (-(-instruction.terms // 4) if instruction.is_reduction else 0)
         seen.add((instruction.opcode, instruction.function))
         cases()
@@ -135,37 +99,12 @@ def test_instructions_are_valid_and_right(cases: Callable[[], None]) -> None:
     assert {f for opcode, f in seen if opcode == Opcode.SCATTER_SUM} == set(ScatterFunction)
 
 
-def embed(instruction: Instruction, types: list[DType], counts: list[int]) -> Program:
-    sources = [
-        Instruction(
-            opcode=Opcode.SOURCE, function=SourceKind.DATA, dtype=t, shape=(n,), params=Slot(slot=k, name=f"operand{k}")
-        )
-        for k, (t, n) in enumerate(zip(types, counts, strict=True))
-    ]
-    loss = Instruction(opcode=Opcode.SOURCE, dtype=DType.F32, params=SourceConst(bits=0))
-    body = (*sources, instruction, loss)
-    commit = Instruction(
-        opcode=Opcode.COMMIT, dtype=DType.F32, operands=(Access(len(body) - 1, 0, ()),), params=Slot(slot=0, name="w")
-    )
-    return Program(body, (commit,))
-
-
 def test_refused_accumulators_are_refused(cases: Callable[[], None]) -> None:
     found = load("accumulators.json")
     for kind, text in zip(found["refusedKinds"], found["refused"], strict=True):
         with pytest.raises(EncodingError):
             decode(Kind[kind], blob(text))
         cases()
-
-
-def test_accumulator_records_have_the_documented_width(cases: Callable[[], None]) -> None:
-    found = load("accumulators.json")
-    for kind in Kind:
-        group = found[kind.name]
-        width = 2 * group["length"] + 8 * group["factors"] + 8
-        assert len(blob(group["cases"])) == width * group["count"]
-        cases()
-    assert len(blob(found["finish"]["cases"])) == 165 * found["finish"]["count"]
 
 
 def test_sums_along_a_log_are_adversarial_and_right(cases: Callable[[int], None]) -> None:
@@ -222,12 +161,3 @@ def test_log_trees_are_of_the_program_and_the_entries(cases: Callable[[], None])
 def digests_of(text: str) -> list[bytes]:
     data = blob(text)
     return [data[k : k + 32] for k in range(0, len(data), 32)]
-
-
-def test_philox_begins_with_the_known_answers() -> None:
-    found = load("philox.json")
-    block = "00000000" * 6 + "6627e8d5e169c58dbc57ac4c9b00dbd8"
-    assert found["blocks"].startswith("0x" + block)
-    assert len(blob(found["blocks"])) == 40 * found["blockCount"]
-    assert len(blob(found["random"])) == 40 * found["randomCount"]
-    assert len(blob(found["shuffle"])) == 48 * found["shuffleCount"]

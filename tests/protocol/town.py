@@ -399,6 +399,23 @@ class Town:
         (found,) = self.board.jobs.values()
         return found
 
+    @property
+    def game(self) -> PublicGame:
+        """The only one."""
+        (found,) = self.board.games.values()
+        return found
+
+    @property
+    def verdict(self) -> tuple[Side, Reason]:
+        return self.game.state.verdict.winner, self.game.state.verdict.reason
+
+    def statements(self) -> dict[str, dict[e.Place, set[bytes]]]:
+        """What everyone said, in its place."""
+        return {name: seen.statements for name, seen in self.seen.items()}
+
+    def alarms(self, name: str) -> list[e.Alarm]:
+        return [action for action in self.seen[name].actions if isinstance(action, e.Alarm)]
+
 
 def job_of(wanted: Any) -> Any:
     """The job that a transaction is about."""

@@ -1,14 +1,24 @@
 """Games that are walked to their end once, and players for games that are: random, erratic, full of garbage."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
 from tests.protocol.runs import SECRET, Liar, Run, duel, lie, make_job, program
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import Concede, Descend, Move, OpenChunk, OpenSteps, Phase, Select, SelectElement
+from tiebreak.protocol.game.moves import (
+    Concede,
+    Descend,
+    Move,
+    OpenChunk,
+    OpenSteps,
+    OpenValues,
+    Phase,
+    Select,
+    SelectElement,
+)
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import Challenger, Defender, first_nodes
 from tiebreak.protocol.tags import EMPTY, Digest
@@ -26,24 +36,20 @@ COMMIT = program().leaf_of_commit(1)
 Walk = list[tuple[GameState, Move, GameState]]
 
 
-class Walks(Mapping[str, Walk]):
+class Walks(dict[str, Walk]):
     """Every move of an honest challenger's game against each liar, by name; walked when first asked for."""
 
     def __init__(self, honest: Run, liars: dict[str, Liar]) -> None:
-        self._honest = honest
-        self._liars = liars
-        self._made: dict[str, Walk] = {}
+        super().__init__(dict.fromkeys(liars, ()))  # type: ignore[arg-type]
+        self._honest, self._liars = honest, liars
 
     def __getitem__(self, name: str) -> Walk:
-        if name not in self._made:
-            self._made[name] = walk(self._liars[name], self._honest)
-        return self._made[name]
+        if not super().__getitem__(name):
+            self[name] = walk(self._liars[name], self._honest)
+        return super().__getitem__(name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._liars)
-
-    def __len__(self) -> int:
-        return len(self._liars)
+    def values(self) -> Iterator[Walk]:  # type: ignore[override]
+        return (self[name] for name in self)
 
 
 def walk(liar: Run, honest: Run) -> Walk:
@@ -69,9 +75,9 @@ WALKS = Walks(
 )
 
 
-def at(name: str, phase: Phase) -> tuple[GameState, Move]:
+def at(name: str, phase: Phase, walks: Walks = WALKS) -> tuple[GameState, Move]:
     """A state of a walk in which a move of this kind is due, and the move that was made."""
-    return next((state, move) for state, move, _ in WALKS[name] if state.phase is phase)
+    return next((state, move) for state, move, _ in walks[name] if state.phase is phase)
 
 
 def other(digest: bytes) -> bytes:
@@ -153,16 +159,23 @@ class Erratic(Defender):
         self._random = random
 
     def opening(self, state: GameState) -> Move:
-        move = super().opening(state)
-        if self._random.random() > 0.05:
-            return move
+        move, choice = super().opening(state), self._random.random()
         noise = self._random.randbytes(32)
+        if state.job.is_logged and choice > 0.85:
+            if isinstance(move, OpenSteps):
+                return replace(move, log_root=noise)
+            if isinstance(move, OpenValues):
+                return replace(move, step_log=noise)
+            if isinstance(move, OpenChunk) and move.siblings:
+                return replace(move, word=noise)
+        if choice > 0.05:
+            return move
         if isinstance(move, Descend):
             return replace(move, nodes=(*move.nodes[:-1], noise))
         if isinstance(move, OpenSteps):
             leaves = [self._random.randbytes(32) for _ in range(state.job.segment_steps(state.checkpoint))]
             tree = Tree([*leaves[:-1], state.node])
-            return OpenSteps(nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(len(leaves) - 1)))
+            return replace(move, nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(len(leaves) - 1)))
         if isinstance(move, OpenChunk):
-            return OpenChunk(chunk=self._random.randbytes(len(move.chunk)))
+            return replace(move, chunk=self._random.randbytes(len(move.chunk)))
         return move

@@ -6,35 +6,21 @@ from dataclasses import replace
 
 import pytest
 
+from tests.protocol.instructions import BOOL, F32, I64, const, counted, mapped, reduced, shuffled, windowed
 from tests.protocol.programs import every_kind
-from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, SECRET, TRAINER, Run, duel, make_job, stuck
-from tiebreak.protocol.commitments.job import Head, game_id
+from tests.protocol.runs import GAME, SECRET, Run, duel, make_job, stuck
+from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.commitments.records import StepRecord, loss_id
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.messages import Transcript, seal
-from tiebreak.protocol.game.moves import Descend, OpenTensor, Phase, Prove, Side, TensorWitness
+from tiebreak.protocol.game.moves import OpenTensor, Phase, Prove, Side, TensorWitness
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    Instruction,
-    IotaParams,
-    MapFunction,
-    Opcode,
-    ReduceFunction,
-    ShuffleParams,
-    SourceConst,
-    SourceKind,
-    WindowFunction,
-    WindowParams,
-)
+from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opcode, ReduceFunction
 from tiebreak.protocol.program.program import encode_instruction, instruction_digest
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import Tree, fold
 
-F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 STEP = 3
 
 
@@ -44,11 +30,10 @@ def payload(bits: int) -> Callable[[int, int, bytes], bytes]:
     return lambda step, leaf, data: struct.pack("<I", bits) if step >= STEP and leaf == last else data
 
 
-@pytest.mark.parametrize("bits", [0x7FC00001, 0x7F800001, 0xFFC00000, 0x7F800000, 0x80000000])
+@pytest.mark.parametrize("bits", [0x7FC00001, 0x7F800000, 0x80000000])
 def test_strange_bits_in_a_committed_loss_are_caught(bits: int) -> None:
     cheat = Run(make_job(), payload(bits), STEP)
     end = duel(cheat, Defender(cheat), Challenger(Run(make_job()), SECRET))
-    assert end.verdict is not None
     assert (end.verdict.winner, end.step) == (Side.CHALLENGER, STEP)
 
 
@@ -66,60 +51,26 @@ class Littered(Run):
 def test_garbage_behind_a_head_is_caught(count: int) -> None:
     cheat = Littered(make_job())
     end = duel(cheat, Defender(cheat), Challenger(Run(make_job()), SECRET), count=count)
-    assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.PADDING)
-
-
-@pytest.mark.parametrize(("steps", "interval"), [(1, 1), (5, 1), (5, 5), (5, 3), (4, 4), (2, 2)])
-def test_every_division_of_a_run_into_segments_catches_a_lie_in_its_last_step(steps: int, interval: int) -> None:
-    job = make_job(steps=steps, interval=interval)
-    last = len(every_kind().body) - 1
-    cheat = Run(job, lambda step, leaf, data: b"\1\2\3\4" if (step, leaf) == (steps, last) else data, steps)
-    end = duel(cheat, Defender(cheat), Challenger(Run(job), SECRET))
-    assert end.verdict is not None
-    assert (end.verdict.winner, end.step) == (Side.CHALLENGER, steps)
-    honest = duel(Run(job), Defender(Run(job)), Challenger(Run(job), SECRET))
-    assert honest.verdict is not None
-    assert honest.verdict.winner is Side.DEFENDER
 
 
 # ---------------------------------------------------------------- programs that nobody validated
 
 
-def _step(opcode: Opcode, dtype: DType, **fields: object) -> Instruction:
-    return Instruction(opcode=opcode, dtype=dtype, **fields)  # type: ignore[arg-type]
-
-
-def access(rank: int = 0) -> Access:
-    return Access(0, 0, (1,) * rank)
-
-
+ONE, NONE = Access(0, 0, (1,)), Access(0, 0, ())
 INVALID = {
-    "reduction of no terms": _step(Opcode.REDUCE, F32, reduction=(0,), operands=(access(1),)),
-    "window of step 0": _step(
-        Opcode.WINDOW, F32, shape=(2,), operands=(access(1),), params=WindowParams(lo=(0,), hi=(2,), step=(0,))
-    ),
-    "window without its else": _step(
-        Opcode.WINDOW,
-        F32,
-        function=WindowFunction.ELSE,
-        shape=(2,),
-        operands=(access(1),),
-        params=WindowParams(lo=(0,), hi=(1,), step=(1,)),
-    ),
-    "iota of floats": _step(Opcode.IOTA, F32, shape=(2,), params=IotaParams(offset=-7, strides=(1,))),
-    "shuffle without operands": _step(Opcode.SHUFFLE, I64, shape=(2,), params=ShuffleParams(n=0, stream=1)),
-    "constant wider than its dtype": _step(
-        Opcode.SOURCE, F32, function=SourceKind.CONST, params=SourceConst(bits=1 << 63)
-    ),
-    "argmax of floats": _step(
-        Opcode.REDUCE, F32, function=ReduceFunction.ARGMAX, reduction=(9,), operands=(access(1),)
-    ),
-    "sum of bools": _step(Opcode.REDUCE, BOOL, reduction=(9,), operands=(access(1),)),
-    "map of nothing": _step(Opcode.MAP, F32, function=MapFunction.ADD),
-    "sine of integers": _step(Opcode.MAP, I64, function=MapFunction.SIN, operands=(access(),)),
-    "product of three": _step(Opcode.REDUCE, F32, reduction=(2,), operands=(access(1),) * 3),
-    "commit of nothing": _step(Opcode.COMMIT, F32),
+    "reduction of no terms": reduced(F32, (), (0,), ONE),
+    "window of step 0": windowed(F32, (2,), ONE, lo=(0,), hi=(2,), step=(0,)),
+    "window without its else": replace(windowed(F32, (2,), ONE, lo=(0,), hi=(1,), step=(1,)), function=1),
+    "iota of floats": replace(counted((2,), offset=-7, strides=(1,)), dtype=F32),
+    "shuffle without operands": shuffled((2,), n=0, stream=1),
+    "constant wider than its dtype": const(1 << 63),
+    "argmax of floats": reduced(F32, (), (9,), ONE, function=ReduceFunction.ARGMAX),
+    "sum of bools": reduced(BOOL, (), (9,), ONE),
+    "map of nothing": mapped(MapFunction.ADD, F32, ()),
+    "sine of integers": mapped(MapFunction.SIN, I64, (), NONE),
+    "product of three": reduced(F32, (), (2,), ONE, ONE, ONE),
+    "commit of nothing": Instruction(opcode=Opcode.COMMIT, dtype=F32),
 }
 
 
@@ -151,29 +102,6 @@ def test_a_program_that_nobody_validated_cannot_crash_a_referee(name: str) -> No
     witness = TensorWitness(tensor_id=EMPTY, siblings=())
     with pytest.raises(IllegalMove):
         game.apply(state, Prove(instruction=encoded, siblings=siblings[:1], witness=witness), 1)
-
-
-# ---------------------------------------------------------------- messages
-
-
-def test_a_signed_illegal_move_enters_no_transcript() -> None:
-    run = Run(make_job())
-    head, identity = run.head(), game_id(run.head().head, DOMAIN, CHALLENGER.address, 0)
-    transcript = Transcript(game.start(run.job, head.head, identity, 0), domain=DOMAIN, challenger=CHALLENGER.address)
-    move = Descend(nodes=(EMPTY,) * 32)
-    with pytest.raises(IllegalMove, match="expected 4 nodes, got 32"):
-        transcript.seal(move, TRAINER)
-    with pytest.raises(IllegalMove, match="expected 4 nodes, got 32"):
-        transcript.append(seal(transcript.next_message(move), DOMAIN, TRAINER, None))
-    assert (transcript.messages, transcript.state.moves) == (0, 0)
-
-
-def test_a_false_head_of_another_job_starts_no_game() -> None:
-    run = Run(make_job())
-    with pytest.raises(VerificationError):
-        game.start(run.job, Head(job_id=make_job(nonce=8).id, count=1, run_root=EMPTY), GAME, 0)
-    with pytest.raises(VerificationError):
-        game.start(run.job, Head(job_id=run.job.id, count=run.job.checkpoints + 1, run_root=EMPTY), GAME, 0)
 
 
 def test_a_record_of_another_step_does_not_tie() -> None:

@@ -39,7 +39,6 @@ def shown_at(walk: Walk) -> int:
 def right_answer(walk: Walk) -> bytes:
     """What the proof gives away."""
     state, proof, _ = walk[-1]
-    assert isinstance(proof, Prove)
     correct = game.judge(state, proof)
     return seals.element_answer(correct) if state.level is Level.CHUNKS else correct
 
@@ -54,7 +53,6 @@ def sealed_anew(move: Move, identity: bytes, answer: bytes) -> Move:
 def proofs(walk: Walk) -> Iterator[Prove]:
     """What the mirror can send once the proof is visible: as it is, or with its own salt."""
     proof = walk[-1][1]
-    assert isinstance(proof, Prove)
     yield proof
     yield replace(proof, salt=SALT)
 
@@ -72,27 +70,6 @@ def test_a_copy_of_every_move_has_nothing_to_prove(name: str) -> None:
                 game.apply(state, proof, now)
     # The name of the game is all that is in the way.
     assert game.apply(replace(state, game_id=GAME), walk[-1][1], shown_at(walk)).is_over
-
-
-def guesses(walk: Walk) -> Iterator[bytes]:
-    """Answers that the mirror can think of: what the defender claims, nothing, what it sees in the seal."""
-    state = walk[-1][0]
-    yield seals.element_answer(state.claimed) if state.level is Level.CHUNKS else state.node
-    yield bytes(32)
-    yield state.value_seal if state.level is Level.VALUES else state.seal
-
-
-@pytest.mark.parametrize("name", WALKS)
-def test_a_copy_with_seals_of_its_own_has_sealed_a_guess(name: str) -> None:
-    walk = WALKS[name]
-    for guess in guesses(walk):
-        assert guess != right_answer(walk)
-        state = start_of(walk)
-        for _, move, after in walk[:-1]:
-            state = game.apply(state, sealed_anew(move, state.game_id, guess), after.last)
-        for proof in proofs(walk):
-            with pytest.raises(IllegalMove, match="expected the seal of the right answer"):
-                game.apply(state, proof, shown_at(walk))
 
 
 @pytest.mark.parametrize("name", WALKS)
@@ -119,7 +96,6 @@ def test_who_waits_for_the_proof_comes_a_clock_too_late(name: str, cases: object
                     game.apply(state, proof, now)
         good = replace(walk[-1][1], salt=SALT)  # type: ignore[arg-type]
         late = game.apply(state, good, moment + CLOCK)
-        assert late.verdict is not None
         assert late.verdict.winner is Side.CHALLENGER, "only the wait is in the way"
         cases()  # type: ignore[operator]
 
@@ -133,8 +109,8 @@ def test_before_the_proof_is_visible_nothing_tells_the_answer(name: str) -> None
     for move in sent:
         parts = (move.node, *move.siblings) if isinstance(move, Select) else (move.chunk,)  # type: ignore[union-attr]
         assert answer not in parts, "they are the defender's"
-    (seal,) = {move.seal for move in sent if move.seal != NO_SEAL}  # type: ignore[union-attr]
-    proof = walk[-1][1]
-    assert isinstance(proof, Prove)
-    assert seal == seals.seal(GAME, answer, proof.salt)
+    (sealing,) = (move for move in sent if move.seal != NO_SEAL)  # type: ignore[union-attr]
+    assert isinstance(sealing, SelectElement) is (walk[-1][0].level is Level.CHUNKS), "once, and where it will prove"
+    seal = sealing.seal  # type: ignore[union-attr]
+    assert seal == seals.seal(GAME, answer, walk[-1][1].salt)  # type: ignore[union-attr]
     assert seal != seals.seal(GAME, answer, bytes(32)), "and the seal does not open without its salt"

@@ -12,13 +12,7 @@ import pytest
 import zstandard
 
 from tests.engine.log_cases import MANY, log_of, program_of, random_log, row
-from tiebreak.engine.logged.encoding import (
-    BLOCK,
-    HEADER_BYTES,
-    decode_sparse,
-    encode_sparse,
-    max_sparse_bytes,
-)
+from tiebreak.engine.logged.encoding import BLOCK, HEADER_BYTES, decode_sparse, encode_sparse, max_sparse_bytes
 from tiebreak.engine.logged.files import LogFile
 from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.commitments.log_tree import LogTree
@@ -41,12 +35,9 @@ def part(kept: bytes) -> bytes:
     return unsigned(len(kept), 3) + kept
 
 
-def zstd(plain: bytes, *, stated: bool = True, window: int = 0, magic: bool = False) -> bytes:
+def zstd(plain: bytes, *, stated: bool = True, magic: bool = False) -> bytes:
     form = zstandard.FORMAT_ZSTD1 if magic else zstandard.FORMAT_ZSTD1_MAGICLESS
-    settings = {"window_log": window} if window else {}
-    parameters = zstandard.ZstdCompressionParameters(
-        compression_level=1, format=form, write_content_size=stated, **settings
-    )
+    parameters = zstandard.ZstdCompressionParameters(compression_level=1, format=form, write_content_size=stated)
     return zstandard.ZstdCompressor(compression_params=parameters).compress(plain)
 
 
@@ -56,6 +47,11 @@ def one_block(*planes: bytes, count: int, directions: bytes) -> bytes:
 
 ALL = zstd(bytes(700))
 BITS = part(zstd(bytes(88)))  # 700 entries, all of them down
+
+
+def of_700(plane: bytes) -> bytes:
+    """A log of 700 entries whose gaps are in this frame."""
+    return header(700) + b"\1" + part(plane) + BITS
 
 
 @pytest.mark.parametrize(
@@ -71,18 +67,15 @@ BITS = part(zstd(bytes(88)))  # 700 entries, all of them down
         (header(1) + b"\3", "expected gaps of 1 to 2 bytes, got 3"),
         (header(1) + b"\1" + b"\0\0\0", "expected a part of 1 to 1 bytes, got 0"),
         (header(1) + b"\1" + b"\xff\xff\xff", "expected a part of 1 to 1 bytes, got 16777215"),
-        (header(700) + b"\1" + part(ALL[:-1]) + BITS, "expected a Zstandard frame"),
-        (header(700) + b"\1" + part(ALL + b"\0") + BITS, "expected a Zstandard frame"),
-        (header(700) + b"\1" + part(ALL + ALL) + BITS, "expected a Zstandard frame"),
-        (header(700) + b"\1" + part(b"\0" * 20) + BITS, "expected a frame of 700 bytes, got one of"),
-        (header(700) + b"\1" + part(b"\xff" * 3) + BITS, "expected a Zstandard frame"),
-        (header(700) + b"\1" + part(zstd(bytes(700), magic=True)) + BITS, "expected a"),
-        (header(700) + b"\1" + part(zstd(bytes(699))) + BITS, "expected a frame of 700 bytes, got one of 699"),
-        (header(700) + b"\1" + part(zstd(bytes(701))) + BITS, "expected a frame of 700 bytes, got one of 701"),
-        (
-            header(700) + b"\1" + part(zstd(bytes(700), stated=False)) + BITS,
-            "expected a frame of 700 bytes, got one of",
-        ),
+        (of_700(ALL[:-1]), "expected a Zstandard frame"),
+        (of_700(ALL + b"\0"), "expected a Zstandard frame"),
+        (of_700(ALL + ALL), "expected a Zstandard frame"),
+        (of_700(b"\0" * 20), "expected a frame of 700 bytes, got one of"),
+        (of_700(b"\xff" * 3), "expected a Zstandard frame"),
+        (of_700(zstd(bytes(700), magic=True)), "expected a"),
+        (of_700(zstd(bytes(699))), "expected a frame of 700 bytes, got one of 699"),
+        (of_700(zstd(bytes(701))), "expected a frame of 700 bytes, got one of 701"),
+        (of_700(zstd(bytes(700), stated=False)), "expected a frame of 700 bytes, got one of"),
         (one_block(b"\0", b"\0", count=1, directions=b"\0"), "expected gaps in as few bytes as they need, got 2"),
         (one_block(b"\0", count=1, directions=b"\x40"), "expected zeros after the directions of 1 entries"),
         (one_block(b"\0", count=1, directions=b"\0") + b"\0", "expected the end, got 1 more bytes"),
@@ -97,7 +90,7 @@ def test_bytes_that_are_no_log(data: bytes, message: str) -> None:
 
 
 def test_the_cases_above_differ_from_a_log_by_what_they_say() -> None:
-    good = header(700) + b"\1" + part(ALL) + BITS
+    good = of_700(ALL)
     assert decode_sparse(good, PROGRAM, 1) == log_of(PROGRAM, dict.fromkeys(range(700), Direction.DOWN).items())
     assert decode_sparse(one_block(b"\0", count=1, directions=b"\x80"), PROGRAM, 1).count == 1
 
@@ -141,46 +134,40 @@ def peak_of(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("size", [1 << 30, 1 << 50, (1 << 64) - 3])
+def is_refused_cheaply(frame: bytes, message: str) -> None:
+    def attempt() -> None:
+        with pytest.raises(EncodingError, match=message):
+            decode_sparse(of_700(frame), PROGRAM, 1)
+
+    assert peak_of(attempt) < 1 << 20
+
+
+def parameters_of(frame: bytes) -> zstandard.FrameParameters:
+    return zstandard.get_frame_parameters(frame, format=zstandard.FORMAT_ZSTD1_MAGICLESS)
+
+
+@pytest.mark.parametrize("size", [1 << 30, (1 << 64) - 3])
 def test_a_frame_that_claims_to_be_huge_is_refused_before_it_is_unpacked(size: int) -> None:
     """Descriptor of a single-segment frame with eight bytes of content size, then a run of that many zeros."""
     bomb = b"\xe0" + size.to_bytes(8, "little") + b"\x03\x00\x00" * 3
-    data = header(700) + b"\1" + part(bomb) + BITS
-    assert zstandard.get_frame_parameters(bomb, format=zstandard.FORMAT_ZSTD1_MAGICLESS).content_size == size
-
-    def attempt() -> None:
-        with pytest.raises(EncodingError, match=f"expected a frame of 700 bytes, got one of {size}"):
-            decode_sparse(data, PROGRAM, 1)
-
-    assert peak_of(attempt) < 1 << 20
+    assert parameters_of(bomb).content_size == size
+    is_refused_cheaply(bomb, f"expected a frame of 700 bytes, got one of {size}")
 
 
 def test_a_frame_that_holds_more_than_it_says() -> None:
     """A gigabyte of zeros in 30 KB, with a header that promises 700 bytes."""
     runs = b"".join((0x02 | last | (128 << 10) << 3).to_bytes(3, "little") + b"\0" for last in (0, 0, 0, 1))
     bomb = b"\x60" + (700 - 256).to_bytes(2, "little") + runs
-    assert zstandard.get_frame_parameters(bomb, format=zstandard.FORMAT_ZSTD1_MAGICLESS).content_size == 700
-    data = header(700) + b"\1" + part(bomb) + BITS
-
-    def attempt() -> None:
-        with pytest.raises(EncodingError, match="expected a Zstandard frame"):
-            decode_sparse(data, PROGRAM, 1)
-
-    assert peak_of(attempt) < 1 << 20
+    assert parameters_of(bomb).content_size == 700
+    is_refused_cheaply(bomb, "expected a Zstandard frame")
 
 
 def test_a_frame_with_a_window_of_a_gigabyte() -> None:
     frame = bytearray(zstd(bytes(700)))
     assert frame[0] & 0x20  # a single segment: no window of its own
     windowed = bytes([frame[0] & ~0x20, 20 << 3]) + bytes(frame[1:])
-    found = zstandard.get_frame_parameters(windowed, format=zstandard.FORMAT_ZSTD1_MAGICLESS)
-    assert (found.content_size, found.window_size) == (700, 1 << 30)
-
-    def attempt() -> None:
-        with pytest.raises(EncodingError, match=f"expected a window of at most 65536 bytes, got {1 << 30}"):
-            decode_sparse(header(700) + b"\1" + part(windowed) + BITS, PROGRAM, 1)
-
-    assert peak_of(attempt) < 1 << 20
+    assert (parameters_of(windowed).content_size, parameters_of(windowed).window_size) == (700, 1 << 30)
+    is_refused_cheaply(windowed, f"expected a window of at most 65536 bytes, got {1 << 30}")
 
 
 def test_a_small_file_may_name_every_element_but_costs_no_more_than_its_entries() -> None:

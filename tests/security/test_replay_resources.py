@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
+from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, make_job
 from tiebreak.api.keys import save_key
 from tiebreak.cli.train import train
 from tiebreak.engine.arithmetic import Arithmetic
@@ -22,9 +24,6 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, State, StepResult
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import by_rules, play
@@ -35,8 +34,6 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.trees import Tree
 from tiebreak.sim.adversaries.tampering import Tampered
 
-CLIENT, TRAINER = PrivateKey.from_int(21), PrivateKey.from_int(22)
-DOMAIN = Domain(chain_id=5, contract=Address(bytes(19) + b"\x05"))
 STATE = {"w": torch.tensor([3.0e38, 1.0])}
 STEPS, INTERVAL = 12, 6
 
@@ -51,28 +48,14 @@ def doubling() -> Program:
 
 def make_run(path: Path) -> RunDirectory:
     program = doubling()
-    job = Job(
-        client=CLIENT.address,
-        trainer=TRAINER.address,
+    job = replace(
+        make_job(steps=STEPS, interval=INTERVAL),
         program_root=program.root,
         body_count=len(program.body),
         state_count=1,
         data_count=0,
         initial_state_root=state_tree(identities(STATE)).root,
         data_root=Tree([]).root,
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        reward=1,
-        trainer_stake=1,
-        challenger_stake=1,
-        challenge_window=10,
-        clock=100,
-        replay_time=0,
-        talk_time=0,
-        audit_time=0,
-        deadline=100,
-        descent_levels=2,
-        nonce=1,
     )
     return RunDirectory.create(path, sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER), program, STATE, {})
 
@@ -96,7 +79,6 @@ def test_a_cheat_cannot_hide_behind_a_run_that_diverges(tmp_path: Path) -> None:
         challenger=Challenger(Evidence(replayed, interpreter), bytes(32)),
         judge=by_rules(count(1).__next__),
     ).final
-    assert end.verdict is not None
     assert end.verdict.winner is Side.CHALLENGER
 
 

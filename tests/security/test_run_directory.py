@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.protocol import runs
+from tests.protocol.runs import CLIENT, DOMAIN, TRAINER
 from tiebreak.api.bundle import load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.disk import Folder, StorageError, read_file
@@ -21,17 +23,13 @@ from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
-from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
-CLIENT, TRAINER = PrivateKey.from_int(11), PrivateKey.from_int(12)
-DOMAIN = Domain(chain_id=1, contract=Address(bytes(19) + b"\x01"))
 STATE = {"w": torch.tensor([1.0, 2.0])}
 DATA = {"keep": torch.tensor([True, False])}
 
@@ -45,28 +43,14 @@ def make_program() -> Program:
 
 
 def make_job(program: Program, *, steps: int = 8, interval: int = 2) -> Job:
-    return Job(
-        client=CLIENT.address,
-        trainer=TRAINER.address,
+    return replace(
+        runs.make_job(steps=steps, interval=interval),
         program_root=program.root,
         body_count=len(program.body),
         state_count=1,
         data_count=1,
         initial_state_root=state_tree(identities(STATE)).root,
         data_root=data_tree(identities(DATA)).root,
-        steps=steps,
-        checkpoint_interval=interval,
-        reward=1,
-        trainer_stake=1,
-        challenger_stake=1,
-        challenge_window=10,
-        clock=10,
-        replay_time=0,
-        talk_time=0,
-        audit_time=0,
-        deadline=100,
-        descent_levels=2,
-        nonce=1,
     )
 
 
@@ -149,14 +133,6 @@ def test_bools_are_zero_or_one_also_where_their_hash_is_the_jobs(tmp_path: Path)
     agreement = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
     with pytest.raises(VerificationError):
         RunDirectory.create(tmp_path / "run", agreement, program, STATE, forged)
-
-
-def test_a_job_file_is_bound_to_its_signers_and_domain(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    other = replace(run.agreement, domain=Domain(chain_id=2, contract=DOMAIN.contract))
-    with pytest.raises(VerificationError):
-        other.verify()
-    assert SignedJob.decode(run.agreement.encode()) == run.agreement
 
 
 def test_read_file_takes_its_limit_exactly(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -186,8 +187,7 @@ def sums() -> Json:
 
 def instructions() -> Json:
     """Whole instructions."""
-    cases = [evaluate(case) for case in all_cases()]
-    return {"count": len(cases), "cases": cases}
+    return {"count": len(cases := [evaluate(case) for case in all_cases()]), "cases": cases}
 
 
 def philox() -> Json:
@@ -231,63 +231,42 @@ def trees() -> Json:
     def digest() -> bytes:
         return b"".join(_word(s.bits(64)) for _ in range(4))
 
-    found = []
-    for count, depth in ((1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (3, 5), (0, 2)):
+    def tree_of(count: int, depth: int) -> Json:
         leaves = [digest() for _ in range(count)]
         tree = Tree(leaves, depth)
-        proofs = [hex_of(b"".join(tree.proof(position))) for position in range(1 << depth)]
-        found.append(
-            {
-                "depth": depth,
-                "leaves": hex_of(b"".join(leaves)),
-                "root": hex_of(tree.root),
-                "proofs": proofs,
-                "paddedBy3": hex_of(pad(tree.root, depth, depth + 3)),
-            }
-        )
+        return {
+            "depth": depth,
+            "leaves": hex_of(b"".join(leaves)),
+            "root": hex_of(tree.root),
+            "proofs": [hex_of(b"".join(tree.proof(position))) for position in range(1 << depth)],
+            "paddedBy3": hex_of(pad(tree.root, depth, depth + 3)),
+        }
+
+    sizes = ((1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (3, 5), (0, 2))
+    encoded = [encode_instruction(case.instruction) for case in list(all_cases())[:6]]
     return {
         "empty": hex_of(EMPTY),
-        "trees": found,
+        "trees": [tree_of(count, depth) for count, depth in sizes],
         "tensors": _tensors(s),
         "entries": _entries(digest),
-        "records": _records(s, digest),
-        "instructions": [
-            {
-                "instruction": hex_of(encoded),
-                "leaf": hex_of(instruction_digest(encoded)),
-            }
-            for encoded in (encode_instruction(case.instruction) for case in list(all_cases())[:6])
-        ],
+        "records": [_record(step, s, digest) for step in (0, 1, 1 << 40)],
+        "instructions": [{"instruction": hex_of(x), "leaf": hex_of(instruction_digest(x))} for x in encoded],
     }
 
 
 def _tensors(s: Stream) -> list[Json]:
+    f32, i64, boolean = DType
     shapes: list[tuple[DType, tuple[int, ...]]] = [
-        (DType.F32, ()),
-        (DType.F32, (256,)),
-        (DType.F32, (257,)),
-        (DType.I64, (3, 43)),
-        (DType.BOOL, (5, 1, 2)),
-        (DType.BOOL, (2049,)),
-        (DType.F32, (1, 1, 1, 1, 1, 1, 1, 3)),
-    ]
+        (f32, ()), (f32, (256,)), (f32, (257,)), (i64, (3, 43)), (boolean, (5, 1, 2)), (boolean, (2049,)),
+        (f32, (1, 1, 1, 1, 1, 1, 1, 3)),
+    ]  # fmt: skip
     found = []
     for dtype, shape in shapes:
-        count = 1
-        for dim in shape:
-            count *= dim
-        elements = [s.bits(1) if dtype == DType.BOOL else s.f32(0, 255) for _ in range(count)]
+        elements = [s.bits(1) if dtype == DType.BOOL else s.f32(0, 255) for _ in range(prod(shape))]
         data = b"".join(x.to_bytes(dtype.size, "little") for x in elements)
-        tree = commitments.tensor_tree(data)
-        found.append(
-            {
-                "dtype": int(dtype),
-                "dims": list(shape),
-                "data": hex_of(data),
-                "chunkRoot": hex_of(tree.root),
-                "id": hex_of(commitments.identify(dtype, shape, data)),
-            }
-        )
+        place = {"dtype": int(dtype), "dims": list(shape), "data": hex_of(data)}
+        roots = hex_of(commitments.tensor_tree(data).root), hex_of(commitments.identify(dtype, shape, data))
+        found.append({**place, "chunkRoot": roots[0], "id": roots[1]})
     return found
 
 
@@ -300,25 +279,15 @@ def _entries(digest: Callable[[], bytes]) -> list[Json]:
     return found
 
 
-def _records(s: Stream, digest: Callable[[], bytes]) -> list[Json]:
-    found = []
-    for step in (0, 1, 1 << 40):
-        record = commitments.StepRecord(
-            step=step,
-            state_root=Digest(digest()),
-            loss_bits=s.bits(32) if step else NAN_BITS,
-            log_root=Digest(digest() if step > 1 else bytes(32)),
-        )
-        found.append(
-            {
-                "step": step,
-                "stateRoot": hex_of(record.state_root),
-                "lossBits": record.loss_bits,
-                "logRoot": hex_of(record.log_root),
-                "digest": hex_of(record.digest),
-            }
-        )
-    return found
+def _record(step: int, s: Stream, digest: Callable[[], bytes]) -> Json:
+    record = commitments.StepRecord(
+        step=step,
+        state_root=Digest(digest()),
+        loss_bits=s.bits(32) if step else NAN_BITS,
+        log_root=Digest(digest() if step > 1 else bytes(32)),
+    )
+    roots = {"stateRoot": hex_of(record.state_root), "lossBits": record.loss_bits, "logRoot": hex_of(record.log_root)}
+    return {"step": step, **roots, "digest": hex_of(record.digest)}
 
 
 FILES: Final[dict[str, Callable[[], Json]]] = {

@@ -4,27 +4,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from tests.protocol.instructions import (
+    STEP_NUMBER,
+    const,
+    counted,
+    drawn,
+    gathered,
+    mapped,
+    reduced,
+    scattered,
+    shuffled,
+    windowed,
+)
 from tests.vectors.inputs import I64_EDGES, Stream
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS, ONE, SIGN
 from tiebreak.protocol.program.accumulator import encode
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    GatherParams,
-    Instruction,
-    IotaParams,
-    MapFunction,
-    Opcode,
-    RandomParams,
-    ReduceFunction,
-    ScatterFunction,
-    ScatterParams,
-    ShuffleParams,
-    SourceConst,
-    SourceKind,
-    WindowFunction,
-    WindowParams,
-)
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, ReduceFunction, ScatterFunction
 from tiebreak.protocol.program.program import encode_instruction
 from tiebreak.protocol.program.reference import accumulators, element, pack
 
@@ -83,9 +78,7 @@ _ROWS: Final = (_cancelling, _ties, _subnormal, _large, _nonfinite, _zeros)
 
 def _reduce(function: ReduceFunction, dtype: DType, rows: int, terms: int, operands: int) -> Instruction:
     accesses = tuple(Access(k, 0, (terms, 1)) for k in range(operands))
-    return Instruction(
-        opcode=Opcode.REDUCE, function=function, dtype=dtype, shape=(rows,), reduction=(terms,), operands=accesses
-    )
+    return reduced(dtype, (rows,), (terms,), *accesses, function=function)
 
 
 def _sums() -> Iterator[Case]:
@@ -131,31 +124,14 @@ def _greatest() -> Iterator[Case]:
 def _contractions() -> Iterator[Case]:
     s = Stream("contractions")
     a, b = [s.f32(117, 132) for _ in range(15)], [s.f32(117, 132) for _ in range(20)]
-    matmul = Instruction(
-        opcode=Opcode.REDUCE,
-        dtype=F32,
-        shape=(3, 4),
-        reduction=(5,),
-        operands=(Access(0, 0, (5, 0, 1)), Access(1, 0, (0, 1, 4))),
-    )
+    matmul = reduced(F32, (3, 4), (5,), Access(0, 0, (5, 0, 1)), Access(1, 0, (0, 1, 4)))
     yield Case("matmul", matmul, ((F32, a), (F32, b)))
     image, weight = [s.f32(120, 130) for _ in range(72)], [s.f32(120, 130) for _ in range(36)]
-    convolution = Instruction(
-        opcode=Opcode.REDUCE,
-        dtype=F32,
-        shape=(2, 2, 2),
-        reduction=(2, 3, 3),
-        operands=(Access(0, 0, (0, 12, 2, 36, 6, 1)), Access(1, 0, (18, 0, 0, 9, 3, 1))),
+    convolution = reduced(
+        F32, (2, 2, 2), (2, 3, 3), Access(0, 0, (0, 12, 2, 36, 6, 1)), Access(1, 0, (18, 0, 0, 9, 3, 1))
     )
     yield Case("convolution with stride 2", convolution, ((F32, image), (F32, weight)))
-    pooled = Instruction(
-        opcode=Opcode.REDUCE,
-        function=ReduceFunction.ARGMAX,
-        dtype=I64,
-        shape=(3, 3),
-        reduction=(2, 2),
-        operands=(Access(0, 71, (-12, -2, -6, -1)),),
-    )
+    pooled = reduced(I64, (3, 3), (2, 2), Access(0, 71, (-12, -2, -6, -1)), function=ReduceFunction.ARGMAX)
     yield Case("pooling backwards through memory", pooled, ((F32, image),))
 
 
@@ -165,21 +141,9 @@ def _gathers() -> Iterator[Case]:
     table = [s.f32(1, 255) for _ in range(14)] + [NAN_BITS]
     tables: dict[DType, list[int]] = {F32: table, I64: [s.i64() for _ in range(15)], BOOL: [1] * 8 + [0, 1] * 3 + [1]}
     for dtype, elements in tables.items():
-        rows = Instruction(
-            opcode=Opcode.GATHER,
-            dtype=dtype,
-            shape=(8, 3),
-            operands=(Access(0, 0, (0, 1)), Access(1, 0, (1, 0))),
-            params=GatherParams(index_stride=3, bound=5),
-        )
+        rows = gathered(dtype, (8, 3), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=3, bound=5)
         yield Case(f"gather rows of {dtype.name.lower()}", rows, ((dtype, elements), (I64, index)))
-    along = Instruction(
-        opcode=Opcode.GATHER,
-        dtype=F32,
-        shape=(3,),
-        operands=(Access(0, 4, (5,)), Access(1, 7, (-1,))),
-        params=GatherParams(index_stride=-1, bound=5),
-    )
+    along = gathered(F32, (3,), Access(0, 4, (5,)), Access(1, 7, (-1,)), stride=-1, bound=5)
     yield Case("gather backwards", along, ((F32, table), (I64, index)))
 
 
@@ -187,27 +151,13 @@ def _scatters() -> Iterator[Case]:
     s = Stream("scatters")
     source = _cancelling(s, 27)
     index = [1, 0, 1, 3, 1, -1, 4, 1, 0]
-    embedding = Instruction(
-        opcode=Opcode.SCATTER_SUM,
-        dtype=F32,
-        shape=(4, 3),
-        reduction=(9,),
-        operands=(Access(0, 0, (0, 1, 3)), Access(1, 0, (0, 0, 1))),
-        params=ScatterParams(match=(1, 0)),
-    )
+    embedding = scattered((4, 3), (9,), Access(0, 0, (0, 1, 3)), Access(1, 0, (0, 0, 1)), match=(1, 0))
     yield Case("scatter_sum to rows", embedding, ((F32, source), (I64, index)))
     to_bf16 = replace(embedding, function=ScatterFunction.SUM_BF16)
     yield Case("scatter_sum to rows of bf16", to_bf16, ((F32, source), (I64, index)))
     source[4] = INF
     flat = [0, 5, 5, 2, 2, 2, 4, 1, 5, 0, 3, 3, 6, -7, 4, 2, 2, 0]
-    plane = Instruction(
-        opcode=Opcode.SCATTER_SUM,
-        dtype=F32,
-        shape=(2, 3),
-        reduction=(6, 3),
-        operands=(Access(0, 0, (0, 0, 3, 1)), Access(1, 0, (0, 0, 3, 1))),
-        params=ScatterParams(match=(3, 1)),
-    )
+    plane = scattered((2, 3), (6, 3), Access(0, 0, (0, 0, 3, 1)), Access(1, 0, (0, 0, 3, 1)), match=(3, 1))
     yield Case("scatter_sum to a plane", plane, ((F32, source), (I64, flat)))
 
 
@@ -215,93 +165,47 @@ def _windows() -> Iterator[Case]:
     s = Stream("windows")
     inside = [s.f32(1, 255) for _ in range(5)] + [NAN_BITS]
     for fill in (0, SIGN, INF | SIGN, NAN_BITS):
-        pad = Instruction(
-            opcode=Opcode.WINDOW,
-            function=WindowFunction.FILL,
-            dtype=F32,
-            shape=(4, 6),
-            operands=(Access(0, 0, (3, 1)),),
-            params=WindowParams(lo=(1, 0), hi=(3, 6), step=(1, 2), fill=fill),
-        )
+        pad = windowed(F32, (4, 6), Access(0, 0, (3, 1)), lo=(1, 0), hi=(3, 6), step=(1, 2), fill=fill)
         yield Case(f"window with fill {fill:08x}", pad, ((F32, inside),))
-    integers = Instruction(
-        opcode=Opcode.WINDOW,
-        function=WindowFunction.FILL,
-        dtype=I64,
-        shape=(5,),
-        operands=(Access(0, 1, (-1,)),),
-        params=WindowParams(lo=(1,), hi=(4,), step=(2,), fill=(1 << 64) - 5),
-    )
+    integers = windowed(I64, (5,), Access(0, 1, (-1,)), lo=(1,), hi=(4,), step=(2,), fill=(1 << 64) - 5)
     yield Case("window of i64", integers, ((I64, [11, -12]),))
-    join = Instruction(
-        opcode=Opcode.WINDOW,
-        function=WindowFunction.ELSE,
-        dtype=BOOL,
-        shape=(3, 2),
-        operands=(Access(0, 0, (0, 1)), Access(1, 0, (2, 1))),
-        params=WindowParams(lo=(1, 0), hi=(2, 2), step=(1, 1)),
-    )
+    join = windowed(BOOL, (3, 2), Access(0, 0, (0, 1)), Access(1, 0, (2, 1)), lo=(1, 0), hi=(2, 2), step=(1, 1))
     yield Case("window else of bool", join, ((BOOL, [1, 1]), (BOOL, [0, 1, 0, 0, 1, 0])))
-    scalar = Instruction(
-        opcode=Opcode.WINDOW,
-        function=WindowFunction.FILL,
-        dtype=F32,
-        operands=(Access(0, 2, ()),),
-        params=WindowParams(lo=(), hi=(), step=(), fill=0),
-    )
+    scalar = windowed(F32, (), Access(0, 2, ()), lo=(), hi=(), step=(), fill=0)
     yield Case("window of rank 0", scalar, ((F32, inside),))
 
 
 def _generators() -> Iterator[Case]:
-    iota = Instruction(
-        opcode=Opcode.IOTA, dtype=I64, shape=(3, 4), params=IotaParams(offset=(1 << 63) - 6, strides=(4, -3))
-    )
+    iota = counted((3, 4), offset=(1 << 63) - 6, strides=(4, -3))
     yield Case("iota that wraps", iota, ())
     for seed, step in ((0, 0), (-1, (1 << 32) + 5), (0x0123456789ABCDEF, 77)):
         scalars = (Access(0, 0, (0,)), Access(1, 0, (0,)))
-        drawn = Instruction(
-            opcode=Opcode.RANDOM, dtype=F32, shape=(11,), operands=scalars, params=RandomParams(stream=9)
-        )
-        yield Case(f"random with seed {seed}", drawn, ((I64, [seed]), (I64, [step])))
+        yield Case(f"random with seed {seed}", drawn((11,), *scalars, stream=9), ((I64, [seed]), (I64, [step])))
         for n in (1, 2, 10, 17):
-            operands = (Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,)))
-            shuffled = Instruction(
-                opcode=Opcode.SHUFFLE, dtype=I64, shape=(19,), operands=operands, params=ShuffleParams(n=n, stream=8)
-            )
+            order = shuffled((19,), Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,)), n=n, stream=8)
             index = [*range(-1, 17), 1 << 40]
-            yield Case(f"shuffle {n} with seed {seed}", shuffled, ((I64, index), (I64, [seed]), (I64, [step])))
+            yield Case(f"shuffle {n} with seed {seed}", order, ((I64, index), (I64, [seed]), (I64, [step])))
 
 
 def _maps() -> Iterator[Case]:
     s = Stream("maps")
     x, y = [s.f32(110, 140) for _ in range(12)], [s.f32(110, 140) for _ in range(4)]
-    reverse = Instruction(
-        opcode=Opcode.MAP,
-        function=MapFunction.DIV,
-        dtype=F32,
-        shape=(3, 4),
-        operands=(Access(0, 11, (-1, -3)), Access(1, 0, (0, 1))),
-    )
+    reverse = mapped(MapFunction.DIV, F32, (3, 4), Access(0, 11, (-1, -3)), Access(1, 0, (0, 1)))
     yield Case("map through strides", reverse, ((F32, x), (F32, y)))
     flags = [s.bits(1) for _ in range(12)]
     operands = (Access(0, 0, (4, 1)), Access(1, 0, (4, 1)), Access(2, 0, (0, 1)))
-    where = Instruction(opcode=Opcode.MAP, function=MapFunction.WHERE, dtype=F32, shape=(3, 4), operands=operands)
+    where = mapped(MapFunction.WHERE, F32, (3, 4), *operands)
     yield Case("where", where, ((BOOL, flags), (F32, x), (F32, y)))
-    tanh = Instruction(
-        opcode=Opcode.MAP, function=MapFunction.TANH, dtype=F32, shape=(12,), operands=(Access(0, 0, (1,)),)
-    )
+    tanh = mapped(MapFunction.TANH, F32, (12,), Access(0, 0, (1,)))
     yield Case("tanh", tanh, ((F32, x),))
-    scaled = Instruction(
-        opcode=Opcode.MAP, function=MapFunction.FLOORDIV, dtype=I64, operands=(Access(0, 0, ()), Access(1, 1, ()))
-    )
+    scaled = mapped(MapFunction.FLOORDIV, I64, (), Access(0, 0, ()), Access(1, 1, ()))
     yield Case("floordiv of rank 0", scaled, ((I64, [-(1 << 63)]), (I64, [3, -1])))
 
 
 def _sources() -> Iterator[Case]:
     for dtype, bits in ((F32, ONE), (F32, NAN_BITS), (I64, (1 << 64) - 9), (BOOL, 1)):
-        const = Instruction(opcode=Opcode.SOURCE, dtype=dtype, params=SourceConst(bits=bits))
-        yield Case(f"const {dtype.name.lower()} {bits:x}", const, ())
-    yield Case("step number", Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=I64), ())
+        yield Case(f"const {dtype.name.lower()} {bits:x}", const(bits, dtype), ())
+    yield Case("step number", STEP_NUMBER, ())
 
 
 def all_cases() -> Iterator[Case]:

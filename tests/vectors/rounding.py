@@ -5,22 +5,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from tests.protocol.instructions import committed, const, reduced, scattered, source
 from tests.vectors.inputs import Stream
+from tests.vectors.instructions import hex_of
 from tiebreak.protocol.commitments.log_tree import LogTree, code_in, depth_of_value, logs_tree, word_leaf
 from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kind, encode, finish
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    Instruction,
-    Opcode,
-    ReduceFunction,
-    ScatterParams,
-    Slot,
-    SourceConst,
-    SourceKind,
-)
+from tiebreak.protocol.program.isa import Access, DType, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Direction, Rounding
 from tiebreak.protocol.program.step_log import Entries, StepLog
@@ -29,10 +21,6 @@ Json = dict[str, Any]
 _PRECISIONS: Final = (16, 17, 20, 23, 24, 29, 32)
 _NO_CODE: Final = 3
 """What a word may hold and no log says."""
-
-
-def _hex(data: bytes) -> str:
-    return "0x" + data.hex()
 
 
 # ---------------------------------------------------------------- rounding.json
@@ -93,7 +81,7 @@ def roundings() -> Json:
         packed = rounding.precision | rounding.tolerance << 8 | code << 16
         blob += encode(held) + packed.to_bytes(4, "big") + finish(held, rounding).to_bytes(4, "big")
         count += 1
-    return {"count": count, "cases": _hex(bytes(blob))}
+    return {"count": count, "cases": hex_of(bytes(blob))}
 
 
 # ---------------------------------------------------------------- logs.json
@@ -107,34 +95,15 @@ def _program() -> Program:
     f32 = DType.F32
     one = Access(0, 0, (1, 0))
     body = (
-        Instruction(
-            opcode=Opcode.SOURCE,
-            function=SourceKind.STATE,
-            dtype=f32,
-            shape=(_LARGE,),
-            params=Slot(slot=0, name="w"),
-        ),
-        Instruction(opcode=Opcode.REDUCE, dtype=f32, shape=(_LARGE,), reduction=(1,), operands=(one,)),
-        Instruction(opcode=Opcode.REDUCE, dtype=f32, shape=(3, 100), reduction=(2,), operands=(
-            Access(0, 5, (100, 1, 1)), Access(1, 0, (0, 1, 1)),
-        )),
-        Instruction(
-            opcode=Opcode.REDUCE, function=ReduceFunction.MAX, dtype=f32, shape=(300,), reduction=(2,), operands=(one,)
-        ),
-        Instruction(opcode=Opcode.SOURCE, dtype=DType.I64, shape=(), params=SourceConst(bits=1)),
-        Instruction(
-            opcode=Opcode.SCATTER_SUM,
-            dtype=f32,
-            shape=(129,),
-            reduction=(5,),
-            operands=(Access(0, 0, (0, 1)), Access(4, 0, (0, 0))),
-            params=ScatterParams(match=(1,)),
-        ),
-        Instruction(opcode=Opcode.REDUCE, dtype=f32, shape=(), reduction=(129,), operands=(Access(5, 0, (1,)),)),
+        source(SourceKind.STATE, "w", f32, _LARGE),
+        reduced(f32, (_LARGE,), (1,), one),
+        reduced(f32, (3, 100), (2,), Access(0, 5, (100, 1, 1)), Access(1, 0, (0, 1, 1))),
+        reduced(f32, (300,), (2,), one, function=ReduceFunction.MAX),
+        const(1, DType.I64),
+        scattered((129,), (5,), Access(0, 0, (0, 1)), Access(4, 0, (0, 0)), match=(1,)),
+        reduced(f32, (), (129,), Access(5, 0, (1,))),
     )  # fmt: skip
-    commit = Instruction(
-        opcode=Opcode.COMMIT, dtype=f32, shape=(_LARGE,), operands=(Access(1, 0, (1,)),), params=Slot(slot=0, name="w")
-    )
+    commit = committed("w", f32, (_LARGE,), 1)
     program = Program(body, (commit,))
     program.validate()
     return program
@@ -167,9 +136,9 @@ def _openings(program: Program, tree: LogTree) -> Iterator[Json]:
                 "value": value,
                 "chunk": chunk,
                 "position": value << depth_of_value(program, value) | chunk,
-                "word": _hex(word),
-                "leaf": _hex(word_leaf(word)),
-                "siblings": _hex(b"".join(tree.proof(value, chunk))),
+                "word": hex_of(word),
+                "leaf": hex_of(word_leaf(word)),
+                "siblings": hex_of(b"".join(tree.proof(value, chunk))),
             }
 
 
@@ -188,18 +157,18 @@ def logs() -> Json:
         )
         openings = list(_openings(program, tree))
         steps.append(
-            {"entries": _hex(entries), "stepLog": _hex(tree.root), "count": len(openings), "openings": openings}
+            {"entries": hex_of(entries), "stepLog": hex_of(tree.root), "count": len(openings), "openings": openings}
         )
     over = logs_tree([tree.root for tree in trees])
-    proofs = [_hex(b"".join(over.proof(place))) for place in range(len(trees))]
+    proofs = [hex_of(b"".join(over.proof(place))) for place in range(len(trees))]
     words = bytes(range(32))
     return {
-        "program": _hex(program.encode()),
+        "program": hex_of(program.encode()),
         "depth": program.half_depth,
         "count": len(steps),
         "steps": steps,
-        "logRoot": _hex(over.root),
+        "logRoot": hex_of(over.root),
         "logProofs": proofs,
-        "word": _hex(words),
-        "codes": _hex(bytes(code_in(words, place) for place in range(128))),
+        "word": hex_of(words),
+        "codes": hex_of(bytes(code_in(words, place) for place in range(128))),
     }
