@@ -1,16 +1,16 @@
-"""The same games on anvil, a real node: over HTTP, with estimated gas, and by thousands of random moves."""
+"""What only a real node shows: HTTP, a mempool with its fees, blocks of several transactions, reorganisations."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from tests.chain.duel import lying_duel, play
-from tests.chain.random_play import random_game, random_logged_game
 from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER, moves_in, numbered, offer
 from tests.chain.tiny import EVERY, FUNCTIONS
+from tests.waiting import until
 from tiebreak.protocol.chain import Chain, ContractMismatch, JobStatus, NodeError, Reverted, calls
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, dev_secrets, find_anvil, free_port, run_anvil
@@ -20,17 +20,7 @@ from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Prove, Side
 from tiebreak.protocol.game.rules import Reason
 
-BINARY = find_anvil()
-pytestmark = pytest.mark.skipif(BINARY is None, reason="needs anvil")
 LOSS = len(FUNCTIONS.program.body) - 1
-GAMES, LEAST_MOVES = 24, 1000
-
-
-@pytest.fixture(scope="module")
-def anvil() -> Iterator[RunningNode]:
-    assert BINARY is not None
-    with run_anvil(BINARY, port=free_port(), mnemonic=MNEMONIC, accounts=3) as node:
-        yield node
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +34,16 @@ def chain(anvil: RunningNode) -> Chain:
     return chain
 
 
+@contextmanager
+def mined_by_hand(chain: Chain) -> Iterator[None]:
+    """Blocks are mined when the test asks for them."""
+    rpc(chain, "evm_setAutomine", False)
+    try:
+        yield
+    finally:
+        rpc(chain, "evm_setAutomine", True)
+
+
 def rpc(chain: Chain, method: str, *params: object) -> object:
     return chain._node.web3.provider.make_request(method, list(params))["result"]  # type: ignore[arg-type]
 
@@ -54,9 +54,8 @@ def test_what_was_deployed_can_be_attached_to(chain: Chain) -> None:
         Chain(chain._node).attach(chain.deployment.referee)
 
 
-@pytest.mark.parametrize(("levels", "precision"), [(1, 32), (3, 24), (5, 32)])
-def test_a_duel_on_anvil(chain: Chain, levels: int, precision: int) -> None:
-    duel, players = lying_duel(chain, FUNCTIONS, 4, LOSS, levels=levels, precision=precision, bend_from=41)
+def test_a_duel_on_anvil(chain: Chain) -> None:
+    duel, players = lying_duel(chain, FUNCTIONS, 4, LOSS, levels=3, precision=24, bend_from=41)
     play(duel, players)
     assert duel.state.verdict is not None
     assert (duel.state.verdict.winner, duel.state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
@@ -75,14 +74,11 @@ def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
     proof = players[Side.CHALLENGER].move(after, last)
     assert isinstance(proof, Prove)
     games = chain.deployment.games
-    rpc(chain, "evm_setAutomine", False)
-    try:
+    with mined_by_hand(chain):
         outbox = chain.outbox(CHALLENGER)
         sealed = outbox.post(games, move_call(duel.state, choice).data, gas=3_000_000)
         early = outbox.post(games, move_call(after, proof).data, gas=3_000_000)
         rpc(chain, "evm_mine")
-    finally:
-        rpc(chain, "evm_setAutomine", True)
     assert outbox.look() == (sealed, early)
     assert (sealed.receipt["status"], early.receipt["status"]) == (1, 0)  # type: ignore[index]
     assert chain.game_state(duel.id).phase == Phase.PROVE
@@ -101,25 +97,21 @@ def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
     """Until the decoy is gone the pending state refuses the honest transaction; the newest block alone takes it."""
     job = numbered(77)
     offer(chain, job)
-    rpc(chain, "evm_setAutomine", False)
-    try:
+    with mined_by_hand(chain):
         decoy = chain.post(CLIENT, calls.cancel_job(job.id))
         assert chain.job_state(job.id).status is JobStatus.OFFERED, "what waits is not there yet"
         with ThreadPoolExecutor(1) as pool:
             accepting = pool.submit(chain.send, TRAINER, calls.accept_job(job.id, job.trainer_stake))
-            while not accepting.done() and int(rpc(chain, "txpool_status")["pending"], 16) < 2:  # type: ignore[index]
-                time.sleep(0.05)
+            until(lambda: accepting.done() or int(rpc(chain, "txpool_status")["pending"], 16) == 2)  # type: ignore[index]
             rpc(chain, "anvil_dropTransaction", "0x" + decoy.hashes[-1].hex())
             chain.outbox(CLIENT).waiting.clear()
             rpc(chain, "evm_mine")
             assert [event.name for event in accepting.result(30).events] == ["JobAccepted"]
-    finally:
-        rpc(chain, "evm_setAutomine", True)
     with pytest.raises(Reverted, match="WrongJobStatus"):
         chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))  # nothing waits: it is refused and not sent
 
 
-def by_hand(chain: Chain, secret: int, **settings: object) -> tuple[Outbox, list[bytes]]:
+def fresh_outbox(chain: Chain, secret: int, **settings: object) -> tuple[Outbox, list[bytes]]:
     """An outbox of a fresh account, with its journal."""
     key, journal = PrivateKey.from_int(secret), list[bytes]()
     rpc(chain, "anvil_setBalance", "0x" + key.address.hex(), hex(ETHER))
@@ -127,9 +119,8 @@ def by_hand(chain: Chain, secret: int, **settings: object) -> tuple[Outbox, list
 
 
 def test_a_transaction_that_the_market_outran_is_replaced(chain: Chain) -> None:
-    box, _ = by_hand(chain, 0xF00D)
-    rpc(chain, "evm_setAutomine", False)
-    try:
+    box, _ = fresh_outbox(chain, 0xF00D)
+    with mined_by_hand(chain):
         sent = [box.post(TRAINER.address, b"", 1, gas=21_000) for _ in range(2)]
         first = [one.bid for one in sent]
         for _ in range(BLOCKS_TO_RAISE):
@@ -140,14 +131,11 @@ def test_a_transaction_that_the_market_outran_is_replaced(chain: Chain) -> None:
         assert list(box.look()) == sent, "both, in one block"
         assert all(one.bid.most > 3 * bid.most for one, bid in zip(sent, first, strict=True))
         assert {one.receipt["status"] for one in sent if one.receipt is not None} == {1}
-    finally:
-        rpc(chain, "evm_setAutomine", True)
 
 
 def test_after_a_restart_on_both_sides_nothing_is_lost_or_sent_twice(chain: Chain) -> None:
-    box, journal = by_hand(chain, 0xF00E)
-    rpc(chain, "evm_setAutomine", False)
-    try:
+    box, journal = fresh_outbox(chain, 0xF00E)
+    with mined_by_hand(chain):
         for name in (b"a", b"b"):
             box.post(TRAINER.address, b"", 1, gas=21_000, name=name)
         rpc(chain, "anvil_dropAllTransactions")
@@ -157,17 +145,14 @@ def test_after_a_restart_on_both_sides_nothing_is_lost_or_sent_twice(chain: Chai
         rpc(chain, "evm_mine")
         assert [(one.name, one.fate) for one in again.look()] == [(b"a", Fate.MINED), (b"b", Fate.MINED)]
         assert chain._node.count(box._signer.address) == 2
-    finally:
-        rpc(chain, "evm_setAutomine", True)
 
 
 def test_a_reorganised_transaction_is_sent_again(chain: Chain) -> None:
-    box, _ = by_hand(chain, 0xF00F, confirmations=2)
+    box, _ = fresh_outbox(chain, 0xF00F, confirmations=2)
     sent = box.post(TRAINER.address, b"", 1, gas=21_000)
     assert box.look() == ()
     assert sent.receipt is not None
-    rpc(chain, "evm_setAutomine", False)
-    try:
+    with mined_by_hand(chain):
         rpc(chain, "anvil_reorg", 1, [])
         rpc(chain, "anvil_dropAllTransactions")
         assert box.look() == ()
@@ -176,44 +161,16 @@ def test_a_reorganised_transaction_is_sent_again(chain: Chain) -> None:
             rpc(chain, "evm_mine")
             ended = box.look()
         assert (ended, sent.fate) == ((sent,), Fate.MINED)
-    finally:
-        rpc(chain, "evm_setAutomine", True)
 
 
-def test_a_proof_waits_for_the_next_second(chain: Chain) -> None:
-    rpc(chain, "anvil_removeBlockTimestampInterval")
-    try:
-        duel, players = lying_duel(chain, EVERY, 3, 24, levels=5)
-        play(duel, players)
-    finally:
-        rpc(chain, "anvil_setBlockTimestampInterval", 1)
-    assert duel.state.verdict is not None
-    assert duel.state.verdict.reason is Reason.RECOMPUTED
-
-
-def test_a_thousand_random_moves_have_one_fate(chain: Chain) -> None:
-    played = (random_game, random_logged_game)
-    duels = [played[seed % 2](chain, 1000 + seed, attempts=10) for seed in range(GAMES)]
-    accepted, refused = sum(d.accepted for d in duels), sum(d.refused for d in duels)
-    assert accepted + refused >= LEAST_MOVES
-    assert min(accepted, refused) >= LEAST_MOVES // 8
-    assert len({name for duel in duels for name in duel.refusals}) >= 6
-
-
-def test_a_dead_anvil_is_named(tmp_path: object) -> None:
-    assert BINARY is not None
-    with (
-        pytest.raises(NodeError, match="ended with code"),
-        run_anvil(BINARY, port=free_port(), mnemonic="not a mnemonic", accounts=1),
-    ):
-        pass
-
-
-def test_a_busy_port_is_named(anvil: RunningNode) -> None:
-    assert BINARY is not None
-    port = int(anvil.url.rpartition(":")[2])
-    with (
-        pytest.raises(NodeError, match="choose another --port"),
-        run_anvil(BINARY, port=port, mnemonic=MNEMONIC, accounts=1),
-    ):
+@pytest.mark.parametrize(
+    ("mnemonic", "is_busy", "message"),
+    [("not a mnemonic", False, "ended with code"), (MNEMONIC, True, "choose another --port")],
+    ids=["dead", "busy port"],
+)
+def test_what_keeps_anvil_from_running_is_named(anvil: RunningNode, mnemonic: str, is_busy: bool, message: str) -> None:
+    binary = find_anvil()
+    assert binary is not None
+    port = int(anvil.url.rpartition(":")[2]) if is_busy else free_port()
+    with pytest.raises(NodeError, match=message), run_anvil(binary, port=port, mnemonic=mnemonic, accounts=1):
         pass

@@ -9,7 +9,6 @@ import pytest
 from tests.chain.support import (
     CHALLENGER,
     CLIENT,
-    CLOCK,
     JOB,
     OTHER_RUN,
     PAUPER,
@@ -21,20 +20,18 @@ from tests.chain.support import (
     events_of,
     head,
     moves_in,
-    new_chain,
     numbered,
-    offer,
 )
-from tiebreak.protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Outcome, Reverted, calls
+from tiebreak.protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Reverted, calls
 from tiebreak.protocol.chain.calls import Call, create_job
 from tiebreak.protocol.commitments import eip712
-from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import Head, Job, game_id
+from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, game_id
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Concede, Descend
+from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.trees import parent
 
-BURNED = Address(bytes.fromhex("000000000000000000000000000000000000dead"))
 NONCES = count(1)
 
 
@@ -82,55 +79,6 @@ def test_an_honest_job_from_offer_to_withdrawal(chain: EmbeddedChain) -> None:
     assert chain.credit(TRAINER.address) == 0
 
 
-def test_equivocation_pays_the_reporter_and_the_client(chain: EmbeddedChain) -> None:
-    job = numbered(next(NONCES))
-    activate(chain, job)
-    accounts = (CLIENT.address, STRANGER.address, BURNED, TRAINER.address)
-    before = [chain.credit(account) for account in accounts]
-    first, second = head(chain, job, 2), head(chain, job, 2, OTHER_RUN)
-    receipt = chain.send(STRANGER, calls.report_equivocation(first, second))
-    assert receipt.event("Equivocation").values["secondRoot"] == OTHER_RUN
-    gains = [chain.credit(account) - b for account, b in zip(accounts, before, strict=True)]
-    half = job.trainer_stake // 2
-    assert gains == [job.reward, half, job.trainer_stake - half, 0]
-    assert chain.job_state(job.id).status is JobStatus.SLASHED
-
-
-def test_heads_of_one_root_are_no_equivocation(chain: EmbeddedChain) -> None:
-    job = numbered(next(NONCES))
-    activate(chain, job)
-    with pytest.raises(Reverted) as error:
-        chain.send(STRANGER, calls.report_equivocation(head(chain, job, 2), head(chain, job, 2)))
-    assert refusal(error) == ("NoEquivocation", {"runRoot": RUN})
-
-
-def test_an_abandoned_job_goes_back_to_the_client(chain: EmbeddedChain) -> None:
-    job = numbered(next(NONCES))
-    activate(chain, job)
-    chain.send(TRAINER, calls.post_head(head(chain, job, 1)))
-    end = chain.job_state(job.id).last_progress + WINDOW
-    chain.travel_to(end)
-    with pytest.raises(Reverted) as error:
-        chain.send(CLIENT, calls.abandon(job.id))
-    assert refusal(error) == ("WindowOpen", {"end": end, "current": end})
-    before = chain.credit(CLIENT.address)
-    chain.travel_to(end + 1)
-    chain.send(CLIENT, calls.abandon(job.id))
-    assert chain.credit(CLIENT.address) - before == job.reward + job.trainer_stake
-
-
-def test_an_offer_can_be_cancelled_by_its_client_only(chain: EmbeddedChain) -> None:
-    job = numbered(next(NONCES))
-    offer(chain, job)
-    with pytest.raises(Reverted) as error:
-        chain.send(STRANGER, calls.cancel_job(job.id))
-    name, values = refusal(error)
-    assert name == "WrongCaller"
-    assert values == {"expected": CLIENT.address, "actual": STRANGER.address}
-    chain.send(CLIENT, calls.cancel_job(job.id))
-    assert chain.job_state(job.id).status is JobStatus.CANCELLED
-
-
 def accepted_by_python(job: Job, policy: int, precision: int, tolerances: int) -> bool:
     try:
         replace(job, policy=policy, precision=precision, tolerances=tolerances)
@@ -160,18 +108,6 @@ def test_policies_are_taken_and_refused_as_in_python(chain: EmbeddedChain, cases
     assert 20 < taken < len(asked) - 20
 
 
-def test_a_head_by_another_key_is_refused(chain: EmbeddedChain) -> None:
-    job = numbered(next(NONCES))
-    activate(chain, job)
-    with pytest.raises(Reverted) as error:
-        chain.send(STRANGER, calls.post_head(head(chain, job, 1, key=STRANGER)))
-    assert error.value.name == "WrongSigner"
-    good = head(chain, job, 1)
-    with pytest.raises(Reverted) as error:
-        chain.send(STRANGER, calls.post_head(replace(good, signature=good.signature[:64])))
-    assert refusal(error) == ("MalformedSignature", {})
-
-
 def test_a_refused_transaction_costs_and_changes_nothing(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
@@ -180,53 +116,6 @@ def test_a_refused_transaction_costs_and_changes_nothing(chain: EmbeddedChain) -
         chain.send(STRANGER, calls.settle(job.id))
     assert refusal(error) == ("FinalHeadMissing", {"count": 0, "checkpoints": 3})
     assert (chain.balance(STRANGER.address), chain.now(), chain.job_state(job.id)) == before
-
-
-@pytest.mark.parametrize("counted", [1, 3])
-def test_the_defenders_clock(chain: EmbeddedChain, counted: int) -> None:
-    job = numbered(next(NONCES))
-    activate(chain, job)
-    game, receipt = chain.challenge(CHALLENGER, head(chain, job, counted), 0)
-    assert chain._read(Call("mover", (game,))) == TRAINER.address
-    start = receipt.timestamp
-    state = chain.game_state(game)
-    assert (state.phase, state.last, state.defender_rest, state.challenger_rest) == (1, start, CLOCK, CLOCK)
-    for moment in (start + CLOCK - 1, start + CLOCK):
-        chain.travel_to(moment)
-        with pytest.raises(Reverted) as error:
-            chain.send(STRANGER, calls.timeout(game))
-        assert refusal(error) == ("ClockRunning", {"rest": CLOCK, "used": moment - start})
-    chain.travel_to(start + CLOCK + 1)
-    with pytest.raises(Reverted) as error:
-        chain.send(TRAINER, Call("descend", (game, (RUN, RUN))))
-    assert refusal(error) == ("ClockExhausted", {"rest": CLOCK, "used": CLOCK + 1})
-    before = chain.credit(CHALLENGER.address)
-    chain.send(STRANGER, calls.timeout(game))
-    assert chain.game_state(game).verdict is Outcome.DEFENDER_LOST
-    assert chain.credit(CHALLENGER.address) - before == job.challenger_stake + job.trainer_stake // 2
-    assert chain._read(Call("mover", (game,))) == bytes(20)
-
-
-def test_the_defender_may_use_its_whole_clock(chain: EmbeddedChain) -> None:
-    job = numbered(next(NONCES))
-    activate(chain, job)
-    game, receipt = chain.challenge(CHALLENGER, head(chain, job, 3, parent(RUN, OTHER_RUN)), 0)
-    chain.travel_to(receipt.timestamp + CLOCK)
-    chain.send(TRAINER, Call("descend", (game, (RUN, OTHER_RUN))))
-    assert chain.game_state(game).defender_rest == 0
-
-
-def test_other_games_of_a_slashed_job_are_reclaimed(chain: EmbeddedChain) -> None:
-    job = numbered(next(NONCES))
-    activate(chain, job)
-    game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
-    other, _ = chain.challenge(STRANGER, head(chain, job, 3), 0)
-    assert game != other
-    chain.send(TRAINER, calls.concede(game))
-    before = chain.credit(STRANGER.address)
-    chain.send(CLIENT, calls.reclaim(other))
-    assert chain.credit(STRANGER.address) - before == 2 * job.challenger_stake
-    assert chain.game_state(other).verdict is Outcome.VOID
 
 
 def test_an_account_without_wei_is_told_what_it_needs(chain: EmbeddedChain) -> None:
@@ -259,33 +148,34 @@ def test_the_log_tells_the_story(chain: EmbeddedChain) -> None:
     assert mine == {"JobCreated", "JobAccepted", "GameStarted", "JobSlashed"}
 
 
-def test_money_is_conserved() -> None:
-    """Whatever the order, the board holds exactly what it owes."""
-    chain = new_chain()
-    board = chain.deployment.board
-    jobs = [numbered(n) for n in range(4)]
-    for job in jobs:
-        activate(chain, job)
-    chain.send(STRANGER, calls.report_equivocation(head(chain, jobs[0], 1), head(chain, jobs[0], 1, OTHER_RUN)))
-    chain.send(TRAINER, calls.post_head(head(chain, jobs[1], 3)))
-    chain.advance(WINDOW + 1)
-    chain.send(STRANGER, calls.settle(jobs[1].id))
-    chain.send(CLIENT, calls.abandon(jobs[2].id))
-    chain.send(TRAINER, calls.post_head(head(chain, jobs[3], 1)))  # opens the window again
-    game, _ = chain.challenge(CHALLENGER, head(chain, jobs[3], 3), 0)
-    accounts = (CLIENT.address, TRAINER.address, CHALLENGER.address, STRANGER.address, BURNED)
-    held = JOB.reward + JOB.trainer_stake + JOB.challenger_stake
-    assert chain.balance(board) == held + sum(chain.credit(a) for a in accounts)
-    chain.advance(CLOCK + 1)
-    chain.send(STRANGER, calls.timeout(game))
-    assert chain.balance(board) == sum(chain.credit(a) for a in accounts)
-    for key in (CLIENT, TRAINER, CHALLENGER, STRANGER):
-        if chain.credit(key.address):
-            chain.send(key, calls.withdraw(key.address))
-    assert chain.balance(board) == chain.credit(BURNED) == 2 * (JOB.trainer_stake - JOB.trainer_stake // 2)
-
-
 def test_a_board_that_is_there_can_be_attached_to(chain: EmbeddedChain) -> None:
     again = Chain(chain._node)
     assert again.attach(chain.deployment.board) == chain.deployment
     assert again.domain == chain.domain
+
+
+def logged(nonce: int) -> Job:
+    return replace(JOB, policy=int(Policy.LOGGED), nonce=nonce)
+
+
+def receipt(chain: EmbeddedChain, job: Job, count: int, key: PrivateKey = CLIENT) -> LogReceipt:
+    return LogReceipt.sign(Head(job_id=job.id, count=count, run_root=RUN), chain.domain, key)
+
+
+def test_receipts_are_signed_and_read_as_python_says(chain: EmbeddedChain) -> None:
+    job = logged(0)
+    found = receipt(chain, job, 2)
+    found.verify(job, chain.domain)
+    assert chain._read(Call("receiptDigest", (found.head.values,))) == found.head.receipt_digest(chain.domain)
+    assert LogReceipt.decode(found.encode()) == found
+    assert Call.decode(calls.acknowledge(found).data) == calls.acknowledge(found)
+    assert calls.acknowledge(found).heads == ()  # it shows no head that the trainer signed
+    for broken, other in (
+        (receipt(chain, job, 2, TRAINER), job),
+        (LogReceipt(head=found.head, signature=head(chain, job, 2, key=CLIENT).signature), job),
+        (found, logged(1)),
+        (receipt(chain, job, 4), job),
+        (receipt(chain, JOB, 2), JOB),
+    ):
+        with pytest.raises(VerificationError):
+            broken.verify(other, chain.domain)

@@ -1,6 +1,6 @@
 """Headers and the receipts under them, against another implementation, an EVM's blocks, and nodes that lie."""
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trie import HexaryTrie
 
-from tests.chain.support import CLIENT, ETHER, STRANGER, TRAINER, numbered
-from tiebreak.protocol.chain import Chain, EmbeddedChain, NodeError, calls
-from tiebreak.protocol.chain.devnet import MNEMONIC, dev_secrets, find_anvil, free_port, run_anvil
+from tests.chain.support import CLIENT, ETHER, TRAINER, new_chain, numbered
+from tiebreak.protocol.chain import Chain, NodeError, calls
+from tiebreak.protocol.chain.devnet import dev_secrets
 from tiebreak.protocol.chain.headers import Header, header_in, logs_under, rlp, tree_root
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -43,51 +43,52 @@ def test_a_list_of_receipts_has_the_root_of_another_implementation(values: list[
     assert tree_root(pairs) == other.root_hash
 
 
+@dataclass(frozen=True)
+class Logging:
+    """A chain with a block that logs something, and the first of the blocks that count here."""
+
+    chain: Chain
+    first: int
+
+    @property
+    def headers(self) -> list[Header]:
+        node = self.chain.node
+        blocks = [node.block(number) for number in range(self.first, node.newest().number + 1)]
+        return [block.header for block in blocks if block is not None and block.header is not None]
+
+
 @pytest.fixture(scope="module", params=["embedded", "anvil"])
-def chain(request: pytest.FixtureRequest) -> Iterator[Chain]:
-    """With a block that logs something."""
+def logging(request: pytest.FixtureRequest) -> Logging:
     if request.param == "embedded":
-        embedded = EmbeddedChain()
-        for key in (CLIENT, STRANGER):
-            embedded.fund(key.address, 1000 * ETHER)
-        embedded.deploy(STRANGER)
-        yield with_logs(embedded)
-        return
-    binary = find_anvil()
-    if binary is None:
-        pytest.skip("needs anvil")
-    with run_anvil(binary, port=free_port(), mnemonic=MNEMONIC, accounts=1) as node:
-        found = Chain.connect(node.url)
-        params: Any = ["0x" + CLIENT.address.hex(), hex(1000 * ETHER)]
-        found.node.web3.provider.make_request("anvil_setBalance", params)  # type: ignore[arg-type]
-        found.deploy(PrivateKey.from_int(dev_secrets(1)[0]))
-        yield with_logs(found)
+        chain: Chain = new_chain()
+        return with_logs(chain, 1)
+    chain = Chain.connect(request.getfixturevalue("anvil").url)
+    params: Any = ["0x" + CLIENT.address.hex(), hex(1000 * ETHER)]
+    chain.node.web3.provider.make_request("anvil_setBalance", params)  # type: ignore[arg-type]
+    first = chain.node.newest().number + 1
+    chain.deploy(PrivateKey.from_int(dev_secrets(1)[0]))
+    return with_logs(chain, first)
 
 
-def with_logs(chain: Chain) -> Chain:
+def with_logs(chain: Chain, first: int) -> Logging:
     job = numbered(4)
     chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(chain.domain))))
-    return chain
+    return Logging(chain, first)
 
 
 def addresses(chain: Chain) -> tuple[Address, Address]:
     return chain.deployment.board, chain.deployment.games
 
 
-def headers(chain: Chain) -> list[Header]:
-    blocks = [chain.node.block(number) for number in range(1, chain.node.newest().number + 1)]
-    return [block.header for block in blocks if block is not None and block.header is not None]
-
-
-def test_headers_hash_to_what_they_say_and_link(chain: Chain) -> None:
-    found = headers(chain)
-    assert len(found) == chain.node.newest().number
+def test_headers_hash_to_what_they_say_and_link(logging: Logging) -> None:
+    found = logging.headers
+    assert len(found) == logging.chain.node.newest().number - logging.first + 1
     for before, after in pairwise(found):
         assert after.parent == before.hash
 
 
-def test_a_header_that_was_changed_is_none(chain: Chain) -> None:
-    block = dict(chain.node.web3.eth.get_block("latest"))
+def test_a_header_that_was_changed_is_none(logging: Logging) -> None:
+    block = dict(logging.chain.node.web3.eth.get_block("latest"))
     assert header_in(block) is not None
     for name in ("logsBloom", "receiptsRoot", "timestamp", "parentHash", "baseFeePerGas", "hash"):
         old = block[name]
@@ -97,22 +98,22 @@ def test_a_header_that_was_changed_is_none(chain: Chain) -> None:
     assert header_in({}) is None
 
 
-def test_the_logs_of_a_block_are_all_there_and_no_others(chain: Chain) -> None:
-    logging = 0
-    for header in headers(chain):
+def test_the_logs_of_a_block_are_all_there_and_no_others(logging: Logging) -> None:
+    chain, full = logging.chain, 0
+    for header in logging.headers:
         given = chain.logs(header.number, header.number)
         proven = chain.node.logs_under(header, addresses(chain)) if header.may_log(addresses(chain)) else []
         assert [(bytes(log["transactionHash"]), bytes(log["data"]), log["topics"]) for log in proven] == [
             (bytes(log["transactionHash"]), bytes(log["data"]), [bytes(t) for t in log["topics"]]) for log in given
         ]
         assert [chain.event_in(log) for log in proven] == [chain.event_in(log) for log in given]
-        logging += bool(given)
-    assert logging == 1
-    assert not headers(chain)[-1].may_log([Address(keccak(b"somebody else")[12:])])
+        full += bool(given)
+    assert full == 1
+    assert not logging.headers[-1].may_log([Address(keccak(b"somebody else")[12:])])
 
 
-def test_receipts_that_were_changed_are_refused(chain: Chain) -> None:
-    header = headers(chain)[-1]
+def test_receipts_that_were_changed_are_refused(logging: Logging) -> None:
+    chain, header = logging.chain, logging.headers[-1]
     (digest,) = chain.node.web3.eth.get_block(header.number)["transactions"]
     receipt: Any = dict(chain.node.web3.eth.get_transaction_receipt(digest))  # type: ignore[arg-type]
     assert logs_under(header, [receipt], addresses(chain))

@@ -1,25 +1,19 @@
 """Games of policy `logged` in both machines: who follows the committed log never loses, who does not does."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import pytest
 
-from tests.chain.duel import SECRET, Duel, new_job, parties, play, play_until
+from tests.chain.duel import SECRET, Duel, parties, play
 from tests.chain.random_play import RandomWalker, logged_duel_job
 from tests.chain.support import events_of, moves_in
-from tests.chain.tiny import EVERY
-from tests.chain.tiny import Liar as ExactLiar
-from tests.chain.tiny import Run as ExactRun
 from tests.parts import slow_except
 from tests.protocol.logged import STEP, Misled, bits_of, exact_sum, neighbours_of, random_logs
-from tests.protocol.runs import Liar, Logs, Run, program
+from tests.protocol.runs import Logs, Run, program
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import NO_WORD
-from tiebreak.protocol.commitments.records import ZERO_DIGEST
-from tiebreak.protocol.game.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
+from tiebreak.protocol.game.moves import OpenChunk, OpenSteps, OpenValues, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.game.sides import Oracle
 from tiebreak.protocol.program.rounding import Direction, SumKind, pack_tolerances
@@ -179,118 +173,6 @@ def lie_at_140(job: Job) -> Misled:
     """A lie in a chunk of the scattered sums that stands between two others."""
     bits = bits_of(Run(job, logs=LOGS), 4, SCATTER, 140) + STEP
     return Misled(job, LOGS, 4, SCATTER, 140, bits, bent=True)
-
-
-Change = Callable[[Move], Move]
-
-
-def other(digest: bytes) -> bytes:
-    """The digest with one bit flipped."""
-    return bytes([digest[0] ^ 1]) + digest[1:]
-
-
-def first_other(move: Move) -> Move:
-    """Another first sibling of the log word."""
-    assert isinstance(move, OpenChunk)
-    return replace(move, siblings=(other(move.siblings[0]), *move.siblings[1:]))
-
-
-def neighbours_log(move: Move) -> Move:
-    """The log of the other step of the segment, in its own place."""
-    assert isinstance(move, OpenValues)
-    return replace(move, step_log=move.log_siblings[0], log_siblings=(move.step_log,))
-
-
-TIES: dict[str, tuple[Phase, Change]] = {
-    "checkpoint's state": (Phase.OPEN_STEPS, lambda m: replace(m, state_root=other(m.state_root))),
-    "checkpoint's loss": (Phase.OPEN_STEPS, lambda m: replace(m, loss_bits=m.loss_bits ^ 1)),
-    "checkpoint's log": (Phase.OPEN_STEPS, lambda m: replace(m, log_root=other(m.log_root))),
-    "record's log": (Phase.OPEN_VALUES, lambda m: replace(m, log_root=other(m.log_root))),
-    "no step log": (Phase.OPEN_VALUES, lambda m: replace(m, step_log=ZERO_DIGEST)),
-    "step log's siblings": (
-        Phase.OPEN_VALUES,
-        lambda m: replace(m, log_siblings=tuple(map(other, m.log_siblings))),
-    ),
-    "the neighbour's log": (Phase.OPEN_VALUES, neighbours_log),
-    "no word": (Phase.OPEN_CHUNK, lambda m: replace(m, word=NO_WORD)),
-    "another word": (Phase.OPEN_CHUNK, lambda m: replace(m, word=other(m.word))),
-    "word's siblings": (Phase.OPEN_CHUNK, first_other),
-}
-
-
-@pytest.mark.parametrize("what", slow_except(TIES, "another word"))
-def test_a_broken_tie_of_the_log_is_illegal(chain: EmbeddedChain, what: str) -> None:
-    job = logged_duel_job(levels=5)
-    liar = lie_at_140(job)
-    duel, (phase, change) = duel_about(chain, liar), TIES[what]
-    move = play_until(duel, parties(liar, Run(job, logs=LOGS)), phase)
-    assert not duel.try_move(change(move))
-    assert duel.refusals == {"BrokenTie"}
-
-
-def longer(name: str) -> Change:
-    """One sibling more."""
-    return lambda m: replace(m, **{name: (*getattr(m, name), ZERO_DIGEST)})
-
-
-def shorter(name: str) -> Change:
-    """One sibling fewer."""
-    return lambda m: replace(m, **{name: getattr(m, name)[:-1]})
-
-
-LENGTHS: dict[Phase, tuple[Change, ...]] = {
-    Phase.OPEN_VALUES: (longer("log_siblings"), shorter("log_siblings")),
-    Phase.OPEN_CHUNK: (longer("siblings"), shorter("siblings")),
-}
-NO_LOG: dict[Phase, tuple[Change, ...]] = {
-    Phase.OPEN_STEPS: (
-        lambda m: replace(m, state_root=b"\1" * 32),
-        lambda m: replace(m, loss_bits=1),
-        lambda m: replace(m, log_root=b"\1" * 32),
-    ),
-    Phase.OPEN_VALUES: (lambda m: replace(m, step_log=b"\1" * 32), longer("log_siblings")),
-    Phase.OPEN_CHUNK: (lambda m: replace(m, word=b"\1" * 32), longer("siblings")),
-}
-
-
-def refusals(duel: Duel, liar: Oracle, honest: Oracle, changes: dict[Phase, tuple[Change, ...]]) -> int:
-    """Play to the end; where a move has changes, both places refuse each of them first."""
-    players, last, tried = parties(liar, honest), None, 0
-    while not duel.state.is_over:
-        last = players[duel.state.mover].move(duel.state, last)
-        for change in changes.get(duel.state.phase, ()):
-            assert not duel.try_move(change(last))
-            tried += 1
-        duel.wait()
-        assert duel.try_move(last)
-    return tried
-
-
-@pytest.mark.slow
-def test_lists_of_another_length_are_refused(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
-    job = logged_duel_job(levels=5)
-    liar = lie_at_140(job)
-    duel = duel_about(chain, liar)
-    cases(refusals(duel, liar, Run(job, logs=LOGS), LENGTHS))
-    assert duel.refused == 4
-    assert duel.refusals == {"WrongProofLength"}
-    assert judged(duel) == (Side.CHALLENGER, Reason.RECOMPUTED)
-
-
-@pytest.mark.slow
-def test_nothing_of_a_log_is_taken_where_none_is_kept(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
-    """In a job of policy `exact`, and of a logged job with what is no sum."""
-    job = new_job(EVERY, levels=5)
-    exact = ExactLiar(EVERY, job, 4, SCATTER)
-    duel = duel_about(chain, exact)
-    cases(refusals(duel, exact, ExactRun(EVERY, job), NO_LOG))
-    assert (duel.refused, duel.refusals) == (7, {"UnexpectedLog", "WrongProofLength"})
-    assert not any(event.name == "LogOpened" for event in events_of(chain, duel.id, duel.started.block))
-    logged = logged_duel_job(levels=5)
-    liar = Liar(logged, 4, MAP, 140, logs=LOGS)
-    duel = duel_about(chain, liar)
-    cases(refusals(duel, liar, Run(logged, logs=LOGS), {Phase.OPEN_CHUNK: NO_LOG[Phase.OPEN_CHUNK]}))
-    assert (duel.refused, duel.refusals) == (2, {"UnexpectedLog", "WrongProofLength"})
 
 
 def test_what_is_opened_is_told_in_events_and_calldata(chain: EmbeddedChain) -> None:

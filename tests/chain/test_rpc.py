@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chain.support import PAUPER
+from tests.waiting import until
 from tiebreak.protocol.chain import Chain, InsufficientFunds, NodeError, Reverted, calls
 from tiebreak.protocol.chain.deployments import check_deployment, document
 from tiebreak.protocol.chain.devnet import BALANCE, MNEMONIC, dev_secrets
@@ -91,7 +92,7 @@ def test_blocks_follow_the_clock(server: RpcServer) -> None:
 @pytest.mark.slow
 def test_blocks_come_by_themselves() -> None:
     with RpcServer(new_tester(MNEMONIC, 2, BALANCE), 0) as server:
-        server.mine_every(1)
+        server.mine_every(0.1)  # type: ignore[arg-type]
         chain = Chain.connect(server.url)
         first = int(call(server, "eth_blockNumber")["result"], 16)
         assert chain.deploy(KEYS[0]).board
@@ -101,7 +102,7 @@ def test_blocks_come_by_themselves() -> None:
 def test_a_chain_that_makes_no_more_blocks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     tester = new_tester(MNEMONIC, 1, BALANCE)
     with RpcServer(tester, 0) as server:
-        server.mine_every(1)
+        server.mine_every(0.1)  # type: ignore[arg-type]
         server.check()
         assert int(call(server, "eth_blockNumber")["result"], 16) >= 0
 
@@ -109,10 +110,8 @@ def test_a_chain_that_makes_no_more_blocks_says_so(monkeypatch: pytest.MonkeyPat
             raise ValueError("no such state")
 
         monkeypatch.setattr(tester, "mine_block", fail)
-        for _ in range(600):
-            if "error" in (answer := call(server, "eth_blockNumber")):
-                break
-            time.sleep(0.05)
+        until(lambda: "error" in call(server, "eth_blockNumber"))
+        answer = call(server, "eth_blockNumber")
         assert answer["error"]["message"] == "the chain makes no more blocks: ValueError('no such state')"
         with pytest.raises(NodeError, match="makes no more blocks"):
             server.check()

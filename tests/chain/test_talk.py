@@ -18,7 +18,9 @@ from tiebreak.protocol.game.snapshot import Fork, Snapshot, Standing
 from tiebreak.protocol.game.state import GameState, Reason
 
 TALK = 3000
-LEAVES = [*range(len(EVERY.program.body)), EVERY.program.leaf_of_commit(0)]
+SUM = max(k for k, i in enumerate(EVERY.program.body) if i.is_reduction and i.terms > 4)
+LEAVES = [3, 24, SUM, EVERY.program.leaf_of_commit(0)]
+"""A source, a map, a long sum and a commit."""
 
 
 def talked(chain: EmbeddedChain, leaf: int = 24) -> tuple[Duel, list[tuple[GameState, Move]]]:

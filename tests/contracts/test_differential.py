@@ -11,8 +11,8 @@ from eth_utils.abi import collapse_if_tuple
 from tests.contracts import abi, differential
 from tests.contracts.disputes import KINDS, random_dispute
 from tests.contracts.slotted import SOURCES, slotted
-from tests.contracts.solidity_referee import proof_argument
 from tiebreak.protocol.chain.artifacts import REFEREE, load_artifact
+from tiebreak.protocol.chain.calls import proof_argument
 from tiebreak.protocol.program.isa import MAP_SIGNATURES, MapFunction
 
 SOLIDITY = Path(__file__).resolve().parents[2] / "contracts" / "test" / "Differential.t.sol"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.hardest import search
-from tests.hardest.search import PUBLISHED, RANGES, distance, estimate, library_error, record
+from tests.hardest.search import PUBLISHED, RANGES, distance, estimate, record
 from tiebreak.engine import native
 from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode
 from tiebreak.protocol.numbers.transcendental import Estimate, _ziv
@@ -126,31 +126,3 @@ def test_filter_keeps_what_is_near(function: MapFunction, tmp_path: Path, cases:
             if inside(function, other) and distance(function, other).distance > 43:
                 assert other in kept
     cases(len(xs))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(native._compiler() is None, reason="needs a C compiler")
-def test_search_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole tool over a window of each function: it finds the hardest there, and a file that says otherwise."""
-    hardest = {f: int(content(f)["nearest"][0].split()[0], 16) for f in FUNCTIONS}
-    monkeypatch.setattr(search, "RANGES", {f: ((x - 30_000, x + 30_000),) for f, x in hardest.items()})
-    monkeypatch.setattr(search, "PUBLISHED", dict.fromkeys(FUNCTIONS, ()))
-    file = tmp_path / "found.json"
-    assert search.main([str(file)]) == 0
-    assert search.main([str(file), "--check", "--threads", "1"]) == 0
-    for function in FUNCTIONS:
-        found = json.loads(file.read_text())[function.name.lower()]
-        assert found["nearest"][0] == content(function)["nearest"][0]
-        assert found["arguments"] == 60_001
-    file.write_text(file.read_text().replace('"bits": 71', '"bits": 70'))
-    assert search.main([str(file), "--check"]) == 1
-    assert "expected what the search finds" in capsys.readouterr().err
-    monkeypatch.setattr(search, "PUBLISHED", dict.fromkeys(FUNCTIONS, (0x40000000,)))
-    with pytest.raises(SystemExit, match="published hard cases"):
-        search.main([str(file)])
-
-
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name.lower())
-def test_library_error(function: MapFunction) -> None:
-    """This machine's FP64 functions are far better than the filter needs (960 units)."""
-    assert library_error(function, 300) < 4

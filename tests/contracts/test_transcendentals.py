@@ -10,11 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from web3 import EthereumTesterProvider, Web3
 
 from tests.hardest.search import RANGES
-from tests.parts import slow_except
 from tests.vectors.generate import FILES, render
 from tests.vectors.transcendentals import CASES, RUN, anchors, argument, run_digest
 from tiebreak.protocol.chain.artifacts import load_artifact
@@ -79,18 +77,6 @@ def test_what_is_evaluated_was_searched() -> None:
         MapFunction.SIN: ((limit["TWO_TO_MINUS_13"], largest),),
         MapFunction.COS: ((limit["TWO_TO_MINUS_12"], largest),),
     } == RANGES
-
-
-@pytest.mark.parametrize(
-    "function", slow_except(FUNCTIONS, MapFunction.TANH, MapFunction.SIN), ids=lambda f: f.name.lower()
-)
-def test_against_the_reference(function: MapFunction, cases: Callable[[int], None]) -> None:
-    near = anchors(function)
-    chosen = {(x ^ sign, 16 + x % 17) for x in near for sign in (0, 1 << 31)}
-    drawn = {argument(function, case, near) for case in range(CASES, CASES + 40)}
-    for bits, precision in sorted(chosen)[::12] + sorted(drawn):
-        assert evaluate(function, bits, precision) == FUNCTIONS[function](bits, precision), f"{bits:#x} at {precision}"
-        cases(1)
 
 
 def test_each_end_of_each_range(cases: Callable[[], None]) -> None:

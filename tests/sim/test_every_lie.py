@@ -10,7 +10,7 @@ from tiebreak.protocol.program.isa import TRANSCENDENTALS, MapFunction, Opcode
 from tiebreak.sim.adversaries.tampering import Cheat
 
 ON_CHAIN_MAPS = {MapFunction.DIV, MapFunction.WHERE, MapFunction.MOD, *TRANSCENDENTALS}
-"""Maps that are fought out on the chain here; each of them is judged there in test_every_instruction."""
+"""Maps that are fought out on the chain here; each of them is judged there in `tests/chain/test_duel.py`."""
 
 
 def caught(yard: Yard, leaf: int, rng: random.Random) -> tuple[Duel, Cheat] | None:

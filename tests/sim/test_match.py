@@ -18,7 +18,7 @@ from tests.sim.yard import (
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.chain import JobStatus, Outcome, Reverted, calls
+from tiebreak.protocol.chain import JobStatus, Outcome
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.errors import SignatureError, StateError, VerificationError
 from tiebreak.protocol.game.moves import Phase, Select, Side
@@ -34,12 +34,8 @@ from tiebreak.sim.games.disputes import another, by_hand, fork, game_of, play, r
     slow_except(
         [
             (3, 1, 1),  # the first step: its state is the initial one
-            (3, 3, 2),  # last of its segment
             (3, 4, 3),  # first of its segment: its state is a checkpoint
             (3, 5, 1),  # inside: its state is in no checkpoint
-            (3, 7, 2),  # first of the last, short segment
-            (3, 8, 3),  # the last step
-            (1, 1, 3),
             (1, 6, 1),
             (7, 8, 2),  # a last segment of one step
             (8, 8, 5),  # one checkpoint in all
@@ -119,9 +115,7 @@ def test_every_head_after_the_lie_binds(yard: Yard) -> None:
 # ---------------------------------------------------------------- the other way round
 
 
-@pytest.mark.parametrize(
-    ("interval", "leaf", "step"), slow_except([(3, 0, 5), (1, 29, 2), (7, -1, 8)], (3, 0, 5), several=True)
-)
+@pytest.mark.parametrize(("interval", "leaf", "step"), slow_except([(3, 0, 5), (7, -1, 8)], (3, 0, 5), several=True))
 def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int, step: int) -> None:
     program, arena = yard.program, yard.arena(interval)
     place = leaf if leaf >= 0 else program.leaf_of_commit(1)
@@ -145,38 +139,6 @@ def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int,
     }
     assert yard.market.chain.job_state(job.id).status is JobStatus.ACTIVE, "an honest trainer goes on"
     assert (match.final.step, match.final.leaf) == (step, place)
-    yard.assert_solvent()
-
-
-@pytest.mark.slow
-def test_a_challenge_without_any_difference_loses(yard: Yard) -> None:
-    arena = yard.arena()
-    head = arena.run.heads()[-1]
-    sides = (Evidence(arena.run, yard.interpreter), Evidence(arena.replay, yard.interpreter))
-    courier = signed_messages(yard.market, arena.run.agreement, head, nonce=4)
-    identity = game_of(yard.market, arena.run.agreement, head, 4)
-    match = play(arena.run.agreement, head, *sides, courier, identity=identity)
-    assert match.loser is Side.CHALLENGER
-    assert all(chosen.index == 0 for _, chosen in match.selections), "where nothing differs it goes left"
-    on_chain = replay_on_chain(yard.market, arena.run.agreement, head, match, nonce=4)
-    assert_same_end(on_chain)
-    yard.assert_solvent()
-
-
-@pytest.mark.slow
-def test_a_game_against_one_and_the_same_head_has_one_nonce_once(yard: Yard) -> None:
-    arena = yard.arena(4)  # of its own: its job ends here
-    head = arena.run.heads()[-1]
-    keys, chain = yard.market.parties, yard.market.chain
-    identity, _ = chain.challenge(keys.challenger, head, 77)
-    with pytest.raises(Reverted):
-        chain.challenge(keys.challenger, head, 77)
-    yard.assert_solvent()
-    assert chain.job_state(arena.run.job.id).open_games == 1
-    clock = arena.run.job.clock
-    chain.advance(clock + 1)
-    chain.send(keys.challenger, calls.timeout(identity))
-    assert chain.game_state(identity).verdict is Outcome.DEFENDER_LOST, "silence loses, honest or not"
     yard.assert_solvent()
 
 

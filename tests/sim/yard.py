@@ -12,7 +12,7 @@ from tiebreak.api.running import make_interpreter
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
-from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.agreement import Terms
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
@@ -146,13 +146,10 @@ class Yard:
 
     def job(self, interval: int = INTERVAL, levels: int = 2) -> Job:
         """A job of its own over the computation. Its stake is odd, so that half of it is not half of it."""
-        keys = self.market.parties
-        job = draft_job(
+        job = self.market.draft(
             self.compiled,
             steps=STEPS,
             checkpoint_interval=interval,
-            client=keys.client.address,
-            trainer=keys.trainer.address,
             # Games are played one after the other against one head, and the proof of each waits for six hours.
             terms=Terms(
                 descent_levels=levels, reward=7, trainer_stake=1001, challenger_stake=55, challenge_window=30 * 86400

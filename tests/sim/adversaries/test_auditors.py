@@ -1,68 +1,28 @@
-"""Whole games of each adversary of `tiebreak.sim.adversaries.auditors`: beside a diligent auditor, and alone."""
+"""Games of auditors that do not audit, alone and before one that does; what samples find."""
 
 from collections import Counter
-from functools import cache
 from math import log, sqrt
 from random import Random
 
 import pytest
 
-from tests.sim.adversaries.playing import HALF, of, party, played, stage
+from tests.sim.adversaries.playing import HALF, party, stage
 from tiebreak.engine.run.audit import detection_probability, draw_segments
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries.auditors import ADVERSARIES, Bribed, Sampler, Vanishing, first_fraud, replay_segment
+from tiebreak.sim.adversaries.auditors import Bribed, Sampler, Vanishing, first_fraud, replay_segment
 from tiebreak.sim.adversaries.base import Catch, given
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.forgery import altered
 from tiebreak.sim.world.agents import Auditor, Process
 from tiebreak.sim.world.cast import FUNDS, TERMS, Cast, Seat
-from tiebreak.sim.world.game import GameResult, play
+from tiebreak.sim.world.game import play
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 
 NOBODY = bytes(19) + b"\x01"
-
-
-@cache
-def beside(name: str) -> GameResult:
-    """A game beside a diligent auditor."""
-    return played(name, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [kind.name for kind in ADVERSARIES])
-def test_one_diligent_auditor_is_enough(name: str) -> None:
-    result = beside(name)
-    assert (result.watched, result.false_head, result.job_status) == (True, True, "slashed")
-    assert result.catches["one false sum"] == "recomputed"
-    assert party(result, "auditor").wei == HALF, "who did the work is paid"
-    assert of(result, name).wei <= 0
-
-
-@pytest.mark.slow
-def test_what_each_saves_and_loses() -> None:
-    diligent = party(beside("lazy auditor"), "auditor").steps
-    assert of(beside("lazy auditor"), "lazy auditor").steps == 0
-    assert of(beside("lazy auditor"), "lazy auditor").gas == 0
-    assert 0 < of(beside("silent auditor"), "silent auditor").steps < diligent, "it replays, and has no dispute"
-    assert of(beside("copying auditor"), "copying auditor").wei == 0, "its stake comes back"
-    assert of(beside("auditor that cannot pay its stake"), "auditor that cannot pay its stake").gas == 0
-
-
-# ---------------------------------------------------------------- alone
-
-
-@pytest.mark.parametrize(
-    "name", ["lazy auditor", "silent auditor", "copying auditor", "auditor that cannot pay its stake"]
-)
-def test_alone_a_false_head_is_settled_and_nothing_was_promised(name: str) -> None:
-    result = played(name, 2, auditors=[])
-    assert (result.watched, result.false_head, result.job_status) == (False, True, "settled")
-    assert result.catches["one false sum"] == "undetected"
-    assert result.duels == ()
 
 
 def test_alone_a_bribed_auditor_loses_its_stake_to_who_bribed_it() -> None:
@@ -93,15 +53,14 @@ class Late(Auditor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "end"), [(Bribed, Catch.CONCEDED), (Vanishing, Catch.TIMEOUT)])
-def test_after_a_lost_game_the_next_auditor_still_convicts(make: type[Auditor], end: Catch) -> None:
+def test_after_a_lost_game_the_next_auditor_still_convicts() -> None:
     cast = Cast(workshop=Workshop.open("exact"), auditors=[Seat(name="late", make=Late)])
     adversary("one false sum").join(cast, Random(4))
-    name = "bribed auditor" if make is Bribed else "auditor that goes offline"
-    cast.auditors.insert(0, Seat(name="first", make=given(make, at=1), adversary=name))
+    name = "auditor that goes offline"
+    cast.auditors.insert(0, Seat(name="first", make=given(Vanishing, at=1), adversary=name))
     result = play(cast, "-", Random(4))
     assert result.violations == ()
-    assert result.catches == {"one false sum": "recomputed", name: end}
+    assert result.catches == {"one false sum": "recomputed", name: Catch.TIMEOUT}
     assert [(duel.challenger, duel.verdict) for duel in result.duels] == [("first", "trainer"), ("late", "challenger")]
     assert party(result, "first").wei == -TERMS.challenger_stake
     assert party(result, "late").wei == HALF
@@ -123,7 +82,7 @@ def cheated(steps: tuple[int, ...]) -> Work:
     return altered(workshop, job, steps, lambda _: one_more)
 
 
-@pytest.mark.parametrize(("steps", "false"), [((2,), {0}), ((10,), {3}), ((3, 8), {0, 2}), ((1, 4, 5, 9), {0, 1, 2})])
+@pytest.mark.parametrize(("steps", "false"), [((10,), {3}), ((1, 4, 5, 9), {0, 1, 2})])
 def test_a_segment_is_false_where_something_was_changed_and_nowhere_else(
     steps: tuple[int, ...], false: set[int]
 ) -> None:
@@ -143,9 +102,7 @@ def test_a_state_that_is_not_what_was_committed_cannot_be_started_from() -> None
         ), 1)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("total", "sample", "false"), [(4, 1, 1), (4, 2, 1), (4, 3, 1), (4, 2, 2), (40, 5, 3), (400, 20, 8)]
-)
+@pytest.mark.parametrize(("total", "sample", "false"), [(4, 2, 1), (4, 2, 2), (400, 20, 8)])
 def test_samples_find_fraud_as_often_as_the_formula_says(total: int, sample: int, false: int) -> None:
     """Hoeffding: N draws are off by more than sqrt(ln(2/d) / 2N) with a chance below d; here d is one in a million."""
     draws, rng = 4000, Random(5)

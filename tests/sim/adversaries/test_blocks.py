@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.parts import slow_except
-from tests.sim.adversaries.playing import HALF, of, party, played, stage
+from tests.sim.adversaries.playing import HALF, party, played, stage
 from tiebreak.sim.adversaries.base import false_sum
 from tiebreak.sim.adversaries.blocks import Halting, Reorganiser, Retaking, Unsealer, Unsealing
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
@@ -18,16 +17,7 @@ LONG = {"clock": 3600, "challenge_window": 7200}
 SEATED = {"challenge_window": 600, "seats": 4, "seat_fee": TERMS.reward // 10, "seat_bond": TERMS.reward // 8}
 
 
-@pytest.mark.parametrize("seed", slow_except([1, 2, 3, 4], 1))
-@pytest.mark.parametrize("name", ["delayed blocks", "reorganised blocks"])
-def test_nobody_loses_by_blocks_that_are_late_or_vanish(name: str, seed: int) -> None:
-    result = played(name, seed, **LONG)
-    assert of(result, name).wei == 0
-    assert result.job_status in ("slashed", "settled")
-
-
-@pytest.mark.parametrize("seed", slow_except([1, 2, 3], 2))
-def test_blocks_do_vanish_and_late_they_are(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_vanish_and_late_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The adversaries do what they are named for."""
     vanished, halted = list[int](), list[int]()
     vanish, order = World._vanish, Halting.order
@@ -44,10 +34,10 @@ def test_blocks_do_vanish_and_late_they_are(seed: int, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(World, "_vanish", counted)
     monkeypatch.setattr(Reorganiser, "chance", 0.6)
-    played("reorganised blocks", seed, **LONG)
+    played("reorganised blocks", 2, **LONG)
     assert sum(vanished) >= 2
     monkeypatch.setattr(Halting, "order", noted)
-    played("delayed blocks", seed, **LONG)
+    played("delayed blocks", 2, **LONG)
     assert sum(halted) >= 10
 
 
@@ -60,9 +50,8 @@ def test_answers_to_choices_that_vanished_hurt_nobody(monkeypatch: pytest.Monkey
         begin(builder)
 
     monkeypatch.setattr(Retaking, "start", noted)
-    for seed in (1, 5):
-        result = played("choice taken back under its answer", seed, **LONG)
-        assert (result.job_status, party(result, "trainer").wei > TERMS.reward) == ("settled", True)
+    result = played("choice taken back under its answer", 1, **LONG)
+    assert (result.job_status, party(result, "trainer").wei > TERMS.reward) == ("settled", True)
     assert all(builder.answers_met >= 3 for builder in builders)
 
 

@@ -13,23 +13,6 @@ BLOCK = 12
 
 
 @pytest.mark.slow
-def test_a_mirror_gets_its_stake_back_and_the_auditor_the_reward() -> None:
-    result = played("mirror", 2)
-    mirrored, honest = duel(result, "challenger 1"), duel(result, "auditor")
-    assert (honest.verdict, mirrored.verdict) == ("challenger", "void")
-    assert mirrored.rounds == honest.rounds - 1, "it copied all but the proof"
-    assert (party(result, "auditor").wei, party(result, "challenger 1").wei) == (HALF, 0)
-
-
-def test_a_copied_challenge_earns_nothing() -> None:
-    result = played("front-run challenge", 1)
-    copied, original = result.duels
-    assert (copied.challenger, copied.verdict, copied.reason) == ("builder", "trainer", "timeout")
-    assert (original.challenger, original.verdict) == ("auditor", "challenger")
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (-TERMS.challenger_stake, HALF)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seals_late", [False, True], ids=["copied seal", "late seal"])
 def test_a_copied_proof_in_front_of_the_original_is_refused(seals_late: bool) -> None:
     row = builder("front-run proof", Copier, "-", {Catch.REFUSED}, seals_late=lambda _cast, _rng: seals_late)
@@ -77,11 +60,3 @@ def test_a_proof_that_is_withheld_until_the_talk_is_over_still_counts() -> None:
     assert (fought.verdict, fought.reason) == ("challenger", "recomputed")
     assert fought.seconds >= TERMS.clock - 2 * BLOCK
     assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
-
-
-def test_a_copied_report_costs_the_reporter_its_reward_and_nothing_else() -> None:
-    result = played("front-run report", 4)
-    assert (result.job_status, result.duels) == ("slashed", ())
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (HALF, 0)
-    assert party(result, "trainer").wei == -TERMS.trainer_stake
-    assert party(result, "auditor").refused == 1

@@ -10,16 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sim.yard import Yard, any_cheat, assert_caught_at, assert_same_end, kind_of, sums_of
+from tests.sim.yard import Yard, any_cheat, assert_caught_at, assert_same_end, sums_of
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.game.rules import Level, Reason
+from tiebreak.protocol.game.rules import Reason
 from tiebreak.protocol.program.accumulator import decode_for, finish
-from tiebreak.protocol.program.isa import Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import ReduceFunction
 from tiebreak.sim.adversaries.forgery import ForgedEvidence, exact_units
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
-MINUS_0 = torch.tensor(-0.0)
 FINITE = st.integers(0, (1 << 32) - 1).filter(lambda bits: bits >> 23 & 0xFF != 0xFF)
 
 
@@ -38,7 +37,7 @@ def set_to(leaf: int, element: int, value: float, step: int = 3) -> Cheat:
     return Cheat(name=f"to {value}", step=step, leaf=leaf, element=element, change=lambda _: torch.tensor(value))
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-45, -3.0e38, 0.1])
+@pytest.mark.parametrize("value", [0.0, 1e-45, -3.0e38])
 def test_forged_accumulators_end_in_the_claim(yard: Yard, value: float) -> None:
     leaf = sums_of(yard.program, 12)[0]
     cheat = set_to(leaf, 7, value)
@@ -69,42 +68,13 @@ def test_other_elements_values_and_steps_stay_honest(yard: Yard) -> None:
     assert finish(held) == int.from_bytes(forged.tensor(3, second)[:4], "little")
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), -0.0])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0])
 def test_no_finite_partial_sums_end_in_such_a_claim(yard: Yard, value: float) -> None:
     leaf = sums_of(yard.program, 12)[0]
     cheat = set_to(leaf, 7, value)
     run = yard.arena().run
     honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, Tampered(yard.interpreter, cheat.tamper))
     assert forged.accumulators(3, leaf, 7).root == honest.accumulators(3, leaf, 7).root
-
-
-@pytest.mark.slow
-def test_every_forged_sum_loses_at_its_terms(yard: Yard, cases: object) -> None:
-    rng, kinds = random.Random(4), set()
-    for leaf, i in enumerate(yard.program.body):
-        if not i.is_reduction or i.terms <= 4 or kind_of(i)[1] != 0 or rng.random() < 0.5 < len(kinds):
-            continue
-        cheat = any_cheat(yard.program, leaf, step=rng.randint(1, 6), rng=rng)
-        duel = yard.duel(cheat)
-        if duel is None or i.dtype.name != "F32":
-            continue
-        assert_caught_at(duel.match, cheat)
-        state = duel.match.final
-        assert state.verdict is not None
-        assert (state.level, state.verdict.reason) == (Level.TERMS, Reason.RECOMPUTED)
-        assert state.position == -(-i.terms // 4) // 2
-        kinds.add(i.opcode)
-        cases()  # type: ignore[operator]
-    assert kinds == {Opcode.REDUCE, Opcode.SCATTER_SUM}
-
-
-@pytest.mark.slow
-def test_a_negative_zero_is_no_sum(yard: Yard) -> None:
-    cheat = Cheat(name="-0", step=2, leaf=sums_of(yard.program, 12)[0], element=9, change=lambda _: MINUS_0)
-    duel = yard.duel(cheat)
-    assert duel is not None
-    assert_caught_at(duel.match, cheat)
-    assert_same_end(yard.settle(duel))
 
 
 def test_without_forgery_a_sum_loses_where_its_partial_sums_are_opened(yard: Yard) -> None:
@@ -121,10 +91,11 @@ def test_without_forgery_a_sum_loses_where_its_partial_sums_are_opened(yard: Yar
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [ReduceFunction.MAX, ReduceFunction.ARGMAX])
-def test_a_maximum_has_no_forged_history(yard: Yard, function: ReduceFunction) -> None:
+def test_a_maximum_has_no_forged_history(yard: Yard) -> None:
     program, duel = yard.program, None
-    leaf = next(n for n, i in enumerate(program.body) if i.is_reduction and i.function == function and i.terms > 4)
+    leaf = next(
+        n for n, i in enumerate(program.body) if i.function == ReduceFunction.ARGMAX and i.terms > 4 and i.is_reduction
+    )
     for seed in range(8):  # a maximum that dropout drops leaves no trace
         cheat = any_cheat(program, leaf, step=2, rng=random.Random(seed))
         duel = yard.duel(cheat)

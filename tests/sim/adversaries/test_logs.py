@@ -1,25 +1,32 @@
 """Trainers of policy `logged` that lie in their logs, beside them, or by not showing them."""
 
 from dataclasses import replace
+from fractions import Fraction
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.parts import slow_except
+from tests.protocol.oracles import nearest, value
 from tests.sim.adversaries.playing import deviation, fight, job_of
+from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.program.rounding import Direction, Rounding
+from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.sim.adversaries.forgery import ForgedLogTree
+from tiebreak.sim.adversaries.logs import ExactSum, greater, with_entry, wrong_way
 from tiebreak.sim.world.workshop import Workshop
 
 OPEN = ["code 3 in a log", "logs withheld", "other logs than committed"]
 
 
-@pytest.mark.parametrize("seed", slow_except([0, 1], 0))
-def test_ties_are_the_trainers_to_break(seed: int) -> None:
+def test_ties_are_the_trainers_to_break() -> None:
     """The auditor that follows its log comes to the same run; whoever takes its own log for the law loses."""
     workshop = Workshop.open("logged")
     job = job_of(workshop)
-    work = deviation("tie breaking").work(workshop, job, Random(seed))
+    work = deviation("tie breaking").work(workshop, job, Random(0))
     truth, honest = workshop.audited(job, work), workshop.honest(job)
     assert work.lie is None
     assert truth.records == work.records != honest.records
@@ -28,23 +35,14 @@ def test_ties_are_the_trainers_to_break(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["codes of padding in a log", *OPEN])
-def test_what_cannot_be_read_cannot_be_checked(name: str) -> None:
-    workshop = Workshop.open("logged")
-    job = job_of(workshop)
-    for seed in range(3):
-        work = deviation(name).work(workshop, job, Random(seed))
-        assert (work.lie is None) == (name == "codes of padding in a log")
-        assert work.records != workshop.honest(job).records
-        with pytest.raises(CannotCheck):
-            workshop.audited(job, work)
-
-
-@pytest.mark.parametrize("name", ["codes of padding in a log", *OPEN])
 def test_whoever_guesses_at_what_was_withheld_loses(name: str) -> None:
-    """A challenge from an honest run of its own: in policy `logged` that is no truth."""
+    """Nobody can check it; a challenge from an honest run of its own is in policy `logged` no truth."""
     workshop = Workshop.open("logged")
     job = job_of(workshop)
     work = deviation(name).work(workshop, job, Random(1))
+    assert (work.lie is None) == (name == "codes of padding in a log")
+    with pytest.raises(CannotCheck):
+        workshop.audited(job, work)
     match = fight(job, job.checkpoints, work.oracle, workshop.honest(job).oracle)
     first = job.first_step(job.checkpoint_of(match.final.step))
     assert match.final.step == first, "all records of the segment differ by their log root"
@@ -83,3 +81,52 @@ def test_code_3_is_no_excuse_to_who_knows_the_words() -> None:
         work.lie.leaf,
         work.lie.element,
     )
+
+
+# ---------------------------------------------------------------- sums and entries
+
+
+@given(st.integers(-(2**60), 2**60), st.integers(-190, 60), st.integers(16, 32), st.integers(2, 10))
+def test_an_exact_sum_knows_its_neighbours(n: int, e: int, precision: int, tolerance: int) -> None:
+    exact = ExactSum(leaf=0, element=0, n=n, e=e, rounding=Rounding(precision=precision, tolerance=tolerance))
+    x = n * Fraction(2) ** e
+    rounded = nearest(x, precision)
+    if rounded & 0x7FFFFFFF == 0x7F800000:
+        assert not exact.between
+        return
+    assert exact.between == (value(rounded) != x)
+    if not exact.between:
+        return
+    low, high = (abs(value(exact.bits(way))) for way in (Direction.DOWN, Direction.UP))
+    assert low < abs(x) < high
+    assert exact.bits(exact.nearest) == (0 if rounded & 0x7FFFFFFF == 0 else rounded)
+    assert {exact.nearest, wrong_way(exact)} == {Direction.DOWN, Direction.UP}
+    assert value(exact.bits(greater(exact))) > x
+    assert exact.near == (abs(abs(x) - (low + high) / 2) <= (high - low) / 2**tolerance)
+
+
+def test_with_entry() -> None:
+    log = with_entry(StepLog(), 3, 7, Direction.UP)
+    log = with_entry(with_entry(log, 3, 2, Direction.DOWN), 1, 0, Direction.UP)
+    assert list(log.entries) == [1, 3]
+    assert list(log.entries[3].directions()) == [(2, Direction.DOWN), (7, Direction.UP)]
+    log = with_entry(with_entry(log, 3, 7, Direction.DOWN), 1, 0, Direction.NONE)
+    assert list(log.entries) == [3]
+    assert list(log.entries[3].directions()) == [(2, Direction.DOWN), (7, Direction.DOWN)]
+    assert with_entry(log, 5, 5, Direction.NONE) == log
+
+
+def test_a_log_tree_without_forgery_is_the_logs_own() -> None:
+    workshop = Workshop.open("logged")
+    logs = workshop.run().logs()
+    assert logs is not None
+    log = logs[4]
+    honest, same = LogTree(workshop.program, log), ForgedLogTree(workshop.program, log, {})
+    assert same.root == honest.root
+    for leaf in log.entries:
+        forged = ForgedLogTree(workshop.program, log, {(leaf, 0): honest.word(leaf, 0)})
+        assert forged.root == honest.root
+        assert forged.proof(leaf, 0) == honest.proof(leaf, 0)
+        other = ForgedLogTree(workshop.program, log, {(leaf, 0): b"\xff" * 32})
+        assert other.word(leaf, 0) == b"\xff" * 32
+        assert other.root != honest.root

@@ -5,13 +5,11 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.playing import played, stage
+from tests.sim.adversaries.playing import stage
 from tiebreak.protocol.parties.player import Player
-from tiebreak.sim.adversaries.talking import ADVERSARIES, TALK
+from tiebreak.sim.adversaries.talking import TALK
 from tiebreak.sim.world.game import GameResult, watch
 from tiebreak.sim.world.world import GENESIS, World
-
-NAMES = [one.name for one in ADVERSARIES]
 
 
 def told(name: str, seed: int) -> tuple[World, GameResult, Counter[str]]:
@@ -21,14 +19,6 @@ def told(name: str, seed: int) -> tuple[World, GameResult, Counter[str]]:
     assert result.violations == ()
     sent = [included for block in world.blocks for included in block.transactions]
     return world, result, Counter(one.pending.call.kind for one in sent if one.applied.reverted is None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", NAMES)
-def test_it_ends_where_it_must(name: str, seed: int) -> None:
-    for levels in (1, 4):
-        played(name, seed, descent_levels=levels)
 
 
 @pytest.mark.parametrize("name", ["silence in the talk", "acknowledgement withheld", "stale state entered"])

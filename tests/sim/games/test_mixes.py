@@ -1,7 +1,6 @@
 """Which games a seed deals: the same to everyone, with nobody left to chance."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -122,11 +121,3 @@ def test_a_part_with_nobody_in_it_is_refused() -> None:
     mix = Mix.parse("pairs", HAND)
     with pytest.raises(ConfigurationError, match="expected a catalogue with pairs, got one without"):
         mix.deal(7, 0, Repertoire(workshops=HAND.workshops, singles=HAND.singles, pairs=()))
-
-
-def test_every_card_of_a_deck_is_dealt(cases: Callable[[], None]) -> None:
-    for weights in ((1, 1), (5, 2), (1, 30)):
-        lines = dealt(f"stall:{weights[0]},lazy:{weights[1]}", sum(weights) * 3)
-        counted = Counter(line.adversaries[0] for line in lines)
-        assert (counted["stall"], counted["lazy"]) == (weights[0] * 3, weights[1] * 3)
-        cases()

@@ -57,11 +57,6 @@ def test_sittings_and_processes_do_not_matter(tmp_path: Path) -> None:
     assert once | {"speed": None} == twice | {"speed": None}
 
 
-def test_all_done_is_nothing_to_do(tmp_path: Path) -> None:
-    first = series().run(tmp_path, processes=2, resume=False)
-    assert series().run(tmp_path, processes=2, resume=True) == first
-
-
 def test_what_breaks_a_promise_is_kept_as_lines(tmp_path: Path) -> None:
     summary = series("breaking:1,honest:1", games=4).run(tmp_path, processes=1, resume=False)
     assert summary["promises"]["broken"] == summary["errors"] == 2

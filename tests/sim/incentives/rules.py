@@ -12,7 +12,6 @@ from fractions import Fraction
 from itertools import combinations, product
 from typing import Final
 
-from tiebreak.protocol.errors import StateError
 from tiebreak.sim.incentives.economics import Auditor, JobEconomics, Trainer
 
 CLIENT: Final = "client"
@@ -53,14 +52,14 @@ class Ledger:
 
     def accept(self) -> None:
         """Reward and stake go to the board."""
-        self._require("OFFERED")
+        assert self.status == "OFFERED"
         self.move(CLIENT, "board", self.job.reward + self._seats() * self.job.fee)
         self.move(TRAINER, "board", self.job.trainer_stake)
         self.status = "ACTIVE"
 
     def seal(self, owner: str, root: str) -> None:
         """The owner of a seat posts its bond and a seal of this root."""
-        self._require("ACTIVE")
+        assert self.status == "ACTIVE"
         assert not self.opened
         assert len(self.seals) < self._seats()
         self.move(owner, "board", self.job.bond)
@@ -96,7 +95,7 @@ class Ledger:
 
     def challenge(self, challenger: str) -> None:
         """A challenger stakes on a game."""
-        self._require("ACTIVE")
+        assert self.status == "ACTIVE"
         self.stakes[challenger] = self.job.challenger_stake << len(self.games)
         self.move(challenger, "board", self.stakes[challenger])
         self.games.append(challenger)
@@ -104,7 +103,7 @@ class Ledger:
 
     def defended(self, challenger: str) -> None:
         """The challenger lost: its stake goes to the trainer, minus the part that burns."""
-        self._require("ACTIVE")
+        assert self.status == "ACTIVE"
         self.games.remove(challenger)
         stake = self.stakes[challenger]
         paid = int(stake * (1 - self.job.challenge_burn))
@@ -113,7 +112,7 @@ class Ledger:
 
     def convicted(self, challenger: str) -> None:
         """The trainer lost this game."""
-        self._require("ACTIVE")
+        assert self.status == "ACTIVE"
         prover = self.games[0] if self.job.oldest_paid else challenger
         self.games.remove(challenger)
         self.move("board", challenger, self.stakes[challenger])
@@ -121,22 +120,21 @@ class Ledger:
 
     def equivocation(self, reporter: str) -> None:
         """Two heads of one count were reported."""
-        self._require("ACTIVE")
+        assert self.status == "ACTIVE"
         self.move(reporter, GAS, self.job.costs.equivocation)
         self._slash(self.games[0] if self.job.oldest_paid and self.games else reporter)
 
     def reclaim(self, challenger: str) -> None:
         """A challenger takes its stake back from a game that was cut short by the end of the job."""
-        self._require("SLASHED")
+        assert self.status == "SLASHED"
         self.games.remove(challenger)
         self.move("board", challenger, self.stakes[challenger])
         self.move(challenger, GAS, self.job.costs.reclaim)
 
     def settle(self) -> None:
         """Reward and stake go to the trainer."""
-        self._require("ACTIVE")
-        if self.games:
-            raise StateError(f"expected no open game, got {len(self.games)}")
+        assert self.status == "ACTIVE"
+        assert not self.games
         self.status = "SETTLED"
         self.move("board", TRAINER, self.job.reward + self.job.trainer_stake)
         self.move(TRAINER, GAS, self.job.costs.settle)
@@ -151,10 +149,6 @@ class Ledger:
         self.move("board", CLIENT, self.job.reward)
         self.move("board", prover, self._share())
         self.move("board", BURNED, stake - (1 + self._seats()) * self._share())
-
-    def _require(self, status: str) -> None:
-        if self.status != status:
-            raise StateError(f"expected a job that is {status}, got {self.status}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

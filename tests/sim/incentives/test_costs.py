@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.figures import MEASURED, STEP, cases, collect, fit
+from benchmarks.figures import MEASURED, STEP, cases, collect
 from benchmarks.scale_workloads import INTERVAL, TRANSFORMERS, gpt
 from benchmarks.workloads import STEPS
 from tests.parts import slow_except
@@ -104,12 +104,6 @@ def test_the_package_has_the_figures_of_the_benchmarks() -> None:
     assert json.loads(MEASURED.read_text("utf-8")) == collect(), "run python -m benchmarks.figures --commit"
 
 
-def test_a_fit_finds_the_costs_that_made_the_values_and_none_below_zero() -> None:
-    rows = [({"a": float(a), "b": float(b)}, 2.0 * a + 0.5 * b) for a in (1, 7, 50) for b in (3, 90, 1000)]
-    assert fit(rows) == pytest.approx({"a": 2.0, "b": 0.5})
-    assert min(fit([({"a": 1.0, "b": float(b)}, 10.0 - b) for b in range(5)]).values()) == 0
-
-
 def test_models_that_were_held_out_are_predicted_within_a_factor_of_two(cases: Callable[[], None]) -> None:
     assert sorted(HELD_OUT) == ["gpt2", "resnet50-224", "resnet50-32"]
     for name in HELD_OUT:
@@ -119,27 +113,9 @@ def test_models_that_were_held_out_are_predicted_within_a_factor_of_two(cases: C
             cases()
 
 
-def test_memory_and_hashing_are_predicted_where_they_were_not_fitted(cases: Callable[[], None]) -> None:
-    for name in HELD_OUT:
-        step = {field: SCALE[name][f"steps: {field}"] for field in ("state_bytes", "data_bytes", "live_bytes")}
-        held = {"process": 1.0, "state": step["state_bytes"] + step["data_bytes"], "live": step["live_bytes"]}
-        peak = 1e6 * memory[name]["trainer: peak memory"]
-        assert 2 / 3 < cost("bytes", "memory", held) / peak < 1.5, name
-        cases()
-    for case, tensors, gigabytes in (("ResNet-50, 0.20 GB in 428 tensors", 428, 0.20),
-                                     ("GPT-2 124M, 1.49 GB in 444 tensors", 444, 1.49)):  # fmt: skip
-        measured = gigabytes / commit[case]["state ids, 1 thread"]
-        found = cost("seconds", "hash state", {"tensors": tensors, "bytes": gigabytes * 1e9})
-        assert 0.5 < found / measured < 2, case
-        cases()
-
-
-memory, commit = cases("memory"), cases("commit")
-
-
 @pytest.mark.parametrize(
     ("lie", "levels", "chunks", "terms"),
-    [("sum of 768 products", levels, 18, 8) for levels in range(1, 6)] + [("sum of 50257 products", 5, 12, 14)],
+    [("sum of 768 products", 1, 18, 8), ("sum of 50257 products", 5, 12, 14)],
 )
 def test_a_dispute_has_the_transactions_and_about_the_gas_of_a_played_one(
     lie: str, levels: int, chunks: int, terms: int
@@ -165,14 +141,6 @@ def test_costs_grow_with_the_job_and_add_up() -> None:
     assert one.worst_step > one.trainer_step
     assert costs(work(keep=Keep(0))).run_bytes < one.run_bytes
     assert costs(work(keep=Keep(0))).replay_move > one.replay_move
-
-
-def test_seconds_of_ones_own_scale_every_time_but_hashing() -> None:
-    own = costs(work(step_seconds=1.0))
-    here = costs(work())
-    assert own.plain_step == 1.0
-    assert own.trainer_step == pytest.approx(here.trainer_step / here.plain_step)
-    assert own.checkpoint == here.checkpoint
 
 
 def test_a_limit_is_met_exactly_where_it_is_said_to_be() -> None:

@@ -18,7 +18,7 @@ from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import agree_options, document, find, tables
 from tiebreak.sim.incentives.measured import WORST, dispute, measured, sides
 from tiebreak.sim.incentives.model import conditions, disbelief, honesty
-from tiebreak.sim.incentives.recommend import least_stake, margins, rates, recommend, times
+from tiebreak.sim.incentives.recommend import least_stake, margins, recommend, times
 
 NEEDED = {"steps": 1000, "seconds_per_step": Decimal("1.5"), "machine_hour": 2, "lie_value": 10, "harm": 10}
 
@@ -163,14 +163,6 @@ def test_the_value_of_a_lie_and_the_audits_may_be_off_by_the_margin(gas: dict[st
     assert up >= f.margin
     assert down is not None
     assert down <= 1 / f.margin * Fraction(101, 100)
-
-
-def test_fewer_audits_need_larger_stakes(gas: dict[str, int]) -> None:
-    found = rates(small(), gas)
-    stakes = [rate.stake for rate in found]
-    assert stakes == sorted(stakes)
-    assert len(set(stakes)) == len(stakes)
-    assert [rate.replays for rate in found] == sorted((rate.replays for rate in found), reverse=True)
 
 
 def test_no_stake_is_enough_if_nothing_burns(gas: dict[str, int]) -> None:

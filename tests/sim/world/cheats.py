@@ -1,6 +1,5 @@
 """Parties that do not do as agreed, for tests of the world; the catalogue of adversaries is elsewhere."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -13,12 +12,11 @@ from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.adversaries.tampering import Cheat
-from tiebreak.sim.world.agents import Auditor, Builder, GameView, Process, Reply, Trainer
+from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply, Trainer
 from tiebreak.sim.world.cast import Cast, Seat
 from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
-from tiebreak.sim.world.world import Pending
 
 LEAF = 23
 """A sum of the small job whose elements have a tree of partial sums."""
@@ -61,23 +59,6 @@ def duel(result: GameResult) -> DuelResult:
 
 
 # ---------------------------------------------------------------- trainers
-
-
-class TwoFaced(Trainer):
-    """Shows two heads at the last checkpoint."""
-
-    def heads(self, job: Job, count: int) -> list[SignedHead]:
-        true = self.head(job, count)
-        if count < job.checkpoints:
-            return [true]
-        return [true, self.sign_head(replace(true.head, run_root=bytes(32)))]
-
-
-class Silent(Trainer):
-    """Shows nothing after the first checkpoint."""
-
-    def heads(self, job: Job, count: int) -> list[SignedHead]:
-        return [self.head(job, count)] if count == 1 else []
 
 
 class Unwilling(Trainer):
@@ -137,23 +118,6 @@ class Garbled(Auditor):
 
     def wire(self, game: GameView, move: object) -> bytes | None:
         return bytes(200_000)
-
-
-class Reverser(Builder):
-    """Takes what came last first."""
-
-    def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        return pending[::-1]
-
-
-def censor(what: Callable[[Pending], bool], seconds: int) -> type[Builder]:
-    """A builder that leaves some transactions out for so long."""
-
-    class Censor(Builder):
-        def order(self, pending: list[Pending], now: int) -> list[Pending]:
-            return [item for item in pending if not what(item) or now >= item.at + seconds]
-
-    return Censor
 
 
 class Spammer(Auditor):

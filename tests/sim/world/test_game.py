@@ -16,13 +16,8 @@ from tests.sim.world.cheats import (
     Forger,
     Garbled,
     Mute,
-    Reverser,
-    Silent,
     Spammer,
-    Staller,
-    TwoFaced,
     Unwilling,
-    censor,
     cheating,
     duel,
     party,
@@ -76,27 +71,11 @@ def test_an_auditor_without_money_does_not_watch(workshop: Workshop) -> None:
     assert (result.job_status, result.watched, result.violations) == ("settled", False, ())
 
 
-def test_conflicting_heads_are_reported(workshop: Workshop) -> None:
-    cast = Cast(workshop=workshop, trainer=TwoFaced, dishonest={"trainer": "two faced"})
-    result = play(cast, "two faced", Random(4))
-    assert result.catches == {"two faced": "equivocation"}
-    assert (result.job_status, result.violations) == ("slashed", ())
-    assert wei(result, "trainer", "client", "auditor") == [-TERMS.trainer_stake, 0, TERMS.trainer_stake // 2]
-
-
 def test_a_head_that_the_trainer_did_not_sign_accuses_nobody(workshop: Workshop) -> None:
     cast = Cast(workshop=workshop, trainer=Forger, dishonest={"trainer": "forger"})
     result = play(cast, "forger", Random(4))
     assert (result.job_status, result.false_head, result.violations) == ("settled", False, ())
     assert result.catches == {"forger": "harmless"}
-
-
-def test_a_silent_trainer_is_abandoned(workshop: Workshop) -> None:
-    cast = Cast(workshop=workshop, trainer=Silent, dishonest={"trainer": "silent"})
-    result = play(cast, "silent", Random(5))
-    assert result.catches == {"silent": "abandoned"}
-    assert (result.job_status, result.violations) == ("abandoned", ())
-    assert wei(result, "trainer", "client") == [-TERMS.trainer_stake, TERMS.trainer_stake]
 
 
 def test_an_offer_that_nobody_accepts_is_taken_back(workshop: Workshop) -> None:
@@ -105,32 +84,6 @@ def test_an_offer_that_nobody_accepts_is_taken_back(workshop: Workshop) -> None:
     assert (result.job_status, result.violations) == ("cancelled", ())
     assert wei(result, "trainer", "client") == [0, 0]
     assert result.catches == {"unwilling": "unpaid"}
-
-
-def test_who_stalls_loses_by_its_clock(workshop: Workshop) -> None:
-    result = play(cheating(workshop, trainer=Staller), "staller", Random(6))
-    assert result.catches == {"changed": "timeout"}
-    assert (result.job_status, result.violations) == ("slashed", ())
-    assert duel(result).reason == "timeout"
-    assert duel(result).seconds > TERMS.clock
-
-
-@pytest.mark.slow
-def test_of_several_auditors_one_wins_and_all_keep_their_stakes(workshop: Workshop) -> None:
-    result = play(cheating(workshop, auditors=seats(Auditor, Auditor, Auditor)), "three", Random(7))
-    assert (result.job_status, result.violations) == ("slashed", ())
-    earned = sorted(wei(result, "auditor 1", "auditor 2", "auditor 3"))
-    assert earned == [0, 0, TERMS.trainer_stake // 2]
-    assert sorted(found.verdict for found in result.duels) == ["challenger", "void", "void"]
-
-
-def test_an_accusation_without_ground_pays_the_trainer(workshop: Workshop) -> None:
-    result = play(Cast(workshop=workshop, auditors=seats(Accuser, Auditor)), "accuser", Random(8))
-    assert (result.job_status, result.false_head, result.violations) == ("settled", False, ())
-    stake = TERMS.challenger_stake
-    assert wei(result, "auditor 1", "trainer", "auditor 2") == [-stake, TERMS.reward + stake // 2, 0]
-    assert duel(result).verdict == "trainer"
-    assert result.catches["accuser"] in ("recomputed", "conceded")
 
 
 def test_what_reverts_is_paid_for_and_counted(workshop: Workshop) -> None:
@@ -149,16 +102,6 @@ def test_messages_that_are_none_are_refused_and_the_game_goes_on(workshop: Works
     garbled, mute = (party(result, name) for name in ("auditor 1", "auditor 2"))
     assert garbled.refused >= garbled.messages > 3
     assert (mute.refused <= 1, mute.messages) == (True, 0), "one transaction of two in a race may be late"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("builder", [Reverser, censor(lambda item: item.sender.name == "auditor", 120)])
-def test_an_order_of_the_builder_costs_an_honest_party_nothing(workshop: Workshop, builder: type) -> None:
-    cast = cheating(workshop, builder=builder)
-    cast.dishonest["builder"] = "disorderly"
-    result = play(cast, "disorderly", Random(11))
-    assert (result.job_status, result.violations) == ("slashed", ())
-    assert wei(result, "auditor") == [TERMS.trainer_stake // 2]
 
 
 # ---------------------------------------------------------------- what a game depends on
