@@ -1,12 +1,16 @@
 """One set of parties for all tests of commands that a process runs."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.tiebreak.parties import PASSPHRASE, Parties, make_parties
+from tests.tiebreak.parties import PASSPHRASE, Commands, Parties, make_parties
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.engine.capture.compile import compile_task
+
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(autouse=True)
@@ -15,11 +19,19 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiebreak.api.tasks.checked", lambda task: replace(compile_task(task), checked=True))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def unqualified() -> Iterator[None]:
+    """No conformance vectors before each run, which would be most of the time; `test_commands_doctor` runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiebreak.api.running.qualify", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
-def shared_parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
+def shared_parties(once: Once) -> Parties:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
-        return make_parties(tmp_path_factory.mktemp("parties"))
+        return Parties(once("parties", make_parties), once)
 
 
 @pytest.fixture
@@ -27,3 +39,8 @@ def parties(shared_parties: Parties, monkeypatch: pytest.MonkeyPatch) -> Parties
     """The parties, with the passphrase of their keys in the environment."""
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
     return shared_parties
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(capsys)

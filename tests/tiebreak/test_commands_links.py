@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiebreak.parties import Parties
-from tiebreak.cli.main import run, tiebreak
+from tests.tiebreak.parties import Commands, Parties
 
 Plant = Callable[[Path, Path], None]
 """Puts something at a path, given a file outside of the folder."""
@@ -75,16 +74,14 @@ def commands(parties: Parties, hostile: Path, other: Path, output: Path) -> dict
 
 @pytest.mark.parametrize("name", RUN_PLANTS)
 def test_no_command_follows_what_is_planted_in_a_run(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], cases: Callable[[], None], name: str
+    parties: Parties, tmp_path: Path, command: Commands, cases: Callable[[], None], name: str
 ) -> None:
     hostile, other, outside = tmp_path / "hostile", parties.trained(tmp_path / "other"), tmp_path / "outside" / "file"
     parties.trained(hostile)
     planted(hostile, name, RUN_PLANTS[name], outside)
     before = contents(outside.parent), contents(hostile), contents(other)
-    for what, command in commands(parties, hostile, other, tmp_path / "made").items():
-        code = run(tiebreak, command)
-        error = capsys.readouterr().err
-        assert code == (3 if what.startswith("audit") else 2), (what, error)
+    for what, arguments in commands(parties, hostile, other, tmp_path / "made").items():
+        error = command(*arguments, code=3 if what.startswith("audit") else 2)
         assert str(hostile / name) in error, (what, error)
         assert "expected a plain file, got" in error or "expected a folder, got a symbolic link" in error, (what, error)
         assert (contents(outside.parent), contents(hostile), contents(other)) == before, what
@@ -94,30 +91,25 @@ def test_no_command_follows_what_is_planted_in_a_run(
 
 @pytest.mark.parametrize("name", BUNDLE_PLANTS)
 def test_agreeing_on_a_captured_job_follows_no_link(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    parties: Parties, tmp_path: Path, command: Commands, name: str
 ) -> None:
     hostile, outside = shutil.copytree(parties.path("captured"), tmp_path / "hostile"), tmp_path / "outside" / "file"
     planted(hostile, name, BUNDLE_PLANTS[name], outside)
-    keys = ["--client-key", str(parties.path("client.pem")), "--trainer-key", str(parties.path("trainer.pem"))]
-    for command in (
-        ["agree", str(hostile), *keys, "--output", str(tmp_path / "made")],
-        ["calibrate", str(hostile), "--output", str(tmp_path / "made"), "--steps", "1", "--threads", "1"],
-    ):
-        assert run(tiebreak, command) == 2
-        error = capsys.readouterr().err
+    for arguments in (["agree", hostile, *parties.keys], ["calibrate", hostile, "--steps", 1, "--threads", 1]):
+        error = command(*arguments, "--output", tmp_path / "made", code=2)
         assert f"{hostile / name}: expected a plain file, got a symbolic link" in error
         assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("name", HARD)
 def test_training_does_not_change_a_file_that_has_another_name(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    parties: Parties, tmp_path: Path, command: Commands, name: str
 ) -> None:
     hostile, outside = parties.signed(tmp_path / "hostile"), tmp_path / "outside" / "file"
     planted(hostile, name, lambda path, target: path.hardlink_to(target), outside)
     before = contents(outside.parent)
-    assert parties.train(hostile) == 2
-    assert f"{hostile / name}: expected a file of one name" in capsys.readouterr().err
+    error = command("train", hostile, "--key", parties.path("trainer.pem"), code=2)
+    assert f"{hostile / name}: expected a file of one name" in error
     assert contents(outside.parent) == before
 
 

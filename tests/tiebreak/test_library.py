@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiebreak.parties import Parties, doubled_weight
+from tests.tiebreak.parties import Parties
 from tiebreak.api import offers
 from tiebreak.api.bundle import ORIGINS, load_bundle
 from tiebreak.api.running import Machine
@@ -164,10 +164,8 @@ def test_a_false_file_is_not_kept_and_the_next_publishers_is_taken(
     assert not [left for left in kept if left.endswith(".fetch")]
 
 
-def test_a_cheats_own_records_are_fetched_as_it_signed_them(
-    parties: Parties, shelf: Shelf, tmp_path: Path, trained: RunDirectory
-) -> None:
-    run = RunDirectory.open(parties.tampered(tmp_path / "false", doubled_weight(trained.path, 5)))
+def test_a_cheats_own_records_are_fetched_as_it_signed_them(parties: Parties, shelf: Shelf, tmp_path: Path) -> None:
+    run = RunDirectory.open(parties.cheating(tmp_path / "false", 5))
     take(run, tmp_path / "there", shelf, published(run, shelf, 3), count=3)
     assert parties.audit(tmp_path / "there", tmp_path / "replay") == 2
 

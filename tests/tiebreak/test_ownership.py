@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from benchmarks import ownership as study
-from tests.tiebreak.parties import Parties, doubled_weight
+from tests.tiebreak.parties import Commands, Parties
 from tiebreak.api import ownership
 from tiebreak.api.judging import read_posts
 from tiebreak.api.keys import new_key
 from tiebreak.cli.key import load_key
-from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.certificate import sign
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
@@ -34,17 +33,10 @@ from tiebreak.protocol.tags import Digest
 class Desk:
     """An owner and a checker, and the files between them."""
 
-    def __init__(self, parties: Parties, folder: Path, capsys: Any, trained: Path | None = None) -> None:
-        self.parties, self.folder, self._capsys = parties, folder, capsys
-        self.run = trained or parties.trained(folder / "run")
+    def __init__(self, parties: Parties, folder: Path, command: Commands, run: Path) -> None:
+        self.parties, self.folder, self.run, self.command = parties, folder, run, command
+        self.tell = command.tell
         self.proof, self.challenge = folder / "proof", folder / "challenge.json"
-
-    def tell(self, *arguments: object, code: int = 0) -> Any:
-        self._capsys.readouterr()
-        command = [str(argument) for argument in arguments]
-        assert run(tiebreak, [*command, *(["--json"] if code == 0 else [])]) == code, self._capsys.readouterr()
-        told = self._capsys.readouterr()
-        return json.loads(told.out) if code == 0 else told.err
 
     def prove(self, *more: object, code: int = 0) -> Any:
         return self.tell("prove-ownership", self.run, "-o", self.proof, *more, code=code)
@@ -63,8 +55,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(parties: Parties, tmp_path: Path, capsys: Any) -> Desk:
-    return Desk(parties, tmp_path, capsys)
+def desk(parties: Parties, tmp_path: Path, command: Commands) -> Desk:
+    return Desk(parties, tmp_path, command, parties.trained(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("who", ["trainer", "client"])
@@ -102,15 +94,14 @@ def test_the_disputed_weights_are_those_of_the_same_head(desk: Desk, parties: Pa
     assert "expected tensors under state root" in desk.check(*link, code=2)
     content[-1] ^= 1
     weights.write_bytes(content)
-    other = Desk(parties, tmp_path / "other", desk._capsys,
-                 parties.tampered(tmp_path / "cheat", doubled_weight(parties.path("agreed"), 2)))  # fmt: skip
+    other = Desk(parties, tmp_path / "other", desk.command, parties.cheating(tmp_path / "cheat", 2))
     (tmp_path / "other").mkdir()
     other.answered()
     assert "these weights are of another run" in other.check(*link, code=2)
 
 
 def test_a_false_segment_is_not_reproduced(desk: Desk, parties: Parties, tmp_path: Path) -> None:
-    desk.run = parties.tampered(tmp_path / "cheat", doubled_weight(parties.path("agreed"), 2))
+    desk.run = parties.cheating(tmp_path / "cheat", 2)
     assert "segment 0, steps 1 to 3: expected record" in desk.answered().check(code=2)
 
 
@@ -130,7 +121,7 @@ def swapped(desk: Desk) -> None:
 
 
 def of_another_run(desk: Desk) -> None:
-    cheat = desk.parties.tampered(desk.folder / "cheat", doubled_weight(desk.parties.path("agreed"), 2))
+    cheat = desk.parties.cheating(desk.folder / "cheat", 2)
     state = "checkpoints/000000000003.safetensors"
     shutil.copyfile(cheat / state, desk.proof / state)
 
