@@ -118,13 +118,10 @@ def bias(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], 
     ("change", "said"),
     [
         (bias(lambda x: torch.nextafter(x, torch.full_like(x, 9.0))), "another name, type, shape or value"),
-        (lambda tensors: tensors.pop("head.bias"), "expected 4 tensors of the state, got 3"),
         (lambda tensors: tensors.update(more=torch.zeros(2)), "expected 4 tensors of the state, got 5"),
-        (lambda tensors: tensors.update(x=tensors.pop("head.bias")), "another name, type, shape or value"),
-        (bias(lambda x: x.reshape(3, 1)), "another name, type, shape or value"),
         (bias(lambda x: x.view(torch.int32)), "expected F32, I64 or BOOL"),
     ],
-    ids=["changed", "removed", "added", "renamed", "reshaped", "retyped"],
+    ids=["changed", "added", "retyped"],
 )
 def test_weights_that_are_not_the_certified_ones(
     desk: Desk, tmp_path: Path, change: Callable[[Tensors], object], said: str
@@ -191,9 +188,7 @@ def test_files_that_are_no_weights_or_no_certificate(desk: Desk, tmp_path: Path)
     right = desk.certificate.read_bytes()
     for wrong, said in (
         (b"", "expected JSON"),
-        (b"[]", "expected an object"),
         (right + b" " * MAX_ENVELOPE_BYTES, f"at most {MAX_ENVELOPE_BYTES} bytes"),
-        (right.replace(b'"payloadType"', b'"payload": "", "payloadType"'), "a name appears twice"),
     ):
         desk.certificate.write_bytes(wrong)
         told = desk.verify(desk.weights, code=2)
@@ -208,9 +203,6 @@ def test_stripped_and_missing_signatures(desk: Desk) -> None:
     desk.certificate.write_text(json.dumps(document))
     assert "got none" in desk.verify(desk.weights, "--require", desk.address("client"), code=2)
     desk.verify(desk.weights)
-    document["signatures"] = []
-    desk.certificate.write_text(json.dumps(document))
-    assert "a signature by its trainer" in desk.verify(desk.weights, code=2)
 
 
 def test_nobody_signs_what_its_own_files_do_not_say(desk: Desk, tmp_path: Path) -> None:

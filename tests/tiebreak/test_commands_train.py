@@ -17,7 +17,6 @@ from tests.waiting import until
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.engine.distributed import partition
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.retention import Keep
 
 
 def root_of(text: str) -> str:
@@ -104,25 +103,6 @@ def test_a_run_that_another_process_works_on(train: Training) -> None:
     train("--until", "1")
 
 
-def test_a_damaged_run_is_refused_in_one_line(train: Training) -> None:
-    """`test_file_errors` damages every file."""
-    path = train.folder / "program.tbp"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "program.tbp" in train.error(code=2)
-
-
-def test_a_damaged_checkpoint_is_computed_again(train: Training, parties: Parties, tmp_path: Path) -> None:
-    train.folder = parties.trained(tmp_path / "trained")
-    root = train.run.heads()[-1].head.run_root.hex()
-    for step in (2 * INTERVAL, STEPS):
-        content = bytearray(train.run.state_path(step).read_bytes())
-        content[-1] ^= 1
-        train.run.state_path(step).write_bytes(content)
-    assert train.run.last_complete() == INTERVAL
-    assert root_of(train()) == root
-    assert train.run.last_complete() == STEPS
-
-
 def test_a_folder_without_a_run(train: Training, tmp_path: Path) -> None:
     train.folder = tmp_path
     assert "job.bin" in train.error(code=2)
@@ -166,17 +146,6 @@ def test_json_lines_tell_every_step_and_checkpoint(train: Training) -> None:
 def test_quiet_prints_nothing(train: Training) -> None:
     assert train.command.printed(*train.arguments("--quiet", "--keep", "every:2")) == ("", "")
     assert train.run.kept() == [0, 2 * INTERVAL, STEPS]
-
-
-def test_what_was_dropped_does_not_hinder_an_audit_or_a_dispute(
-    parties: Parties, tmp_path: Path, command: Commands
-) -> None:
-    folder, replay = parties.cheating(tmp_path / "cheating", 2), tmp_path / "replay"
-    Keep(0).prune(RunDirectory.open(folder), STEPS)
-    assert RunDirectory.open(folder).kept() == [0, STEPS]
-    assert parties.audit(folder, replay) == 2
-    Keep(0).prune(RunDirectory.open(replay), STEPS)
-    assert "trainer loses" in command("dispute", folder, replay, "--threads", 1)
 
 
 LONG = 4000

@@ -31,23 +31,16 @@ def test_it_measures_the_given_state() -> None:
     assert task.model.training
 
 
-def test_a_state_of_another_model_is_refused() -> None:
-    task = load_task("digits")
-    with pytest.raises(ConfigurationError, match="expected a state of"):
-        evaluate_state(task, {"model.weight": torch.ones(1)})
-
-
-def test_a_state_of_other_shapes_is_refused() -> None:
-    task = load_task("digits")
-    state = {f"model.{name}": torch.ones(1) for name in task.initial_state()}
-    with pytest.raises(ConfigurationError, match=r"expected .* of shape"):
-        evaluate_state(task, state)
-
-
-def test_a_task_without_evaluation_says_so() -> None:
-    task = dataclasses.replace(load_task("digits"), evaluate=None)
+def test_a_state_of_another_model_and_a_task_without_evaluation_are_refused() -> None:
+    task = load_task("digits", steps=1)
+    for state, message in (
+        ({"model.weight": torch.ones(1)}, "expected a state of"),
+        ({f"model.{name}": torch.ones(1) for name in task.initial_state()}, r"expected .* of shape"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            evaluate_state(task, state)
     with pytest.raises(ConfigurationError, match="to have an evaluation"):
-        evaluate_state(task, {})
+        evaluate_state(dataclasses.replace(task, evaluate=None), {})
 
 
 def measured(calls: list[float], **changes: Any) -> dict[str, Any]:
@@ -71,12 +64,6 @@ def measured(calls: list[float], **changes: Any) -> dict[str, Any]:
     return given | changes
 
 
-@pytest.fixture
-def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
-
-
-@pytest.mark.usefixtures("in_short")
 def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
     calls, told = list[float](), list[Any]()
     streams = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -91,7 +78,6 @@ def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
     assert plain.digest() == trainer.digest()
 
 
-@pytest.mark.usefixtures("in_short")
 def test_a_run_on_disk_evaluates_its_checkpoints(tmp_path: Path) -> None:
     calls, told = list[float](), list[Any]()
     settings = measured(calls, evaluate_every=4) | {"checkpoint_every": 2, "steps": 8}
@@ -104,7 +90,6 @@ def test_a_run_on_disk_evaluates_its_checkpoints(tmp_path: Path) -> None:
         tiebreak.train(**(settings | {"evaluate_every": 3}), directory=tmp_path / "other")
 
 
-@pytest.mark.usefixtures("in_short")
 @pytest.mark.parametrize("train", ["reproducible", "train"])
 def test_a_callback_that_would_change_the_model_is_refused(train: str, tmp_path: Path) -> None:
     settings = measured([], evaluate=None, evaluate_every=None)

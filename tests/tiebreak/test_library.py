@@ -188,15 +188,6 @@ def test_a_disk_without_room_is_told_before_a_byte_comes(
     assert shelf.sent == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../outside", "/etc/passwd", "a/../../b", ".lock", "checkpoints/.x", "", "a//b", "a/b/c/d/e"],
-)
-def test_a_path_that_leads_elsewhere_is_no_name_of_a_file(name: str) -> None:
-    with pytest.raises(EncodingError, match="expected a plain relative path"):
-        PublishedFile(name=name.encode(), size=1, root=Digest(bytes(32)))
-
-
 def test_names_that_are_not_the_formats_are_not_looked_at(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
     body = published(trained, shelf, 3)
     more = [PublishedFile(name=n, size=4, root=shelf.add(b"evil")) for n in (b"policy.json", b"zzz/run.py")]

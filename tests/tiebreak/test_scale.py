@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.sim.yard import make_task
-from tiebreak.cli.main import run, tiebreak
+from tests.tiebreak.parties import Commands
 from tiebreak.cli.scale import human
 from tiebreak.engine.capture.compile import compile_task
 
 
-def test_costs_and_limits_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_and_limits_are_printed_and_written(tmp_path: Path, command: Commands) -> None:
     output = tmp_path / "scale.json"
     options = ["--parameters", "1000000", "--steps", "1000", "--checkpoint-interval", "50", "--jobs", "3"]
     options += ["--step-seconds", "0.01", "--levels", "3", "--json", str(output)]
-    assert run(tiebreak, ["scale", *options]) == 0
-    printed = capsys.readouterr().out
+    printed = command("scale", *options)
     for word in ("GPT-2 with", "3 jobs of 1,000 steps", "gas of a dispute", "Nearest to its limit", "parameters: up to",
                  "wrote"):  # fmt: skip
         assert word in printed
@@ -26,42 +25,37 @@ def test_costs_and_limits_are_printed_and_written(tmp_path: Path, capsys: pytest
     assert found["costs"]["training"]["value"] > 1000 * 0.01
 
 
-def test_workers_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_are_printed_and_written(tmp_path: Path, command: Commands) -> None:
     output = tmp_path / "scale.json"
-    assert run(tiebreak, ["scale", "--parameters", "1000000", "--workers", "4", "--json", str(output)]) == 0
-    assert "each of 4 workers: sends in a step" in capsys.readouterr().out
+    printed = command("scale", "--parameters", 1000000, "--workers", 4, "--json", output)
+    assert "each of 4 workers: sends in a step" in printed
     found = json.loads(output.read_text())["workers"]
     assert found["number"] == 4
     assert 0 < found["sends in a step"] < 3 * found["would send under FP32 DDP"]
 
 
-def test_a_job_over_a_limit_says_how_to_lift_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tiebreak, ["scale", "--parameters", "1000000", "--memory", "1"]) == 0
-    printed = capsys.readouterr().out
+def test_a_job_over_a_limit_says_how_to_lift_it(command: Commands) -> None:
+    printed = command("scale", "--parameters", 1000000, "--memory", 1)
     assert "Nearest to its limit: memory of a machine" in printed
     assert "That is over the limit already." in printed
 
 
 @pytest.mark.slow
-def test_a_program_file_and_a_step_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_file_and_a_step_of_ones_own(tmp_path: Path, command: Commands) -> None:
     program = compile_task(make_task()).program
     path, output = tmp_path / "program.tbp", tmp_path / "scale.json"
     path.write_bytes(program.encode())
     options = ["--program", str(path), "--steps", "8", "--checkpoint-interval", "3", "--step-seconds", "0.25"]
-    assert run(tiebreak, ["scale", *options, "--keep", "every:2", "--json", str(output)]) == 0
+    printed = command("scale", *options, "--keep", "every:2", "--json", output)
     found = json.loads(output.read_text())
     assert found["counts"]["instructions"] == len(program.body)
     assert found["costs"]["plain_step"]["value"] == 0.25
     assert list(found["limits"]) == ["steps", "jobs"]
-    assert "program.tbp" in capsys.readouterr().out
+    assert "program.tbp" in printed
 
 
 WRONG = [
     (["--parameters", "0"], "Error:"),
-    (["--steps", "0"], "Error:"),
-    (["--levels", "6"], "Error:"),
-    (["--disputed", "2"], "Error:"),
-    (["--memory", "0"], "Error:"),
     (["--program", "no-such-file"], "Error:"),
     (["--steps", "10", "--checkpoint-interval", "11"], "ConfigurationError: expected a checkpoint every 1 to 10"),
     (["--keep", "some"], "ConfigurationError: expected all, every:M or last"),
@@ -71,18 +65,16 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "words"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
-def test_wrong_figures_are_one_clear_line(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tiebreak, ["scale", *options]) == 1
-    printed = capsys.readouterr()
-    assert printed.err.strip().splitlines()[-1].startswith(words)
-    assert "Traceback" not in printed.err
+def test_wrong_figures_are_one_clear_line(options: list[str], words: str, command: Commands) -> None:
+    error = command("scale", *options, code=1)
+    assert error.strip().splitlines()[-1].startswith(words)
+    assert "Traceback" not in error
 
 
-def test_bytes_that_are_no_program_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bytes_that_are_no_program_are_refused(tmp_path: Path, command: Commands) -> None:
     path = tmp_path / "program.tbp"
     path.write_bytes(b"not a program")
-    assert run(tiebreak, ["scale", "--program", str(path)]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert "program.tbp" in command.error("scale", "--program", path, code=2)
 
 
 @pytest.mark.parametrize(

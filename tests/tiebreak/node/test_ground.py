@@ -93,7 +93,7 @@ def unreliable(villager: Villager, rng: Random) -> Callable[[str, tuple[Any, ...
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
 def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: Run, seed: int) -> None:
     village, rng = Village(chain, run), Random(seed)
@@ -212,7 +212,7 @@ def test_a_refusal_by_a_node_that_is_behind_is_not_believed(chain: EmbeddedChain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_processes_that_die_go_on_where_they_were(chain: EmbeddedChain, seed: int) -> None:
     village, rng, deaths = Village(chain, TALKED_FALSE), Random(seed), 0
     for _ in village.rounds():
@@ -228,7 +228,7 @@ def test_processes_that_die_go_on_where_they_were(chain: EmbeddedChain, seed: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
 def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed: int) -> None:
     """Three rounds of blocks, again and again; what was in them is sent anew."""
