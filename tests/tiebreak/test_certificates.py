@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Callable
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from securesystemslib.exceptions import VerificationError as OtherVerificationEr
 from securesystemslib.signer import SSlibKey
 
 from tests.tiebreak.parties import Commands, Parties
-from tiebreak import AdamW, open_run, train
+from tiebreak import open_run
 from tiebreak.api.certifying import attesting_key, public_pem
 from tiebreak.cli.key import load_key
 from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES
@@ -226,33 +225,6 @@ def test_nobody_signs_what_its_own_files_do_not_say(desk: Desk, tmp_path: Path) 
     desk.certificate = tmp_path / "none.json"
     assert "the trainer's signed head" in desk.certify("stranger", folder=replay, code=1)
     assert "expected the key of whoever signs" in desk.certify("", code=1)
-
-
-@pytest.mark.slow
-def test_a_model_of_transformers_with_tied_weights_however_it_is_saved(tmp_path: Path, desk: Desk) -> None:
-    transformers = import_module("transformers")  # takes seconds, which only this test needs
-
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=100, n_positions=32, use_cache=False)
-    )
-    keys = {who: load_key(desk.parties.path(f"{who}.pem")) for who in ("client", "trainer")}
-    trained = train(
-        model, lambda m, x: m(x[:, :-1]).logits.logsumexp(-1).mean(), optimizer=AdamW(lr=1e-3), batch=2, steps=2,
-        data={"x": torch.randint(0, 100, (8, 9))}, directory=tmp_path / "tied", progress=False, **keys,
-    )  # fmt: skip
-    model.load_state_dict(trained.state_dict())
-    for name, size in (("whole", "1GB"), ("shards", "30KB")):
-        model.save_pretrained(tmp_path / name, max_shard_size=size)
-    desk.command("weights", trained.directory, "-o", tmp_path / "both.safetensors")
-    saved = [tmp_path / "whole", tmp_path / "shards", tmp_path / "both.safetensors"]
-    assert len(load_file(saved[2])) == 1 + len(load_file(saved[0] / "model.safetensors"))
-    for place in saved:
-        desk.weights, desk.certificate = place, tmp_path / f"{place.name}.json"
-        desk.certify("trainer", folder=trained.directory)
-        desk.verify(place)
-        for other in saved:
-            desk.verify(other, "--resaved")
 
 
 # ---------------------------------------------------------------- attestations

@@ -150,13 +150,14 @@ def imported_by(code: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
-def running(*commands: list[str]) -> set[str]:
-    """The modules that a fresh interpreter has after these commands."""
-    return imported_by(SEEN + "\n".join(f"run(main.tiebreak, {arguments!r})" for arguments in commands))
+def running(*commands: list[str], code: int = 0) -> set[str]:
+    """The modules that a fresh interpreter has after these commands, of which the last one ends with this code."""
+    *before, last = (f"run(main.tiebreak, {arguments!r}) == " for arguments in commands)
+    return imported_by(SEEN + "\n".join(f"assert {line}" for line in [*(f"{one}0" for one in before), f"{last}{code}"]))
 
 
 def test_the_command_answers_before_it_imports() -> None:
-    found = running(["--version"], ["--help"], ["no-such-command"])
+    found = running(["--version"], ["--help"], ["no-such-command"], code=1)
     assert not HEAVY & found
     assert not [name for name in found if name.startswith(("tiebreak.engine", "tiebreak.sim", "tiebreak.demo", "rich"))]
     assert len(found) < 250

@@ -36,6 +36,7 @@ def test_reproducible(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == f"digest   {digests[0]}"
 
 
+@pytest.mark.slow
 def test_resnet_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--directory", str(tmp_path / "run"), "--steps", "12", "--channels", "4", "--blocks", "1"]
     made = example("resnet_on_digits").main(arguments)

@@ -11,7 +11,6 @@ import pytest
 from tests.tiebreak.parties import Parties
 from tiebreak.api import offers
 from tiebreak.api.bundle import ORIGINS, load_bundle
-from tiebreak.api.running import Machine
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_exactly
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
@@ -304,12 +303,3 @@ def test_an_offer_that_nobody_signed_is_none(offered: Path) -> None:
     (offered / offers.OFFER).unlink()
     with pytest.raises(StateError, match="expected an offer"):
         offers.open_offer(offered)
-
-
-def test_terms_are_judged_by_the_time_of_a_step(offered: Path) -> None:
-    offer = offers.open_offer(offered)
-    seconds = offers.seconds_per_step(offer, Machine(threads=1))
-    assert seconds > 0
-    assert offers.objections(offer, offers.pace_of(seconds, block_seconds=12, slowdown=1)) == ()
-    slow = offers.pace_of(40_000, block_seconds=12, slowdown=1)
-    assert any("expected a window" in reason for reason in offers.objections(offer, slow))

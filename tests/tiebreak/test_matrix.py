@@ -143,14 +143,6 @@ def plain_states(settings: Iterable[tuple[int, str]]) -> dict[str, set[str]]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(CAPABILITIES) < 2, reason="needs a CPU with avx2")
-def test_plain_fp32_forks() -> None:
-    """Two machines are enough: other threads, another instruction set, other bytes of every model."""
-    seen = plain_states([(1, CAPABILITIES[0]), (2, CAPABILITIES[-1])])
-    assert {name: len(states) for name, states in seen.items()} == dict.fromkeys(MODELS, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(len(CAPABILITIES) < 2, reason="needs a CPU with avx2")
 def test_plain_fp32_forks_by_instruction_set_and_by_threads() -> None:
     """Each alone suffices for some model; every model has at least one state per instruction set."""
     seen = plain_states(product((1, 2), CAPABILITIES))

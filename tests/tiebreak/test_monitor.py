@@ -342,9 +342,9 @@ def test_samples_are_rare_and_hold_what_a_gpu_tells(
     sampler = Sampler(opened, device="cuda:0")
     progress = Progress(step=1, steps=7, loss=1.0, loss_bits=0x3F800000, seconds=0, resolving=0, waiting=0)
     began = clock.at
-    for hours, most in ((1, 3000), (24, 6500)):  # a line is rarer than every second after 1,000 of them
+    for hours, tick, most in ((1, 0.25, 3000), (24, 2, 6500)):  # rarer than every second after 1,000 lines
         while clock.at < began + 3600 * hours:
-            clock.at += 0.25
+            clock.at += tick
             sampler(progress)
         assert most / 2 < len((opened.path / MONITOR).read_bytes().splitlines()) < most
     lines = [read_line(line) for line in (opened.path / MONITOR).read_bytes().splitlines()]

@@ -1,14 +1,22 @@
-"""`tiebreak scale`: what it prints, writes and refuses."""
+"""`tiebreak scale` and `tiebreak economics`: figures in, costs or terms out, for people and programs."""
 
 import json
+from dataclasses import replace
+from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from tests.sim.yard import make_task
-from tests.tiebreak.parties import Commands
+from tests.tiebreak.parties import Commands, Parties
+from tiebreak.cli.agree import agree
 from tiebreak.cli.scale import human
 from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.run.agreement import Terms
+from tiebreak.sim.incentives.figures import PRESETS
+from tiebreak.sim.incentives.measured import measured
+from tiebreak.sim.incentives.recommend import recommend
 
 
 def test_costs_and_limits_are_printed_and_written(tmp_path: Path, command: Commands) -> None:
@@ -85,3 +93,44 @@ def test_bytes_that_are_no_program_are_refused(tmp_path: Path, command: Commands
 )  # fmt: skip
 def test_numbers_for_people(value: float, unit: str, text: str) -> None:
     assert human(value, unit) == text
+
+
+# ---------------------------------------------------------------- economics
+
+
+def test_a_preset_a_file_and_options_give_terms_that_agree_takes(
+    parties: Parties, tmp_path: Path, command: Commands
+) -> None:
+    figures, path = tmp_path / "figures.toml", tmp_path / "found.json"
+    figures.write_text("ether = 1000\nauditors = 3\n")
+    given = ["--preset", "fine-tune", "--figures", figures, "--ether", "1500.5"]
+    words = command("economics", *given, "--json", path)
+    found = json.loads(path.read_text())
+    assert (found["figures"]["ether"], found["figures"]["auditors"]) == ("3001/2", "3")
+    assert f"tiebreak agree {' '.join(found['agree'])}" in words
+    f = replace(PRESETS["fine-tune"].figures, ether=Fraction(3001, 2), auditors=3)
+    assert found["figures"]["steps"] == str(f.steps)
+    terms = recommend(f, measured(f.descent_levels)).terms
+    context = agree.make_context("agree", [str(parties.path("captured")), *parties.keys, *found["agree"]])
+    assert Terms(**{name: context.params[name] for name in found["terms"]}) == terms
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "expected --preset (fine-tune, gpt2, 7b), --figures or figures as options, got none"),
+        (["--steps", "5"], "expected figures for seconds_per_step, machine_hour, lie_value, harm, got none"),
+        (["--preset", "gpt2", "--margin", "0"], "margin: expected 1 to 1000000000000000, got 0"),
+        (["--preset", "gpt2", "--ether", "much"], "expected a number such as 0.25, got 'much'"),
+        (["--preset", "gpt2", "--ether", "inf"], "ether: expected a finite number, got Infinity"),
+    ],
+)
+def test_wrong_figures_of_economics_are_one_line(arguments: list[str], line: str, command: Commands) -> None:
+    assert line in " ".join(command("economics", *arguments, code=1).split())
+
+
+def test_every_figure_has_an_option_with_help(command: Commands) -> None:
+    text = " ".join(command("economics", "--help").split())
+    for name, (_, limits) in import_module("tiebreak.cli.economics").FIGURES.items():  # the package has its command
+        assert f"--{name.replace('_', '-')}" in text
+        assert limits.what[1:15] in text

@@ -10,7 +10,7 @@ import pytest
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, make_job
 from tests.protocol.town import FALSE
 from tests.tiebreak.node.pages.staged import Staged, moments
-from tests.tiebreak.node.test_ledger import Commune
+from tests.tiebreak.node.test_ledger import lived
 from tiebreak.node.pages import feeding, views, words
 from tiebreak.node.pages.feeding import Feed, Outlook
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
@@ -182,9 +182,8 @@ def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[
 
 def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     """A page shows what every party's own ledger says, after each post, and in the end verdict and paper money."""
-    run = FALSE
-    commune, store = Commune(run), Store()
-    commune.live()
+    run, store = FALSE, Store()
+    commune = lived(run)
     feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     statuses, walked = [], set()
     for post in commune.export:
@@ -210,9 +209,8 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
 
 
 def test_posts_of_a_chain_that_is_not_followed_make_no_board(tmp_path: Path) -> None:
-    commune, store = Commune(FALSE), Store()
-    commune.live()
-    store.rows = commune.export
+    store = Store()
+    store.rows = list(lived(FALSE).export)
     feed = Feed(store, outlook(moments()[-1], tmp_path))
     assert not feed.on_paper
     with feed.reading() as board:
