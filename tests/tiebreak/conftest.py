@@ -1,16 +1,13 @@
 """One set of parties for all tests of commands that a process runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.tiebreak.parties import PASSPHRASE, Commands, Parties, make_parties
+from tests.tiebreak.parties import PASSPHRASE, Commands, Once, Parties, make_parties
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.engine.capture.compile import compile_task
-
-Once = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(autouse=True)

@@ -81,13 +81,16 @@ class Commands:
         return self(*arguments, code=code) if code else json.loads(self(*arguments, "--json"))
 
 
+Once = Callable[[str, Callable[[Path], object]], Path]
+"""The fixture `once`."""
+
+
 @dataclass(frozen=True)
 class Parties:
     """Everything in one folder: task.py, client.pem, trainer.pem, stranger.pem, captured/, agreed/, run/."""
 
     folder: Path
-    once: Callable[[str, Callable[[Path], object]], Path]
-    """The fixture of this name."""
+    once: Once
 
     def path(self, name: str) -> Path:
         return self.folder / name

@@ -293,15 +293,16 @@ def test_mistakes_of_text_are_named(tmp_path: Path, tokenizer: Path, failed: Fai
 
 
 def test_mistakes_of_arrays_are_named(tmp_path: Path, failed: Fails) -> None:
-    (tmp_path / "out").mkdir()
-    for name in ("a.npy", "my array.npy", "out/a.npy"):
+    (tmp_path / "other").mkdir()
+    for name in ("a.npy", "my array.npy", "other/a.npy"):
         np.save(tmp_path / name, np.arange(3))
     one = tmp_path / "a.npy"
-    assert "each array once" in failed("arrays", one, tmp_path / "out" / "a.npy")
+    assert "each array once" in failed("arrays", one, tmp_path / "other" / "a.npy")
     assert "got 'my array'" in failed("arrays", tmp_path / "my array.npy")
     assert "or --dtype" in failed("arrays", tmp_path / "a.bin")
     assert "expected --dtype" in failed("arrays", one, "--shape", "3")
     assert "a shape such as" in failed("arrays", one, "--dtype", "<i8", "--shape", "x")
+    (tmp_path / "other").rename(tmp_path / "out")
     assert "new or empty folder" in failed("arrays", one)
     assert (tmp_path / "out" / "a.npy").exists()
 

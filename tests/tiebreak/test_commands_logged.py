@@ -8,8 +8,7 @@ import torch
 
 from tests.engine.logged_cases import INTERVAL, STEPS, compiled, log_of
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
-from tests.tiebreak.conftest import Once
-from tests.tiebreak.parties import Commands
+from tests.tiebreak.parties import Commands, Once
 from tiebreak.api.keys import save_key
 from tiebreak.api.running import make_interpreter, make_logging
 from tiebreak.cli.key import PASSPHRASE_VARIABLE

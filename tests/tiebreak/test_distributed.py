@@ -12,8 +12,7 @@ import pytest
 
 from tests.engine.tiny import CLIENT, DOMAIN, make_tiny_task
 from tests.source_tree import ROOT
-from tests.tiebreak.conftest import Once
-from tests.tiebreak.parties import Parties
+from tests.tiebreak.parties import Once, Parties
 from tests.waiting import until
 from tiebreak.api.distributed import joined
 from tiebreak.api.running import make_interpreter

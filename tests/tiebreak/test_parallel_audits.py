@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 from tests.source_tree import ROOT
-from tests.tiebreak.conftest import Once
+from tests.tiebreak.parties import Once
 from tests.waiting import until
 from tiebreak.api.audits import Workers, audit_chosen
 from tiebreak.api.cluster import Cluster, Desk, FetchedRun
