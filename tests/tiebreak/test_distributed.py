@@ -40,6 +40,7 @@ def runs(parties: Parties, once: Once, tmp_path: Path) -> tuple[RunDirectory, Ru
             terms=Terms(),
         )  # fmt: skip
         signed = sign_job(job, DOMAIN, client=CLIENT, trainer=key)
+        folder.mkdir()
         for name in ("together", "alone"):
             made = RunDirectory.create(folder / name, signed, compiled.program, compiled.state, compiled.data)
         Worker(made, make_interpreter(compiled.program, job=job), key=key).work()
