@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.tiebreak.node import hubs
-from tests.tiebreak.node.faults import proxy
 from tests.tiebreak.node.test_up import said_twice
 from tests.tiebreak.node.town import Town, town
 from tiebreak.node.mail import Mail
@@ -23,7 +22,7 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.board import JobStatus
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def bodies(there: Town, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]]:
@@ -123,38 +122,14 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
         assert ("ERROR", "alarm") not in auditor.notes.counts  # what it handles itself is no error
 
 
-# ---------------------------------------------------------------- bad networks, hubs that go away
-
-
-def the_liar_loses(there: Town, folder: Path) -> None:
-    (game,) = there.drivers["auditor"].machine.board.games.values()
-    assert game.job.status is JobStatus.SLASHED
-    assert game.state.verdict is not None
-    assert game.state.verdict.winner is Side.CHALLENGER
-    assert not said_twice(folder)
-
-
-def test_who_is_honest_wins_over_a_bad_network(tmp_path: Path) -> None:
-    """Which lies before the hub, and before one of the two addresses of the node.
-
-    The talk has 30 seconds; if it takes longer, the chain wants a clock of 150 between a seal and its proof.
-    """
-    with town(tmp_path) as there, proxy(there.hub_url, 1) as hub, proxy(there.chain_url, 2) as node:
-        there.hub_url, there.chain_url = hub.url, f"{there.chain_url},{node.url}"
-        there.join("client")
-        there.join("trainer", cheat="rate")
-        there.join("auditor")
-        there.offer()
-        there.live(lambda: all(any(job.is_over for job in driver.machine.jobs()) for driver in there.drivers.values()))
-        the_liar_loses(there, tmp_path)
-        faults = hub.faults + node.faults
-        assert min(faults[fault] for fault in ("dropped", "delayed", "doubled", "reordered", "cut")) > 0, faults
+# ---------------------------------------------------------------- hubs that go away
 
 
 @pytest.mark.parametrize("fate", ["emptied", "replaced"])
 def test_a_hub_that_goes_away_in_the_middle_of_a_game(tmp_path: Path, fate: str) -> None:
-    """An empty one comes back; for one with another key, parties are started again."""
+    """An empty one comes back; for one with another key, parties are started again. One of two nodes is never there."""
     with town(tmp_path) as there, ExitStack() as stack:
+        there.chain_url += ",http://127.0.0.1:9"
         there.join("client")
         there.join("trainer", cheat="rate")
         auditor = there.join("auditor")
@@ -173,4 +148,8 @@ def test_a_hub_that_goes_away_in_the_middle_of_a_game(tmp_path: Path, fate: str)
         letters, _ = there.drivers["client"].mail.page(0)  # type: ignore[attr-defined]
         senders = {letter.post.sender for letter in letters}
         assert senders == {there.keys[role].address for role in ("client", "trainer", "auditor")}
-        the_liar_loses(there, tmp_path)
+        (game,) = there.drivers["auditor"].machine.board.games.values()
+        assert game.job.status is JobStatus.SLASHED
+        assert game.state.verdict is not None
+        assert game.state.verdict.winner is Side.CHALLENGER
+        assert not said_twice(tmp_path)
