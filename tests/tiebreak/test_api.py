@@ -191,13 +191,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": {}}, "expected arrays by name or a TensorDataset"),
     "a list": ({"data": [1]}, "got list"),
     "halves": ({"data": {"x": np.zeros((4, 4), np.float16)}}, "float32, int64 or bool in data 'x'"),
-    "rows": ({"data": {"x": torch.zeros(4, 4), "y": torch.zeros(5, 1)}}, "equally many rows"),
-    "not finite": ({"data": {"x": torch.full((4, 4), torch.nan)}}, "only finite numbers"),
-    "schedule": ({"schedule": [1.0]}, "7 factors in the schedule"),
     "an option": ({"dropout": 0.5}, r"got \['dropout'\]"),
     "batch": ({"batch": 0}, "a batch size of at least 1"),
     "large batch": ({"batch": 25}, "a batch of at most all 24 examples, got 25"),
-    "names": ({"loss": lambda model, x, z: F.mse_loss(model(x), z)}, "arrays of the batch, x, y, got x, z"),
     "order": ({"data": {"y": torch.ones(9, 1), "x": torch.ones(9, 4)}}, "the target of torch's own losses last"),
 }
 
