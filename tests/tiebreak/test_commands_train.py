@@ -103,7 +103,9 @@ def test_a_run_that_another_process_works_on(train: Training) -> None:
     train("--until", "1")
 
 
-def test_a_folder_without_a_run(train: Training, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_or_its_first_state(train: Training, tmp_path: Path) -> None:
+    train.run.state_path(0).write_bytes(b"")
+    assert "000000000000.safetensors" in train.error(code=2)
     train.folder = tmp_path
     assert "job.bin" in train.error(code=2)
     train.folder = tmp_path / "nowhere"

@@ -567,6 +567,19 @@ def test_blobs_of_every_end(hub: Running, tmp_path: Path, cases: Callable[[], No
         cases()
 
 
+def test_a_blob_that_nobody_reads_is_cut(hub: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "PATIENCE_SECONDS", 0.5)
+    data, root, _ = blob(16 * PIECE_BYTES)
+    name_it(hub, root, len(data))
+    (tmp_path / "up").write_bytes(data)
+    upload(hub.mail(), tmp_path / "up")
+    with silent(hub, f"/blobs/{root.hex()}"):
+        until(lambda: hub.hub.metrics.given._value.get() > 0)
+        assert hub.hub.metrics.given._value.get() < len(data)
+        until_cut(hub)
+    assert ask(hub, "GET", f"/blobs/{root.hex()}")[2] == data
+
+
 def test_a_blob_that_was_cut_on_the_disk_ends_short(tmp_path: Path) -> None:
     with running(settings(tmp_path)) as hub:
         name_it(hub)
