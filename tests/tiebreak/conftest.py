@@ -1,6 +1,5 @@
 """One set of parties for all tests of commands that a process runs."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,18 +15,20 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiebreak.api.tasks.checked", lambda task: replace(compile_task(task), checked=True))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def unqualified() -> Iterator[None]:
+QUALIFY = "tiebreak.api.running.qualify"
+
+
+@pytest.fixture(autouse=True)
+def unqualified(monkeypatch: pytest.MonkeyPatch) -> None:
     """No conformance vectors before each run, which would be most of the time; `test_commands_doctor` runs them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiebreak.api.running.qualify", lambda _: None)
-        yield
+    monkeypatch.setattr(QUALIFY, lambda _: None)
 
 
 @pytest.fixture(scope="session")
 def shared_parties(once: Once) -> Parties:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
+        patch.setattr(QUALIFY, lambda _: None)
         return Parties(once("parties", make_parties), once)
 
 

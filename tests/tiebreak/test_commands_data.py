@@ -21,6 +21,7 @@ from tiebreak.api.datasets import hugging_face, load_arrays, text, tokenizing
 from tiebreak.api.datasets.folder import importing
 from tiebreak.api.datasets.tokenizing import ByteTokens, TokenizerFile
 from tiebreak.engine.capture.task import Batch, Rows, Windows
+from tiebreak.engine.data import files
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.data.tensors import identity
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
@@ -124,14 +125,17 @@ def test_arrays_of_every_kind(tmp_path: Path, imported: Import) -> None:
     }
 
 
-def test_raw_bytes_and_more_than_a_block_of_elements_that_grow(tmp_path: Path, command: Commands) -> None:
+def test_raw_bytes_and_more_than_a_block_of_elements_that_grow(
+    tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tokens.bin").write_bytes(b"head" + np.arange(12, dtype=">u2").tobytes())
     raw = ["data", "import", "arrays", tmp_path / "tokens.bin", "--dtype", ">u2", "--offset", 4]
     command(*raw, "-o", tmp_path / "a")
     assert load_arrays(tmp_path / "a")["tokens"].tolist() == list(range(12))
     command(*raw, "--shape", "3,4", "-o", tmp_path / "b")
     assert load_arrays(tmp_path / "b")["tokens"].tolist() == np.arange(12).reshape(3, 4).tolist()
-    made = np.random.default_rng(4).integers(0, 1 << 16, ((1 << 23) + 77,), dtype=np.uint16)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    made = np.random.default_rng(4).integers(0, 1 << 16, (3 * 64 + 7,), dtype=np.uint16)
     made.tofile(tmp_path / "t.bin")
     command("data", "import", "arrays", tmp_path / "t.bin", "--dtype", "<u2", "-o", tmp_path / "c")
     assert np.array_equal(load_arrays(tmp_path / "c")["t"].numpy(), made)

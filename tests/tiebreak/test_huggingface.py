@@ -20,7 +20,6 @@ from transformers import (
 )
 
 import tiebreak
-from tests.parts import slow_except
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
 from tiebreak.api.certificates import verify
 from tiebreak.api.certifying import certify
@@ -103,7 +102,8 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", slow_except(CASES, "weight decay, warm-up, cosine"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_losses_and_weights_are_those_of_their_trainer(tmp_path: Path, case: str) -> None:
     ours, theirs = both(tmp_path, rows(ignored="accumulation" not in case), **CASES[case])
     assert len(losses(ours)) == len(losses(theirs)) == ours.run.steps

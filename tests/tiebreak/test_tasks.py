@@ -58,14 +58,6 @@ def test_text_windows_are_consecutive_bytes() -> None:
     assert (last + 1) * text.CONTEXT + text.CONTEXT + 1 > len(tokens)
 
 
-def test_text_output_is_tied_and_counted_once() -> None:
-    made = text.task()
-    assert [name for name in made.initial_state() if "tokens" in name] == ["tokens.weight"]
-    made.loss(made.model, *made.batch.examples.take(made.data, torch.arange(2))).backward()
-    gradient = made.model.tokens.weight.grad  # type: ignore[union-attr]
-    assert bool((gradient.abs().sum(1) > 0).all())  # unseen bytes too: through the output layer
-
-
 @pytest.mark.parametrize("name", ["digits", "text"])
 def test_building_a_task_leaves_the_global_random_stream_alone(name: str) -> None:
     torch.manual_seed(7)
