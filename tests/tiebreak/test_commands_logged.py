@@ -10,7 +10,6 @@ from tests.engine.logged_cases import INTERVAL, STEPS, compiled, log_of
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
 from tests.tiebreak.parties import Commands, Once
 from tiebreak.api.keys import save_key
-from tiebreak.api.running import make_interpreter, make_logging
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
@@ -19,7 +18,7 @@ from tiebreak.engine.logged.policy import policy_of as read_policy
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 
 PASSWORD = "a long passphrase"
@@ -113,18 +112,6 @@ def test_a_lie_in_a_logged_run_is_fraud_and_loses_its_dispute(
     for segment, code in ((0, 2), (3, 0)):
         command("audit", run.path, "--segment", segment, code=code)
     assert "trainer loses" in command("dispute", run.path, replay)
-
-
-def test_a_policy_of_other_rules_than_the_jobs_is_refused(trained: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="expected a policy of the job's precision, 32, got one of 26"):
-        make_logging(trained.job, policy_of(26))
-    exact = make_run(tmp_path / "exact", logged=False)
-    with pytest.raises(ConfigurationError, match="expected no policy file for a job of policy exact"):
-        make_interpreter(exact.program, job=exact.job, policy=policy_of())
-    assert make_logging(exact.job) is None
-    proven = make_logging(trained.job)
-    assert proven is not None
-    assert proven.thresholds == {}
 
 
 def test_an_auditor_does_not_believe_the_trainers_thresholds(
