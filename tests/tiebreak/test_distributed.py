@@ -127,7 +127,7 @@ def wrong(*given):
     global calls
     calls, found = calls + 1, run(*given)
     for x in found.tensors.values():
-        if calls > 500 and x.dtype == torch.float32 and x.numel():
+        if calls > 1000 and x.dtype == torch.float32 and x.numel():
             x.view(-1).view(torch.int32)[0] ^= 1
     return found
 if os.environ["RANK"] == "1":
