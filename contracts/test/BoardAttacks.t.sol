@@ -2,8 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {Board} from "../src/board/Board.sol";
-import {Duration} from "../src/game/Time.sol";
-import {GameId, IGame} from "../src/interfaces/IGame.sol";
+import {IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {ISeats} from "../src/interfaces/ISeats.sol";
@@ -133,157 +132,6 @@ contract BoardAttacksTest is GameBase {
         jobs.push(jobId_);
     }
 
-    // ---------------------------------------------------------------- nothing is stuck
-
-    function test_every_wei_of_a_cancelled_job_can_be_withdrawn() external {
-        jobId = _offer(_job(1));
-        VM.prank(client);
-        board.cancelJob(jobId);
-        _drained(0);
-    }
-
-    function test_every_wei_of_a_settled_job_can_be_withdrawn() external {
-        _start();
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
-        _play(challenger, abi.encodeCall(IGame.concede, (gameId)));
-        _post(jobId, 3, GameTrees.root(runLeaves));
-        _warp(current + WINDOW + 1);
-        board.settle(jobId);
-        _drained(CHALLENGER_STAKE - CHALLENGER_STAKE / 2);
-    }
-
-    function test_every_wei_of_an_abandoned_job_can_be_withdrawn() external {
-        jobId = _activeJob(1);
-        _warp(current + WINDOW + 1);
-        VM.prank(client);
-        board.abandon(jobId);
-        _drained(0);
-    }
-
-    function test_every_wei_of_a_parted_job_can_be_withdrawn() external {
-        for (uint64 receipts = 0; receipts < 3; ++receipts) {
-            IJobBoard.Job memory job = _job(receipts + 1);
-            (job.policy, job.reward) = (1, REWARD + receipts);
-            jobId = _offer(job);
-            _accept(jobId);
-            _post(jobId, 3, GameTrees.root(runLeaves));
-            IJobBoard.Head memory head = _head(jobId, receipts, WRONG);
-            bytes memory receipt = _signature(CLIENT_KEY, board.receiptDigest(head));
-            if (receipts > 0) board.acknowledge(head, receipt);
-            _warp(current + WINDOW + 1);
-            uint256 before = board.credit(trainer) + trainer.balance;
-            VM.prank(receipts == 1 ? client : trainer);
-            board.part(jobId);
-            uint256 earned = board.credit(trainer) + trainer.balance - before - TRAINER_STAKE;
-            _equal((REWARD + receipts) * receipts / 3, earned, "for what was receipted");
-            _drained(0);
-        }
-    }
-
-    function test_every_wei_of_a_convicted_job_can_be_withdrawn_or_is_burned() external {
-        _start();
-        GameId other = _challengeAs(stranger, jobId, 3, GameTrees.root(runLeaves), 0);
-        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
-        _play(address(this), abi.encodeCall(IGame.reclaim, (other)));
-        _drained(TRAINER_STAKE - TRAINER_STAKE / 2);
-    }
-
-    function test_every_wei_after_equivocation_can_be_withdrawn_or_is_burned() external {
-        _start();
-        (bytes32 root, bytes32 other) = (GameTrees.root(runLeaves), keccak256("other run"));
-        bytes memory first = _headSignature(_head(jobId, 3, root));
-        bytes memory second = _headSignature(_head(jobId, 3, other));
-        VM.prank(stranger);
-        board.reportEquivocation(jobId, 3, root, first, other, second);
-        _play(address(this), abi.encodeCall(IGame.reclaim, (gameId)));
-        _drained(TRAINER_STAKE - TRAINER_STAKE / 2);
-    }
-
-    /// @dev A job with three seats, whose head is sealed and whose seats are drawn; the first two have sealed these roots.
-    function _seated(bytes32 first, bytes32 second) private {
-        seats = 3;
-        _join(challenger, 0);
-        _join(stranger, 1);
-        _warp(current + 1);
-        jobId = _activeJob(1);
-        _sealHead(jobId, 3, GameTrees.root(runLeaves));
-        _draw(1);
-        _sealRoot(jobId, 0, first);
-        _sealRoot(jobId, 1, second);
-    }
-
-    /// @dev The seats claim what they can, the rest is shared out, and the pool is left.
-    function _unseated(bytes32 first, bytes32 second) private {
-        (address[2] memory owners, bytes32[2] memory roots) =
-            ([board.seatOwner(jobId, 0), board.seatOwner(jobId, 1)], [first, second]);
-        for (uint8 seat = 0; seat < 2; ++seat) {
-            (bool success,) = address(board)
-                .call(abi.encodeCall(ISeats.claimSeat, (jobId, seat, owners[seat], roots[seat], ROOT_SALT)));
-            // Of two roots that differ one is not paid by a job that was settled.
-            require(success || roots[seat] == WRONG, "claimed");
-        }
-        _warp(current + (1 << 21) + 1);
-        board.closeSeats(jobId);
-        VM.prank(challenger);
-        board.leavePool(BOND, 0);
-        VM.prank(stranger);
-        board.leavePool(BOND, 1);
-    }
-
-    function test_every_wei_of_a_settled_job_with_seats_can_be_withdrawn_or_is_burned() external {
-        bytes32 root = GameTrees.root(runLeaves);
-        _seated(root, WRONG);
-        _warp(current + WINDOW + 1);
-        _openHead(jobId, 3, root);
-        _warp(current + WINDOW + 1);
-        board.settle(jobId);
-        _unseated(root, WRONG);
-        _drained(BOND);
-    }
-
-    function test_every_wei_of_a_convicted_job_with_seats_can_be_withdrawn_or_is_burned() external {
-        bytes32 root = GameTrees.root(runLeaves);
-        _seated(root, WRONG);
-        _warp(current + WINDOW + 1);
-        _openHead(jobId, 3, root);
-        gameId = _challenge(jobId, 3, root, 0);
-        GameId other = _challengeAs(stranger, jobId, 3, root, 0);
-        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
-        _play(address(this), abi.encodeCall(IGame.reclaim, (other)));
-        _unseated(root, WRONG);
-        // The share of the prover and that of the seat which saw it are paid, two burn.
-        _drained(TRAINER_STAKE - 2 * (TRAINER_STAKE / 2 / 4));
-    }
-
-    function test_every_wei_of_an_abandoned_job_with_seats_can_be_withdrawn() external {
-        _seated(WRONG, WRONG);
-        _warp(current + 2 * WINDOW + 1);
-        VM.prank(client);
-        board.abandon(jobId);
-        _unseated(WRONG, WRONG);
-        _drained(0);
-    }
-
-    function test_every_wei_of_a_cancelled_job_with_seats_can_be_withdrawn() external {
-        seats = 3;
-        jobId = _offer(_job(1));
-        VM.prank(client);
-        board.cancelJob(jobId);
-        _drained(0);
-    }
-
-    /// @dev After everyone has withdrawn, only what was burned is left.
-    function _drained(uint256 burned) private {
-        address[4] memory all = [client, trainer, challenger, stranger];
-        for (uint256 i = 0; i < 4; ++i) {
-            if (board.credit(all[i]) == 0) continue;
-            VM.prank(all[i]);
-            board.withdraw(payable(all[i]));
-        }
-        _equal(burned, board.credit(board.BURN_ADDRESS()), "burned");
-        _equal(burned, address(board).balance, "left");
-    }
-
     function test_wei_forced_upon_the_board_change_nothing() external {
         jobId = _offer(_job(1));
         VM.deal(address(board), REWARD + 5 ether);
@@ -291,33 +139,6 @@ contract BoardAttacksTest is GameBase {
         board.cancelJob(jobId);
         VM.prank(client);
         _equal(REWARD, board.withdraw(payable(client)), "what is owed, no more");
-    }
-
-    // ---------------------------------------------------------------- griefing
-
-    function test_nobody_can_take_anothers_game_id() external {
-        _start();
-        // The same head and nonce by another challenger is another game.
-        GameId other = _challengeAs(stranger, jobId, 3, GameTrees.root(runLeaves), 0);
-        require(GameId.unwrap(other) != GameId.unwrap(gameId), "ids");
-        _equal(2, board.job(jobId).openGames, "both are open");
-    }
-
-    /// A trainer that challenges itself holds up nothing: games end with the clocks, and then settlement is open.
-    function test_a_stalled_game_ends_within_clocks_and_allowances() external {
-        _start();
-        _post(jobId, 3, GameTrees.root(runLeaves));
-        _warp(START + WINDOW + 1);
-        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
-        _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
-    }
-
-    function test_self_challenge_loses_half_of_the_stake() external {
-        jobId = _activeJob(1);
-        uint256 before = trainer.balance + board.credit(trainer);
-        gameId = _challengeAs(trainer, jobId, 3, GameTrees.root(runLeaves), 0);
-        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
-        _equal(before + TRAINER_STAKE / 2, trainer.balance + board.credit(trainer), "half is burned");
     }
 
     // ---------------------------------------------------------------- the ends of the ranges
@@ -355,7 +176,7 @@ contract BoardAttacksTest is GameBase {
         _equal(MAX, board.credit(client), "client");
         _equal(MAX + MAX / 2, board.credit(challenger), "challenger");
         _equal(MAX - MAX / 2, board.credit(board.BURN_ADDRESS()), "burned");
-        _drained(MAX - MAX / 2);
+        _equal(3 * MAX, address(board).balance, "nothing is left over");
     }
 
     function test_the_longest_times_do_not_overflow() external {
@@ -370,10 +191,6 @@ contract BoardAttacksTest is GameBase {
         _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
         _warp(current + 1);
         _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
-        _defenderConvicted();
-    }
-
-    function _defenderConvicted() private view {
         require(games.game(gameId).verdict == IGame.Verdict.DEFENDER_LOST, "convicted");
     }
 

@@ -7,26 +7,11 @@ import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {GameStubReferee} from "./GameStubReferee.sol";
-
-/// @dev The cheat codes that the tests of board and game use.
-interface BoardVm {
-    function addr(uint256 key) external pure returns (address);
-    function deal(address account, uint256 balance) external;
-    function expectRevert(bytes calldata data) external;
-    function prank(address sender) external;
-    function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
-    function warp(uint256 timestamp) external;
-    function chainId(uint256 id) external;
-    function prevrandao(bytes32 entropy) external;
-    function computeCreateAddress(address deployer, uint256 nonce) external pure returns (address);
-    function getNonce(address account) external view returns (uint64);
-    function snapshotState() external returns (uint256 id);
-    function revertToState(uint256 id) external returns (bool success);
-}
+import {Vm} from "./support/TestBase.sol";
 
 /// @notice A board over a stub referee, four funded actors and a job of 7 steps with checkpoints at 3, 6 and 7.
 abstract contract BoardBase {
-    BoardVm internal constant VM = BoardVm(address(uint160(uint256(keccak256("hevm cheat code")))));
+    Vm internal constant VM = Vm(address(uint160(uint256(keccak256("hevm cheat code")))));
 
     uint256 internal constant CLIENT_KEY = 0xC11E;
     uint256 internal constant TRAINER_KEY = 0x7EA1;

@@ -499,8 +499,14 @@ contract BoardInvariantTest {
 
     /// forge-config: default.invariant.runs = 24
     /// forge-config: default.invariant.depth = 48
-    function invariant_the_board_owns_what_it_owes() external view {
+    function invariant_the_board_owns_what_it_owes_and_counts_right() external view {
         _owns();
+        for (uint256 i = 0; i < handler.jobCount(); ++i) {
+            JobId id = handler.jobs(i);
+            IJobBoard.JobState memory job = _board().job(id);
+            _gamesAreCounted(id, job);
+            _receiptsFollowHeads(job, _board().receipts(id));
+        }
     }
 
     function _owns() private view {
@@ -528,19 +534,16 @@ contract BoardInvariantTest {
         }
     }
 
-    function invariant_open_games_are_counted() external view {
-        for (uint256 i = 0; i < handler.jobCount(); ++i) {
-            IJobBoard.JobState memory job = _board().job(handler.jobs(i));
-            uint256 open = 0;
-            for (uint256 k = 0; k < handler.gameCount(); ++k) {
-                IGame.GameState memory state = handler.gameOf(k);
-                if (state.jobId == handler.jobs(i) && state.phase != IGame.Phase.OVER) ++open;
-            }
-            require(job.openGames == open, "open games");
-            require(open <= job.crowd && job.crowd <= 16, "a crowd holds the open games");
-            bool mayHaveGames = job.status == IJobBoard.JobStatus.ACTIVE || job.status == IJobBoard.JobStatus.SLASHED;
-            require(open == 0 || mayHaveGames, "no game of a job that ended in peace");
+    function _gamesAreCounted(JobId id, IJobBoard.JobState memory job) private view {
+        uint256 open = 0;
+        for (uint256 k = 0; k < handler.gameCount(); ++k) {
+            IGame.GameState memory state = handler.gameOf(k);
+            if (state.jobId == id && state.phase != IGame.Phase.OVER) ++open;
         }
+        require(job.openGames == open, "open games");
+        require(open <= job.crowd && job.crowd <= 16, "a crowd holds the open games");
+        bool mayHaveGames = job.status == IJobBoard.JobStatus.ACTIVE || job.status == IJobBoard.JobStatus.SLASHED;
+        require(open == 0 || mayHaveGames, "no game of a job that ended in peace");
     }
 
     /// @dev Not vacuous: of all calls of a run, most found something to do.
@@ -563,15 +566,11 @@ contract BoardInvariantTest {
     }
 
     /// @dev A job keeps what is receipted below what is posted; one that settles has every receipt.
-    function invariant_receipts_follow_heads() external view {
-        for (uint256 i = 0; i < handler.jobCount(); ++i) {
-            IJobBoard.JobState memory job = _board().job(handler.jobs(i));
-            uint64 count = _board().receipts(handler.jobs(i));
-            require(count <= job.headCount && (job.policy == 1 || count == 0), "receipts of posted heads");
-            bool settled = job.status == IJobBoard.JobStatus.SETTLED;
-            require(!settled || job.policy == 0 || count == 3, "settled with its receipts");
-            require(job.status != IJobBoard.JobStatus.PARTED || (job.policy == 1 && count < 3), "parted without them");
-        }
+    function _receiptsFollowHeads(IJobBoard.JobState memory job, uint64 count) private pure {
+        require(count <= job.headCount && (job.policy == 1 || count == 0), "receipts of posted heads");
+        bool settled = job.status == IJobBoard.JobStatus.SETTLED;
+        require(!settled || job.policy == 0 || count == 3, "settled with its receipts");
+        require(job.status != IJobBoard.JobStatus.PARTED || (job.policy == 1 && count < 3), "parted without them");
     }
 
     function _board() private view returns (IJobBoard) {

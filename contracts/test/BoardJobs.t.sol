@@ -17,37 +17,6 @@ contract Refuser {
     }
 }
 
-/// @dev A client that withdraws again while it is being paid.
-contract Reenterer {
-    Board private immutable BOARD;
-    uint256 public entered;
-    bool public refused;
-
-    constructor(Board board) {
-        BOARD = board;
-    }
-
-    function create(IJobBoard.Job calldata job, bytes calldata signature) external payable returns (JobId) {
-        return BOARD.createJob{value: msg.value}(job, signature);
-    }
-
-    function cancel(JobId jobId) external {
-        BOARD.cancelJob(jobId);
-    }
-
-    function pull() external {
-        BOARD.withdraw(payable(address(this)));
-    }
-
-    receive() external payable {
-        ++entered;
-        try BOARD.withdraw(payable(address(this))) {}
-        catch {
-            refused = true;
-        }
-    }
-}
-
 contract BoardJobsTest is BoardBase {
     bytes32 private constant ROOT = keccak256("run");
 
@@ -98,54 +67,28 @@ contract BoardJobsTest is BoardBase {
         _equal(0, board.job(_offer(job)).depth, "D of one instruction");
     }
 
-    function test_type_hashes_follow_eip712() external view {
-        // Written out apart from the library, field by field, from SPEC section 8.
-        bytes32 domainType =
-            keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
-        bytes32 expected =
-            keccak256(abi.encode(domainType, keccak256("Tiebreak"), keccak256("1"), block.chainid, address(board)));
-        _equal(expected, board.domainSeparator(), "domain");
-        JobId jobId = JobId.wrap(keccak256("job"));
-        bytes32 headHash =
-            keccak256(abi.encode(keccak256("Head(bytes32 jobId,uint64 count,bytes32 runRoot)"), jobId, 3, ROOT));
-        _equal(_typed(headHash), board.headDigest(_head(jobId, 3, ROOT)), "head");
-        bytes32 jobType = keccak256(
-            "Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,uint32 stateCount,uint32 dataCount,bytes32 initialStateRoot,bytes32 dataRoot,uint64 steps,uint64 checkpointInterval,uint8 policy,uint8 precision,uint32 tolerances,uint256 reward,uint256 trainerStake,uint256 challengerStake,uint64 challengeWindow,uint64 clock,uint64 replayTime,uint64 talkTime,uint64 auditTime,uint64 deadline,uint8 seats,uint256 seatFee,uint256 seatBond,uint8 descentLevels,uint256 nonce)"
-        );
-        IJobBoard.Job memory job = _job(1);
-        _equal(keccak256(abi.encode(jobType, job)), JobId.unwrap(board.hashJob(job)), "job");
-    }
-
     function test_create_refuses_each_broken_field() external {
         IJobBoard.Job memory job = _job(1);
         job.client = address(0);
-        _refused(job, "client", 0);
-        job = _job(1);
+        job = _refused(job, "client", 0);
         job.trainer = address(0);
-        _refused(job, "trainer", 0);
-        job = _job(1);
+        job = _refused(job, "trainer", 0);
         job.bodyCount = 0;
         _refused(job, "bodyCount", 0);
         job.bodyCount = (1 << 20) + 1;
-        _refused(job, "bodyCount", (1 << 20) + 1);
-        job = _job(1);
+        job = _refused(job, "bodyCount", (1 << 20) + 1);
         job.stateCount = 0;
-        _refused(job, "stateCount", 0);
-        job = _job(1);
+        job = _refused(job, "stateCount", 0);
         job.dataCount = (1 << 20) + 1;
-        _refused(job, "dataCount", (1 << 20) + 1);
-        job = _job(1);
+        job = _refused(job, "dataCount", (1 << 20) + 1);
         job.steps = 0;
-        _refused(job, "steps", 0);
-        job = _job(1);
+        job = _refused(job, "steps", 0);
         job.checkpointInterval = 8;
         _refused(job, "checkpointInterval", 8);
         job.checkpointInterval = 0;
-        _refused(job, "checkpointInterval", 0);
-        job = _job(1);
+        job = _refused(job, "checkpointInterval", 0);
         job.policy = 2;
-        _refused(job, "policy", 2);
-        job = _job(1);
+        job = _refused(job, "policy", 2);
         job.precision = 15;
         _refused(job, "precision", 15);
         job.precision = 33;
@@ -179,21 +122,17 @@ contract BoardJobsTest is BoardBase {
     function test_create_refuses_amounts_and_times_out_of_range() external {
         IJobBoard.Job memory job = _job(1);
         job.reward = 1 << 128;
-        _refused(job, "reward", 1 << 128);
-        job = _job(1);
+        job = _refused(job, "reward", 1 << 128);
         job.trainerStake = 1 << 128;
-        _refused(job, "trainerStake", 1 << 128);
-        job = _job(1);
+        job = _refused(job, "trainerStake", 1 << 128);
         job.challengerStake = 1 << 128;
         _refused(job, "challengerStake", 1 << 128);
         job.challengerStake = 0;
-        _refused(job, "challengerStake", 0);
-        job = _job(1);
+        job = _refused(job, "challengerStake", 0);
         job.challengeWindow = 0;
         _refused(job, "challengeWindow", 0);
         job.challengeWindow = (1 << 28) + 1;
-        _refused(job, "challengeWindow", (1 << 28) + 1);
-        job = _job(1);
+        job = _refused(job, "challengeWindow", (1 << 28) + 1);
         job.auditTime = 89_478_486; // three segments: above 2^28
         _refused(job, "auditTime", 3 * uint256(job.auditTime));
         job.auditTime -= 1;
@@ -202,8 +141,7 @@ contract BoardJobsTest is BoardBase {
         job.deadline = 0;
         _refused(job, "deadline", 0);
         job.deadline = (1 << 28) + 1;
-        _refused(job, "deadline", (1 << 28) + 1);
-        job = _job(1);
+        job = _refused(job, "deadline", (1 << 28) + 1);
         job.clock = 0;
         _refused(job, "clock", 0);
         job.clock = (1 << 25) + 1;
@@ -609,14 +547,6 @@ contract BoardJobsTest is BoardBase {
         board.challenge{value: 2 * CHALLENGER_STAKE}(head, signature, 0);
     }
 
-    function test_the_game_id_is_the_one_of_the_specification() external view {
-        JobId jobId = JobId.wrap(keccak256("job"));
-        IJobBoard.Head memory head = _head(jobId, 3, ROOT);
-        bytes32 expected =
-            sha256(abi.encodePacked("tb.game.", jobId, board.headDigest(head), challenger, bytes8(uint64(5))));
-        _equal(expected, GameId.unwrap(board.gameIdOf(head, challenger, 5)), "game id");
-    }
-
     // ---------------------------------------------------------------- abandonment
 
     function test_abandon_one_second_after_a_window_without_a_head() external {
@@ -738,21 +668,6 @@ contract BoardJobsTest is BoardBase {
         _equal(REWARD, board.credit(client), "credit");
     }
 
-    function test_reentering_a_withdrawal_finds_nothing() external {
-        _offer(_job(7)); // someone else's money
-        Reenterer attacker = new Reenterer(board);
-        IJobBoard.Job memory job = _job(1);
-        job.client = address(attacker);
-        VM.deal(address(this), REWARD);
-        JobId jobId = attacker.create{value: REWARD}(job, _jobSignature(job));
-        attacker.cancel(jobId);
-        attacker.pull();
-        _equal(REWARD, address(attacker).balance, "paid once");
-        _equal(1, attacker.entered(), "entered");
-        require(attacker.refused(), "re-entry refused");
-        _equal(REWARD, address(board).balance, "the other job's escrow");
-    }
-
     function test_the_referee_must_exist() external {
         _expect(abi.encodeWithSelector(IGame.RefereeMissing.selector, address(1)));
         new Games(IReferee(address(1)), board);
@@ -800,9 +715,14 @@ contract BoardJobsTest is BoardBase {
         _expect(_status(jobId, expected, actual));
     }
 
-    function _refused(IJobBoard.Job memory job, string memory field, uint256 value) private {
+    /// @return a good job again
+    function _refused(IJobBoard.Job memory job, string memory field, uint256 value)
+        private
+        returns (IJobBoard.Job memory)
+    {
         _expect(abi.encodeWithSelector(IJobBoard.InvalidJob.selector, field, value));
         board.createJob(job, "");
+        return _job(1);
     }
 
     function _refusedHead(IJobBoard.Head memory head, bytes memory reason) private {

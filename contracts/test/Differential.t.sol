@@ -5,7 +5,7 @@ import {Referee} from "../src/Referee.sol";
 import {Transcendentals} from "../src/Transcendentals.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {Scalars} from "../src/libraries/MapFunctions.sol";
-import {MapHarness} from "./support/MapHarness.sol";
+import {MapHarness} from "./support/Harness.sol";
 import {TestBase} from "./support/TestBase.sol";
 
 /// @notice The referee against Python's, on the same random questions: the same answer, or both refuse. Run by
@@ -127,195 +127,57 @@ contract DifferentialTest is TestBase {
         }
     }
 
-    function test_map() public view {
+    function test_calls() public view {
         _calls("map");
-    }
-
-    function test_reduceSumF32() public view {
         _calls("reduce_sum_f32");
-    }
-
-    function test_reduceSumI64() public view {
         _calls("reduce_sum_i64");
-    }
-
-    function test_reduceSumBf16() public view {
         _calls("reduce_sum_bf16");
-    }
-
-    function test_scatterSumBf16() public view {
         _calls("scatter_sum_bf16");
-    }
-
-    function test_reduceMax() public view {
         _calls("reduce_max");
-    }
-
-    function test_reduceArgmax() public view {
         _calls("reduce_argmax");
-    }
-
-    function test_gather() public view {
         _calls("gather");
-    }
-
-    function test_scatterSum() public view {
         _calls("scatter_sum");
-    }
-
-    function test_windowFill() public view {
         _calls("window_fill");
-    }
-
-    function test_windowElse() public view {
         _calls("window_else");
-    }
-
-    function test_iota() public view {
         _calls("iota");
-    }
-
-    function test_random() public view {
         _calls("random");
-    }
-
-    function test_shuffle() public view {
         _calls("shuffle");
-    }
-
-    function test_source() public view {
         _calls("source");
-    }
-
-    function test_commit() public view {
         _calls("commit");
-    }
-
-    function test_describe() public view {
         _calls("describe");
-    }
-
-    function test_finish() public view {
         _calls("finish");
-    }
-
-    function test_loggedSum() public view {
         _calls("logged_sum");
-    }
-
-    function test_loggedFinish() public view {
         _calls("logged_finish");
     }
 
-    function test_mapCopy() public view {
+    function test_scalars() public view {
         _scalars("map_copy");
-    }
-
-    function test_mapAdd() public view {
         _scalars("map_add");
-    }
-
-    function test_mapSub() public view {
         _scalars("map_sub");
-    }
-
-    function test_mapMul() public view {
         _scalars("map_mul");
-    }
-
-    function test_mapDiv() public view {
         _scalars("map_div");
-    }
-
-    function test_mapSqrt() public view {
         _scalars("map_sqrt");
-    }
-
-    function test_mapNeg() public view {
         _scalars("map_neg");
-    }
-
-    function test_mapAbs() public view {
         _scalars("map_abs");
-    }
-
-    function test_mapMax() public view {
         _scalars("map_max");
-    }
-
-    function test_mapMin() public view {
         _scalars("map_min");
-    }
-
-    function test_mapExp() public view {
         _scalars("map_exp");
-    }
-
-    function test_mapLog() public view {
         _scalars("map_log");
-    }
-
-    function test_mapTanh() public view {
         _scalars("map_tanh");
-    }
-
-    function test_mapErf() public view {
         _scalars("map_erf");
-    }
-
-    function test_mapSin() public view {
         _scalars("map_sin");
-    }
-
-    function test_mapCos() public view {
         _scalars("map_cos");
-    }
-
-    function test_mapBf16() public view {
         _scalars("map_bf16");
-    }
-
-    function test_mapLt() public view {
         _scalars("map_lt");
-    }
-
-    function test_mapLe() public view {
         _scalars("map_le");
-    }
-
-    function test_mapEq() public view {
         _scalars("map_eq");
-    }
-
-    function test_mapNe() public view {
         _scalars("map_ne");
-    }
-
-    function test_mapAnd() public view {
         _scalars("map_and");
-    }
-
-    function test_mapOr() public view {
         _scalars("map_or");
-    }
-
-    function test_mapNot() public view {
         _scalars("map_not");
-    }
-
-    function test_mapWhere() public view {
         _scalars("map_where");
-    }
-
-    function test_mapCast() public view {
         _scalars("map_cast");
-    }
-
-    function test_mapFloordiv() public view {
         _scalars("map_floordiv");
-    }
-
-    function test_mapMod() public view {
         _scalars("map_mod");
     }
 }

@@ -7,20 +7,8 @@ import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {BoardBase} from "./BoardBase.sol";
-
-/// @dev What the isolated tests measure with: each call is a transaction of its own.
-interface GasVm {
-    struct Gas {
-        uint64 gasLimit;
-        uint64 gasTotalUsed;
-        uint64 gasMemoryUsed;
-        int64 gasRefunded;
-        uint64 gasRemaining;
-    }
-
-    function lastCallGas() external view returns (Gas memory);
-    function snapshotValue(string calldata group, string calldata name, uint256 value) external;
-}
+import {GameBase} from "./GameBase.sol";
+import {GasBase} from "./support/GasBase.sol";
 
 /// @notice Gas of each move as a whole transaction (base cost, calldata of its real bytes, execution, refunds), in a
 /// game as large as GPT-2's: 1024 checkpoints of 1024 steps, D = 13, 2^17 chunks of random bytes, an instruction of
@@ -28,8 +16,6 @@ interface GasVm {
 ///
 /// Trees are too large to be made: a path of random siblings and the root to which it folds cost the same.
 contract GameGasTest is BoardBase {
-    GasVm private constant GAS_VM = GasVm(address(VM));
-
     /// What Cartesi PRT publishes for a move is 65 000 ... 90 000.
     uint256 private constant BAR = 65_000;
 
@@ -237,11 +223,10 @@ contract GameGasTest is BoardBase {
     // ---------------------------------------------------------------- playing
 
     /// @dev Makes a move as a transaction, and reports its gas if it has a name.
-    function _move(string memory name, address who, bytes memory data, uint256 wei_) private {
-        address to = wei_ == 0 ? address(games) : address(board);
+    function _moveAt(address to, uint256 wei_, string memory name, address who, bytes memory data) private {
         VM.prank(who);
         (bool success, bytes memory result) = to.call{value: wei_}(data);
-        uint256 gas = GAS_VM.lastCallGas().gasTotalUsed;
+        uint256 gas = VM.lastCallGas().gasTotalUsed;
         if (!success) {
             assembly ("memory-safe") {
                 revert(add(result, 32), mload(result))
@@ -250,10 +235,14 @@ contract GameGasTest is BoardBase {
         _equalAtLeast(gas, _calldataGas(data));
         if (_isLogged()) name = _changes(name) ? string.concat("logged ", name) : "";
         if (bytes(name).length == 0) return;
-        GAS_VM.snapshotValue("GameGas", name, gas);
+        VM.snapshotValue("GameGas", name, gas);
         uint256 bar = bars[keccak256(bytes(name))];
         if (bar == 0) bar = BAR;
         if (gas > bar) above = string.concat(above, " ", name);
+    }
+
+    function _move(string memory name, address who, bytes memory data) private {
+        _moveAt(address(games), 0, name, who, data);
     }
 
     /// @dev Whether policy `logged` makes a difference to the move.
@@ -278,7 +267,7 @@ contract GameGasTest is BoardBase {
     }
 
     function _descend(string memory name, Path memory p, uint256 height) private {
-        _move(name, trainer, abi.encodeCall(IGame.descend, (gameId, _children(p, height))), 0);
+        _move(name, trainer, abi.encodeCall(IGame.descend, (gameId, _children(p, height))));
     }
 
     function _select(string memory name, Path memory p, uint256 height, bytes32 seal) private {
@@ -286,7 +275,7 @@ contract GameGasTest is BoardBase {
         bytes32[] memory siblings = new bytes32[](1);
         siblings[0] = p.siblings[height - 1];
         bytes32 node = _node(p, height - 1);
-        _move(name, challenger, abi.encodeCall(IGame.select, (gameId, node, index, siblings, seal)), 0);
+        _move(name, challenger, abi.encodeCall(IGame.select, (gameId, node, index, siblings, seal)));
     }
 
     /// @dev From the node at `height` to the leaf; names are given to the moves that differ from others.
@@ -303,79 +292,51 @@ contract GameGasTest is BoardBase {
         IJobBoard.Head memory head = _head(jobId, 1024, _root(run));
         bytes memory signature = _headSignature(head);
         gameId = board.gameIdOf(head, challenger, 7);
-        _move("challenge", challenger, abi.encodeCall(IJobBoard.challenge, (head, signature, 7)), CHALLENGER_STAKE);
+        bytes memory move = abi.encodeCall(IJobBoard.challenge, (head, signature, 7));
+        _moveAt(address(board), CHALLENGER_STAKE, "challenge", challenger, move);
         opened.push(head.runRoot);
     }
 
     function _openSteps() private {
         (bytes32 root, uint32 lossBits) = _isLogged() ? (stateRoot, LOSS_BITS) : (bytes32(0), uint32(0));
         bytes32[] memory nodes = _children(steps, 10);
-        _move(
-            "openSteps",
-            trainer,
-            abi.encodeCall(IGame.openSteps, (gameId, nodes, steps.siblings, root, lossBits, _logRoot())),
-            0
-        );
+        bytes memory move = abi.encodeCall(IGame.openSteps, (gameId, nodes, steps.siblings, root, lossBits, _logRoot()));
+        _move("openSteps", trainer, move);
         opened.push(_root(steps));
     }
 
     function _openValues() private {
         bytes32[] memory nodes = _children(value, 14);
         _equal(stateHalf, nodes[1], "the state's half");
-        _move(
-            "openValues",
-            trainer,
-            abi.encodeCall(
-                IGame.openValues,
-                (
-                    gameId,
-                    stateRoot,
-                    LOSS_BITS,
-                    _logRoot(),
-                    nodes,
-                    loss.siblings,
-                    _isLogged() ? stepLogs.leaf : bytes32(0),
-                    stepLogs.siblings
-                )
-            ),
-            0
+        bytes32 stepLog = _isLogged() ? stepLogs.leaf : bytes32(0);
+        (bytes32[] memory lossProof, bytes32[] memory logProof) = (loss.siblings, stepLogs.siblings);
+        bytes memory move = abi.encodeCall(
+            IGame.openValues, (gameId, stateRoot, LOSS_BITS, _logRoot(), nodes, lossProof, stepLog, logProof)
         );
+        _move("openValues", trainer, move);
         opened.push(nodes[0]);
     }
 
     function _openTensor() private {
-        _move(
-            "openTensor",
-            trainer,
-            abi.encodeCall(IGame.openTensor, (gameId, instruction, program.siblings, _children(chunks, 17))),
-            0
-        );
+        bytes memory move =
+            abi.encodeCall(IGame.openTensor, (gameId, instruction, program.siblings, _children(chunks, 17)));
+        _move("openTensor", trainer, move);
         opened.push(program.leaf);
     }
 
     function _openTerms() private {
-        _move(
-            "openTerms",
-            trainer,
-            abi.encodeCall(
-                IGame.openTerms,
-                (
-                    gameId,
-                    games.game(gameId).step,
-                    games.game(gameId).instruction,
-                    games.game(gameId).element,
-                    _children(terms, 8),
-                    accumulator,
-                    lastTerms.siblings
-                )
-            ),
-            0
+        IGame.GameState memory state = games.game(gameId);
+        (uint64 step, uint32 number, uint64 element) = (state.step, state.instruction, state.element);
+        bytes32[] memory siblings = lastTerms.siblings;
+        bytes memory move = abi.encodeCall(
+            IGame.openTerms, (gameId, step, number, element, _children(terms, 8), accumulator, siblings)
         );
+        _move("openTerms", trainer, move);
         opened.push(_root(terms));
     }
 
     function _openChunk() private {
-        _move("openChunk", trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk, directions, word.siblings)), 0);
+        _move("openChunk", trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk, directions, word.siblings)));
     }
 
     /// forge-config: default.isolate = true
@@ -402,14 +363,96 @@ contract GameGasTest is BoardBase {
         _openTensor();
         _walk(chunks, 17, "", "select chunk", 0);
         _openChunk();
-        _move("selectElement", challenger, abi.encodeCall(IGame.selectElement, (gameId, 37, chunk, 0)), 0);
+        _move("selectElement", challenger, abi.encodeCall(IGame.selectElement, (gameId, 37, chunk, 0)));
         _openTerms();
         _walk(terms, 8, "select first terms node", "select terms", keccak256("seal"));
         require(games.game(gameId).phase == IGame.Phase.PROVE, "walked to the proof");
         uint256 id = VM.snapshotState();
-        _move("concede and be slashed", trainer, abi.encodeCall(IGame.concede, (gameId)), 0);
+        _move("concede and be slashed", trainer, abi.encodeCall(IGame.concede, (gameId)));
         require(VM.revertToState(id), "back");
-        _move("concede", challenger, abi.encodeCall(IGame.concede, (gameId)), 0);
+        _move("concede", challenger, abi.encodeCall(IGame.concede, (gameId)));
         require(bytes(above).length == 0, string.concat("moves above the bar:", above));
+    }
+}
+
+/// @notice The largest proof: a sum of products whose terms stand in eight chunks.
+contract LargestProof is GasBase {
+    uint256 public constant ofTheBoard = BOARD;
+    uint256 public constant ofTheBoardForAValue = BOARD_FOR_A_VALUE;
+    uint256 public constant ofEachWord = HAND_OVER;
+
+    function make() external pure returns (IReferee.Proof memory proof) {
+        bytes memory instruction = _reduction(0, 0, _operands(2, 0, 4, 0xbfc00001));
+        (, proof) = _leafProof(instruction, _operands(2, 0, 4, 0xbfc00001), _sum());
+    }
+}
+
+/// @notice What `prove` costs besides its calldata and the referee's work, which `RefereeGasTest` takes as an allowance:
+/// with a referee that answers at once, from storage as a transaction finds it; and what handing over the largest proof
+/// adds to a small one.
+contract GameProofGasTest is GameBase {
+    error OtherPart(uint256 used, uint256 stated);
+
+    LargestProof private immutable MAKER = new LargestProof();
+
+    function _small() private returns (bytes memory data) {
+        _walkToTerms(2, 1, 1);
+        _warp(current + CLOCK);
+        referee.answerWith(right);
+        return _proof(SALT, opened);
+    }
+
+    function _used(bytes memory data) private returns (uint256) {
+        VM.prank(challenger);
+        uint256 before = gasleft();
+        (bool ok,) = address(games).call(data);
+        uint256 used = before - gasleft();
+        require(ok, "proved");
+        return used;
+    }
+
+    function test_handingOverTheLargestProof() external {
+        bytes memory small = _small();
+        bytes memory large = abi.encodeCall(IGame.prove, (gameId, MAKER.make(), SALT, opened));
+        uint256 id = VM.snapshotState();
+        uint256 least = _used(small);
+        VM.revertToState(id);
+        uint256 most = _used(large);
+        require(large.length > 10_000, "the largest proof");
+        uint256 allowed = MAKER.ofEachWord() * (large.length - small.length) / 32;
+        require(most > least && most - least <= allowed, "handing on");
+    }
+
+    /// forge-config: default.isolate = true
+    function test_theBoardsPartOfAProof() external {
+        uint256 used = _execution(_small());
+        uint256 most = MAKER.ofTheBoard();
+        if (used <= most - 2_000 || used > most) revert OtherPart(used, most);
+    }
+
+    /// A source's, of which the referee is told most.
+    /// forge-config: default.isolate = true
+    function test_theBoardsPartOfAValuesProof() external {
+        _walkToValue(6, SOURCE);
+        _openTensor(SOURCE);
+        _warp(current + CLOCK);
+        uint256 used = _execution(_proof(SALT, opened));
+        uint256 most = MAKER.ofTheBoardForAValue();
+        if (used <= most - 2_000 || used > most) revert OtherPart(used, most);
+    }
+
+    /// @dev Gas of a winning proof as a transaction, less what its data cost. In the referee's place stands code that
+    /// does nothing but answer: the stub's own storage is not the board's part.
+    function _execution(bytes memory data) private returns (uint256 used) {
+        // PUSH32 right, PUSH0, MSTORE, PUSH1 32, PUSH0, RETURN
+        VM.etch(address(referee), abi.encodePacked(uint8(0x7f), right, hex"5f5260205ff3"));
+        VM.prank(challenger);
+        (bool ok,) = address(games).call(data);
+        require(ok, "proved");
+        used = VM.lastCallGas().gasTotalUsed - 21_000;
+        for (uint256 k = 0; k < data.length; ++k) {
+            used -= data[k] == 0 ? 4 : 16;
+        }
+        _defenderLost(IGame.Reason.RECOMPUTED);
     }
 }

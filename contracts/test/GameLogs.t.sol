@@ -78,10 +78,9 @@ contract GameLogsTest is GameBase {
         _equal(7 + 16 * 2, state.summation, "nor of element 5");
     }
 
-    /// Any path through all trees of a logged run ends in the referee's verdict, which is told how to round.
-    /// forge-config: ci.fuzz.runs = 500
+    /// Any path through all trees of a run, at any width of descent, ends in the referee's verdict, which is told how to round.
     function testFuzz_any_path_ends_with_the_referee(uint256 seed) external {
-        _keepLogs();
+        if ((seed >> 40) % 2 == 0) _keepLogs();
         levels = uint8(1 + seed % 5);
         uint64 step = uint64(1 + (seed >> 8) % 6);
         uint256 leaf = (seed >> 24) % 3;
@@ -271,7 +270,6 @@ contract GameLogsTest is GameBase {
     }
 
     /// The code of each element is read where SPEC section 5.1 puts it.
-    /// forge-config: ci.fuzz.runs = 500
     function testFuzz_codes_stand_where_they_are_read(bytes32 word, uint256 index) external {
         index %= 128;
         (_isDrawn, _drawn) = (true, word);

@@ -138,17 +138,57 @@ contract GameRulesTest is GameBase {
 
     // ---------------------------------------------------------------- padding
 
-    function test_empty_padding_of_the_run_beats_the_challenger() external {
-        _start();
-        _walk(runLeaves, 3);
-        _challengerLost(IGame.Reason.PADDING);
+    function test_empty_padding_of_each_tree_beats_the_challenger() external {
+        for (uint256 tree = 0; tree < 6; ++tree) {
+            uint256 id = VM.snapshotState();
+            if (tree == 0) {
+                _start();
+                _walk(runLeaves, 3);
+            } else if (tree == 1) {
+                _start();
+                _walk(runLeaves, 1);
+                _openSteps(1);
+                _walk(_stepLeaves(1), 3);
+            } else if (tree < 4) {
+                _walkToStep(2);
+                _openValues(2);
+                _walk(_valueLeaves(2), tree == 2 ? 3 : 6); // behind the body, behind the commits
+            } else if (tree == 4) {
+                _walkToChunk(2, 3);
+            } else {
+                _walkToElement(2, 1);
+                _openTerms();
+                _walk(termLeaves, 3);
+            }
+            _challengerLost(IGame.Reason.PADDING);
+            require(VM.revertToState(id), "back");
+        }
     }
 
-    function test_a_checkpoint_beyond_the_head_loses() external {
-        // A head of count 2 whose leaf 2 is set nevertheless.
-        _startWith(runLeaves, 2);
-        _walk(runLeaves, 2);
-        _defenderLost(IGame.Reason.PADDING);
+    function test_padding_that_is_set_beats_the_defender() external {
+        for (uint256 tree = 0; tree < 3; ++tree) {
+            uint256 id = VM.snapshotState();
+            if (tree == 0) {
+                // A head of count 2 whose leaf 2 is set nevertheless.
+                _startWith(runLeaves, 2);
+                _walk(runLeaves, 2);
+            } else if (tree == 1) {
+                _start();
+                _walk(runLeaves, 1);
+                bytes32[] memory leaves = GameTrees.padded(_stepLeaves(1));
+                leaves[3] = WRONG;
+                _openSteps(leaves);
+                _walk(leaves, 3);
+            } else {
+                _walkToStep(2);
+                bytes32[] memory all = _valueLeaves(2);
+                all[3] = WRONG;
+                _openValues(2, all);
+                _walk(all, 3);
+            }
+            _defenderLost(IGame.Reason.PADDING);
+            require(VM.revertToState(id), "back");
+        }
     }
 
     function test_the_depth_of_a_short_head_is_that_of_the_whole_run() external {
@@ -159,59 +199,6 @@ contract GameRulesTest is GameBase {
         }
         _startWith(leaves, 1);
         _walk(leaves, 1);
-        _challengerLost(IGame.Reason.PADDING);
-    }
-
-    function test_padding_of_the_steps() external {
-        _start();
-        _walk(runLeaves, 1);
-        _openSteps(1);
-        _walk(_stepLeaves(1), 3);
-        _challengerLost(IGame.Reason.PADDING);
-    }
-
-    function test_a_step_beyond_the_segment_loses() external {
-        _start();
-        _walk(runLeaves, 1);
-        bytes32[] memory leaves = GameTrees.padded(_stepLeaves(1));
-        leaves[3] = WRONG;
-        _openSteps(leaves);
-        _walk(leaves, 3);
-        _defenderLost(IGame.Reason.PADDING);
-    }
-
-    function test_padding_of_the_body() external {
-        _walkToStep(2);
-        _openValues(2);
-        _walk(_valueLeaves(2), 3);
-        _challengerLost(IGame.Reason.PADDING);
-    }
-
-    function test_padding_of_the_commits() external {
-        _walkToStep(2);
-        _openValues(2);
-        _walk(_valueLeaves(2), 6);
-        _challengerLost(IGame.Reason.PADDING);
-    }
-
-    function test_a_value_beyond_the_body_loses() external {
-        _walkToStep(2);
-        bytes32[] memory all = _valueLeaves(2);
-        all[3] = WRONG;
-        _openValues(2, all);
-        _walk(all, 3);
-        _defenderLost(IGame.Reason.PADDING);
-    }
-
-    function test_padding_of_the_chunks() external {
-        _walkToChunk(2, 3);
-        _challengerLost(IGame.Reason.PADDING);
-    }
-
-    function test_padding_of_the_terms() external {
-        _walkToElement(2, 1);
-        _openTerms();
-        _walk(termLeaves, 3);
         _challengerLost(IGame.Reason.PADDING);
     }
 
@@ -292,14 +279,16 @@ contract GameRulesTest is GameBase {
     }
 
     /// The right half of the value tree is the state's, at any width of descent.
-    /// forge-config: ci.fuzz.runs = 500
-    function testFuzz_commits_of_another_state_are_refused(uint256 seed) external {
-        levels = uint8(1 + seed % 5);
-        _walkToStep(5);
-        bytes32[] memory all = _valueLeaves(5);
-        all[4 + (seed >> 8) % 4] = WRONG;
-        _expectBrokenTie();
-        _openValues(5, all);
+    function test_commits_of_another_state_are_refused() external {
+        for (levels = 1; levels <= 5; ++levels) {
+            _walkToStep(5);
+            for (uint256 leaf = 4; leaf < 8; ++leaf) {
+                bytes32[] memory all = _valueLeaves(5);
+                all[leaf] = WRONG;
+                _expectBrokenTie();
+                _play(trainer, _values(5, all));
+            }
+        }
     }
 
     function test_open_values_needs_d_siblings_and_the_nodes() external {
@@ -355,14 +344,10 @@ contract GameRulesTest is GameBase {
         _openTensor(_instruction(LONG), GameTrees.proof(programLeaves, LONG), nodes);
     }
 
-    function test_open_tensor_needs_a_proof_of_the_program_trees_depth() external {
+    function test_open_tensor_needs_the_nodes_and_a_proof_of_the_program_trees_depth() external {
         _walkToValue(2, LONG);
         _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 3, 2));
         _openTensor(_instruction(LONG), new bytes32[](2), new bytes32[](2));
-    }
-
-    function test_open_tensor_needs_the_nodes() external {
-        _walkToValue(2, LONG);
         bytes32[] memory siblings = GameTrees.proof(programLeaves, LONG);
         for (uint256 count = 0; count < 6; ++count) {
             if (count == 2) continue;
@@ -393,17 +378,14 @@ contract GameRulesTest is GameBase {
 
     function test_a_chunk_of_another_length_is_refused_though_it_hashes_right() external {
         // The defender has committed to a second chunk of 508 bytes, and to a last one of 512.
-        bytes memory short = new bytes(508);
+        (bytes memory short, bytes memory long) = (new bytes(508), new bytes(512));
         chunkLeaves[1] = sha256(abi.encodePacked("tb.chunk", short));
-        chunkLeaves[2] = sha256(abi.encodePacked("tb.chunk", new bytes(512)));
+        chunkLeaves[2] = sha256(abi.encodePacked("tb.chunk", long));
+        uint256 id = VM.snapshotState();
         _walkToChunk(2, 1);
         _expectBrokenTie();
         _openChunk(short);
-    }
-
-    function test_a_long_last_chunk_is_refused_though_it_hashes_right() external {
-        bytes memory long = new bytes(512);
-        chunkLeaves[2] = sha256(abi.encodePacked("tb.chunk", long));
+        require(VM.revertToState(id), "back");
         _walkToChunk(2, 2);
         _expectBrokenTie();
         _openChunk(long);
@@ -435,7 +417,6 @@ contract GameRulesTest is GameBase {
     }
 
     /// Bits are read least significant byte first, at each width and place.
-    /// forge-config: ci.fuzz.runs = 500
     function testFuzz_elements_are_little_endian(bytes32 data, uint8 dtype, uint256 index) external {
         dtype %= 3;
         uint256 size = dtype == 0 ? 4 : dtype == 1 ? 8 : 1;

@@ -30,26 +30,6 @@ contract InstructionCodecTest is TestBase {
         harness.decode(data);
     }
 
-    function test_vectorsDecode() public view {
-        uint256 count = vm.parseJsonUint(json, ".count");
-        assertTrue(count > 50, "vectors");
-        for (uint256 k = 0; k < count; ++k) {
-            bytes memory data = _vector(k);
-            Instruction memory i = harness.decode(data);
-            assertEq(i.opcode, uint8(data[0]), "opcode");
-            assertEq(i.func, uint8(data[1]), "function");
-            assertEq(i.dtype, uint8(data[2]), "dtype");
-            uint256 elements = 1;
-            uint256 terms = 1;
-            for (uint256 d = 0; d < i.rank + i.reductionRank; ++d) {
-                if (d < i.rank) elements *= word(data, 6 + 8 * d, 8);
-                else terms *= word(data, 6 + 8 * d, 8);
-            }
-            assertEq(i.elements, elements, "elements");
-            assertEq(i.terms, terms, "terms");
-        }
-    }
-
     function testFuzz_truncatedOrExtended(uint256 k, uint256 cut, bytes calldata tail) public {
         bytes memory data = all[bound(k, 0, all.length - 1)];
         bytes memory short = slice(data, 0, bound(cut, 0, data.length - 1));
@@ -161,46 +141,5 @@ contract InstructionCodecTest is TestBase {
         _refused(_state(hex"7f", 1), 14);
         _refused(_state(hex"77e9", 2), 15);
         _refused(hex"01020000000000050000000300", 8);
-    }
-
-    /// @dev reduce sum of one operand over 2 + 2 dims, against a plain loop over the coordinates.
-    function testFuzz_access(uint32 value, int64 offset, int64[4] calldata strides, uint256 shape) public view {
-        uint64[4] memory dims;
-        for (uint256 d = 0; d < 4; ++d) {
-            dims[d] = uint64(bound(shape >> (16 * d), 1, 3));
-        }
-        bytes memory data = abi.encodePacked(uint8(3), uint16(0), uint8(2), uint8(2), uint8(1));
-        data = abi.encodePacked(data, dims[0], dims[1], dims[2], dims[3], value, offset);
-        data = abi.encodePacked(data, strides[0], strides[1], strides[2], strides[3], uint16(0));
-        uint256 element = 0;
-        for (uint256 a = 0; a < dims[0]; ++a) {
-            for (uint256 b = 0; b < dims[1]; ++b) {
-                uint256 term = 0;
-                for (uint256 c = 0; c < dims[2]; ++c) {
-                    for (uint256 e = 0; e < dims[3]; ++e) {
-                        int256 expected = int256(offset) + int256(a) * strides[0] + int256(b) * strides[1] + int256(c)
-                            * strides[2] + int256(e) * strides[3];
-                        (uint256 named, int256 read) = harness.access(data, 0, element, term);
-                        assertEq(named, value, "value");
-                        assertEq(uint256(read), uint256(expected), "element");
-                        ++term;
-                    }
-                }
-                ++element;
-            }
-        }
-    }
-
-    function testFuzz_load(bytes32 data) public view {
-        bytes memory raw = abi.encodePacked(data);
-        uint256 f32;
-        uint256 i64;
-        for (uint256 k = 0; k < 8; ++k) {
-            if (k < 4) f32 |= uint256(uint8(raw[k])) << (8 * k);
-            i64 |= uint256(uint8(raw[k])) << (8 * k);
-        }
-        assertEq(harness.load(Isa.F32, raw), f32, "f32");
-        assertEq(harness.load(Isa.I64, raw), i64, "i64");
-        assertEq(harness.load(Isa.BOOL, raw), uint8(raw[0]), "bool");
     }
 }

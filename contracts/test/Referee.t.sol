@@ -5,6 +5,7 @@ import {Referee} from "../src/Referee.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {ITranscendentals} from "../src/interfaces/ITranscendentals.sol";
 import {Commitments} from "../src/libraries/Commitments.sol";
+import {Exact, ExactSum} from "../src/libraries/ExactSum.sol";
 import {Isa} from "../src/libraries/Isa.sol";
 import {Tags} from "../src/libraries/Tags.sol";
 import {Trees} from "../src/libraries/Trees.sol";
@@ -85,15 +86,6 @@ contract RefereeVectorsTest is RefereeBase {
         }
         assertEq(judged, 5, "sources");
     }
-
-    function test_idOfAnOutputWithDims() public view {
-        bytes memory instruction = vm.parseJsonBytes(json, _case(_find("matmul"), "instruction"));
-        uint256 rank = uint8(instruction[3]);
-        bytes memory dims = slice(instruction, 6, 8 * rank);
-        bytes32 id = sha256(abi.encodePacked("tb.tensr", instruction[2], uint8(rank), dims, bytes32(uint256(7))));
-        assertEq(referee.describe(instruction, bytes32(uint256(7))).id, id, "id of the output");
-        assertTrue(rank > 1, "dims");
-    }
 }
 
 /// @notice Leaves of the value tree that are opened by a witness: state, data, commit.
@@ -140,7 +132,7 @@ contract RefereeWitnessTest is RefereeBase {
         assertEq(referee.judge(context, proof), id, "state");
     }
 
-    function test_stateOfAnotherRecord() public {
+    function test_stateOfAnotherRecordTensorOrName() public {
         (IReferee.Context memory context, IReferee.Proof memory proof) = _state("id", 2);
         proof.witness.step = 3;
         vm.expectRevert(abi.encodeWithSelector(IReferee.WrongRecord.selector, 4, 3));
@@ -149,17 +141,11 @@ contract RefereeWitnessTest is RefereeBase {
         proof.witness.lossBits += 1;
         vm.expectPartialRevert(IReferee.WrongRoot.selector);
         referee.judge(context, proof);
-    }
-
-    function test_anotherTensorInTheState() public {
-        (IReferee.Context memory context, IReferee.Proof memory proof) = _state("id", 2);
+        (context, proof) = _state("id", 2);
         proof.witness.tensorId = "other";
         vm.expectPartialRevert(IReferee.WrongRoot.selector);
         referee.judge(context, proof);
-    }
-
-    function test_anotherNameInTheState() public {
-        (IReferee.Context memory context, IReferee.Proof memory proof) = _state("id", 2);
+        (context, proof) = _state("id", 2);
         _replace(context, proof, _slotted(1, 2, "height"));
         vm.expectPartialRevert(IReferee.WrongRoot.selector);
         referee.judge(context, proof);
@@ -198,7 +184,7 @@ contract RefereeWitnessTest is RefereeBase {
     /// @dev Commit 1, of value 5, in a program tree that is empty but for it.
     function _commit(bytes32 id, bytes memory instruction)
         private
-        view
+        pure
         returns (IReferee.Context memory context, IReferee.Proof memory proof)
     {
         (context.target, context.depth, context.position) = (IReferee.Target.VALUE, DEPTH, (uint64(1) << DEPTH) + 1);
@@ -218,16 +204,12 @@ contract RefereeWitnessTest is RefereeBase {
         assertEq(referee.judge(context, proof), expected, "commit");
     }
 
-    function test_commitOfAnotherTensor() public {
+    function test_commitOfAnotherTensorOrProgram() public {
         (IReferee.Context memory context, IReferee.Proof memory proof) = _commit("id", _slotted(10, 0, "weight"));
         proof.witness.tensorId = "other";
         vm.expectPartialRevert(IReferee.WrongRoot.selector);
         referee.judge(context, proof);
-    }
-
-    function test_commitOfAnotherProgram() public {
-        (IReferee.Context memory context, IReferee.Proof memory proof) = _commit("id", _slotted(10, 0, "weight"));
-        proof.instruction = _slotted(10, 0, "height");
+        (proof.witness.tensorId, proof.instruction) = ("id", _slotted(10, 0, "height"));
         vm.expectPartialRevert(IReferee.WrongRoot.selector);
         referee.judge(context, proof);
     }
@@ -468,7 +450,7 @@ contract RefereeRefusalsTest is RefereeBase {
     }
 
     /// @dev Three chunks of one tensor, of a tree of depth 2, and a copy that reads the last.
-    function _threeChunks() private view returns (IReferee.Context memory c, IReferee.Proof memory p) {
+    function _threeChunks() private pure returns (IReferee.Context memory c, IReferee.Proof memory p) {
         bytes[] memory data = new bytes[](1);
         data[0] = new bytes(1200);
         data[0][1196] = 0x07;
@@ -568,5 +550,92 @@ contract RefereeRefusalsTest is RefereeBase {
         assertEq(uint256(referee.judge(c, p)), 0x7fc00000, "the one NaN");
         _replace(c, p, _copy(1, 0));
         assertEq(uint256(referee.judge(c, p)), 0xff800000, "infinity");
+    }
+}
+
+/// @notice Policy `logged` at the referee: that nothing but sums reads the log, and what the rule costs. (That sums
+/// follow it is compared with Python in Vectors.t.sol and Differential.t.sol.)
+contract RefereeLoggedTest is RefereeBase {
+    using ExactSum for Exact;
+
+    uint32 private constant ONE = 0x3f800000;
+    uint32 private constant HALF_PLACE = 0x33800000;
+    /// Gas that the rule may add to a leaf.
+    uint256 private constant RULE_BAR = 400;
+
+    function _rounding(uint256 b, uint256 n, uint256 code) private pure returns (uint32) {
+        return uint32(b | n << 8 | code << 16);
+    }
+
+    /// @dev An element that is a sum of four products with 1.
+    function _sum() private view returns (IReferee.Context memory c, IReferee.Proof memory p) {
+        bytes memory data = abi.encodePacked(uint8(3), uint16(0), uint8(1), uint8(1), uint8(2), uint64(1), uint64(4));
+        data = abi.encodePacked(data, uint32(0), int64(0), int64(0), int64(1));
+        data = abi.encodePacked(data, uint32(1), int64(0), int64(0), int64(0), uint16(0));
+        (c, p) = _honest(_find("sum of 4"));
+        _replace(c, p, data);
+        bytes[] memory tensors = new bytes[](2);
+        (tensors[0], tensors[1]) = (hex"000080b1000080330000803f00000000", hex"0000803f");
+        _openAll(c, p, hex"0000", tensors);
+    }
+
+    function _judged(IReferee.Context memory c, IReferee.Proof memory p, uint32 rounding)
+        private
+        view
+        returns (uint256)
+    {
+        c.rounding = rounding;
+        return uint256(referee.judge(c, p));
+    }
+
+    /// @dev Of a function only the precision counts, of a max or a leaf of an accumulator tree nothing.
+    function test_onlySumsReadTheLog() public {
+        string[6] memory names =
+            ["tanh", "max of 4 f32", "argmax of 4 i64", "gather rows of f32", "random with seed 0", "window of i64"];
+        for (uint256 k = 0; k < names.length; ++k) {
+            (IReferee.Context memory c, IReferee.Proof memory p) = _honest(_find(names[k]));
+            uint256 found = _judged(c, p, 32);
+            assertEq(_judged(c, p, 32 | 64 << 8 | 2 << 16), found, names[k]);
+            assertEq(_judged(c, p, 0xffffff00 | 32), found, names[k]);
+            if (k != 0) assertEq(_judged(c, p, 0), found, names[k]);
+            assertEq(referee.describe(p.instruction, 0).sumKind, 0, names[k]);
+        }
+        (IReferee.Context memory function_, IReferee.Proof memory proof) = _honest(_find("tanh"));
+        function_.rounding = 0xffffff00 | 15;
+        vm.expectRevert(abi.encodeWithSelector(ITranscendentals.PrecisionOutOfRange.selector, 15));
+        referee.judge(function_, proof);
+        uint256 sum = _find("sum of 16");
+        (function_, proof) = _honest(sum);
+        _atLeaf(function_, proof, vm.parseJsonBytesArray(json, _case(sum, "accumulators")), 1);
+        assertEq(_judged(function_, proof, 0), _judged(function_, proof, 32), "an exact sum is not rounded");
+    }
+
+    function _gas(bytes memory asked) private view returns (uint256 used) {
+        address target = address(referee);
+        bool ok;
+        assembly ("memory-safe") {
+            let before := gas()
+            ok := staticcall(before, target, add(asked, 0x20), mload(asked), 0, 0)
+            used := sub(before, gas())
+        }
+        assertTrue(ok, "answered");
+    }
+
+    /// @dev What following a log costs, of an element and of a last accumulator.
+    function test_gasOfTheRule() public view {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        bytes memory plain = abi.encodeCall(IReferee.judge, (c, p));
+        c.rounding = _rounding(32, 5, 2);
+        bytes memory logged = abi.encodeCall(IReferee.judge, (c, p));
+        _gas(plain); // the addresses are warm from here
+        uint256 without = _gas(plain);
+        uint256 with = _gas(logged);
+        assertTrue(with > without && with <= without + RULE_BAR, "an element");
+        Exact memory sum;
+        sum.addValue(ONE);
+        sum.addValue(HALF_PLACE);
+        without = _gas(abi.encodeCall(IReferee.finish, (1, 32, sum.encode())));
+        with = _gas(abi.encodeCall(IReferee.finish, (1, _rounding(32, 5, 2), sum.encode())));
+        assertTrue(with > without && with <= without + RULE_BAR, "a last accumulator");
     }
 }

@@ -4,6 +4,7 @@ pragma solidity ^0.8.30;
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {Commitments} from "../src/libraries/Commitments.sol";
 import {Exact, ExactSum} from "../src/libraries/ExactSum.sol";
+import {Trees} from "../src/libraries/Trees.sol";
 import {GasBase} from "./support/GasBase.sol";
 
 /// @notice Reductions of millions and billions of terms, at their first, a middle and the last, shorter leaf: trees of
@@ -55,7 +56,7 @@ contract RefereeLongTest is GasBase {
         data = slice(data, 0, length);
         p.chunks = new IReferee.ChunkOpening[](1);
         (p.chunks[0].chunkIndex, p.chunks[0].data) = (uint64(chunkIndex), data);
-        p.chunks[0].siblings = _path(_depth(Commitments.chunkCount(4 * terms)), 1);
+        p.chunks[0].siblings = _path(Trees.depthOf(Commitments.chunkCount(4 * terms)), 1);
         p.tensors = new IReferee.TensorOpening[](1);
         p.tensors[0].dims = dims;
         p.tensors[0].chunkRoot = _fold(sha256(abi.encodePacked("tb.chunk", data)), chunkIndex, p.chunks[0].siblings);
@@ -71,7 +72,7 @@ contract RefereeLongTest is GasBase {
         if (leaf != 0) {
             sum.addValue(0xc2280001);
             p.previous = sum.encode();
-            p.siblings = _path(_depth(d.termLeaves), 3);
+            p.siblings = _path(Trees.depthOf(d.termLeaves), 3);
             c.accumulatorRoot = _fold(sha256(abi.encodePacked("tb.accum", p.previous)), leaf - 1, p.siblings);
         }
         for (uint256 term = 4 * leaf; term < 4 * leaf + 4 && term < terms; ++term) {
@@ -80,12 +81,6 @@ contract RefereeLongTest is GasBase {
         assertTrue(!sum.notFinite, "finite terms");
         bytes32 expected = sha256(abi.encodePacked("tb.accum", sum.encode()));
         assertEq(referee.judge(c, p), expected, "leaf");
-    }
-
-    function _depth(uint256 leaves) private pure returns (uint256 depth) {
-        while (1 << depth < leaves) {
-            ++depth;
-        }
     }
 
     function _dims(uint64 a, uint64 b) private pure returns (uint64[] memory dims) {

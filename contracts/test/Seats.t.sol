@@ -248,6 +248,7 @@ contract SeatsTest is BoardBase, TestBase {
     }
 
     /// forge-config: default.fuzz.runs = 24
+    /// forge-config: ci.fuzz.runs = 64
     function testFuzz_seats_go_to_slots_filled_before_the_seal(uint256 nonce, uint8 empty) external {
         jobId = _activeJob(nonce);
         _warp(START + POOL_TIME + 1);

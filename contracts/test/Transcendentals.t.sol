@@ -6,6 +6,10 @@ import {ITranscendentals} from "../src/interfaces/ITranscendentals.sol";
 import {Float32} from "../src/libraries/Float32.sol";
 import {Isa} from "../src/libraries/Isa.sol";
 import {Decision, Estimate} from "../src/libraries/transcendental/Decision.sol";
+import {ErrorFunction} from "../src/libraries/transcendental/ErrorFunction.sol";
+import {Exponential} from "../src/libraries/transcendental/Exponential.sol";
+import {Logarithm} from "../src/libraries/transcendental/Logarithm.sol";
+import {Sine} from "../src/libraries/transcendental/Sine.sol";
 import {TestBase} from "./support/TestBase.sol";
 
 /// @notice The same contract with a bound on the error that decides nothing.
@@ -21,72 +25,153 @@ contract Undecisive is Transcendentals {
     }
 }
 
-/// @notice What can be said of the six functions without another implementation of them.
+/// @notice The six functions against the integer reference, and their bounds on the error against the hardest arguments.
+/// (The cases of scalars.json, at every edge and threshold, are in Vectors.t.sol.)
 contract TranscendentalsTest is TestBase {
     Transcendentals private immutable CONTRACT = new Transcendentals();
 
-    uint32 private constant ZERO = 0;
-    uint32 private constant MINUS_ZERO = 0x80000000;
-    uint32 private constant ONE = 0x3f800000;
-    uint32 private constant MINUS_ONE = 0xbf800000;
-    uint32 private constant INFINITY = 0x7f800000;
-    uint32 private constant MINUS_INFINITY = 0xff800000;
-    uint32 private constant NAN = 0x7fc00000;
+    uint32 private constant SIGN = 0x80000000;
+    string private constant BULK = "transcendentals.json";
+    string private constant HARDEST = "hardest.json";
+    /// Bytes of a record of hardest.json.
+    uint256 private constant RECORD = 43;
 
-    function _f(uint256 func, uint32 bits, uint256 precision) private view returns (uint32) {
-        return CONTRACT.evaluate(uint8(func), bits, uint8(precision));
-    }
+    /// Of each function: the ranges of hardest.json, pair by pair, and how near to a boundary its values come.
+    uint256[][6] private ends;
+    uint256[6] private bits;
 
-    /// @dev Patterns of all sorts: uniform, around 1, and where the functions are not constant.
-    function _argument(uint256 seed) private pure returns (uint32) {
-        uint32 bits = uint32(seed);
-        uint256 shape = (seed >> 32) % 3;
-        if (shape == 0) return bits;
-        uint32 exponent = uint32(shape == 1 ? 110 + (seed >> 40) % 26 : 90 + (seed >> 40) % 50);
-        return bits & 0x807fffff | exponent << 23;
-    }
+    error RunDiffers(uint256 func, uint256 firstCase, bytes4 expected, bytes4 actual);
 
-    function test_specialValues() public view {
-        for (uint256 b = 16; b <= 32; ++b) {
-            uint32[8] memory x = [ZERO, MINUS_ZERO, ONE, MINUS_ONE, INFINITY, MINUS_INFINITY, NAN, 0xff800001];
-            // e and its inverse, tanh 1, erf 1, sin 1, cos 1 are not special: 1 stands for "not compared".
-            uint32[8][6] memory y = [
-                [ONE, ONE, 1, 1, INFINITY, ZERO, NAN, NAN],
-                [MINUS_INFINITY, MINUS_INFINITY, ZERO, NAN, INFINITY, NAN, NAN, NAN],
-                [ZERO, MINUS_ZERO, 1, 1, ONE, MINUS_ONE, NAN, NAN],
-                [ZERO, MINUS_ZERO, 1, 1, ONE, MINUS_ONE, NAN, NAN],
-                [ZERO, MINUS_ZERO, 1, 1, NAN, NAN, NAN, NAN],
-                [ONE, ONE, 1, 1, NAN, NAN, NAN, NAN]
-            ];
-            for (uint256 f = 0; f < 6; ++f) {
-                for (uint256 k = 0; k < 8; ++k) {
-                    if (y[f][k] != 1) assertEq(_f(Isa.EXP + f, x[k], b), y[f][k], "a special value");
-                }
-            }
+    function setUp() public {
+        string memory json = vectors(HARDEST);
+        for (uint256 k = 0; k < 6; ++k) {
+            ends[k] = vm.parseJsonUintArray(json, _group(json, Isa.EXP + k, "ranges"));
+            bits[k] = vm.parseJsonUint(json, _group(json, Isa.EXP + k, "bits"));
         }
     }
 
-    /// @dev The last argument of each constant stretch and the first beyond it, at 32 bits.
-    function test_limits() public view {
-        assertEq(_f(Isa.EXP, 0x42b17217, 32), 0x7f7fff84, "exp of the greatest with a finite result");
-        assertEq(_f(Isa.EXP, 0x42b17218, 32), INFINITY, "exp of the next");
-        assertEq(_f(Isa.EXP, 0xc2cff1b4, 32), 1, "exp of the least with a positive result");
-        assertEq(_f(Isa.EXP, 0xc2cff1b5, 32), 0, "exp of the next");
-        assertEq(_f(Isa.EXP, 0x33000000, 32), ONE, "exp 2^-25: 1 + 2^-25 is below the tie 1 + 2^-24");
-        assertEq(_f(Isa.EXP, 0x33800000, 32), ONE + 1, "exp 2^-24: above that tie");
-        assertEq(_f(Isa.EXP, 0xb3000000, 32), ONE, "exp -2^-25: above the tie 1 - 2^-25");
-        assertEq(_f(Isa.EXP, 0xb3000001, 32), ONE - 1, "exp of the next: below it");
-        assertEq(_f(Isa.TANH, 1, 32), 1, "tanh of the least subnormal");
-        assertEq(_f(Isa.TANH, 0x39000000, 32), 0x39000000, "tanh 2^-13: a third of 2^-26 below, less than half a place");
-        assertEq(_f(Isa.TANH, 0x41102cb3, 32), ONE - 1, "tanh of the greatest with a result below 1");
-        assertEq(_f(Isa.TANH, 0x41102cb4, 32), ONE, "tanh of the next");
-        assertEq(_f(Isa.ERF, 0xc07ad444, 32), MINUS_ONE - 1, "erf of the least with a result above -1");
-        assertEq(_f(Isa.ERF, 0xc07ad445, 32), MINUS_ONE, "erf of the next");
-        assertEq(_f(Isa.SIN, 0x807fffff, 32), 0x807fffff, "sin of a subnormal");
-        assertEq(_f(Isa.ERF, 1, 32), 1, "erf of the least subnormal");
-        assertEq(_f(Isa.LOG, 1, 32), 0xc2ce8ed0, "log 2^-149");
-        assertEq(_f(Isa.LOG, ONE + 1, 32), 0x33ffffff, "log (1 + 2^-23)");
-        assertEq(_f(Isa.LOG, ONE - 1, 32), 0xb3800000, "log (1 - 2^-24)");
+    function _group(string memory json, uint256 func, string memory key) private pure returns (string memory) {
+        string memory name = vm.parseJsonStringArray(json, ".names")[func - Isa.EXP];
+        string memory group = string.concat(".", name, ".");
+        assertEq(vm.parseJsonUint(json, string.concat(group, "function")), func, "the groups in order");
+        return string.concat(group, key);
+    }
+
+    /// @dev The case as drawn by tests/vectors/transcendentals.py.
+    function _draw(uint256 func, uint256 index, bytes memory anchors, uint256[] memory exponents)
+        private
+        pure
+        returns (uint32 x, uint8 precision)
+    {
+        bytes32 h = sha256(abi.encodePacked(uint8(func), uint32(index)));
+        x = uint32(bytes4(h));
+        precision = 16 + uint8(h[5]) % 17;
+        uint256 shape = uint8(h[4]) % 8;
+        if (shape == 0) return (x, precision);
+        if (func == Isa.LOG) x &= 0x7fffffff;
+        if (shape < 5) {
+            uint256 exponent = exponents[0] + uint8(h[6]) % exponents[1];
+            return (x & 0x807fffff | uint32(exponent << 23), precision);
+        }
+        uint256 drawn = uint16(bytes2(h << 48));
+        uint256 near = word(anchors, 4 * (drawn % (anchors.length / 4)), 4);
+        if (shape > 5) near = near + 0x80000000 + uint8(h[8]) % 17 - 8;
+        x = x & 0x80000000 | uint32(near & 0x7fffffff);
+    }
+
+    function _bulk(uint256 func) private view {
+        string memory json = vectors(BULK);
+        bytes memory anchors = vm.parseJsonBytes(json, _group(json, func, "anchors"));
+        bytes memory digests = vm.parseJsonBytes(json, _group(json, func, "digests"));
+        uint256[] memory exponents = vm.parseJsonUintArray(json, _group(json, func, "exponents"));
+        uint256 run = vm.parseJsonUint(json, ".run");
+        uint256 cases = vm.parseJsonUint(json, ".cases");
+        assertTrue(cases >= 5000 && anchors.length > 400, "cases and anchors");
+        assertEq(digests.length, cases / run * 4, "a digest a run");
+        for (uint256 first = 0; first < cases; first += run) {
+            bytes memory results;
+            for (uint256 k = 0; k < run; ++k) {
+                (uint32 x, uint8 precision) = _draw(func, first + k, anchors, exponents);
+                results = bytes.concat(results, bytes4(CONTRACT.evaluate(uint8(func), x, precision)));
+            }
+            bytes4 expected = bytes4(uint32(word(digests, first / run * 4, 4)));
+            bytes4 actual = bytes4(sha256(results));
+            if (actual != expected) revert RunDiffers(func, first, expected, actual);
+        }
+    }
+
+    function test_bulk() public view {
+        for (uint256 func = Isa.EXP; func <= Isa.COS; ++func) {
+            _bulk(func);
+        }
+    }
+
+    /// @dev What the contract evaluates, for x in the ranges of tests/hardest.
+    function _estimate(uint256 func, uint256 x) private pure returns (Estimate memory value) {
+        (uint256 m, int256 e) = Float32.unpack(x);
+        if (func == Isa.EXP) return Exponential.exp(x & Float32.SIGN != 0, m, e);
+        if (func == Isa.LOG) return Logarithm.ln(m, e);
+        if (func == Isa.TANH) return Exponential.tanh(m, e);
+        if (func == Isa.ERF) return ErrorFunction.erf(m, e);
+        (value,) = Sine.sin(m, e, func == Isa.COS ? 1 : 0);
+    }
+
+    /// @dev err / n < 2^-(bits + 1): smaller than half the distance from a boundary of any value.
+    function _assertDecides(uint256 func, uint256 x) private view {
+        Estimate memory value = _estimate(func, x);
+        assertTrue(value.err < value.n >> (bits[func - Isa.EXP] + 1), "an error below half the least distance");
+    }
+
+    /// @dev Records of hardest.json: x, precision, result, and the magnitude from v · 2^e to (v + 1) · 2^e.
+    function test_hardest() public view {
+        string memory json = vectors(HARDEST);
+        uint256 total = 0;
+        for (uint256 func = Isa.EXP; func <= Isa.COS; ++func) {
+            bytes memory data = vm.parseJsonBytes(json, _group(json, func, "cases"));
+            assertTrue(bits[func - Isa.EXP] > 50 && bits[func - Isa.EXP] < 80, "bits");
+            assertEq(data.length, RECORD * vm.parseJsonUint(json, _group(json, func, "count")), "records");
+            for (uint256 pos = 0; pos < data.length; pos += RECORD) {
+                uint32 x = uint32(word(data, pos, 4));
+                uint32 found = CONTRACT.evaluate(uint8(func), x, uint8(word(data, pos + 4, 1)));
+                assertEq(found, word(data, pos + 5, 4), "a hard case");
+                _assertDecides(func, x);
+                _assertHolds(_estimate(func, x), word(data, pos + 9, 32), int16(uint16(word(data, pos + 41, 2))));
+                ++total;
+            }
+        }
+        assertTrue(total > 300, "cases");
+    }
+
+    /// @dev The exact magnitude, between v and v + 1 units of 2^e, is inside the estimate's interval.
+    function _assertHolds(Estimate memory value, uint256 v, int256 e) private pure {
+        // v has 255 bits, n at most 249.
+        uint256 exact = v >> uint256(value.e - e);
+        assertTrue(value.n - value.err <= exact && exact < value.n + value.err, "the value inside the bound");
+    }
+
+    /// @dev The bound, for any argument that is evaluated.
+    /// forge-config: ci.fuzz.runs = 2000
+    function testFuzz_boundDecides(uint256 seed) public view {
+        for (uint256 func = Isa.EXP; func <= Isa.COS; ++func) {
+            uint256[] storage range = ends[func - Isa.EXP];
+            uint256 k = seed % (range.length / 2) * 2;
+            _assertDecides(func, bound(seed >> 8, range[k], range[k + 1]));
+        }
+    }
+
+    /// @dev The bound at the ends of the ranges and at the argument whose value has the least magnitude.
+    function test_boundDecidesAtTheEnds() public view {
+        string memory json = vectors(HARDEST);
+        for (uint256 func = Isa.EXP; func <= Isa.COS; ++func) {
+            for (uint256 k = 0; k < ends[func - Isa.EXP].length; ++k) {
+                _assertDecides(func, ends[func - Isa.EXP][k]);
+            }
+            _assertDecides(func, vm.parseJsonUint(json, _group(json, func, "least")));
+        }
+    }
+
+    function _f(uint256 func, uint32 x, uint256 precision) private view returns (uint32) {
+        return CONTRACT.evaluate(uint8(func), x, uint8(precision));
     }
 
     /// @dev At less than 32 bits the argument itself may be a tie, and the result lies just below it.
@@ -95,62 +180,11 @@ contract TranscendentalsTest is TestBase {
         uint32 place = uint32(1 << (32 - b));
         uint32 kept = uint32(bound(seed, 0, 0x38ffffff)) & ~(place - 1);
         uint32 tie = kept | place >> 1;
-        uint32 sign = uint32(seed >> 64) & MINUS_ZERO;
+        uint32 sign = uint32(seed >> 64) & SIGN;
         assertEq(_f(Isa.SIN, tie | sign, b), kept | sign, "sin of a tie rounds toward zero");
         assertEq(_f(Isa.TANH, tie | sign, b), kept | sign, "tanh of a tie rounds toward zero");
         assertEq(_f(Isa.SIN, (tie + 1) | sign, b), (kept + place) | sign, "sin of the next number");
         assertEq(_f(Isa.TANH, (tie + 1) | sign, b), (kept + place) | sign, "tanh of the next number");
-    }
-
-    /// forge-config: ci.fuzz.runs = 10000
-    function testFuzz_alwaysDecided(uint256 seed, uint256 b) public view {
-        b = bound(b, 16, 32);
-        for (uint256 func = Isa.EXP; func <= Isa.COS; ++func) {
-            uint32 y = _f(func, _argument(seed), b);
-            assertTrue(y == NAN || (y & (1 << (32 - b)) - 1 == 0 && !Float32.isNan(y)), "a number of the format");
-        }
-    }
-
-    /// forge-config: ci.fuzz.runs = 10000
-    function testFuzz_symmetry(uint256 seed, uint256 b) public view {
-        b = bound(b, 16, 32);
-        uint32 x = _argument(seed);
-        vm.assume(!Float32.isNan(x));
-        uint256[3] memory odd = [Isa.TANH, Isa.ERF, Isa.SIN];
-        for (uint256 k = 0; k < 3; ++k) {
-            uint32 y = _f(odd[k], x, b);
-            assertEq(_f(odd[k], x ^ MINUS_ZERO, b), y == NAN ? NAN : y ^ MINUS_ZERO, "f(-x) = -f(x)");
-        }
-        assertEq(_f(Isa.COS, x ^ MINUS_ZERO, b), _f(Isa.COS, x, b), "cos(-x) = cos x");
-    }
-
-    /// forge-config: ci.fuzz.runs = 10000
-    function testFuzz_monotonic(uint256 seed, uint256 b) public view {
-        b = bound(b, 16, 32);
-        uint32 x = _argument(seed) & 0x7fffffff;
-        if (x >= INFINITY) x = INFINITY - 1;
-        for (uint256 func = Isa.EXP; func <= Isa.ERF; ++func) {
-            assertTrue(Float32.le(_f(func, x, b), _f(func, x + 1, b)), "f(x) <= f(the next)");
-            uint32 y = x | MINUS_ZERO;
-            if (func != Isa.LOG) assertTrue(Float32.le(_f(func, y + 1, b), _f(func, y, b)), "also below zero");
-        }
-    }
-
-    /// @dev RN to b bits is RN to b bits of RN to 32, except where that is a tie; then it is one of the neighbours.
-    /// forge-config: ci.fuzz.runs = 10000
-    function testFuzz_precisionsAgree(uint256 seed, uint256 b) public view {
-        b = bound(b, 16, 31);
-        uint32 place = uint32(1 << (32 - b));
-        for (uint256 func = Isa.EXP; func <= Isa.COS; ++func) {
-            uint32 x = _argument(seed);
-            uint32 y = _f(func, x, 32);
-            if (y == NAN) continue;
-            uint32 down = y & ~(place - 1);
-            uint32 rest = y - down;
-            uint32 found = _f(func, x, b);
-            if (rest == place >> 1) assertTrue(found == down || found == down + place, "a neighbour");
-            else assertEq(found, rest < place >> 1 ? down : down + place, "the nearest");
-        }
     }
 
     /// @dev The longest series, the largest reductions, the hardest arguments: gas of a call, the call itself included.
@@ -188,16 +222,16 @@ contract TranscendentalsTest is TestBase {
         return Float32.bitLength(powerOfTwo) - 1;
     }
 
-    function testFuzz_unknownFunction(uint8 func, uint32 bits) public {
+    function testFuzz_unknownFunction(uint8 func, uint32 x) public {
         vm.assume(func < Isa.EXP || func > Isa.COS);
         vm.expectRevert(abi.encodeWithSelector(ITranscendentals.UnknownFunction.selector, func));
-        CONTRACT.evaluate(func, bits, 32);
+        CONTRACT.evaluate(func, x, 32);
     }
 
-    function testFuzz_precisionOutOfRange(uint8 precision, uint32 bits) public {
+    function testFuzz_precisionOutOfRange(uint8 precision, uint32 x) public {
         vm.assume(precision < 16 || precision > 32);
         vm.expectRevert(abi.encodeWithSelector(ITranscendentals.PrecisionOutOfRange.selector, precision));
-        CONTRACT.evaluate(uint8(Isa.EXP), bits, precision);
+        CONTRACT.evaluate(uint8(Isa.EXP), x, precision);
     }
 
     function test_undecided() public {

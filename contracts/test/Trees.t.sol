@@ -111,76 +111,6 @@ contract TreesTest is TestBase {
         }
     }
 
-    function testFuzz_parent(bytes32 left, bytes32 right) public view {
-        assertEq(Trees.parent(left, right), _parent(left, right), "parent");
-    }
-
-    /// No tree is deeper than 64, and every caller of `fold` has compared the number of siblings with a depth.
-    function testFuzz_fold(bytes32 leaf, uint256 position, bytes32[] calldata siblings) public view {
-        if (siblings.length > 64) siblings = siblings[:64];
-        bytes32 node = leaf;
-        for (uint256 k = 0; k < siblings.length; ++k) {
-            node = (position >> k) & 1 == 1 ? _parent(siblings[k], node) : _parent(node, siblings[k]);
-        }
-        assertEq(harness.fold(leaf, position, siblings), node, "fold");
-    }
-
-    /// Levels of 1 ... 32 nodes, as a move may show them.
-    function testFuzz_foldNodes(bytes32[32] calldata nodes, uint256 height) public view {
-        bytes32[] memory level = new bytes32[](1 << bound(height, 0, 5));
-        for (uint256 k = 0; k < level.length; ++k) {
-            level[k] = nodes[k];
-        }
-        bytes32 found = harness.foldNodes(level);
-        for (uint256 count = level.length / 2; count > 0; count /= 2) {
-            for (uint256 k = 0; k < count; ++k) {
-                level[k] = _parent(level[2 * k], level[2 * k + 1]);
-            }
-        }
-        assertEq(found, level[0], "root over the level");
-    }
-
-    /// Naive twin of `depthOf`: the least d with 2^d >= leaves.
-    function testFuzz_depthOf(uint256 leaves, uint256 width) public view {
-        leaves = 1 + (leaves >> bound(width, 1, 255));
-        uint256 depth = 0;
-        while ((uint256(1) << depth) < leaves) ++depth;
-        assertEq(harness.depthOf(leaves), depth, "depth");
-    }
-
-    function testFuzz_lossId(uint32 bits) public view {
-        assertEq(Commitments.lossId(bits), Commitments.scalarId(0, bits), "id of the loss");
-    }
-
-    function testFuzz_seal(bytes32 gameId, bytes32 answer, bytes32 salt) public view {
-        bytes32 expected = sha256(abi.encodePacked("tb.seal.", gameId, answer, salt));
-        assertEq(Commitments.seal(gameId, answer, salt), expected, "seal");
-    }
-
-    function testFuzz_record(uint64 step, bytes32 stateRoot, uint32 lossBits, bytes32 logRoot) public view {
-        bytes32 expected = sha256(abi.encodePacked("tb.recrd", step, stateRoot, lossBits, logRoot));
-        assertEq(Commitments.record(step, stateRoot, lossBits, logRoot), expected, "record");
-    }
-
-    function testFuzz_entry(bytes8 tag, bytes calldata name, bytes32 id) public view {
-        assertEq(harness.entry(tag, name, id), sha256(abi.encodePacked(tag, name, id)), "entry");
-    }
-
-    function testFuzz_accumulatorLeaf(bytes memory encoded) public view {
-        bytes32 expected = sha256(abi.encodePacked("tb.accum", encoded));
-        assertEq(Commitments.accumulatorLeaf(encoded), expected, "accumulator leaf");
-    }
-
-    function testFuzz_tensorIdAt(uint8 dtype, uint64[8] calldata dims, uint256 rank, bytes32 root) public view {
-        bytes memory encoded;
-        for (uint256 d = 0; d < bound(rank, 0, 8); ++d) {
-            encoded = bytes.concat(encoded, bytes8(dims[d]));
-        }
-        bytes32 expected = sha256(abi.encodePacked("tb.tensr", dtype, uint8(encoded.length / 8), encoded, root));
-        assertEq(harness.tensorIdAt(dtype, encoded, root), expected, "tensor id");
-        assertEq(Commitments.tensorId(dtype, encoded, root), expected, "its twin");
-    }
-
     function testFuzz_extended(bytes32 digest, bytes32 x) public pure {
         assertEq(ProofContext.extended(digest, x), keccak256(abi.encodePacked(digest, x)), "what was opened");
     }
@@ -198,21 +128,6 @@ contract TreesTest is TestBase {
         harness.pad(0, 19, 20);
         vm.expectRevert(abi.encodeWithSignature("Panic(uint256)", 1));
         harness.pad(0, 19, 21);
-    }
-
-    function testFuzz_pad(bytes32 root, uint256 depth, uint256 more) public view {
-        depth = bound(depth, 0, 20);
-        more = bound(more, 0, 20 - depth);
-        bytes32 empty = Trees.EMPTY;
-        for (uint256 k = 0; k < depth; ++k) {
-            empty = _parent(empty, empty);
-        }
-        bytes32 expected = root;
-        for (uint256 k = 0; k < more; ++k) {
-            expected = _parent(expected, empty);
-            empty = _parent(empty, empty);
-        }
-        assertEq(harness.pad(root, depth, depth + more), expected, "pad");
     }
 
     function test_depthOfEdges() public view {

@@ -8,8 +8,7 @@ import {Isa} from "../src/libraries/Isa.sol";
 import {Scalars} from "../src/libraries/MapFunctions.sol";
 import {Philox} from "../src/libraries/Philox.sol";
 import {Trees} from "../src/libraries/Trees.sol";
-import {AccumulatorHarness} from "./support/Harness.sol";
-import {MapHarness} from "./support/MapHarness.sol";
+import {AccumulatorHarness, MapHarness} from "./support/Harness.sol";
 import {TestBase} from "./support/TestBase.sol";
 
 /// @notice Scalar functions and accumulators against the vectors of the integer reference.

@@ -36,6 +36,9 @@ abstract contract GasBase is RefereeBase {
     /// Of a leaf of the value tree, whose context takes more slots of the job.
     uint256 internal constant BOARD_FOR_A_VALUE = 145_000;
     uint256 internal constant HAND_OVER = 9;
+    /// Of an f32 and of an i64 operand: elements from the first of a chunk to the first of the next opened one.
+    int64 internal constant F32_STRIDE = int64(CHUNK_DISTANCE) * 128;
+    int64 internal constant I64_STRIDE = int64(CHUNK_DISTANCE) * 64;
 
     function setUp() public virtual override {
         referee = new Referee(new Transcendentals());
@@ -214,5 +217,48 @@ abstract contract GasBase is RefereeBase {
         vm.pauseGasMetering();
         assertTrue(ok && size == 32, "judged");
         return price;
+    }
+
+    // ---------------------------------------------------------------- instructions
+
+    /// @dev A body instruction's header and its dims: (4096, 16384) of output, 2^24 terms of a reduction.
+    function _head(uint8 opcode, uint8 func, uint8 dtype, bool reduces, uint256 operands)
+        internal
+        pure
+        returns (bytes memory head)
+    {
+        head = abi.encodePacked(opcode, func, dtype, uint8(2), uint8(reduces ? 1 : 0), uint8(operands));
+        head = abi.encodePacked(head, uint64(4096), uint64(16384));
+        if (reduces) head = abi.encodePacked(head, uint64(1 << 24));
+    }
+
+    /// @dev An operand's access; value k stands at the k-th quarter of the body.
+    function _access(bytes memory data, uint256 k, int64 offset) internal pure returns (bytes memory) {
+        return abi.encodePacked(data, uint32(k << (BODY_DEPTH - 2)), offset, int64(16384), int64(1));
+    }
+
+    function _operands(uint256 count, uint8 dtype, uint8 chunks, uint64 first)
+        internal
+        pure
+        returns (Operand[] memory o)
+    {
+        o = new Operand[](count);
+        for (uint256 k = 0; k < count; ++k) {
+            o[k] = Operand({dtype: dtype, chunks: chunks, first: first});
+        }
+    }
+
+    function _reduction(uint8 func, uint8 dtype, Operand[] memory operands) internal pure returns (bytes memory data) {
+        data = _head(3, func, dtype, true, operands.length);
+        int64 stride = operands[0].dtype == 0 ? F32_STRIDE : I64_STRIDE;
+        for (uint256 k = 0; k < operands.length; ++k) {
+            data = abi.encodePacked(_access(data, k, -4 * stride), stride);
+        }
+        return abi.encodePacked(data, uint16(0));
+    }
+
+    /// @dev A sum that is negative, so that all of its words are to be carried through.
+    function _sum() internal pure returns (bytes memory) {
+        return abi.encodePacked(uint8(0), type(uint256).max, keccak256("1"), keccak256("2"));
     }
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
+import {Transcendentals} from "../../src/Transcendentals.sol";
+import {ITranscendentals} from "../../src/interfaces/ITranscendentals.sol";
 import {Accumulator, AccumulatorKind, Accumulators} from "../../src/libraries/Accumulators.sol";
 import {Commitments} from "../../src/libraries/Commitments.sol";
 import {Exact, ExactSum} from "../../src/libraries/ExactSum.sol";
 import {Instruction, InstructionCodec} from "../../src/libraries/InstructionCodec.sol";
-import {Openings} from "../../src/libraries/Openings.sol";
+import {MapFunctions, Scalars} from "../../src/libraries/MapFunctions.sol";
 import {Trees} from "../../src/libraries/Trees.sol";
 
 /// @notice What the libraries take from calldata, made callable from tests.
@@ -62,33 +64,11 @@ contract CodecHarness {
     function decode(bytes calldata data) external pure returns (Instruction memory) {
         return InstructionCodec.decode(data);
     }
-
-    /// @dev The element that operand k reads at (output element, term), and its value number.
-    function access(bytes calldata data, uint256 k, uint256 element, uint256 term)
-        external
-        pure
-        returns (uint256 value, int256 read)
-    {
-        Instruction memory i = InstructionCodec.decode(data);
-        return (i.operandValue(k), i.baseElement(k, element) + i.termOffset(k, term));
-    }
-
-    function load(uint256 dtype, bytes calldata data) external pure returns (uint256) {
-        uint256 pos;
-        assembly ("memory-safe") {
-            pos := data.offset
-        }
-        return Openings.load(dtype, pos);
-    }
 }
 
 /// @notice See `TreesHarness`.
 contract AccumulatorHarness {
     using Accumulators for Accumulator;
-
-    function start(AccumulatorKind kind) external pure returns (bytes memory) {
-        return Accumulators.start(kind).encode();
-    }
 
     function isCanonical(AccumulatorKind kind, bytes calldata data) external pure returns (bool ok) {
         (ok,) = Accumulators.decode(kind, data);
@@ -97,11 +77,6 @@ contract AccumulatorHarness {
     function encodeAgain(AccumulatorKind kind, bytes calldata data) external pure returns (bytes memory) {
         (, Accumulator memory a) = Accumulators.decode(kind, data);
         return a.encode();
-    }
-
-    function result(AccumulatorKind kind, bytes calldata data, uint256 precision) external pure returns (uint64) {
-        (, Accumulator memory a) = Accumulators.decode(kind, data);
-        return a.result(precision);
     }
 
     /// @dev Records of before ‖ factors ‖ position ‖ after, as in tests/vectors/accumulators.json; each must hold.
@@ -140,8 +115,24 @@ contract AccumulatorHarness {
             if (ok && ExactSum.toFloat32(sum, rounding) == uint32(bytes4(cases[pos + 101:]))) ++count;
         }
     }
+}
 
-    function rounded(Exact memory sum, uint256 precision) external pure returns (uint256) {
-        return ExactSum.toFloat32(sum, precision);
+/// @notice A scalar function made callable from outside.
+contract MapHarness {
+    ITranscendentals private immutable TRANSCENDENTALS = new Transcendentals();
+
+    function apply_(uint256 func, uint256 dtype, Scalars calldata scalars, uint256 precision)
+        external
+        view
+        returns (uint256)
+    {
+        Scalars memory copy = scalars;
+        // As when they are read from a tensor: a NaN of any payload is the one NaN.
+        for (uint256 k = 0; k < 3; ++k) {
+            copy.bits[k] = MapFunctions.normal(copy.dtypes[k], copy.bits[k]);
+        }
+        if (!MapFunctions.isTranscendental(func)) return MapFunctions.apply_(func, dtype, copy);
+        MapFunctions.requireTypes(func, dtype, copy);
+        return TRANSCENDENTALS.evaluate(uint8(func), uint32(copy.bits[0]), uint8(precision));
     }
 }

@@ -7,6 +7,7 @@ import {IReferee} from "../../src/interfaces/IReferee.sol";
 import {Commitments} from "../../src/libraries/Commitments.sol";
 import {Isa} from "../../src/libraries/Isa.sol";
 import {Trees} from "../../src/libraries/Trees.sol";
+import {GameTrees} from "../GameTrees.sol";
 import {TestBase} from "./TestBase.sol";
 
 /// @notice Builds honest contexts and proofs: trees in memory, operands as tensors of rank 1.
@@ -42,26 +43,9 @@ abstract contract RefereeBase is TestBase {
         }
     }
 
-    function _root(bytes32[] memory level) internal view returns (bytes32) {
-        (bytes32 root,) = _open(level, 0);
-        return root;
-    }
-
     /// @dev Root, and the siblings of position p. The level must be a full one.
-    function _open(bytes32[] memory level, uint256 p) internal view returns (bytes32 root, bytes32[] memory siblings) {
-        siblings = new bytes32[](Trees.depthOf(level.length));
-        bytes32[] memory nodes = new bytes32[](level.length);
-        for (uint256 k = 0; k < level.length; ++k) {
-            nodes[k] = level[k];
-        }
-        for (uint256 d = 0; d < siblings.length; ++d) {
-            siblings[d] = nodes[p ^ 1];
-            for (uint256 k = 0; k < nodes.length >> (d + 1); ++k) {
-                nodes[k] = Trees.parent(nodes[2 * k], nodes[2 * k + 1]);
-            }
-            p >>= 1;
-        }
-        return (nodes[0], siblings);
+    function _open(bytes32[] memory level, uint256 p) internal pure returns (bytes32 root, bytes32[] memory siblings) {
+        return (GameTrees.root(level), GameTrees.proof(level, p));
     }
 
     /// @dev Bits of element e of little-endian data.
@@ -106,7 +90,7 @@ abstract contract RefereeBase is TestBase {
         IReferee.Proof memory proof,
         bytes memory types,
         bytes[] memory data
-    ) internal view {
+    ) internal pure {
         proof.tensors = new IReferee.TensorOpening[](data.length);
         bytes32[] memory ids = new bytes32[](data.length);
         uint256 chunks = 0;
@@ -115,7 +99,7 @@ abstract contract RefereeBase is TestBase {
             (tensor.value, tensor.dtype) = (uint32(t), uint8(types[t]));
             tensor.dims = new uint64[](1);
             tensor.dims[0] = uint64(data[t].length / Isa.size(tensor.dtype));
-            tensor.chunkRoot = _root(_chunkLevel(data[t]));
+            tensor.chunkRoot = GameTrees.root(_chunkLevel(data[t]));
             ids[t] = Commitments.tensorId(tensor.dtype, abi.encodePacked(tensor.dims[0]), tensor.chunkRoot);
             chunks += Commitments.chunkCount(data[t].length);
         }
@@ -165,7 +149,7 @@ abstract contract RefereeBase is TestBase {
         IReferee.Proof memory proof,
         bytes[] memory accumulators,
         uint256 leaf
-    ) internal view {
+    ) internal pure {
         bytes32[] memory leaves = new bytes32[](accumulators.length);
         for (uint256 l = 0; l < leaves.length; ++l) {
             leaves[l] = sha256(abi.encodePacked("tb.accum", accumulators[l]));
@@ -173,7 +157,7 @@ abstract contract RefereeBase is TestBase {
         bytes32[] memory level = _padded(leaves, Trees.depthOf(leaves.length));
         context.target = IReferee.Target.TERMS;
         context.termsLeaf = uint64(leaf);
-        context.accumulatorRoot = _root(level);
+        context.accumulatorRoot = GameTrees.root(level);
         proof.previous = leaf == 0 ? bytes("") : accumulators[leaf - 1];
         proof.siblings = new bytes32[](0);
         if (leaf != 0) (, proof.siblings) = _open(level, leaf - 1);

@@ -3,12 +3,36 @@ pragma solidity ^0.8.30;
 
 /// @notice The cheat codes of Foundry that these tests use.
 interface Vm {
+    struct Gas {
+        uint64 gasLimit;
+        uint64 gasTotalUsed;
+        uint64 gasMemoryUsed;
+        int64 gasRefunded;
+        uint64 gasRemaining;
+    }
+
+    function addr(uint256 key) external pure returns (address);
     function assume(bool condition) external pure;
+    function chainId(uint256 id) external;
+    function computeCreateAddress(address deployer, uint256 nonce) external pure returns (address);
+    function deal(address account, uint256 balance) external;
+    function etch(address target, bytes calldata code) external;
     function expectRevert(bytes calldata data) external;
     function expectPartialRevert(bytes4 selector) external;
+    function getNonce(address account) external view returns (uint64);
+    /// Of an isolated test: each call is a transaction of its own.
+    function lastCallGas() external view returns (Gas memory);
     function pauseGasMetering() external view;
+    function prank(address sender) external;
+    function prevrandao(bytes32 entropy) external;
+    function revertToState(uint256 id) external returns (bool success);
+    function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
+    function snapshotState() external returns (uint256 id);
+    function snapshotValue(string calldata group, string calldata name, uint256 value) external;
+    function warp(uint256 timestamp) external;
     function resumeGasMetering() external view;
     function readFile(string calldata path) external view returns (string memory);
+    function readLine(string calldata path) external returns (string memory);
     function readFileBinary(string calldata path) external view returns (bytes memory);
     function parseJsonBytes(string calldata json, string calldata key) external pure returns (bytes memory);
     function parseJsonBytesArray(string calldata json, string calldata key) external pure returns (bytes[] memory);
@@ -17,6 +41,7 @@ interface Vm {
     function parseJsonUintArray(string calldata json, string calldata key) external pure returns (uint256[] memory);
     function parseJsonString(string calldata json, string calldata key) external pure returns (string memory);
     function parseJsonStringArray(string calldata json, string calldata key) external pure returns (string[] memory);
+    function split(string calldata input, string calldata delimiter) external pure returns (string[] memory);
     function toString(uint256 value) external pure returns (string memory);
 }
 
