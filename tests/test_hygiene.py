@@ -113,6 +113,61 @@ def test_an_error_that_is_only_mentioned_is_seen() -> None:
     assert errors_expected_in_python('x = "Late"\nassert e.name == "Early", "or Late"') == {"Early"}
 
 
+def named_tests(page: str) -> list[tuple[str, str]]:
+    """File and test (or nothing) of every reference; a page writes them in backticks, as `file` or `file::test`.
+
+    `…::` stands for the file that was named last; another `…` ends a name that is abbreviated.
+    """
+    parts = "".join(page.split("```")[::2]).split("`")
+    assert "test_" not in "".join(parts[::2]), "a test without backticks"
+    found, last = list[tuple[str, str]](), ""
+    for word in parts[1::2]:
+        file, colons, name = word.partition("::")
+        if colons or "test_" in word or word.endswith(".t.sol") or (word.startswith("tests/") and word.endswith(".py")):
+            last = last if file == "…" else file
+            found.append((last, name))
+    return found
+
+
+def is_there(file: str, name: str, tests: dict[str, set[str]]) -> bool:
+    """Whether one file alone ends so, and holds the test."""
+    held = [functions for path, functions in tests.items() if f"/{path}".endswith(f"/{file}")]
+    begun = name.removesuffix("…")
+    return len(held) == 1 and (name in held[0] | {""} or (name != begun and any(f.startswith(begun) for f in held[0])))
+
+
+def test_every_test_that_the_pages_name_is_there(cases: Callable[[], None]) -> None:
+    files = [(path, path.relative_to(ROOT).as_posix()) for path in committed_files()]
+    sources = [(path, where) for path, where in files if where.startswith(("tests/", "contracts/test/"))]
+    tests = {
+        where: set(re.findall(r"^ *(?:def|async def|function) (\w+)", path.read_text(), re.MULTILINE))
+        for path, where in sources
+        if where.endswith((".py", ".sol"))
+    }
+    for path, where in files:
+        if where.startswith("docs/") and path.suffix == ".md":
+            for file, name in named_tests(path.read_text()):
+                assert is_there(file, name, tests), f"{where} names {file}::{name}"
+                cases()
+
+
+def test_a_test_that_is_not_there_is_seen() -> None:
+    tests = {
+        "tests/a/test_x.py": {"test_one", "helper"},
+        "tests/b/test_x.py": set[str](),
+        "tests/test_y.py": {"test_two"},
+    }
+    page = (
+        "`a/test_x.py`, `…::test_on…`, `test_y.py::test_two`, `…::test_one`\n```\ntest_z\n```\n`b/test_x.py::test_on…`"
+    )
+    right = [("a/test_x.py", ""), ("a/test_x.py", "test_on…"), ("test_y.py", "test_two")]
+    wrong = [("test_y.py", "test_one"), ("b/test_x.py", "test_on…")]
+    assert named_tests(page) == right + wrong
+    wrong += [("test_x.py", ""), ("x.py", ""), ("test_z.py", ""), ("test_y.py", "test_tw"), ("test_y.py", "one…")]
+    assert all(is_there(*one, tests) for one in right)
+    assert not any(is_there(*one, tests) for one in wrong)
+
+
 def test_tags_are_unique_and_prefix_free() -> None:
     values = [tag.value for tag in Tag]
     assert len(Tag.__members__) == len(set(values)) > 10  # an alias would be a second name for one value

@@ -1,7 +1,7 @@
 """The hardest arguments to round: that the list is right, and that the search would find what it lists.
 
 The search itself tries all 2^32 (`make hardest`, minutes); what it found is verified here in a moment. That the
-contract's error bounds are below half of the least distance is in contracts/test/TranscendentalsVectors.t.sol.
+contract's error bounds are below half of the least distance is in contracts/test/Transcendentals.t.sol.
 """
 
 import json

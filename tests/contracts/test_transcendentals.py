@@ -1,6 +1,6 @@
 """`Transcendentals.sol` against the integer reference, where Python is better placed than Foundry.
 
-The bulk of the comparison is in contracts/test/TranscendentalsVectors.t.sol, which runs 36,000 cases of
+The bulk of the comparison is in contracts/test/Transcendentals.t.sol, which runs 36,000 cases of
 tests/vectors/transcendentals.json. Here: the artifact as checked in, the constants, the limits.
 """
 

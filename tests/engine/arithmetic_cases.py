@@ -14,7 +14,7 @@ from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.native import Build, load
 from tiebreak.engine.run.schedule import is_elementwise
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction, ScatterParams
 from tiebreak.protocol.program.reference import element, pack, unpack
 from tiebreak.protocol.program.rounding import Rounding
 
@@ -103,9 +103,24 @@ def check(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tenso
 
 def sum_of(*operands: Sequence[int]) -> Instruction:
     """A sum of everything in one or two vectors of equal length."""
-    count = len(operands[0])
-    accesses = tuple(Access(o, 0, (1,)) for o in range(len(operands)))
-    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, reduction=(count,), operands=accesses)
+    return sum_over((), (len(operands[0]),), *(Access(o, 0, (1,)) for o in range(len(operands))))
+
+
+def product(rows: int, terms: int, columns: int) -> Instruction:
+    """A matrix product of (rows, terms) and (terms, columns)."""
+    return sum_over((rows, columns), (terms,), Access(0, 0, (terms, 0, 1)), Access(1, 0, (0, 1, columns)))
+
+
+def matmul(m: int, k: int, n: int, batch: int = 1, *, transposed: tuple[bool, bool] = (False, False)) -> Instruction:
+    """(batch, m, n) = (batch, m, k) x (batch, k, n), each operand row-major or transposed."""
+    a = (m * k, 1, 0, m) if transposed[0] else (m * k, k, 0, 1)
+    b = (k * n, 0, k, 1) if transposed[1] else (k * n, 0, 1, n)
+    return sum_over((batch, m, n), (k,), Access(0, 0, a), Access(1, 0, b))
+
+
+def map_of(function: MapFunction, result: DType, shape: tuple[int, ...], *operands: Access) -> Instruction:
+    """An elementwise function."""
+    return Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=shape, operands=operands)
 
 
 def sum_over(shape: tuple[int, ...], terms: tuple[int, ...], *operands: Access) -> Instruction:

@@ -1,8 +1,7 @@
-"""Programs with logged sums of any size, logs of theirs, and naive twins of both encodings."""
+"""Programs with logged sums of any size, logs of theirs, and a naive twin of their encoding."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import BinaryIO
 
 import numpy as np
 import zstandard
@@ -103,15 +102,6 @@ def naive_sparse(data: bytes, program: Program, block: int) -> dict[tuple[int, i
         count -= here
     assert at == len(data)
     return found
-
-
-def naive_dense(file: BinaryIO, program: Program) -> dict[tuple[int, int], Direction]:
-    """What a dense encoding says, digit by digit."""
-    digits = [byte // weight % 3 for byte in file.read() for weight in (81, 27, 9, 3, 1)]
-    said = {0: Direction.DOWN, 2: Direction.UP}
-    places = row(program)
-    assert all(digit == 1 for digit in digits[len(places) :])
-    return {where: said[digit] for where, digit in zip(places, digits, strict=False) if digit != 1}
 
 
 def codes_of(log: StepLog) -> dict[tuple[int, int], Direction]:

@@ -6,13 +6,11 @@ neighbour, as other hardware might one of them. An auditor who does not follow i
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.ziv import Logging, NearTies
@@ -46,20 +44,6 @@ TOLERANCE = 2
 def compiled() -> Compiled:
     """The tiny task, over enough steps to see a fork."""
     return compile_task(make_tiny_task(STEPS, INTERVAL))
-
-
-@cache
-def wider() -> Compiled:
-    """A task with ten thousand sums in a step."""
-    generator = torch.Generator().manual_seed(2)
-    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 3))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    data = {"x": torch.randn(48, 64, generator=generator), "y": torch.randint(0, 3, (48,), generator=generator)}
-    task = make_tiny_task(STEPS, INTERVAL)
-    batch = replace(task.batch, size=16)
-    return compile_task(replace(task, name="wider", model=model, data=data, batch=batch))
 
 
 def logged_job(

@@ -15,6 +15,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
+from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import Opcode
@@ -76,6 +77,14 @@ def run_engine(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
     return state | {"loss": loss}
 
 
+def executed(b: Builder, *data: Tensor) -> list[Tensor]:
+    """The values of a builder's instructions, of which the first ones are the data."""
+    values, arithmetic = list(data), Arithmetic()
+    for i in b.instructions[len(data) :]:
+        values.append(arithmetic.execute(i, [values[o.value] for o in i.operands], 0))
+    return values
+
+
 def run_integers(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
     """The same by `tiebreak.protocol.program.reference`."""
     program = compiled.program
@@ -114,16 +123,16 @@ def run_torch(task: Task, program: Program, rate: float, steps: int = 1) -> dict
 
 
 def make_task(
-    model: nn.Module, data: Mapping[str, Tensor], batch: int = 2, rate: float = 1.0, **changes: object
+    model: nn.Module, data: Mapping[str, Tensor], batch: int | Batch = 2, rate: float = 1.0, **changes: object
 ) -> Task:
-    """A task of one step whose new state shows the gradients."""
+    """A task whose new state after one step shows the gradients. batch: its size, if its examples are rows."""
     settings: dict[str, object] = {
         "name": "bench",
         "model": model,
         "loss": loss_of,
         "optimizer": SGD(lr=rate),
         "data": data,
-        "batch": Batch(size=batch, examples=Rows(names=tuple(data))),
+        "batch": Batch(size=batch, examples=Rows(names=tuple(data))) if isinstance(batch, int) else batch,
         "steps": 3,
         "checkpoint_interval": 1,
         "seed": SEED,

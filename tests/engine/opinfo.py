@@ -1,17 +1,15 @@
-"""torch's list of operators, OpInfo, as a differential test of capture and lowering: `python -m tests.engine.opinfo`.
+"""torch's list of operators, OpInfo, as a differential test of capture and lowering.
 
 Each sample becomes a tiny model: float tensors are parameters, integers and bools are buffers. The results go into
 further buffers, and the loss is their sum with fixed weights, so one step shows results and gradients. It must equal
 eager FP64 within a bound that eager FP32 widens, or be refused with one `ConfigurationError` that says what to do.
 """
 
-import argparse
 import copy
 import sys
 import types
 import unittest
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -198,27 +196,3 @@ def sweep(ops: Sequence[Any], kinds: tuple[str, ...], most: int) -> Iterator[tup
             for kind in kinds:
                 for number, sample in enumerate(samples(op, kind, most)):
                     yield full_name(op), kind, number, try_sample(op, sample)
-
-
-def main() -> None:
-    """Prints every outcome that is not right, and the counts."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th operator from the i-th on")
-    parser.add_argument("--samples", type=int, default=1, help="samples for each operator and kind")
-    parser.add_argument("--kinds", default="float", help="of: float,integer,bool")
-    parser.add_argument("--only", default="", help="names, separated by commas")
-    parser.add_argument("--all", action="store_true", help="print right ones too")
-    options = parser.parse_args()
-    first, step = map(int, options.shard.split("/"))
-    only = set(options.only.split(",")) if options.only else None
-    chosen = [op for op in operators()[first::step] if only is None or only & {op.name, full_name(op)}]
-    counts: Counter[str] = Counter()
-    for name, kind, number, outcome in sweep(chosen, tuple(options.kinds.split(",")), options.samples):
-        counts[outcome.kind] += 1
-        if options.all or outcome.kind != "right":
-            print(f"{outcome.kind:8} {name} {kind} {number}: {outcome.detail}".replace("\n", " / "), flush=True)
-    print(dict(counts), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,15 +3,16 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import count
 from math import sqrt
 
 import mpmath
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.engine.lowering_bench import torch_batch
 from tiebreak.demo.tasks import plain
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -34,8 +35,7 @@ from tiebreak.engine.optimizers.settings import (
 )
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.numbers.float32 import round_ratio
-from tiebreak.protocol.numbers.philox import shuffle
-from tiebreak.protocol.program.isa import DType, Opcode
+from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
 
 F32 = NDArray[np.float32]
@@ -299,14 +299,8 @@ class Emulation:
 
 
 def drawn(task: Task, compiled: Compiled) -> Iterator[tuple[Tensor, ...]]:
-    """The job's batches, by SPEC 7 in plain integers, in FP64."""
-    stream = next(i.params.stream for i in compiled.program.body if i.opcode == Opcode.SHUFFLE)  # type: ignore[union-attr]
-    n, size, draw = task.examples, task.batch.size, 0
-    while True:
-        chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in range(draw, draw + size)]
-        draw += size
-        batch = task.batch.examples.take(task.data, torch.tensor(chosen))
-        yield tuple(t.double() if t.is_floating_point() else t for t in batch)
+    """The job's batches in FP64."""
+    return (tuple(torch_batch(task, compiled.program, number)) for number in count(1))
 
 
 def against_torch(task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor, nn
 
 import tiebreak.engine.capture.step
-from tests.protocol.whole_steps import execute, new_state
+from tests.engine.lowering_bench import make_task as bench_task
+from tests.engine.lowering_bench import run_engine, run_integers, same_bits
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.step import capture
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -45,22 +46,8 @@ def make_task(accumulation: int, size: int = 4, steps: int = 20, **model: object
         torch.manual_seed(8)
         made = Normed(**model)  # type: ignore[arg-type]
         data = {"x": torch.randn(26, 3), "y": torch.randn(26, 2)}
-    return Task(
-        name="accumulated", model=made, loss=squared_error, optimizer=SGD(lr=0.1, momentum=0.9), data=data,
-        batch=Batch(size=size, examples=Rows(names=("x", "y"))), steps=steps, checkpoint_interval=steps, seed=6,
-        accumulation=accumulation,
-    )  # fmt: skip
-
-
-def run(compiled: Compiled, steps: int) -> tuple[State, list[float]]:
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
-    losses = []
-    for step in range(1, steps + 1):
-        result = machine.step(step, state, data)
-        state = result.state
-        losses.append(result.loss)
-    return state, losses
+    optimizer = SGD(lr=0.1, momentum=0.9)
+    return bench_task(made, data, size, loss=squared_error, optimizer=optimizer, steps=steps, accumulation=accumulation)
 
 
 def one_batch(task: Task) -> Program:
@@ -84,9 +71,8 @@ def test_it_is_the_eager_loop_with_batch_norms_statistics() -> None:
 
 def test_without_statistics_it_is_a_larger_batch() -> None:
     """Up to rounding: the mean of three means over 4 examples is the mean over 12."""
-    small, losses = run(compile_task(make_task(accumulation=3, norm=False)), 20)
-    large, expected = run(compile_task(make_task(accumulation=1, size=12, norm=False)), 20)
-    assert losses == pytest.approx(expected, rel=1e-5)
+    small = run_engine(compile_task(make_task(accumulation=3, norm=False)), 20)
+    large = run_engine(compile_task(make_task(accumulation=1, size=12, norm=False)), 20)
     assert small.keys() == large.keys()
     for name in small:
         torch.testing.assert_close(small[name], large[name], rtol=1e-5, atol=1e-5)
@@ -122,12 +108,7 @@ def test_gradients_are_added_in_the_order_of_the_batches_bit_for_bit() -> None:
 
 def test_a_step_is_the_integer_reference_bit_for_bit() -> None:
     compiled = compile_task(make_task(accumulation=2, size=2, steps=2, dropout=0.3))
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
-    before, given = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (state, data))
-    after = machine.step(1, state, data).state
-    found = new_state(compiled.program, execute(compiled.program, before, given, 1))
-    assert {n: bytes(tensor_bytes(t)) for n, t in after.items()} == found
+    assert same_bits(run_engine(compiled), run_integers(compiled)) == []
 
 
 class Masked(nn.Module):
@@ -140,16 +121,12 @@ class Masked(nn.Module):
 
 
 def test_every_batch_has_its_own_dropout_mask() -> None:
-    task = Task(
-        name="masks", model=Masked(), loss=lambda model, x: model(x), optimizer=SGD(lr=1.0),
-        data={"x": torch.ones(2, 256)}, batch=Batch(size=1, examples=Rows(names=("x",))), steps=1,
-        checkpoint_interval=1, accumulation=4,
-    )  # fmt: skip
-    compiled = compile_task(task)
+    compiled = compile_task(bench_task(Masked(), {"x": torch.ones(2, 256)}, 1, accumulation=4))
     drawn_here = [i.params.stream for i in compiled.program.body if i.opcode == Opcode.RANDOM]  # type: ignore[union-attr]
     assert len(set(drawn_here)) == 4
-    state, _ = run(compiled, 1)
-    kept = -2 * state["model.scale"]  # of 4 masks, those that kept the element: p = 0.5, mean over 4 of 1 / 0.5
+    kept = (
+        -2 * run_engine(compiled)["model.scale"]
+    )  # of 4 masks, those that kept the element: p = 0.5, mean over 4 of 1 / 0.5
     assert set(kept.tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.engine.arithmetic_cases import bits_f32, check, elements_of, tensor_of
+from tests.engine.lowering_bench import make_task as bench_task
 from tests.engine.models.harness import randomised, tokens
 from tests.engine.random_programs import check_program
 from tests.engine.tiny import make_tiny_task
@@ -20,7 +21,7 @@ from tiebreak.engine.arithmetic.chains import Member
 from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN
 from tiebreak.engine.arithmetic.threads import available, spread
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
+from tiebreak.engine.capture.task import AdamW, Task
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
@@ -265,17 +266,9 @@ def small_gpt2(steps: int) -> Task:
         logits = model(input_ids=ids[:, :-1]).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
-    return Task(
-        name="gpt2",
-        model=randomised(GPT2LMHeadModel(config), seed=1),
-        loss=next_token,
-        optimizer=AdamW(lr=1e-3),
-        data={"ids": tokens(3, 6, 8, vocabulary=13)},
-        batch=Batch(size=2, examples=Rows(names=("ids",))),
-        steps=steps,
-        checkpoint_interval=5,
-        seed=4,
-    )
+    model = randomised(GPT2LMHeadModel(config), seed=1)
+    data = {"ids": tokens(3, 6, 8, vocabulary=13)}
+    return bench_task(model, data, loss=next_token, optimizer=AdamW(lr=1e-3), steps=steps)
 
 
 @pytest.mark.parametrize("make_task", slow_except([make_tiny_task, small_gpt2], make_tiny_task))

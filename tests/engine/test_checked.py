@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic.elementwise import Chain
 from tiebreak.engine.arithmetic.reduce import SumRunner
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.distributed import joining, partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.check import CheckedInterpreter, WrongWorkerError
@@ -20,7 +21,6 @@ from tiebreak.engine.distributed.tape import Recorder
 from tiebreak.engine.run.commit import make_record
 from tiebreak.protocol.errors import ConfigurationError
 
-from .tiny import make_tiny_task
 from .together import together, train_alone
 
 EVERY, STEPS = 2, 4
@@ -30,11 +30,6 @@ EVERY, STEPS = 2, 4
 def least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", 1)
     monkeypatch.setattr(joining, "JOINED", 0)  # all is sent as soon as it can be
-
-
-@pytest.fixture(scope="module")
-def compiled() -> Compiled:
-    return compile_task(make_tiny_task())
 
 
 STEP, CHECK, AGAIN = range(3)
@@ -94,7 +89,7 @@ def on_chain(fault: Fault) -> tuple[type, str, Callable[..., Any]]:
 FAULTS = {"a part of a shared sum": on_partial, "a sum of its own": on_sum, "other arithmetic": on_chain}
 
 
-def train(compiled: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPatch) -> list[object]:
+def train(tiny: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPatch) -> list[object]:
     """Trains until a worker is found wrong; what each worker says."""
     play, here = CheckedInterpreter._play, fault.here
 
@@ -103,10 +98,8 @@ def train(compiled: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPa
         return play(*given, **more)
 
     def work(exchange: Exchange) -> object:
-        machine = CheckedInterpreter(
-            compiled.program, SharedArithmetic(Recorder(exchange), permute=exchange.worker), EVERY
-        )
-        state, data, records = machine.to_device(compiled.state), machine.place_data(compiled.data), []
+        machine = CheckedInterpreter(tiny.program, SharedArithmetic(Recorder(exchange), permute=exchange.worker), EVERY)
+        state, data, records = machine.to_device(tiny.state), machine.place_data(tiny.data), []
         here.worker = exchange.worker
         for step in range(1, STEPS + 1):
             here.time = STEP if step == 2 * EVERY else None
@@ -122,47 +115,43 @@ def train(compiled: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPa
     return together(workers, work)
 
 
-@pytest.mark.parametrize(
-    "workers", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
-)
-def test_right_workers_are_never_called_wrong(
-    compiled: Compiled, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("workers", slow_except([2, 8], 2))
+def test_right_workers_are_never_called_wrong(tiny: Compiled, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each adds up in another order, as on machines of several kinds."""
-    expected, _ = train_alone(compiled, STEPS)
-    assert train(compiled, workers, Fault(0, ()), monkeypatch)[0] == expected
+    expected, _ = train_alone(tiny, STEPS)
+    assert train(tiny, workers, Fault(0, ()), monkeypatch)[0] == expected
 
 
-SLOW = [pytest.param(where, marks=pytest.mark.slow) for where in FAULTS if where != "other arithmetic"]
+SAID: list[tuple[int, int, list[int], str]] = [
+    (2, 1, [STEP], "worker 1 of 2 computed wrong bits."),
+    (2, 1, [STEP, CHECK, AGAIN], "worker 1 or worker 0 of 2 computes wrong bits, and each finds again what it"),
+    (2, 0, [CHECK], "worker 0 of 2 computed wrong bits when it checked another one."),
+    (3, 1, [STEP], "worker 1 of 3 computed wrong bits."),
+    (3, 2, [STEP, CHECK, AGAIN], "worker 2 of 3 computed wrong bits."),
+    (3, 0, [CHECK, AGAIN], "worker 0 of 3 computed wrong bits when it checked another one."),
+]
 
 
-@pytest.mark.parametrize("where", ["other arithmetic", *SLOW])
 @pytest.mark.parametrize(
-    ("workers", "wrong", "times", "said"),
-    [
-        (2, 1, [STEP], "worker 1 of 2 computed wrong bits."),
-        (2, 1, [STEP, CHECK, AGAIN], "worker 1 or worker 0 of 2 computes wrong bits, and each finds again what it"),
-        (2, 0, [CHECK], "worker 0 of 2 computed wrong bits when it checked another one."),
-        (3, 1, [STEP], "worker 1 of 3 computed wrong bits."),
-        (3, 2, [STEP, CHECK, AGAIN], "worker 2 of 3 computed wrong bits."),
-        (3, 0, [CHECK, AGAIN], "worker 0 of 3 computed wrong bits when it checked another one."),
-    ],
+    ("where", "workers", "wrong", "times", "said"),
+    [("other arithmetic", *said) for said in SAID]
+    + [(where, *SAID[n]) for where in ("a part of a shared sum", "a sum of its own") for n in (0, 2)],
 )
 def test_a_wrong_worker_is_named(
-    compiled: Compiled, where: str, workers: int, wrong: int, times: list[int], said: str,
+    tiny: Compiled, where: str, workers: int, wrong: int, times: list[int], said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     fault = Fault(wrong, tuple(times))
     monkeypatch.setattr(*FAULTS[where](fault))
-    found = train(compiled, workers, fault, monkeypatch)
+    found = train(tiny, workers, fault, monkeypatch)
     assert len(set(map(str, found))) == 1, "all workers say the same"
     assert str(found[0]).startswith(f"step {2 * EVERY}: {said}")
     assert f"checkpoints after step {EVERY} may have wrong bits" in str(found[0])
 
 
-def test_one_worker_has_nobody_to_check_it(compiled: Compiled) -> None:
+def test_one_worker_has_nobody_to_check_it(tiny: Compiled) -> None:
     def work(exchange: Exchange) -> None:
         with pytest.raises(ConfigurationError, match="expected several workers that check each other, got one"):
-            CheckedInterpreter(compiled.program, SharedArithmetic(Recorder(exchange)), EVERY)
+            CheckedInterpreter(tiny.program, SharedArithmetic(Recorder(exchange)), EVERY)
 
     together(1, work)

@@ -3,12 +3,11 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import (
     PLAIN,
@@ -17,14 +16,15 @@ from tests.engine.arithmetic_cases import (
     elements_of,
     expected,
     kernel_with,
-    random_reduction,
+    matmul,
     sum_of,
+    sum_over,
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import Access, DType, Instruction
 
 LIBRARY = reduce.build().library
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs a C compiler")
@@ -34,31 +34,13 @@ HARD = [ONE, HALF_ULP, 1, FAR, FAR | 0x80000000]
 """1 + 2^-24 + 2^-149 beside +-2^-98: only integers decide it."""
 
 
-def matmul(m: int, k: int, n: int, batch: int = 1, *, transposed: tuple[bool, bool] = (False, False)) -> Instruction:
-    """(batch, m, n) = (batch, m, k) x (batch, k, n), each operand row-major or transposed."""
-    a = (m * k, 1, 0, m) if transposed[0] else (m * k, k, 0, 1)
-    b = (k * n, 0, k, 1) if transposed[1] else (k * n, 0, 1, n)
-    return Instruction(
-        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(batch, m, n), reduction=(k,),
-        operands=(Access(0, 0, a), Access(1, 0, b)),
-    )  # fmt: skip
-
-
-@settings(max_examples=150)
-@given(st.integers(0, 2**32), st.booleans())
-def test_any_reduction_against_its_twin_and_integers(seed: int, permuted: bool) -> None:
-    instruction, operands = random_reduction(Maker(random.Random(seed)), ReduceFunction.SUM, DType.F32)
-    check(Arithmetic(permute=seed % 1000 if permuted else None), instruction, operands)
-
-
 SHAPES = [
-    (1, 2, 1, 1), (1, 1, 700, 1), (5, 193, 13, 1), (97, 192, 25, 2), (96, 385, 36, 1), (400, 64, 30, 1),
-    (3, 5000, 2, 1), (2, 20011, 30, 1), (64, 64, 64, 6), (1, 300, 800, 1), (800, 300, 1, 1), (2, 2, 2, 300),
+    (1, 1, 700, 1), (5, 193, 13, 1), (97, 192, 25, 2), (2, 20011, 30, 1), (800, 300, 1, 1), (2, 2, 2, 300),
 ]  # fmt: skip
 """Around the sizes of panels, blocks of terms and blocks of outputs, and where terms are cut into parts."""
 
 
-@pytest.mark.parametrize("shape", slow_except(SHAPES, *SHAPES[1:6]))
+@pytest.mark.parametrize("shape", slow_except(SHAPES, *SHAPES[1:3]))
 @pytest.mark.parametrize("style", ["gauss", "ties"])
 def test_products_against_the_pure_twin(
     shape: tuple[int, int, int, int], style: str, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
@@ -88,11 +70,9 @@ def test_products_against_the_pure_twin(
     slow_except(
         [
             ((7,), (1000,), (1000, 1)),
-            ((1000,), (7,), (1, 1000)),
             ((3, 300), (5, 40), (60000, 1, 12000, 300)),
             ((4, 5), (6, 70), (1, 4, 1400, 20)),
             ((), (100_003,), (1,)),
-            ((), (300, 301), (301, 1)),
             ((260,), (1,), (1, 0)),
             ((2, 3), (50,), (150, -50, 1)),
         ],
@@ -106,10 +86,7 @@ def test_flat_sums_against_the_pure_twin(
     monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None],
 ) -> None:  # fmt: skip
     offset = -sum(stride * (size - 1) for stride, size in zip(strides, (*shape, *reduction), strict=True) if stride < 0)
-    instruction = Instruction(
-        opcode=Opcode.REDUCE, dtype=DType.F32, shape=shape, reduction=reduction,
-        operands=tuple(Access(i, offset, strides) for i in range(operands)),
-    )  # fmt: skip
+    instruction = sum_over(shape, reduction, *(Access(i, offset, strides) for i in range(operands)))
     make = Maker(random.Random(str(strides)))
     for style in ("gauss", "ties", "wide"):
         read = [make.tensor(DType.F32, 200_000, style) for _ in range(operands)]
@@ -150,8 +127,7 @@ def settings_of(left: list[int], right: list[int] | None = None) -> list[tuple[I
     given = [tensor(factors) for factors in (left, right) if factors is not None]
     easy = tensor([ONE, *[0] * (k - 1)])
     among = [torch.cat((factors, *[easy] * (rows - 1))) for factors in given]
-    accesses = tuple(Access(o, 0, (k, 1)) for o in range(len(given)))
-    many = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(rows,), reduction=(k,), operands=accesses)
+    many = sum_over((rows,), (k,), *(Access(o, 0, (k, 1)) for o in range(len(given))))
     block = torch.zeros(side, width)
     block[:, :k] = given[0]
     columns = torch.ones(width, side)
@@ -195,46 +171,6 @@ FAULTS_OF_LIMBS = [
 ]
 """Where it has."""
 HAS_LIMBS = "avx512ifma" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else "")
-ALL_FAULTS = [
-    *((*fault, False) for fault in (*FAULTS, *FAULTS_OF_LIMBS * HAS_LIMBS)),
-    *((*fault, True) for fault in FAULTS_OF_PIECES),
-]
-
-
-@pytest.mark.parametrize(("old", "new", "plain"), slow_except(ALL_FAULTS, ALL_FAULTS[0], several=True))
-def test_a_faulty_kernel_is_caught(
-    old: str, new: str, plain: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By sums whose exact value lies next to a tie, is -0, or has no finite terms."""
-    tiny = 0x80000001  # -2^-149
-    rows = [
-        [HARD],
-        [[*HARD, *[0] * 14]],
-        [[ONE, HALF_ULP, tiny, *HARD[3:]]],
-        [[ONE, HALF_ULP, 0x00800000]],
-        [[1, 0], [tiny, 0]],
-        [[INF, ONE]],
-        [[0x49800000, 0x3D800000, 1]],  # 2^20 and half its ulp: more bits than FP64 has between the digits that decide
-        [[ONE, HALF_ULP, 1], [0x3F800001, ONE, ONE]],
-        [[ONE, ONE], [0x4B000001, 0x3F000000]],  # 2^23 + 1 lies in two limbs
-    ]
-
-    def wrong() -> int:
-        found = 0
-        for row in rows:
-            for order in (row, [factors[::-1] for factors in row]):
-                for i, terms in settings_of(*order):
-                    found += elements_of(Arithmetic().execute(i, terms, 0).reshape(-1)) != expected(i, terms)
-        return found
-
-    assert wrong() == 0
-    built = kernel_with(tmp_path, (old, new), *([PLAIN] if plain else []))
-    monkeypatch.setattr(reduce, "build", lambda: built)
-    assert wrong() > 0
-    with pytest.raises(ConfigurationError, match="does not compute reduce sum"):
-        qualify(Arithmetic())
-
-
 FAULTS_OF_FEWER_BITS = [
     ("(pattern >> drop & 1)", "1"),  # ties away from zero
     ("fabs(x) < 0x1p-126 ? small : from_pattern(kept)", "from_pattern(kept)"),  # subnormals keep too many places
@@ -242,47 +178,33 @@ FAULTS_OF_FEWER_BITS = [
     ("round_to(odd[s], precision) + 0.0f", "(float)odd[s] + 0.0f"),  # settled elements keep all their bits
     ("round_to(open[j].c, (int)shared->precision) + 0.0f", "(float)open[j].c + 0.0f"),  # those on a grid too
 ]
-
-
-@pytest.mark.parametrize(("old", "new"), slow_except(FAULTS_OF_FEWER_BITS, FAULTS_OF_FEWER_BITS[0], several=True))
-def test_a_faulty_rounding_is_caught(old: str, new: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By sums of 16 bits at ties, below 2^-126, not finite, and beside ties by less than doubled precision can tell."""
-    half, negative = 0x3B800000, FAR | 0x80000000
-    rows = [
-        [ONE, half],
-        [0x0000C000, 0],  # three quarters of the smallest number of 16 bits
-        [0x7FFFFFFF, 0],
-        [ONE, half, 1, FAR, negative],
-        [0x00008000, ONE, 0xBF800000],  # half of that number
-    ]
-
-    def wrong() -> int:
-        found = 0
-        for row in rows:
-            # A NaN of any payload, as other instructions may leave it.
-            for i, terms in settings_of(row):
-                right = expected(i, terms, precision=16)
-                found += elements_of(Arithmetic(precision=16).execute(i, terms, 0).reshape(-1)) != right
-        return found
-
-    assert wrong() == 0
-    built = kernel_with(tmp_path, (old, new))
-    monkeypatch.setattr(reduce, "build", lambda: built)
-    assert wrong() > 0
-
-
 FAULTS_OF_SCATTERED_TERMS = [
     ("sums[l] += product;", ""),  # the terms themselves
     ("sizes[l] += fabs(product);", ""),  # the error bound
 ]
+TINY = 0x80000001  # -2^-149
+ROWS = [
+    [HARD],
+    [[*HARD, *[0] * 14]],
+    [[ONE, HALF_ULP, TINY, *HARD[3:]]],
+    [[ONE, HALF_ULP, 0x00800000]],
+    [[1, 0], [TINY, 0]],
+    [[INF, ONE]],
+    [[0x49800000, 0x3D800000, 1]],  # 2^20 and half its ulp: more bits than FP64 has between the digits that decide
+    [[ONE, HALF_ULP, 1], [0x3F800001, ONE, ONE]],
+    [[ONE, ONE], [0x4B000001, 0x3F000000]],  # 2^23 + 1 lies in two limbs
+]
+"""Sums whose exact value lies next to a tie, is -0, or has no finite terms."""
+ROWS_OF_16_BITS = [
+    [[ONE, 0x3B800000]],
+    [[0x0000C000, 0]],  # three quarters of the smallest number of 16 bits
+    [[0x7FFFFFFF, 0]],  # a NaN of any payload, as other instructions may leave it
+    [[ONE, 0x3B800000, 1, FAR, FAR | 0x80000000]],
+    [[0x00008000, ONE, 0xBF800000]],  # half of that number
+]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), slow_except(FAULTS_OF_SCATTERED_TERMS, FAULTS_OF_SCATTERED_TERMS[1], several=True)
-)
-def test_a_fault_in_scattered_terms_is_caught(
-    old: str, new: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def scattered() -> list[tuple[Instruction, list[torch.Tensor]]]:
     """Terms that do not follow each other: plain sums, and sums of products, of more than a chunk."""
     terms = 600
     bits = torch.zeros(2, terms, 2, dtype=torch.int64)
@@ -290,26 +212,55 @@ def test_a_fault_in_scattered_terms_is_caught(
     bits[1, 7::9, 0] = ONE
     data = bits.to(torch.int32).view(torch.float32).view(-1)
     access = Access(0, 0, (2 * terms, 2))
-    plain = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2,), reduction=(terms,), operands=(access,))
-    products = replace(plain, operands=(access, replace(access, value=1)))
-    cases = [(plain, [data]), (products, [data, torch.ones_like(data)])]
+    plain, products = (sum_over((2,), (terms,), *given) for given in ((access,), (access, replace(access, value=1))))
+    return [(plain, [data]), (products, [data, torch.ones_like(data)])]
 
-    def right() -> bool:
-        return all(elements_of(Arithmetic().execute(i, given, 0)) == expected(i, given) for i, given in cases)
 
-    assert right()
-    built = kernel_with(tmp_path, (old, new))
+@cache
+def hard_sums(kind: str) -> list[tuple[Instruction, list[torch.Tensor], list[int]]]:
+    """With what the integers say."""
+    made = scattered() if kind == "scattered" else []
+    for row in {"32 bits": ROWS, "16 bits": ROWS_OF_16_BITS}.get(kind, []):
+        for order in (row, [factors[::-1] for factors in row]):
+            made += settings_of(*order)
+    precision = 16 if kind == "16 bits" else 32
+    return [(i, given, expected(i, given, precision=precision)) for i, given in made]
+
+
+def wrong(kind: str) -> int:
+    arithmetic = Arithmetic(precision=16 if kind == "16 bits" else 32)
+    return sum(elements_of(arithmetic.execute(i, x, 0).reshape(-1)) != right for i, x, right in hard_sums(kind))
+
+
+@pytest.mark.parametrize("kind", ["32 bits", "16 bits", "scattered"])
+def test_the_kernel_is_right_where_its_mutants_are_not(kind: str) -> None:
+    assert wrong(kind) == 0
+
+
+ALL_FAULTS = [
+    *((*fault, False, "32 bits") for fault in (*FAULTS, *FAULTS_OF_LIMBS * HAS_LIMBS)),
+    *((*fault, True, "32 bits") for fault in FAULTS_OF_PIECES),
+    *((*fault, False, "16 bits") for fault in FAULTS_OF_FEWER_BITS),
+    *((*fault, False, "scattered") for fault in FAULTS_OF_SCATTERED_TERMS),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "plain", "kind"), slow_except(ALL_FAULTS, ALL_FAULTS[0], several=True))
+def test_a_faulty_kernel_is_caught(
+    old: str, new: str, plain: bool, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built = kernel_with(tmp_path, (old, new), *([PLAIN] if plain else []))
     monkeypatch.setattr(reduce, "build", lambda: built)
-    assert not right()
+    assert wrong(kind) > 0
+    if kind == "32 bits":
+        with pytest.raises(ConfigurationError, match="does not compute reduce sum"):
+            qualify(Arithmetic())
 
 
 def test_operands_may_be_swapped_and_the_output_of_any_order() -> None:
     """Rows of the output that neither operand reads in one run."""
     make = Maker(random.Random(3))
     a, b = make.tensor(DType.F32, 6 * 35, "ties"), make.tensor(DType.F32, 4 * 35, "gauss")
-    base = Instruction(
-        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2, 4, 3), reduction=(7, 5),
-        operands=(Access(0, 0, (105, 0, 35, 5, 1)), Access(1, 0, (0, 35, 0, 5, 1))),
-    )  # fmt: skip
+    base = sum_over((2, 4, 3), (7, 5), Access(0, 0, (105, 0, 35, 5, 1)), Access(1, 0, (0, 35, 0, 5, 1)))
     check(Arithmetic(), base, [a, b])
     check(Arithmetic(), replace(base, operands=base.operands[::-1]), [b, a])

@@ -2,12 +2,10 @@
 
 import itertools
 import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.engine.lowering_bench import make_task
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
 from tests.parts import slow_except
 from tiebreak.engine.capture import compile as compiling
@@ -32,7 +31,6 @@ from tiebreak.engine.capture.task import (
     NAdam,
     RAdam,
     RMSprop,
-    Rows,
     Task,
     Windows,
 )
@@ -45,17 +43,8 @@ DATA = {"x": torch.sin(torch.arange(32.0)).reshape(8, 4), "y": torch.cos(torch.a
 
 
 def task(model: nn.Module, loss: Callable[..., Tensor] | None = None, **changes: Any) -> Task:
-    settings = {
-        "name": "checked",
-        "model": model,
-        "loss": loss or (lambda model, x, y: F.mse_loss(model(x), y)),
-        "optimizer": SGD(lr=0.1),
-        "data": DATA,
-        "batch": Batch(size=4, examples=Rows(names=("x", "y"))),
-        "steps": 3,
-        "checkpoint_interval": 1,
-    }
-    return Task(**(settings | changes))
+    settings = {"data": DATA, "batch": 4, "rate": 0.1, "loss": loss or (lambda model, x, y: F.mse_loss(model(x), y))}
+    return make_task(model, **(settings | changes))
 
 
 def network() -> nn.Module:
@@ -104,7 +93,7 @@ RIGHT: dict[str, Callable[[], Task]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(RIGHT, "everything", "two names", "unread draws"))
+@pytest.mark.parametrize("name", slow_except(RIGHT, "everything", "two names"))
 def test_what_is_right_passes(name: str) -> None:
     torch.manual_seed(0)
     made = RIGHT[name]()
@@ -163,11 +152,8 @@ LABELS = torch.tensor([[3, 0, -1, 1], [1, 2, -1, 0]] * 2)
 UNDONE: dict[str, tuple[Callable[..., None], Callable[[], Task], str]] = {
     "assigned": (undo_assigning, lambda: task(with_buffers(centred, centre=torch.ones(4))), "buffer centre"),
     "random": (undo_examining, lambda: task(Layer(lambda _, x: x * random.random())), "first difference is at mul"),
-    "numpy": (undo_examining, lambda: task(Layer(lambda _, x: x * np.random.rand())), "first difference is at mul"),
-    "time": (undo_examining, lambda: task(Layer(lambda _, x: x * time.time())), "first difference is at mul"),
     "counter": (undo_examining, lambda: task(nn.Sequential(Layer(counting, calls=0))), r"is at 0:mul.*\.py:\d+"),
     "loader": (undo_examining, lambda: task(nn.Linear(4, 4), loaded(True)), "captured again"),
-    "cycle": (undo_examining, lambda: task(Layer(lambda _, x: x * next(CYCLE))), "first difference is at mul"),
     "second step": (undo_examining, lambda: task(Layer(counting_eagerly, calls=0)), "in step 2, .* step 1 agrees"),
     "mode": (undo_modes, lambda: task(batch_norm()), "the first module whose output departs is 1"),
     "names": (undo_binding, lambda: task(nn.Linear(4, 4), lambda model, y, x: F.mse_loss(model(x), y)), "step 1, the"),
@@ -179,7 +165,7 @@ UNDONE: dict[str, tuple[Callable[..., None], Callable[[], Task], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(UNDONE, "assigned", "random", "second step", "mode", "names", "padding"))
+@pytest.mark.parametrize("name", slow_except(UNDONE, "assigned", "random", "second step", "mode"))
 def test_the_check_finds_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     undo, make, words = UNDONE[name]
     torch.manual_seed(0)
@@ -211,7 +197,7 @@ OPTIMIZERS: dict[str, tuple[Any, Any, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(OPTIMIZERS, "coupled decay", "momentum", "groups"))
+@pytest.mark.parametrize("name", slow_except(OPTIMIZERS, "groups"))
 def test_the_update_is_compared_with_torchs_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     declared, used, step = OPTIMIZERS[name]
@@ -223,17 +209,17 @@ def test_the_update_is_compared_with_torchs_optimizer(name: str, monkeypatch: py
         checked(made)
 
 
-@pytest.mark.parametrize("seed", [242, 253, 263, 286])
+@pytest.mark.parametrize("seed", [242, 286])
 def test_a_parameter_that_an_update_nearly_cancels_is_no_other_update(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Linear(2, 1)
     data = {"x": torch.randn(16, 2), "y": torch.randn(16, 1)}
     with torch.no_grad():
         model.bias.copy_(0.02 * torch.rand(1))
-    checked(task(model, optimizer=AdamW(lr=1e-2), data=data, batch=Batch(size=8, examples=Rows(names=("x", "y")))))
+    checked(task(model, optimizer=AdamW(lr=1e-2), data=data, batch=8))
 
 
-@pytest.mark.parametrize("undone", ["clipped", "averaged"])
+@pytest.mark.parametrize("undone", slow_except(["clipped", "averaged"], "clipped"))
 def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     made = task(nn.Linear(4, 4), clip=Clip(norm=0.01, value=0.05), average=0.9)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.engine.arithmetic_cases import PLAIN, Maker, check, elements_of, kernel_with, tensor_of
+from tests.engine.arithmetic_cases import PLAIN, check, elements_of, kernel_with, product, sum_over, tensor_of
 from tests.engine.test_contraction import HAS_LIMBS
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, exact, reduce, ziv
@@ -22,9 +22,13 @@ from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.native import Build
 from tiebreak.engine.run import worst
 from tiebreak.protocol.numbers.float32 import plus_zero, round_f32
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
+from tiebreak.protocol.program.isa import Access, DType
 
-KERNELS = ("pure", "compiled", "plain") if reduce.build().library is not None else ("pure",)
+KERNELS = (
+    ("pure", "compiled", pytest.param("plain", marks=pytest.mark.slow))
+    if reduce.build().library is not None
+    else ("pure",)
+)
 EXTREMES = [
     0,
     1,
@@ -84,12 +88,7 @@ def right_bits(rows: Sequence[Sequence[float]], precision: int) -> list[int]:
     return [plus_zero(round_f32(n.numerator, LEAST, precision=precision)) for n in sums]
 
 
-def matrices(m: int, k: int, n: int) -> Instruction:
-    accesses = (Access(0, 0, (k, 0, 1)), Access(1, 0, (0, 1, n)))
-    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(m, n), reduction=(k,), operands=accesses)
-
-
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 70), st.integers(16, 32))
 def test_every_way_against_rationals(seed: int, k: int, precision: int) -> None:
     """The digits of terms, the product modulo primes, and the instruction itself."""
@@ -109,7 +108,7 @@ def test_every_way_against_rationals(seed: int, k: int, precision: int) -> None:
     found = multiply_exactly(left[None], right[None], rounded)
     assert elements_of(found.reshape(-1)) == wanted
     operands = [left.reshape(-1), right.reshape(-1)]
-    found = Arithmetic(precision=precision).execute(matrices(m, k, n), operands, 0)
+    found = Arithmetic(precision=precision).execute(product(m, k, n), operands, 0)
     assert elements_of(found.reshape(-1)) == wanted
 
 
@@ -127,7 +126,7 @@ def test_room_of_residues(terms: int, most: int, below: int) -> None:
         assert sum(abs(digit) * size for digit, size in zip(column, (*sizes, len(sizes)), strict=True)) < 2**53 - 2**28
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_rounding_to_odd(seed: int) -> None:
     draw = random.Random(seed)
@@ -144,7 +143,7 @@ def test_rounding_to_odd(seed: int) -> None:
         assert int(torch.tensor(float(found), dtype=torch.float64).view(torch.int64)) & 1
 
 
-LONG = [(0, 1000), (1, 3000), (1, 20_000), (2, 20_000), (4, 100_000)]
+LONG = [(0, 1000), (1, 3000), (2, 20_000)]
 
 
 @pytest.mark.parametrize(("seed", "k"), slow_except(LONG, LONG[0], several=True))
@@ -156,10 +155,8 @@ def test_long_sums(seed: int, k: int) -> None:
     terms = (left.double()[:, None] * right.double().T).reshape(18, k)
     wanted = right_bits(terms.tolist(), 32)
     arithmetic = Arithmetic()
-    assert elements_of(arithmetic.execute(matrices(2, k, 9), [left.view(-1), right.view(-1)], 0).view(-1)) == wanted
-    plain = Instruction(
-        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2,), reduction=(k,), operands=(Access(0, 0, (k, 1)),)
-    )
+    assert elements_of(arithmetic.execute(product(2, k, 9), [left.view(-1), right.view(-1)], 0).view(-1)) == wanted
+    plain = sum_over((2,), (k,), Access(0, 0, (k, 1)))
     wanted = right_bits(left.double().tolist(), 32)
     assert elements_of(arithmetic.execute(plain, [left.view(-1)], 0)) == wanted
     columns = replace(plain, operands=(Access(0, 0, (1, 2)),))
@@ -184,7 +181,7 @@ def test_a_fault_between_chunks_is_caught(
     wanted = right_bits(terms.tolist(), 32)
 
     def found() -> list[int]:
-        return elements_of(Arithmetic().execute(matrices(4, 300, 9), [left.view(-1), right.view(-1)], 0).view(-1))
+        return elements_of(Arithmetic().execute(product(4, 300, 9), [left.view(-1), right.view(-1)], 0).view(-1))
 
     assert found() == wanted
     built = kernel_with(tmp_path, (old, new))
@@ -192,14 +189,14 @@ def test_a_fault_between_chunks_is_caught(
     assert found() != wanted
 
 
-@pytest.mark.parametrize("k", slow_except([2048, 8192], 2048))
-def test_bins_are_carried(k: int) -> None:
+@pytest.mark.slow
+def test_bins_are_carried() -> None:
     """Ties of terms just below 2^53 in one bin, which overflows without carrying; columns 12 bits apart."""
-    columns = 16
+    k, columns = 2048, 16
     right = [torch.full((k,), 11184809.0 * 2.0 ** (12 * j + 3 - 149), dtype=torch.float64) for j in range(columns)]
     left, b = torch.full((3, k), 3 * 2.0**22 * 2.0 ** (127 - 149)), torch.stack(right, 1).float()
     wanted = right_bits((left.double()[:, None] * b.double().T).reshape(-1, k).tolist(), 32)
-    found = Arithmetic().execute(matrices(3, k, columns), [left.view(-1), b.reshape(-1)], 0)
+    found = Arithmetic().execute(product(3, k, columns), [left.view(-1), b.reshape(-1)], 0)
     assert elements_of(found.view(-1)) == wanted
 
 
@@ -209,24 +206,25 @@ SMALL = (
 )  # fmt: skip
 
 
-HOSTILE = [(case, name) for case in SMALL for name in worst.PATTERNS]
-
-
-@pytest.mark.parametrize(("case", "name"), slow_except(HOSTILE, *HOSTILE[:: len(worst.PATTERNS) - 1], several=True))
-def test_hostile_data(case: worst.Case, name: str) -> None:
-    """Whether they are settled one by one or all at once, and in any order of the terms."""
-    operands = case.operands(worst.PATTERNS[name], torch.Generator().manual_seed(3))
+def check_hostile(case: worst.Case, pattern: worst.Pattern, seed: int) -> None:
+    operands = case.operands(pattern, torch.Generator().manual_seed(seed))
     check(Arithmetic(), case.instruction, operands)
     check(Arithmetic(permute=1), case.instruction, operands)
 
 
+def test_hostile_data() -> None:
+    for case, pattern in zip(SMALL[::3], worst.PATTERNS.values(), strict=False):
+        check_hostile(case, pattern, 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dense", [0, 1 << 60])
-def test_hostile_data_few_or_many(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hostile_data_few_or_many(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they are settled one by one or all at once, and in any order of the terms."""
     monkeypatch.setattr(ziv, "DENSE", dense)
     for case in SMALL:
         for pattern in worst.PATTERNS.values():
-            check(Arithmetic(), case.instruction, case.operands(pattern, torch.Generator().manual_seed(4)))
+            check_hostile(case, pattern, 4)
 
 
 def test_most_patterns_are_hostile() -> None:
@@ -247,9 +245,3 @@ def test_terms_that_are_not_finite_beside_hostile_ones() -> None:
     operands[0][5 * 40 + 3], operands[1][7 * 40 + 9] = float("inf"), float("nan")
     found = check(Arithmetic(), case.instruction, operands)
     assert found.count(0x7FC00000) == 40 + 24 - 1
-
-
-def test_a_maker_of_hostile_rows_fits_any_view() -> None:
-    make = Maker(random.Random(2))
-    left = make.tensor(DType.F32, 24 * 33, "ties")
-    check(Arithmetic(), matrices(24, 33, 40), [left, make.tensor(DType.F32, 33 * 40, "ties")])

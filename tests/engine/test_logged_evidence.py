@@ -8,19 +8,16 @@ import torch
 from torch import Tensor
 
 from tests.protocol.whole_steps import execute
-from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identity
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.interpreter import Interpreter, Observer
+from tiebreak.engine.run.interpreter import Observer
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError
-from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.protocol.trees import verify
@@ -33,7 +30,6 @@ from .logged_cases import (
     compiled,
     log_of,
     logged_job,
-    logging_of,
     machine,
     new_run,
     replay,
@@ -90,22 +86,6 @@ def test_the_words_and_proofs_of_the_log_tree_lead_to_the_record(trained: RunDir
     verify(evidence.record(step).log_root, above.depth, step - first, tree.root, above.proof(step - first))
 
 
-def test_observed_steps_have_the_same_bits(trained: RunDirectory) -> None:
-    """A value tree is made in the program's order, one by one; training reorders and chains."""
-    step, program = busiest(trained, range(1, INTERVAL + 1)), trained.program
-    for permute in (None, 7):
-        interpreter = machine(trained.job, permute=permute)
-        evidence = Evidence(trained, interpreter, CommittedLogs.of(trained))
-        state, data = evidence._state_after(step - 1), interpreter.place_data(trained.data())
-        found = []
-        for observe in (None, lambda _, tensor: tensor):
-            sums = Follower(program, log_of(trained, step), trained.job, interpreter.arithmetic, step)
-            result = interpreter.step(step, state, data, observe, sums=sums)
-            found.append({name: identity(tensor) for name, tensor in result.state.items()})
-            assert sums.report.needed > 0
-        assert found[0] == found[1]
-
-
 def test_a_challengers_logs_are_its_copies_of_the_trainers(trained: RunDirectory, tmp_path: Path) -> None:
     run = RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))
     own = replay(run, tmp_path / "audit", permute=1).run
@@ -149,12 +129,6 @@ def test_logs_that_are_not_the_recorded_ones_are_no_evidence(trained: RunDirecto
     (run.path / "logs" / f"{INTERVAL:012d}.log").unlink()
     with pytest.raises(CannotCheck, match="log of step 1"):
         Evidence(run, machine(run.job), CommittedLogs.of(run)).log_tree(2)
-
-
-def test_an_interpreter_by_other_rules_is_refused(trained: RunDirectory) -> None:
-    other = Interpreter(trained.program, Arithmetic(precision=MAX_PRECISION - 1, logging=logging_of(trained.job)))
-    with pytest.raises(ConfigurationError, match="precision"):
-        Evidence(trained, other)
 
 
 def test_a_run_without_logs_has_empty_log_trees(tmp_path: Path) -> None:

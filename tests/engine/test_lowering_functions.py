@@ -1,6 +1,7 @@
 """Functions of tensors: see `lowering_bench`."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import Function, check_modules
-from tiebreak.engine.arithmetic import Arithmetic
+from tests.engine.lowering_bench import Function, check_modules, executed
+from tests.parts import slow_except
 from tiebreak.engine.lowering import RULES, Context
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.program.isa import DType, Opcode
 
 
 def _assigned(x: Tensor) -> Tensor:
@@ -36,6 +37,27 @@ def _sampled_volume(x: Tensor, **how: Any) -> Tensor:
 
 def _distances(x: Tensor, p: float) -> Tensor:
     return torch.cdist(x, x.flip(2)[:, :2], p=p)
+
+
+def _whole(x: Tensor) -> Tensor:
+    return (3 * x.detach()).long()
+
+
+PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one": lambda w, i: w[:, i],
+    "adjacent": lambda w, i: w[:, i, i + 1],
+    "apart": lambda w, i: w[i % 2, :, i],
+    "broadcast": lambda w, i: w[i[:, None] % 2, i],
+    "all": lambda w, i: w[i % 2, i, i + 1],
+    "constant ranges": lambda w, i: w[torch.arange(2)[:, None], torch.arange(3)],
+    "last": lambda w, i: w[:, -1:, torch.tensor([-1, -3])],
+    "constant places": lambda w, i: w[torch.tensor([0, 0, 1]), torch.tensor([2, 0, 2])],
+}
+
+
+def _picked(pick: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
+    """Rows and elements chosen by index tensors, which are no constants."""
+    return pick(x, torch.tensor([1, -2, 0]) + (x[0, 0, 0] > 99).long())
 
 
 BAGS = torch.tensor([0, 2, 1, 1, 0, 2, 2])
@@ -84,7 +106,14 @@ FUNCTIONS: dict[str, Function] = {
     **{f"cdist {p}": partial(_distances, p=p) for p in (1.0, 1.5, 2.0, math.inf)},
     "hypot": lambda x: torch.hypot(x, x.flip(1)), "copysign": lambda x: torch.copysign(x, x.flip(2)),
     "arange": lambda x: x * torch.arange(-1, 1.5, 0.5),
+    "amin": lambda x: x.amin(1), "min": lambda x: x.min(1).values + x.min(1).indices,
+    "extremes": lambda x: x.max() + x.min(),
+    "diagonals": lambda x: x.diagonal(1, 1, 2) * x.diagonal(-1, 1, 2)[:, :1], "argmin": lambda x: x[:, 0] * x.argmin(1),
+    "var": lambda x: x.var(1, correction=0), "moduli": lambda x: x * (_whole(x) % -3) + x * _whole(x).fmod(-2),
+    "quotients": lambda x: x * (_whole(x) // 2) + x * _whole(x).div(-2, rounding_mode="trunc"),
+    "bits": lambda x: (x * ((x > 1) & True), x * ((x < 1) ^ (x > 2)), x * ((x < 1) | False)),
     "triangle": lambda x: x.tril() + x.triu(1), "outer": lambda x: torch.outer(x[0, 0], x[0, 1]),
+    **{f"picked, {name}": partial(_picked, pick) for name, pick in PICKS.items()},
 }  # fmt: skip
 IMAGES_AND_BAGS: dict[str, Function] = {
     "bags": lambda x: F.embedding_bag(BAGS, x[0], OFFSETS, mode="sum"),
@@ -116,23 +145,22 @@ IMAGES_AND_BAGS: dict[str, Function] = {
 }  # fmt: skip
 
 
-def test_functions(cases: CaseCounter) -> None:
-    check_modules(FUNCTIONS, (3, 5))
-    cases(len(FUNCTIONS))
+@pytest.mark.parametrize("part", slow_except(range(4), 0))
+def test_functions(part: int, cases: CaseCounter) -> None:
+    functions = dict(list(FUNCTIONS.items())[part::4])
+    check_modules(functions, (3, 5))
+    cases(len(functions))
+
+
+def test_constant_ranges_of_indices_take_no_gather() -> None:
+    program = check_modules({"picked": partial(_picked, PICKS["constant ranges"])}, (3, 5))
+    assert not [i for i in program.body if i.opcode == Opcode.GATHER and i.origin.startswith("parts.0")]
 
 
 @pytest.mark.slow
 def test_images_and_bags(cases: CaseCounter) -> None:
     check_modules(IMAGES_AND_BAGS, (3, 5))
     cases(len(IMAGES_AND_BAGS))
-
-
-def executed(b: Builder, x: Tensor) -> list[Tensor]:
-    """The values of a builder's instructions, of which the first is the data x."""
-    values, arithmetic = [x], Arithmetic()
-    for instruction in b.instructions[1:]:
-        values.append(arithmetic.execute(instruction, [values[o.value] for o in instruction.operands], 0))
-    return values
 
 
 def apply(operator: str, x: Tensor, *arguments: object) -> Tensor:

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import Bench, check_modules, make_task, run_engine, run_integers, same_bits
-from tiebreak.engine.arithmetic import Arithmetic
+from tests.engine.lowering_bench import Bench, check_modules, executed, make_task, run_engine, run_integers, same_bits
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.lowering import Context
 from tiebreak.engine.lowering.builder import Builder, Ref
@@ -113,10 +112,7 @@ def _gradient(form: Any, grad: Tensor, weight: Tensor, shape: tuple[int, ...], s
     refs = [b.data(name, DType.F32, tuple(t.shape)) for name, t in (("grad", grad), ("weight", weight))]
     found: Ref = form(Context(b, None), *refs, shape, *settings)
     found = b.copy(found)
-    values, arithmetic = [grad, weight], Arithmetic()
-    for instruction in b.instructions[2:]:
-        values.append(arithmetic.execute(instruction, [values[o.value] for o in instruction.operands], 0))
-    return values[found.value].view(shape)
+    return executed(b, grad, weight)[found.value].view(shape)
 
 
 def test_both_forms_of_an_input_gradient_are_one_function(cases: CaseCounter) -> None:

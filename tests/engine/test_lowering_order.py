@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import Function, check_modules
+from tests.engine.lowering_bench import Function, check_modules, executed
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import RULES, Context
 from tiebreak.engine.lowering import ordering as orders
@@ -41,9 +40,7 @@ def both(operator: str, *arguments: Any, **named: Any) -> tuple[list[Tensor], li
     refs = [ref(value) for value in arguments]
     made = RULES[operator](Context(b, eager), *refs, **named)
     found = [b.copy(r) for r in ([made] if isinstance(made, Ref) else made)]
-    values, arithmetic = list(data), Arithmetic()
-    for i in b.instructions[len(data) :]:
-        values.append(arithmetic.execute(i, [values[o.value] for o in i.operands], 0))
+    values = executed(b, *data)
     results = [torch.empty(r.shape) if 0 in r.shape else values[r.value].view(r.shape) for r in found]
     return results, [eager] if isinstance(eager, Tensor) else list(eager)
 
@@ -66,12 +63,14 @@ def tied(draw: st.DrawFn, values: tuple[float, ...] = VALUES) -> tuple[Tensor, i
     return x, draw(st.integers(-len(shape), len(shape) - 1))
 
 
+@settings(max_examples=40)
 @given(tied(), st.booleans())
 def test_sort_is_stable(case: tuple[Tensor, int], descending: bool) -> None:
     x, d = case
     assert_same("sort.stable", x, stable=True, dim=d, descending=descending)
 
 
+@settings(max_examples=40)
 @given(tied(), st.booleans(), st.data())
 def test_topk_is_the_beginning_of_a_stable_sort(case: tuple[Tensor, int], largest: bool, data: st.DataObject) -> None:
     x, d = case
@@ -82,6 +81,7 @@ def test_topk_is_the_beginning_of_a_stable_sort(case: tuple[Tensor, int], larges
     assert torch.equal(index, whole.narrow(d, 0, k))
 
 
+@settings(max_examples=40)
 @given(tied(), st.booleans())
 def test_rounds_and_ranks_find_the_same(case: tuple[Tensor, int], largest: bool) -> None:
     x, d = case
@@ -92,12 +92,14 @@ def test_rounds_and_ranks_find_the_same(case: tuple[Tensor, int], largest: bool)
     assert all(torch.equal(a, b) for a, b in zip(ranks, rounds, strict=True))
 
 
+@settings(max_examples=40)
 @given(tied((*VALUES[:-2], NAN)), st.booleans())
 def test_nan_is_the_greatest(case: tuple[Tensor, int], descending: bool) -> None:
     x, d = case
     assert_same("sort.stable", x, stable=True, dim=d, descending=descending)
 
 
+@settings(max_examples=40)
 @given(tied((*VALUES[:-2], NAN)), st.booleans(), st.data())
 def test_medians_and_kth_values(case: tuple[Tensor, int], keepdim: bool, data: st.DataObject) -> None:
     x, d = case
@@ -131,6 +133,7 @@ def test_too_many_comparisons_are_refused() -> None:
     assert values.shape == (8,)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from([*range(-1, 8), 2.5, 6.999]), min_size=1, max_size=12), st.integers(1, 9))
 def test_counts_by_bins(values: list[float], bins: int) -> None:
     assert_same("histc.default", torch.tensor(values, dtype=torch.float32), bins, 0, 6)
@@ -151,6 +154,7 @@ def writes(draw: st.DrawFn) -> tuple[Tensor, int, Tensor, Tensor]:
     return torch.randn(shape, generator=seeded), d, index, torch.randn(source, generator=seeded)
 
 
+@settings(max_examples=40)
 @given(writes(), st.booleans())
 def test_of_several_writes_to_an_element_the_last_counts(case: tuple[Tensor, int, Tensor, Tensor], whole: bool) -> None:
     x, d, index, source = case
@@ -166,6 +170,7 @@ def test_of_several_writes_to_an_element_the_last_counts(case: tuple[Tensor, int
 
 
 @pytest.mark.parametrize("kind", slow_except(["sum", "mean", "amax", "amin", "prod"], "sum", "amax"))
+@settings(max_examples=40)
 @given(writes(), st.booleans())
 def test_reductions_of_what_is_scattered(
     kind: str, case: tuple[Tensor, int, Tensor, Tensor], include_self: bool
@@ -179,6 +184,7 @@ def test_reductions_of_what_is_scattered(
     torch.testing.assert_close(found, eager)
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_rows_put_at_indices(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))

@@ -2,15 +2,17 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
 from tests.conftest import CaseCounter
+from tests.engine.lowering_bench import make_task
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.run import offload
 from tiebreak.engine.run.audit import audit_segments
@@ -21,7 +23,7 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError
 
 from .models import zoo
-from .test_distributed import attention
+from .test_distributed import compiled_attention
 from .tiny import TRAINER, make_tiny_task
 
 
@@ -66,10 +68,20 @@ def assert_equal(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor
             assert one[name].numpy().tobytes() == tensor.numpy().tobytes(), (step, name)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 10.0])
-@pytest.mark.parametrize("make", [make_tiny_task, attention], ids=["tiny", "gpt2"])
-def test_twenty_steps_in_little_memory(make: Callable[..., Task], share: float, cases: CaseCounter) -> None:
-    compiled = compile_task(make(20))
+@cache
+def compiled_tiny() -> Compiled:
+    return compile_task(make_tiny_task(20))
+
+
+@pytest.mark.parametrize(
+    ("make", "share"),
+    slow_except(
+        [(compiled_tiny, 0.0), (compiled_tiny, 10.0), (compiled_attention, 0.0), (compiled_attention, 0.5)],
+        (compiled_tiny, 0.0), (compiled_tiny, 10.0), several=True,
+    ),
+)  # fmt: skip
+def test_twenty_steps_in_little_memory(make: Callable[[], Compiled], share: float, cases: CaseCounter) -> None:
+    compiled = make()
     interpreter = limited(compiled, share)
     expected = states(Interpreter(compiled.program, Arithmetic()), compiled, 20)
     assert_equal(states(interpreter, compiled, 20, lambda step: step % 3 > 0), expected)
@@ -81,7 +93,7 @@ def test_twenty_steps_in_little_memory(make: Callable[..., Task], share: float, 
 
 @pytest.mark.usefixtures("pure")
 def test_without_a_compiler(cases: CaseCounter) -> None:
-    compiled = compile_task(make_tiny_task(5))
+    compiled = compiled_tiny()
     interpreter = limited(compiled)
     assert interpreter.arithmetic.chains is None
     assert_equal(states(interpreter, compiled, 5), states(Interpreter(compiled.program, Arithmetic()), compiled, 5))
@@ -89,22 +101,10 @@ def test_without_a_compiler(cases: CaseCounter) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ResNetForImageClassification", "MixtralForCausalLM", "SwinForImageClassification"])
-def test_classes_of_the_zoo(name: str, cases: CaseCounter) -> None:
-    """Batch statistics, which no cut of a batch into parts could compute one after the other, and much else."""
-    model, data = zoo.built(name)
-    compiled = compile_task(
-        Task(
-            name=name,
-            model=model,
-            loss=zoo.loss,
-            optimizer=SGD(lr=0.1, momentum=0.9),
-            data=data,
-            steps=3,
-            checkpoint_interval=1,
-            batch=Batch(size=2, examples=Rows(names=tuple(data))),
-        )
-    )
+def test_batch_statistics(cases: CaseCounter) -> None:
+    """No cut of a batch into parts could compute them one after the other."""
+    model, data = zoo.built("ResNetForImageClassification")
+    compiled = compile_task(make_task(model, data, rate=0.1, loss=zoo.loss))
     expected = states(Interpreter(compiled.program, Arithmetic()), compiled, 3)
     assert_equal(states(limited(compiled), compiled, 3), expected)
     cases(3)

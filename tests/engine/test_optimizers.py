@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
+from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
@@ -19,7 +20,6 @@ from tiebreak.engine.capture.task import (
     Adagrad,
     Adam,
     AdamW,
-    Batch,
     Clip,
     Group,
     Lion,
@@ -27,7 +27,6 @@ from tiebreak.engine.capture.task import (
     Optimizer,
     RAdam,
     RMSprop,
-    Rows,
     Task,
     no_decay,
 )
@@ -110,8 +109,12 @@ def emulate(job: OptimizerJob) -> Iterator[dict[str, np.ndarray]]:
             yield state | {f"optimizer.{name}": t for name, t in emulation.state.items()}
 
 
-@pytest.mark.parametrize("clip", [None, Clip(norm=0.7), Clip(value=0.2), Clip(norm=2.0, value=0.5)], ids=str)
-@pytest.mark.parametrize("name", slow_except(OPTIMIZERS, *list(OPTIMIZERS)[::2]))
+CLIPS = Clip(norm=0.7), Clip(value=0.2), Clip(norm=2.0, value=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "clip"), [*((name, None) for name in OPTIMIZERS), *(("momentum", clip) for clip in CLIPS)], ids=str
+)
 def test_every_step_is_the_emulation_bit_for_bit(name: str, clip: Clip | None, cases: CaseCounter) -> None:
     job = job_of(OPTIMIZERS[name], clip)
     machine = Interpreter(job.program, Arithmetic())
@@ -125,15 +128,17 @@ def test_every_step_is_the_emulation_bit_for_bit(name: str, clip: Clip | None, c
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_is_the_integer_reference_bit_for_bit(name: str) -> None:
-    job = job_of(OPTIMIZERS[name], Clip(norm=0.5), steps=3)
-    machine = Interpreter(job.program, Arithmetic())
+def test_steps_are_those_of_permuted_sums_and_of_the_integer_reference(name: str) -> None:
+    job = job_of(OPTIMIZERS[name], Clip(norm=0.5), steps=2)
+    machine, auditor = (Interpreter(job.program, Arithmetic(permute=p)) for p in (None, 7))
     state, data = machine.to_device(job.state), machine.to_device(job.data)
-    for step in (1, 2, 3):
+    for step in (1, 2):
         before, given = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (state, data))
-        state = machine.step(step, state, data).state
         found = new_state(job.program, execute(job.program, before, given, step))
-        assert {n: bytes(tensor_bytes(t)) for n, t in state.items()} == found
+        for each in (auditor, machine):
+            after = each.step(step, state, data).state
+            assert {n: bytes(tensor_bytes(t)) for n, t in after.items()} == found
+        state = after
 
 
 def elementwise(optimizer: Optimizer, clip: Clip | None = None) -> int:
@@ -171,9 +176,9 @@ def test_no_optimizer_takes_a_power() -> None:
 
 def test_adafactors_weights_are_rounded_from_the_exact_powers(cases: CaseCounter) -> None:
     for decay in (-0.8, -0.5, -1.0, 0.0):
-        table = second_moment_weights(800, decay)
+        table = second_moment_weights(300, decay)
         with mpmath.workprec(200):
-            for t in range(1, 801):
+            for t in range(1, 301):
                 exact = mpmath.power(t, mpmath.mpf(decay))
                 value = table[t - 1].item()
                 ends = [torch.nextafter(table[t - 1], torch.tensor(end)).item() for end in (0.0, 9.0)]
@@ -183,7 +188,7 @@ def test_adafactors_weights_are_rounded_from_the_exact_powers(cases: CaseCounter
 
 
 def test_tables_are_rounded_from_the_formulas(cases: CaseCounter) -> None:
-    steps = 400
+    steps = 150
     for nadam in (
         NAdam(),
         NAdam(betas=(0.0, 0.5), momentum_decay=0.0),
@@ -233,14 +238,9 @@ def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def net_task(optimizer: Optimizer, **changes: object) -> Task:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
-        model = Net()
+        model = changes.pop("model", None) or Net()
         data = {"x": torch.randn(15, 4), "y": torch.randn(15, 3)}
-    settings: dict[str, object] = {
-        "name": "net", "model": model, "loss": squared_error, "optimizer": optimizer, "data": data,
-        "batch": Batch(size=6, examples=Rows(names=("x", "y"))), "steps": STEPS, "checkpoint_interval": STEPS,
-        "seed": 5,
-    }  # fmt: skip
-    return Task(**(settings | changes))  # type: ignore[arg-type]
+    return make_task(model, data, 6, loss=squared_error, optimizer=optimizer, **({"steps": STEPS} | changes))
 
 
 NET_GROUPS = (
@@ -248,26 +248,15 @@ NET_GROUPS = (
     Group(match=("stack",), lr_factor=2.0),
 )
 AGAINST_TORCH: dict[str, tuple[Optimizer, dict[str, object]]] = {
-    "sgd": (SGD(lr=0.1, momentum=0.9, dampening=0.2, weight_decay=0.02), {}),
     "nesterov, groups": (SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.02, groups=NET_GROUPS), {}),
-    "adam": (Adam(lr=0.02, weight_decay=0.05), {}),
     "adamw, groups, norm": (AdamW(lr=0.02, weight_decay=0.3, groups=NET_GROUPS), {"clip": Clip(norm=0.5)}),
-    "amsgrad": (AdamW(lr=0.02, amsgrad=True, betas=(0.9, 0.5)), {}),
-    "rmsprop": (RMSprop(lr=0.01, weight_decay=0.05, groups=NET_GROUPS), {}),
-    "rmsprop, all": (RMSprop(lr=0.003, alpha=0.9, momentum=0.8, centered=True), {"clip": Clip(norm=0.5)}),
-    "adagrad": (Adagrad(lr=0.05, lr_decay=0.1, initial_accumulator_value=0.1, weight_decay=0.05), {}),
-    "nadam": (NAdam(lr=0.02, weight_decay=0.05, groups=NET_GROUPS), {}),
-    "nadam, decoupled": (NAdam(lr=0.02, weight_decay=0.3, decoupled_weight_decay=True), {}),
-    "radam": (RAdam(lr=0.02, betas=(0.9, 0.99), weight_decay=0.05, groups=NET_GROUPS), {}),
-    "radam, decoupled": (RAdam(lr=0.02, weight_decay=0.3, decoupled_weight_decay=True), {}),
-    "lion": (Lion(lr=0.003, weight_decay=0.3, groups=NET_GROUPS), {}),
-    "adafactor": (Adafactor(lr=0.05), {}),
     "adafactor, all": (Adafactor(lr=0.3, weight_decay=0.1, d=1.2, eps=(1e-3, 1e-2), groups=NET_GROUPS), {}),
     "sgd, value, accumulated": (SGD(lr=0.1, momentum=0.9), {"clip": Clip(value=0.05), "accumulation": 3}),
 }
+"""What tasks add to an optimizer, and the one that is not compared with eager FP32 below."""
 
 
-@pytest.mark.parametrize("name", slow_except(AGAINST_TORCH, *list(AGAINST_TORCH)[::3]))
+@pytest.mark.parametrize("name", slow_except(AGAINST_TORCH, "adamw, groups, norm", "adafactor, all"))
 def test_twenty_four_steps_are_close_to_torch_in_fp64(name: str) -> None:
     """Within 2e-5: the rounding of FP32 (6e-8 an operation) through 24 steps, and constants that are FP32 here."""
     optimizer, changes = AGAINST_TORCH[name]
@@ -315,48 +304,7 @@ def test_twenty_four_steps_are_close_to_eager_fp32(name: str) -> None:
     Measured over 20 seeds: 100 ulp for Adam and AdamW, 14 for all others.
     """
     limit = 128 if name.startswith(("adam", "amsgrad")) else 24
-    assert max(distance_from_eager(OPTIMIZERS[name], seed) for seed in range(3)) <= limit
-
-
-@pytest.mark.parametrize("name", ["rmsprop, all", "adagrad", "nadam", "radam", "lion"])
-def test_whole_steps_are_those_of_permuted_sums_and_of_the_integer_reference(name: str) -> None:
-    optimizer, changes = AGAINST_TORCH[name]
-    compiled = compile_task(net_task(optimizer, **changes))
-    machine, auditor = (Interpreter(compiled.program, Arithmetic(permute=p)) for p in (None, 7))
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
-    raw = {n: bytes(tensor_bytes(t)) for n, t in data.items()}
-    other = state
-    for step in range(1, STEPS + 1):
-        before, state = state, machine.step(step, state, data).state
-        other = auditor.step(step, other, data).state
-        assert all(torch.equal(t, other[n]) for n, t in state.items())
-    given = {n: bytes(tensor_bytes(t)) for n, t in before.items()}
-    found = new_state(compiled.program, execute(compiled.program, given, raw, STEPS))
-    assert {n: bytes(tensor_bytes(t)) for n, t in state.items()} == found
-
-
-def test_frozen_parameters_and_tied_weights() -> None:
-    compiled = compile_task(net_task(AdamW(lr=0.1)))
-    assert not [name for name in compiled.state if name.startswith("optimizer.") and "frozen" in name]
-
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens = nn.Linear(3, 3, bias=False)
-            self.out = nn.Linear(3, 3, bias=False)
-            self.out.weight = self.tokens.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(torch.tanh(self.tokens(x)))
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
-        task = net_task(Adam(lr=0.01), model=Tied(), data={"x": torch.randn(6, 3), "y": torch.randn(6, 3)})
-    assert sorted(n for n in compile_task(task).state if "weight" in n) == [
-        "model.tokens.weight", "optimizer.exp_avg.tokens.weight", "optimizer.exp_avg_sq.tokens.weight",
-    ]  # fmt: skip
-    ours, theirs = against_torch(task)
-    torch.testing.assert_close(ours["tokens.weight"].double(), theirs["tokens.weight"], rtol=2e-5, atol=2e-5)
+    assert max(distance_from_eager(OPTIMIZERS[name], seed) for seed in range(2)) <= limit
 
 
 def test_the_moving_average_is_the_emulation_and_changes_nothing_else() -> None:
@@ -380,13 +328,12 @@ def test_the_moving_average_is_the_emulation_and_changes_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("native", ["0", "1"])
-@pytest.mark.parametrize("seed", range(2))
 def test_roots_and_quotients_of_any_size_are_correctly_rounded(
-    seed: int, native: str, cases: CaseCounter, monkeypatch: pytest.MonkeyPatch
+    native: str, cases: CaseCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moments and gradients of random bits (subnormals, zeros, up to overflow) through Adam's one root and division."""
     monkeypatch.setenv("TIEBREAK_NATIVE", native)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     patterns = generator.integers(0, 1 << 32, (4, 4099), dtype=np.uint64).astype(np.uint32)
     patterns[:, ::3] &= np.uint32(0x80FFFFFF)  # many subnormals and tiny numbers
     numbers = patterns.view(np.float32)
@@ -431,14 +378,7 @@ def test_a_norm_below_the_limit_changes_no_bit() -> None:
     assert all(torch.equal(t, g[name]) for name, t in clip_once(Clip(norm=0.6), g).items())
 
 
-def test_the_norm_is_that_of_all_gradients_together() -> None:
-    found = clip_once(Clip(norm=1.0), {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])})
-    factor = torch.tensor(1.0) / (torch.tensor(5.0) + torch.tensor(1e-6))
-    assert torch.equal(found["a"], torch.tensor([3.0, 0.0]) * factor)
-    assert torch.equal(found["b"], torch.tensor([[4.0]]) * factor)
-
-
-@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("bad", [-float("inf"), float("nan")])
 def test_a_gradient_that_is_not_finite(bad: float) -> None:
     g = {"a": torch.tensor([1.0, bad]), "b": torch.tensor([2.0])}
     by_norm = clip_once(Clip(norm=1.0), g)

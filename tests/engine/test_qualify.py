@@ -92,7 +92,7 @@ def test_a_matrix_product_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("reduce sum of products")
 
 
-@pytest.mark.parametrize("precision", slow_except([16, 24, 31], 16))
+@pytest.mark.parametrize("precision", slow_except([16, 31], 16))
 def test_fewer_bits_qualify(precision: int) -> None:
     assert qualify(Arithmetic(precision=precision)).cases > 15000
 
@@ -100,8 +100,8 @@ def test_fewer_bits_qualify(precision: int) -> None:
 ALL = dict.fromkeys(SumKind, 2)
 
 
-@pytest.mark.parametrize(("precision", "kappa"), [(32, None), (32, 8.0), (16, 2.0**33)])
-def test_near_ties_qualify(precision: int, kappa: float | None) -> None:
+@pytest.mark.parametrize(("precision", "kappa"), slow_except([(32, 8.0), (16, 2.0**33)], (32, 8.0), several=True))
+def test_near_ties_qualify(precision: int, kappa: float) -> None:
     """Adversarial cancellation is within the claimed error; there are near ties among the vectors."""
     arithmetic = Arithmetic(precision=precision, logging=Logging(dict.fromkeys(SumKind, kappa), ALL))
     assert qualify(arithmetic).cases > 15000

@@ -1,6 +1,5 @@
 """The order of execution: valid, chains where they may be, memory freed early; and buffers that are used again."""
 
-import gc
 import random
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
@@ -170,7 +169,6 @@ def test_memory_is_used_again_when_the_last_tensor_over_it_dies() -> None:
     view, address = first[5:].view(torch.int32), first.data_ptr()
     assert address % 64 == 0
     del first
-    gc.collect()
     second = buffers.empty((count,), torch.float32)
     assert second.data_ptr() != address
     view.fill_(7)

@@ -2,10 +2,8 @@
 
 import os
 import resource
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.arithmetic.threads import limited
+from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.data.tensors import identity
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
@@ -49,34 +47,11 @@ def train(run: RunDirectory, **options: object) -> Digest:
     return Worker(run, computer, key=TRAINER, **options).work()  # type: ignore[arg-type]
 
 
-def test_a_step_is_the_integer_reference_bit_for_bit(tiny: Compiled) -> None:
-    machine = Interpreter(tiny.program, Arithmetic(device=torch.device("cpu")))
-    state, data = machine.to_device(tiny.state), machine.to_device(tiny.data)
-    raw_state = {name: t.numpy().tobytes() for name, t in state.items()}
-    raw_data = {name: t.numpy().tobytes() for name, t in data.items()}
-    for step in range(1, 4):
-        seen: dict[int, Tensor] = {}
-
-        def observe(leaf: int, tensor: Tensor, seen: dict[int, Tensor] = seen) -> Tensor:
-            seen[leaf] = tensor.clone()
-            return tensor
-
-        result = machine.step(step, state, data, observe)
-        values = execute(tiny.program, raw_state, raw_data, step)
-        for leaf, value in enumerate(values):
-            assert seen[leaf].numpy().tobytes() == value, f"step {step}, {tiny.program.body[leaf]}"
-        raw_state = new_state(tiny.program, values)
-        state = result.state
-        assert {name: t.numpy().tobytes() for name, t in state.items()} == raw_state
-
-
 def test_one_root_for_permuted_terms_and_thread_counts(new_run: NewRun) -> None:
     roots = {train(new_run("a"))}
-    threads = torch.get_num_threads()
     for number, permute in ((1, 7), (2, 8)):
-        torch.set_num_threads(number)
-        roots.add(train(new_run(f"p{permute}"), permute=permute))
-    torch.set_num_threads(threads)
+        with limited(number):
+            roots.add(train(new_run(f"p{permute}"), permute=permute))
     assert len(roots) == 1
 
 
@@ -104,17 +79,6 @@ def test_stopping_and_resuming_changes_nothing(new_run: NewRun) -> None:
     assert [h.encode() for h in parts.heads()] == [h.encode() for h in whole.heads()]
 
 
-def test_a_lost_checkpoint_is_computed_again(new_run: NewRun) -> None:
-    run = new_run("run")
-    expected = train(run)
-    path = run.state_path(12)
-    path.write_bytes(path.read_bytes()[:100])
-    run.state_path(9).unlink()
-    assert run.last_complete() == 6
-    assert train(run) == expected
-    assert run.last_complete() == 12
-
-
 def test_a_machine_that_computes_otherwise_on_resuming_is_stopped(new_run: NewRun) -> None:
     run = new_run("run")
     train(run)
@@ -133,45 +97,14 @@ def test_a_machine_that_computes_otherwise_on_resuming_is_stopped(new_run: NewRu
 
 
 SCRIPT = """
-import sys, time, torch
+import sys
 from pathlib import Path
-from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.run.interpreter import Interpreter
+from tests.engine.test_training import interpreter
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.keys import PrivateKey
 run = RunDirectory.open(Path(sys.argv[1]))
-def told(progress):
-    print(progress.step, flush=True)
-    time.sleep(60 if progress.step == int(sys.argv[2]) else 0)  # for the signal, on a busy machine too
-key = PrivateKey.from_int(0x7124135)
-machine = Interpreter(run.program, Arithmetic(device=torch.device("cpu")))
-print(Worker(run, machine, key=key, on_progress=told).work().hex())
+print(Worker(run, interpreter(run)).work().hex())
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_killed_and_interrupted_runs_resume_to_the_same_root(new_run: NewRun, how: signal.Signals) -> None:
-    expected = train(new_run("whole"))
-    run = new_run("killed")
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(run.path), "8"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if int(line) >= 8:
-            process.send_signal(how)
-            break
-    process.wait(timeout=60)
-    assert process.returncode != 0
-    run = RunDirectory.open(run.path)
-    assert 3 <= run.last_complete() < 12
-    assert train(run) == expected
 
 
 @pytest.mark.slow
@@ -179,14 +112,8 @@ def test_another_instruction_set_and_thread_count_in_another_process_give_the_sa
     expected = train(new_run("here"))
     run = new_run("there")
     environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(run.path), "0"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", SCRIPT, str(run.path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == expected.hex()
 
 
@@ -301,10 +228,3 @@ def test_a_key_of_someone_else_signs_heads_that_nobody_takes(new_run: NewRun) ->
     Worker(run, interpreter(run), key=AUDITOR).work(3)
     with pytest.raises(Exception, match="sign"):
         run.heads()
-
-
-def test_training_reports_time(new_run: NewRun) -> None:
-    started = time.perf_counter()
-    run = new_run("run")
-    train(run)
-    assert 0 < sum(m["seconds"] for m in run.metrics()) <= time.perf_counter() - started

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.tiebreak.parties import PASSPHRASE, Parties, make_parties
+from tests.tiebreak.parties import PASSPHRASE, Commands, Once, Parties, make_parties
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.engine.capture.compile import compile_task
 
@@ -15,11 +15,21 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiebreak.api.tasks.checked", lambda task: replace(compile_task(task), checked=True))
 
 
+QUALIFY = "tiebreak.api.running.qualify"
+
+
+@pytest.fixture(autouse=True)
+def unqualified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No conformance vectors before each run, which would be most of the time; `test_commands_doctor` runs them."""
+    monkeypatch.setattr(QUALIFY, lambda _: None)
+
+
 @pytest.fixture(scope="session")
-def shared_parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
+def shared_parties(once: Once) -> Parties:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
-        return make_parties(tmp_path_factory.mktemp("parties"))
+        patch.setattr(QUALIFY, lambda _: None)
+        return Parties(once("parties", make_parties), once)
 
 
 @pytest.fixture
@@ -27,3 +37,8 @@ def parties(shared_parties: Parties, monkeypatch: pytest.MonkeyPatch) -> Parties
     """The parties, with the passphrase of their keys in the environment."""
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
     return shared_parties
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(capsys)

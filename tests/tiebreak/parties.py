@@ -1,9 +1,13 @@
 """A small job as its parties see it: a task file, keys, a captured job, and runs made through the command line."""
 
+import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from tiebreak.api.running import make_interpreter
@@ -45,14 +49,56 @@ def task(steps=7):
 """
 
 
+class Commands:
+    """Runs commands of `tiebreak` in this process. Each must end with the exit code that is given."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object, code: int = 0) -> str:
+        """What a command prints: on stdout if it is to succeed, else on stderr."""
+        out, err = self.printed(*arguments, code=code)
+        return err if code else out
+
+    def printed(self, *arguments: object, code: int = 0) -> tuple[str, str]:
+        """What a command prints on stdout, and what on stderr."""
+        self._capsys.readouterr()
+        found = run(tiebreak, [str(argument) for argument in arguments])
+        out, err = self._capsys.readouterr()
+        assert found == code, out + err
+        return out, err
+
+    def error(self, *arguments: object, code: int = 1) -> str:
+        """The one line on stderr of a command that fails, without a traceback, and with nothing on stdout."""
+        out, err = self.printed(*arguments, code=code)
+        (line,) = err.strip().splitlines()
+        assert out == ""
+        assert "Traceback" not in line
+        return line
+
+    def tell(self, *arguments: object, code: int = 0) -> Any:
+        """The JSON document of a command, or the complaint of one that fails."""
+        return self(*arguments, code=code) if code else json.loads(self(*arguments, "--json"))
+
+
+Once = Callable[[str, Callable[[Path], object]], Path]
+"""The fixture `once`."""
+
+
 @dataclass(frozen=True)
 class Parties:
-    """Everything in one folder: task.py, client.pem, trainer.pem, stranger.pem, captured/, run/."""
+    """Everything in one folder: task.py, client.pem, trainer.pem, stranger.pem, captured/, agreed/, run/."""
 
     folder: Path
+    once: Once
 
     def path(self, name: str) -> Path:
         return self.folder / name
+
+    @property
+    def keys(self) -> list[str]:
+        """The options of `tiebreak agree` for both keys."""
+        return ["--client-key", str(self.path("client.pem")), "--trainer-key", str(self.path("trainer.pem"))]
 
     def train(self, run_folder: Path, *more: str, key: str = "trainer.pem") -> int:
         return run(tiebreak, ["train", str(run_folder), "--key", str(self.path(key)), "--threads", "1", *more])
@@ -62,44 +108,35 @@ class Parties:
 
     def signed(self, output: Path) -> Path:
         """A run folder with the signed job and nothing computed yet."""
-        shutil.copytree(self.path("agreed"), output)
-        return output
+        return shutil.copytree(self.path("agreed"), output)
 
     def trained(self, output: Path) -> Path:
-        if not self.path("run").exists():
-            self.signed(self.path("run"))
-            assert self.train(self.path("run")) == 0
-        shutil.copytree(self.path("run"), output)
-        return output
+        """A finished run."""
+        return shutil.copytree(self.path("run"), output)
 
-    def tampered(self, output: Path, cheat: Cheat) -> Path:
-        """The run of a trainer that cheats once and signs what follows."""
-        return self.tampered_in(self.signed(output), cheat)
+    def cheating(self, output: Path, step: int) -> Path:
+        """The run of a trainer that doubles one number of a sum in one step and signs what follows."""
+        return shutil.copytree(self.once(f"cheating-{step}", lambda made: self.cheat(self.signed(made), step)), output)
 
-    def tampered_in(self, output: Path, cheat: Cheat) -> Path:
+    def cheat(self, signed: Path, step: int) -> Path:
         """The same in a folder whose job is signed."""
-        made = RunDirectory.open(output)
+        made = RunDirectory.open(signed)
+        leaf = next(n for n, i in enumerate(made.program.body) if i.opcode == Opcode.REDUCE and i.terms == 8)
+        cheat = Cheat(step=step, leaf=leaf, element=5, change=lambda value: value * 2)
         interpreter = make_interpreter(made.program, threads=1)
         Worker(made, Tampered(interpreter, cheat.tamper), key=load_key(self.path("trainer.pem"))).work()
-        return output
+        return signed
 
 
-def make_parties(folder: Path) -> Parties:
+def make_parties(folder: Path) -> None:
     """Through the command line, with the passphrase in the environment."""
     torch.set_num_threads(1)
-    made = Parties(folder)
+    made = Parties(folder, lambda _name, _make: folder)
+    folder.mkdir()
     (folder / "task.py").write_text(TASK)
     for name in ("client", "trainer", "stranger"):
         assert run(tiebreak, ["key", str(made.path(f"{name}.pem"))]) == 0
     assert run(tiebreak, ["capture", str(folder / "task.py"), "--output", str(made.path("captured"))]) == 0
-    keys = ["--client-key", str(made.path("client.pem")), "--trainer-key", str(made.path("trainer.pem"))]
-    command = ["agree", str(made.path("captured")), *keys, "--output", str(made.path("agreed"))]
+    command = ["agree", str(made.path("captured")), *made.keys, "--output", str(made.path("agreed"))]
     assert run(tiebreak, [*command, "--descent-levels", "2"]) == 0
-    return made
-
-
-def doubled_weight(run_folder: Path, step: int) -> Cheat:
-    """A trainer that doubles one number of a sum in one step."""
-    program = RunDirectory.open(run_folder).program
-    leaf = next(n for n, i in enumerate(program.body) if i.opcode == Opcode.REDUCE and i.terms == 8)
-    return Cheat(name="doubled", step=step, leaf=leaf, element=5, change=lambda value: value * 2)
+    assert made.train(made.signed(made.path("run"))) == 0

@@ -1,10 +1,10 @@
 """`tiebreak certify` and `tiebreak verify`, and what other tools make of a certificate."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from securesystemslib.dsse import Envelope as OtherEnvelope
 from securesystemslib.exceptions import VerificationError as OtherVerificationError
 from securesystemslib.signer import SSlibKey
 
-from tests.tiebreak.parties import Parties, doubled_weight
-from tiebreak import AdamW, open_run, train
+from tests.tiebreak.parties import Commands, Parties
+from tiebreak import open_run
 from tiebreak.api.certifying import attesting_key, public_pem
 from tiebreak.cli.key import load_key
-from tiebreak.cli.main import run, tiebreak
 from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, from_base64
 
@@ -33,69 +32,53 @@ Tensors = dict[str, torch.Tensor]
 class Desk:
     """A finished run, its weights, and a certificate signed by its trainer and its client."""
 
-    def __init__(self, parties: Parties, folder: Path, capsys: Any) -> None:
-        self.parties, self.folder, self._capsys = parties, folder, capsys
-        self.run = parties.trained(folder / "run")
+    def __init__(self, parties: Parties, folder: Path, command: Commands) -> None:
+        self.parties, self.folder, self.command, self.run = parties, folder, command, parties.path("run")
         self.weights, self.certificate = folder / "model.safetensors", folder / "certificate.json"
-        assert run(tiebreak, ["weights", str(self.run), "-o", str(self.weights)]) == 0
+        command("weights", self.run, "-o", self.weights)
 
-    def certify(self, who: str, *more: str, folder: Path | None = None) -> int:
-        capsys_ = self._capsys
-        capsys_.readouterr()
-        key = ["--key", str(self.parties.path(f"{who}.pem"))] if who else []
-        model = ["--weights", str(self.weights), "-o", str(self.certificate)]
-        return run(tiebreak, ["certify", str(folder or self.run), *model, *key, *more])
+    def certify(self, who: str, *more: object, folder: Path | None = None, code: int = 0) -> str:
+        key = ["--key", self.parties.path(f"{who}.pem")] if who else []
+        model = ["--weights", self.weights, "-o", self.certificate]
+        return self.command("certify", folder or self.run, *model, *key, *more, code=code)
 
-    def verify(self, model: Path, *more: str) -> tuple[int, str]:
-        self._capsys.readouterr()
-        code = run(tiebreak, ["verify", str(model), str(self.certificate), *more])
-        told = self._capsys.readouterr()
-        return code, told.out + told.err
+    def verify(self, model: Path, *more: object, code: int = 0) -> str:
+        """What the command prints, wherever."""
+        return "".join(self.command.printed("verify", model, self.certificate, *more, code=code))
 
     def address(self, who: str) -> str:
         return f"0x{load_key(self.parties.path(f'{who}.pem')).address.hex()}"
 
 
 @pytest.fixture
-def desk(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
-    made = Desk(parties, tmp_path, capsys)
-    assert made.certify("trainer") == 0
-    assert made.certify("client") == 0
+def desk(parties: Parties, tmp_path: Path, command: Commands) -> Desk:
+    made = Desk(parties, tmp_path, command)
+    made.certify("trainer")
+    made.certify("client")
     return made
 
 
-def test_a_certificate_is_made_signed_by_others_and_holds(
-    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_certificate_is_made_signed_by_others_and_holds(desk: Desk, tmp_path: Path) -> None:
     replay = tmp_path / "replay"
     assert desk.parties.audit(desk.run, replay) == 0
-    assert desk.certify("stranger", folder=replay) == 0
-    code, told = desk.verify(desk.weights)
-    assert code == 0
+    desk.certify("stranger", folder=replay)
+    told = desk.verify(desk.weights)
     for expected in (
         "The certificate holds", "4 tensors in", desk.address("client"), "signed too, and so says that its own replay",
         "with no chain to judge them", "What it does not prove", "5 entries of the state", "anybody can make keys",
     ):  # fmt: skip
         assert expected in told
-    code, told = desk.verify(
-        desk.weights, "--json", *(x for w in ("client", "stranger") for x in ("--require", desk.address(w)))
-    )
-    found = json.loads(told)
-    assert (code, found["holds"], [one["by"] for one in found["signatures"]]) == (
-        0,
-        True,
-        ["trainer", "client", "auditor"],
-    )
+    required = [x for who in ("client", "stranger") for x in ("--require", desk.address(who))]
+    found = json.loads(desk.verify(desk.weights, "--json", *required))
+    assert (found["holds"], [one["by"] for one in found["signatures"]]) == (True, ["trainer", "client", "auditor"])
     before = desk.certificate.read_bytes()
-    assert desk.certify("client", "--card") == 0
-    card = capsys.readouterr().out
+    card = desk.certify("client", "--card")
     assert desk.certificate.read_bytes() == before, "the same signature again"
     assert f"tiebreak verify model.safetensors certificate.json --require {desk.address('trainer')}" in card
     assert found["final_state"] in card
-    assert desk.certify("", "--card") == 0
-    assert capsys.readouterr().out == card
+    assert desk.certify("", "--card") == card
     (tmp_path / "renamed.safetensors").write_bytes(desk.weights.read_bytes())
-    assert desk.verify(tmp_path / "renamed.safetensors")[0] == 0
+    desk.verify(tmp_path / "renamed.safetensors")
 
 
 def test_in_totos_libraries_read_a_certificate(desk: Desk) -> None:
@@ -120,70 +103,40 @@ def test_in_totos_libraries_read_a_certificate(desk: Desk) -> None:
         found.verify(keys, 1)
 
 
-def test_the_public_key_for_other_tools_is_printed(parties: Parties, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_public_key_for_other_tools_is_printed(parties: Parties, command: Commands) -> None:
     path = parties.path("trainer.pem")
-    capsys.readouterr()
-    assert run(tiebreak, ["key", str(path), "--public"]) == 0
-    assert capsys.readouterr().out == public_pem(load_key(path))
+    assert command("key", path, "--public") == public_pem(load_key(path))
     assert public_pem(load_key(path)).startswith("-----BEGIN PUBLIC KEY-----")
 
 
-def changed(tensors: Tensors) -> None:
-    tensors["head.weight"][0, 0] = torch.nextafter(tensors["head.weight"][0, 0], torch.tensor(9.0))
-
-
-def removed(tensors: Tensors) -> None:
-    del tensors["head.bias"]
-
-
-def added(tensors: Tensors) -> None:
-    tensors["adapter.weight"] = torch.zeros(2)
-
-
-def renamed(tensors: Tensors) -> None:
-    tensors["head.offset"] = tensors.pop("head.bias")
-
-
-def reshaped(tensors: Tensors) -> None:
-    tensors["head.bias"] = tensors["head.bias"].reshape(3, 1)
-
-
-def retyped(tensors: Tensors) -> None:
-    tensors["head.bias"] = tensors["head.bias"].view(torch.int64 if len(tensors["head.bias"]) % 2 == 0 else torch.int32)
-
-
-def halved(tensors: Tensors) -> None:
-    tensors["head.bias"] = tensors["head.bias"].to(torch.bfloat16)
+def bias(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.update({"head.bias": change(tensors["head.bias"])})
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (changed, "another name, type, shape or value"),
-        (removed, "expected 4 tensors of the state, got 3"),
-        (added, "expected 4 tensors of the state, got 5"),
-        (renamed, "another name, type, shape or value"),
-        (reshaped, "another name, type, shape or value"),
-        (retyped, "expected F32, I64 or BOOL"),
-        (halved, "expected F32, I64 or BOOL"),
+        (bias(lambda x: torch.nextafter(x, torch.full_like(x, 9.0))), "another name, type, shape or value"),
+        (lambda tensors: tensors.update(more=torch.zeros(2)), "expected 4 tensors of the state, got 5"),
+        (bias(lambda x: x.view(torch.int32)), "expected F32, I64 or BOOL"),
     ],
+    ids=["changed", "added", "retyped"],
 )
 def test_weights_that_are_not_the_certified_ones(
-    desk: Desk, tmp_path: Path, change: Callable[[Tensors], None], said: str
+    desk: Desk, tmp_path: Path, change: Callable[[Tensors], object], said: str
 ) -> None:
     tensors = load_file(desk.weights)
     change(tensors)
     save_file(tensors, tmp_path / "other.safetensors")
     for more in ([], ["--resaved"]):
-        code, told = desk.verify(tmp_path / "other.safetensors", *more)
-        assert (code, said in told, "other.safetensors" in told) == (2, True, True)
+        told = desk.verify(tmp_path / "other.safetensors", *more, code=2)
+        assert (said in told, "other.safetensors" in told) == (True, True)
 
 
 def test_files_with_other_bytes_and_the_same_tensors_need_a_word(desk: Desk, tmp_path: Path) -> None:
     save_file(load_file(desk.weights), tmp_path / "other.safetensors", metadata={"saved": "again"})
-    code, told = desk.verify(tmp_path / "other.safetensors")
-    assert (code, "pass --resaved" in told) == (2, True)
-    assert desk.verify(tmp_path / "other.safetensors", "--resaved")[0] == 0
+    assert "pass --resaved" in desk.verify(tmp_path / "other.safetensors", code=2)
+    desk.verify(tmp_path / "other.safetensors", "--resaved")
 
 
 def sharded(desk: Desk, folder: Path) -> dict[str, str]:
@@ -200,124 +153,78 @@ def sharded(desk: Desk, folder: Path) -> dict[str, str]:
     return index
 
 
-def test_a_folder_of_several_files(desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_several_files(desk: Desk, tmp_path: Path) -> None:
     folder = tmp_path / "pretrained"
     index = sharded(desk, folder)
-    code, told = desk.verify(folder, "--resaved")
-    assert (code, "config.json" in told) == (0, True), told
+    assert "config.json" in desk.verify(folder, "--resaved")
     desk.weights, desk.certificate = folder, tmp_path / "sharded.json"
-    assert desk.certify("trainer") == 0
-    assert desk.verify(folder)[0] == 0
+    desk.certify("trainer")
+    desk.verify(folder)
     first = folder / "model-00001-of-00002.safetensors"
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": index | {"head.bias": "model-00002-of-00002.safetensors"}})
     )
-    code, told = desk.verify(folder)
-    assert (code, "'head.bias' otherwise" in told) == (2, True)
+    assert "'head.bias' otherwise" in desk.verify(folder, code=2)
     (folder / "model.safetensors.index.json").unlink()
     (folder / "again.safetensors").write_bytes(first.read_bytes())
-    code, told = desk.verify(folder)
-    assert (code, "expected each tensor once" in told) == (2, True)
+    assert "expected each tensor once" in desk.verify(folder, code=2)
     (folder / "again.safetensors").unlink()
     (tmp_path / "outside").write_bytes(first.read_bytes())
     first.unlink()
     first.symlink_to(tmp_path / "outside")
-    code, told = desk.verify(folder)
-    assert (code, "got a symbolic link" in told) == (2, True)
+    assert "got a symbolic link" in desk.verify(folder, code=2)
     (tmp_path / "empty").mkdir()
-    code, told = desk.verify(tmp_path / "empty")
-    assert (code, "files in the folder, got none" in told) == (1, True)
+    assert "files in the folder, got none" in desk.verify(tmp_path / "empty", code=1)
 
 
 def test_files_that_are_no_weights_or_no_certificate(desk: Desk, tmp_path: Path) -> None:
     save_file({}, tmp_path / "none.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(desk.weights.read_bytes()[:-1])
     for name, said in (("none", "at least one tensor"), ("cut", "to fill|expected .* bytes")):
-        code, told = desk.verify(tmp_path / f"{name}.safetensors")
-        assert (code, f"{name}.safetensors" in told) == (2, True), said
+        told = desk.verify(tmp_path / f"{name}.safetensors", code=2)
+        assert re.search(said, told)
+        assert f"{name}.safetensors" in told
     right = desk.certificate.read_bytes()
     for wrong, said in (
         (b"", "expected JSON"),
-        (b"[]", "expected an object"),
-        (right[:-9], "expected JSON"),
         (right + b" " * MAX_ENVELOPE_BYTES, f"at most {MAX_ENVELOPE_BYTES} bytes"),
-        (right.replace(b'"payloadType"', b'"payload": "", "payloadType"'), "a name appears twice"),
     ):
         desk.certificate.write_bytes(wrong)
-        code, told = desk.verify(desk.weights)
-        assert (code, said in told, "certificate.json" in told) == (2, True, True), told
+        told = desk.verify(desk.weights, code=2)
+        assert (said in told, "certificate.json" in told) == (True, True), told
 
 
 def test_stripped_and_missing_signatures(desk: Desk) -> None:
-    code, told = desk.verify(desk.weights, "--require", desk.address("stranger"))
-    assert (code, f"expected a signature by {desk.address('stranger')}, got none" in told) == (2, True)
+    told = desk.verify(desk.weights, "--require", desk.address("stranger"), code=2)
+    assert f"expected a signature by {desk.address('stranger')}, got none" in told
     document = json.loads(desk.certificate.read_text())
     document["signatures"] = [one for one in document["signatures"] if one["keyid"] != desk.address("client")]
     desk.certificate.write_text(json.dumps(document))
-    code, told = desk.verify(desk.weights, "--require", desk.address("client"))
-    assert (code, "got none" in told) == (2, True)
-    assert desk.verify(desk.weights)[0] == 0
-    document["signatures"] = []
-    desk.certificate.write_text(json.dumps(document))
-    code, told = desk.verify(desk.weights)
-    assert (code, "a signature by its trainer" in told) == (2, True)
+    assert "got none" in desk.verify(desk.weights, "--require", desk.address("client"), code=2)
+    desk.verify(desk.weights)
 
 
-def test_nobody_signs_what_its_own_files_do_not_say(
-    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fresh = desk.parties.signed(tmp_path / "fresh")
-    assert desk.certify("stranger", folder=fresh) == 1
-    assert "records of all 3 checkpoints, got 0" in capsys.readouterr().err
-    false = desk.parties.tampered(tmp_path / "false", doubled_weight(fresh, 6))
-    assert desk.certify("trainer", folder=false) == 2
-    assert "expected it as model." in capsys.readouterr().err
+def test_nobody_signs_what_its_own_files_do_not_say(desk: Desk, tmp_path: Path) -> None:
+    fresh = desk.parties.path("agreed")
+    assert "records of all 3 checkpoints, got 0" in desk.certify("stranger", folder=fresh, code=1)
+    false = desk.parties.cheating(tmp_path / "false", 6)
+    assert "expected it as model." in desk.certify("trainer", folder=false, code=2)
     honest, desk.weights, right = desk.weights, tmp_path / "false.safetensors", desk.certificate
-    assert run(tiebreak, ["weights", str(false), "-o", str(desk.weights)]) == 0
+    desk.command("weights", false, "-o", desk.weights)
     desk.certificate = tmp_path / "false.json"
-    assert desk.certify("trainer", folder=false) == 0
-    assert desk.verify(desk.weights)[0] == 0, "until somebody replays it, a lie has a certificate"
-    code, told = desk.verify(honest)
-    assert (code, "another name, type, shape or value" in told) == (2, True)
+    desk.certify("trainer", folder=false)
+    desk.verify(desk.weights)  # until somebody replays it, a lie has a certificate
+    assert "another name, type, shape or value" in desk.verify(honest, code=2)
     replay = tmp_path / "replay"
     assert desk.parties.audit(false, replay) == 2
-    assert desk.certify("stranger", folder=replay) == 2
-    assert "records: expected root" in capsys.readouterr().err
+    assert "records: expected root" in desk.certify("stranger", folder=replay, code=2)
     desk.weights = honest
-    assert desk.certify("stranger", folder=replay) == 2
+    desk.certify("stranger", folder=replay, code=2)
     desk.certificate = right
-    assert desk.certify("stranger", folder=replay) == 0
+    desk.certify("stranger", folder=replay)
     desk.certificate = tmp_path / "none.json"
-    assert desk.certify("stranger", folder=replay) == 1
-    assert "the trainer's signed head" in capsys.readouterr().err
-    assert desk.certify("") == 1
-    assert "expected the key of whoever signs" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_model_of_transformers_with_tied_weights_however_it_is_saved(tmp_path: Path, desk: Desk) -> None:
-    transformers = import_module("transformers")  # takes seconds, which only this test needs
-
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=100, n_positions=32, use_cache=False)
-    )
-    keys = {who: load_key(desk.parties.path(f"{who}.pem")) for who in ("client", "trainer")}
-    trained = train(
-        model, lambda m, x: m(x[:, :-1]).logits.logsumexp(-1).mean(), optimizer=AdamW(lr=1e-3), batch=2, steps=2,
-        data={"x": torch.randint(0, 100, (8, 9))}, directory=tmp_path / "tied", progress=False, **keys,
-    )  # fmt: skip
-    model.load_state_dict(trained.state_dict())
-    for name, size in (("whole", "1GB"), ("shards", "30KB")):
-        model.save_pretrained(tmp_path / name, max_shard_size=size)
-    assert run(tiebreak, ["weights", str(trained.directory), "-o", str(tmp_path / "both.safetensors")]) == 0
-    saved = [tmp_path / "whole", tmp_path / "shards", tmp_path / "both.safetensors"]
-    assert len(load_file(saved[2])) == 1 + len(load_file(saved[0] / "model.safetensors"))
-    for place in saved:
-        desk.weights, desk.certificate = place, tmp_path / f"{place.name}.json"
-        assert desk.certify("trainer", folder=trained.directory) == 0
-        assert desk.verify(place)[0] == 0
-        assert all(desk.verify(other, "--resaved")[0] == 0 for other in saved)
+    assert "the trainer's signed head" in desk.certify("stranger", folder=replay, code=1)
+    assert "expected the key of whoever signs" in desk.certify("", code=1)
 
 
 # ---------------------------------------------------------------- attestations
@@ -332,52 +239,46 @@ sys.exit(evidence != b"signed nonce " + nonce.encode())
 
 
 @pytest.fixture
-def attested(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[bytes], Desk]:
+def attested(parties: Parties, tmp_path: Path, command: Commands) -> Callable[[bytes], Desk]:
     def made(evidence: bytes = b"") -> Desk:
-        desk = Desk(parties, tmp_path, capsys)
+        desk = Desk(parties, tmp_path, command)
         root = open_run(desk.run).root
         (tmp_path / "evidence").write_bytes(evidence or f"signed nonce {root}".encode())
-        assert desk.certify("trainer", "--attestation", "made-up-gpu", str(tmp_path / "evidence")) == 0
+        desk.certify("trainer", "--attestation", "made-up-gpu", tmp_path / "evidence")
         return desk
 
     return made
 
 
-def asked(desk: Desk, script: str, *more: str) -> tuple[int, str]:
+def asked(desk: Desk, script: str, *more: str, code: int = 0) -> str:
     """Verifies the weights, and has a script look at the attestation."""
     path = desk.folder / "verifier.py"
     path.write_text(script)
-    return desk.verify(desk.weights, "--attestation-verifier", f"{sys.executable} '{path}'", *more)
+    return desk.verify(desk.weights, "--attestation-verifier", f"{sys.executable} -IS '{path}'", *more, code=code)
 
 
 def test_an_attestation_is_handed_to_the_users_verifier_and_decides_nothing(attested: Callable[[], Desk]) -> None:
     desk = attested()
-    code, told = desk.verify(desk.weights)
-    assert code == 0
+    told = desk.verify(desk.weights)
     assert "What the attestation in it, of type made-up-gpu, says of a machine: nothing here reads it" in told
-    code, told = asked(desk, VERIFIER, "--require-attestation")
-    assert code == 0
+    told = asked(desk, VERIFIER, "--require-attestation")
     assert (
         "Beside all that, the verifier of attestations ended with 0 and said:\n  | type made-up-gpu of this run" in told
     )
-    assert desk.certify("client") == 0, "others sign the same statement"
-    code, told = asked(desk, VERIFIER, "--json")
-    assert (code, json.loads(told)["attestation_verifier"]) == (
-        0,
-        {"code": 0, "text": "type made-up-gpu of this run"},
-    )
+    desk.certify("client")  # others sign the same statement
+    told = json.loads(asked(desk, VERIFIER, "--json"))
+    assert told["attestation_verifier"] == {"code": 0, "text": "type made-up-gpu of this run"}
     found = certificate_of(desk)["predicate"]["attestation"]
     assert found["nonce"] == open_run(desk.run).root
-    assert desk.certify("client", "--attestation", "made-up-gpu", str(desk.folder / "evidence")) == 1
+    desk.certify("client", "--attestation", "made-up-gpu", desk.folder / "evidence", code=1)
 
 
 def test_evidence_of_another_run_is_what_the_verifier_sees(attested: Callable[[bytes], Desk]) -> None:
     desk = attested(b"signed nonce " + b"0" * 64)
-    code, told = asked(desk, VERIFIER)
-    assert code == 0, "its word changes nothing"
-    assert "The certificate holds" in told
+    told = asked(desk, VERIFIER)
+    assert "The certificate holds" in told, "its word changes nothing"
     assert "ended with 1 and said:\n  | type made-up-gpu OF ANOTHER RUN" in told
-    assert asked(desk, VERIFIER, "--require-attestation")[0] == 2
+    asked(desk, VERIFIER, "--require-attestation", code=2)
 
 
 @pytest.mark.parametrize(
@@ -396,31 +297,27 @@ def test_a_verifier_may_fail_hang_flood_and_write_what_it_likes(
 ) -> None:
     monkeypatch.setattr("tiebreak.api.attesting.SECONDS", 0.3 if "sleep" in script else 20.0)
     desk = attested()
-    code, told = asked(desk, script)
-    assert code == 0
+    told = asked(desk, script)
     assert expected in told
     assert len(told) < 20_000
     assert all(c == "\n" or c.isprintable() for c in told)
     if "SIGSEGV" in script:
-        assert asked(desk, script, "--require-attestation")[0] == 2
+        asked(desk, script, "--require-attestation", code=2)
 
 
-def test_attestations_that_are_not_there_or_not_possible(
-    desk: Desk, parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, told = asked(desk, VERIFIER)
-    assert code == 0
-    assert "was not asked: the certificate has none" in told
-    assert asked(desk, VERIFIER, "--require-attestation")[0] == 2
-    assert desk.verify(desk.weights, "--require-attestation")[0] == 1
+def test_attestations_that_are_not_there_or_not_possible(desk: Desk, tmp_path: Path) -> None:
+    assert "was not asked: the certificate has none" in asked(desk, VERIFIER)
+    asked(desk, VERIFIER, "--require-attestation", code=2)
+    desk.verify(desk.weights, "--require-attestation", code=1)
     desk.certificate.unlink()
-    for name, size, code in (("made-up", MAX_EVIDENCE_BYTES + 1, 2), ("made-up", 0, 2), ("Made up", 1, 2)):
-        (tmp_path / "evidence").write_bytes(bytes(size))
-        assert desk.certify("trainer", "--attestation", name, str(tmp_path / "evidence")) == code
+    evidence = tmp_path / "evidence"
+    for name, size in (("made-up", MAX_EVIDENCE_BYTES + 1), ("made-up", 0), ("Made up", 1)):
+        evidence.write_bytes(bytes(size))
+        desk.certify("trainer", "--attestation", name, evidence, code=2)
         assert not desk.certificate.exists()
-    (tmp_path / "evidence").write_bytes(bytes(MAX_EVIDENCE_BYTES))
-    assert desk.certify("trainer", "--attestation", "made-up", str(tmp_path / "evidence")) == 0
-    assert desk.verify(desk.weights, "--attestation-verifier", str(tmp_path / "no-such-file"))[0] == 1
+    evidence.write_bytes(bytes(MAX_EVIDENCE_BYTES))
+    desk.certify("trainer", "--attestation", "made-up", evidence)
+    desk.verify(desk.weights, "--attestation-verifier", tmp_path / "no-such-file", code=1)
     assert desk.certificate.stat().st_size < 20_000
 
 
@@ -429,7 +326,7 @@ def test_attestations_that_are_not_there_or_not_possible(
 
 def test_slsa_provenance_is_read_by_in_totos_library(desk: Desk, tmp_path: Path) -> None:
     path = tmp_path / "provenance.json"
-    assert desk.certify("trainer", "--provenance", str(path)) == 0
+    desk.certify("trainer", "--provenance", path)
     envelope = OtherEnvelope.from_dict(json.loads(path.read_text()))
     public = attesting_key(load_key(desk.parties.path("trainer.pem"))).public_key()
     envelope.verify([SSlibKey.from_crypto(public, keyid=next(iter(envelope.signatures)))], 1)
@@ -450,13 +347,13 @@ def test_slsa_provenance_is_read_by_in_totos_library(desk: Desk, tmp_path: Path)
     assert not details.metadata.HasField("finished_on"), "nobody proves when"
     assert details.byproducts[0].digest["tiebreakRoot"] == open_run(desk.run).root
     assert [dict(one.digest) for one in statement.pb.subject] == [one["digest"] for one in signed["subject"]]
-    assert desk.certify("client", "--provenance", str(path)) == 1, "the builder is the trainer"
-    assert desk.certify("", "--provenance", str(path)) == 1
+    for other in ("client", ""):  # the builder is the trainer
+        desk.certify(other, "--provenance", path, code=1)
 
 
 def test_a_model_signature_follows_the_format_of_openssf(desk: Desk, tmp_path: Path) -> None:
     path, key = tmp_path / "model.sig", load_key(desk.parties.path("client.pem"))
-    assert desk.certify("client", "--model-signature", str(path)) == 0
+    desk.certify("client", "--model-signature", path)
     bundle = json.loads(path.read_text())
     assert bundle["mediaType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
     pem = public_pem(key).encode()

@@ -1,8 +1,8 @@
 """Everything that a person does by hand on a chain, and what there is to read about it."""
 
-import json
 import re
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 from tests.chain.support import ETHER, new_chain
-from tests.tiebreak.parties import Parties, doubled_weight
+from tests.tiebreak.parties import Commands, Parties
 from tiebreak.api import onchain
 from tiebreak.cli.key import load_key
-from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.commitments.certificate import Certificate, Seat, sign
 from tiebreak.protocol.commitments.dsse import Envelope
+
+NONCES = count(1)
 
 
 @pytest.fixture(scope="module")
@@ -38,31 +39,26 @@ def _on_this_chain(chain: EmbeddedChain, parties: Parties, monkeypatch: pytest.M
 class Desk:
     """One job on the chain, and the commands about it."""
 
-    def __init__(self, parties: Parties, chain: EmbeddedChain, folder: Path, nonce: int, capsys: Any) -> None:
-        self.parties, self.run, self._capsys = parties, folder / "run", capsys
-        self.board = f"0x{chain.deployment.board.hex()}"
-        keys = ["--client-key", str(parties.path("client.pem")), "--trainer-key", str(parties.path("trainer.pem"))]
-        where = ["--chain-id", str(chain.chain_id), "--contract", self.board, "--nonce", str(nonce)]
-        times = ["--challenge-window", "1000", "--audit-time", "0", "--output", str(self.run)]
-        assert run(tiebreak, ["agree", str(parties.path("captured")), *keys, *where, *times]) == 0
+    def __init__(self, parties: Parties, chain: EmbeddedChain, folder: Path, nonce: int, command: Commands) -> None:
+        self.parties, self.run, self.tell = parties, folder / "run", command.tell
+        self.board = ["--rpc", "here", "--board", f"0x{chain.deployment.board.hex()}"]
+        where = ["--chain-id", chain.chain_id, "--contract", self.board[-1], "--nonce", nonce]
+        times = ["--challenge-window", 1000, "--audit-time", 0, "--output", self.run]
+        command("agree", parties.path("captured"), *parties.keys, *where, *times)
         self.job = RunDirectory.open(self.run).job
 
-    def tell(self, *arguments: str, code: int = 0) -> Any:
-        """The JSON document of a command, or the complaint of one that fails."""
-        self._capsys.readouterr()
-        assert run(tiebreak, [*arguments, *(["--json"] if code == 0 else [])]) == code
-        told = self._capsys.readouterr()
-        return json.loads(told.out) if code == 0 else told.err
-
-    def send(self, command: str, who: str, *more: str, code: int = 0) -> Any:
-        key = str(self.parties.path(f"{who}.pem"))
-        return self.tell(command, str(self.run), "--key", key, "--rpc", "here", *more, code=code)
+    def send(self, command: str, who: str, *more: object, code: int = 0) -> Any:
+        key = self.parties.path(f"{who}.pem")
+        return self.tell(command, self.run, "--key", key, "--rpc", "here", *more, code=code)
 
 
-def test_a_job_by_hand_from_its_creation_to_the_money(
-    parties: Parties, chain: EmbeddedChain, tmp_path: Path, capsys: Any
-) -> None:
-    desk = Desk(parties, chain, tmp_path, 1, capsys)
+@pytest.fixture
+def desk(parties: Parties, chain: EmbeddedChain, tmp_path: Path, command: Commands) -> Desk:
+    return Desk(parties, chain, tmp_path, next(NONCES), command)
+
+
+def test_a_job_by_hand_from_its_creation_to_the_money(desk: Desk, chain: EmbeddedChain, tmp_path: Path) -> None:
+    parties = desk.parties
     assert "expected the key of" in desk.send("post", "trainer", code=1), "the client is first"
     assert desk.send("post", "client")["sent"] == "the job, with 1 ether for it"
     assert "the trainer, to accept" in desk.send("post", "client", code=1)
@@ -82,14 +78,14 @@ def test_a_job_by_hand_from_its_creation_to_the_money(
     assert "the contract refused: " in desk.send("settle", "stranger", code=1)
     chain.advance(1001)
     assert desk.send("settle", "stranger")["gas"] > 0
-    assert desk.tell("jobs", "show", desk.job.id.hex(), "--rpc", "here", "--board", desk.board)["status"] == "settled"
+    assert desk.tell("jobs", "show", desk.job.id.hex(), *desk.board)["status"] == "settled"
     weights = ["weights", str(desk.run), "--rpc", "here", "-o", str(tmp_path / "w.safetensors")]
     assert desk.tell(*weights)["settled"] == "yes"
     assert_weights(tmp_path / "w.safetensors", RunDirectory.open(desk.run))
     assert_certified(desk, tmp_path)
     assert_owned(desk, tmp_path)
     assert "one that is settled" in desk.send("post", "trainer", code=1)
-    key = ["--key", str(parties.path("trainer.pem")), "--rpc", "here", "--board", desk.board]
+    key = ["--key", parties.path("trainer.pem"), *desk.board]
     before = chain.balance(desk.job.client)
     to = ["--to", f"0x{desk.job.client.hex()}"]
     assert desk.tell("withdraw", *key, *to)["sent"] == "2 ether"
@@ -131,9 +127,8 @@ def assert_certified(desk: Desk, folder: Path) -> None:
 
 
 def test_a_certificate_of_a_job_that_is_not_settled_or_on_another_chain(
-    parties: Parties, chain: EmbeddedChain, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, parties: Parties, chain: EmbeddedChain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = Desk(parties, chain, tmp_path, 6, capsys)
     assert parties.train(desk.run, "--quiet") == 0
     weights, path = str(tmp_path / "w.safetensors"), str(tmp_path / "certificate.json")
     desk.tell("weights", str(desk.run), "--unsettled", "-o", weights)
@@ -157,112 +152,88 @@ def assert_weights(file: Path, opened: RunDirectory) -> None:
     assert all(torch.equal(tensor, state[f"model.{name}"]) for name, tensor in found.items())
 
 
-def test_weights_that_are_not_the_signed_ones_are_not_written(parties: Parties, tmp_path: Path, capsys: Any) -> None:
+def test_weights_that_are_not_the_signed_ones_are_not_written(
+    parties: Parties, tmp_path: Path, command: Commands
+) -> None:
     folder = parties.trained(tmp_path / "run")
     output, like = tmp_path / "model", tmp_path / "like"
     like.mkdir()
     for name in ("config.json", "tokenizer.model", "modeling_evil.py", "model.safetensors.index.json"):
         (like / name).write_text(name)
-    assert run(tiebreak, ["weights", str(folder), "-o", str(output), "--like", str(like)]) == 0
-    assert "no board was asked" in capsys.readouterr().out
+    assert "no board was asked" in command("weights", folder, "-o", output, "--like", like)
     assert sorted(path.name for path in output.iterdir()) == ["config.json", "model.safetensors", "tokenizer.model"]
     assert_weights(output / "model.safetensors", RunDirectory.open(folder))
-    assert run(tiebreak, ["weights", str(folder), "-o", str(output / "model.safetensors")]) == 1
-    assert "already exists" in capsys.readouterr().err
-    state = folder / "checkpoints" / "000000000007.safetensors"
+    assert "already exists" in command("weights", folder, "-o", output / "model.safetensors", code=1)
+    state, no = folder / "checkpoints" / "000000000007.safetensors", tmp_path / "no"
     content = bytearray(state.read_bytes())
     content[-1] ^= 1
     state.write_bytes(content)
-    assert run(tiebreak, ["weights", str(folder), "-o", str(tmp_path / "no")]) == 2
-    assert "state after step 7: expected root" in capsys.readouterr().err
+    assert "state after step 7: expected root" in command("weights", folder, "-o", no, code=2)
     state.unlink()
-    assert run(tiebreak, ["weights", str(folder), "-o", str(tmp_path / "no")]) == 2
+    command("weights", folder, "-o", no, code=2)
     (folder / "heads" / "000000000003.bin").unlink()
-    assert run(tiebreak, ["weights", str(folder), "-o", str(tmp_path / "no")]) == 1
-    assert "expected a signed head of all 3 checkpoints, got one of 2" in capsys.readouterr().err
-    assert not (tmp_path / "no").exists()
+    error = command("weights", folder, "-o", no, code=1)
+    assert "expected a signed head of all 3 checkpoints, got one of 2" in error
+    assert not no.exists()
 
 
-def test_a_false_head_is_challenged_and_a_true_one_is_not(
-    parties: Parties, chain: EmbeddedChain, tmp_path: Path, capsys: Any
-) -> None:
-    desk = Desk(parties, chain, tmp_path, 2, capsys)
+def test_a_false_head_is_challenged_and_a_true_one_is_not(desk: Desk, tmp_path: Path, command: Commands) -> None:
     for who in ("client", "trainer"):
         desk.send("post", who)
     replay = tmp_path / "replay"
-    assert parties.train(desk.run, "--quiet") == 0
-    assert parties.audit(desk.run, replay) == 0
+    assert desk.parties.train(desk.run, "--quiet") == 0
+    assert desk.parties.audit(desk.run, replay) == 0
     desk.send("post", "trainer")
     assert "expected --replay FOLDER, or --anyway" in desk.send("challenge", "stranger", code=1)
-    assert "a challenge would lose the stake" in desk.send("challenge", "stranger", "--replay", str(replay), code=1)
-    game = desk.send("challenge", "stranger", "--anyway", "--nonce", "3")["game"]
-    board = ["--rpc", "here", "--board", desk.board]
-    listed = desk.tell("games", "list", *board, "--job", desk.job.id.hex())
+    assert "a challenge would lose the stake" in desk.send("challenge", "stranger", "--replay", replay, code=1)
+    game = desk.send("challenge", "stranger", "--anyway", "--nonce", 3)["game"]
+    listed = desk.tell("games", "list", *desk.board, "--job", desk.job.id.hex())
     assert [(row["game"], row["verdict"], row["head"]) for row in listed] == [(game, None, 3)]
-    shown = desk.tell("games", "show", game, *board)
+    shown = desk.tell("games", "show", game, *desk.board)
     assert (shown["phase"], shown["level"]) == ("descend", "run")
     assert [event["event"] for event in shown["events"]] == ["GameStarted"]
-    rows = {row["job"]: row for row in desk.tell("jobs", "list", *board)}
+    rows = {row["job"]: row for row in desk.tell("jobs", "list", *desk.board)}
     assert rows[desk.job.id.hex()]["open_games"] == 1
     assert rows[desk.job.id.hex()]["client"] == f"0x{desk.job.client.hex()}"
-    assert run(tiebreak, ["jobs", "list", *board]) == 0
-    assert capsys.readouterr().out.startswith("job  ")
+    assert command("jobs", "list", *desk.board).startswith("job  ")
 
 
-def test_a_replay_that_contradicts_the_head_is_a_reason(
-    parties: Parties, chain: EmbeddedChain, tmp_path: Path, capsys: Any
-) -> None:
-    desk = Desk(parties, chain, tmp_path, 3, capsys)
+def test_a_replay_that_contradicts_the_head_is_a_reason(desk: Desk, parties: Parties, tmp_path: Path) -> None:
     for who in ("client", "trainer"):
         desk.send("post", who)
-    cheat, honest = doubled_weight(desk.run, 5), tmp_path / "replay"
-    desk.parties.tampered_in(desk.run, cheat)
-    assert parties.audit(desk.run, honest) == 2
+    parties.cheat(desk.run, 5)
+    assert parties.audit(desk.run, tmp_path / "replay") == 2
     desk.send("post", "trainer")
-    assert desk.send("challenge", "stranger", "--replay", str(honest))["sent"] == "a challenge of head 3"
-    other = Desk(parties, chain, tmp_path / "other", 4, capsys)
-    assert "expected a replay of job" in desk.send("challenge", "stranger", "--replay", str(other.run), code=1)
+    other = parties.path("run")
+    assert "expected a replay of job" in desk.send("challenge", "stranger", "--replay", other, code=1)
+    sent = desk.send("challenge", "stranger", "--replay", tmp_path / "replay")["sent"]
+    assert sent == "a challenge of head 3"
 
 
-def test_an_offer_that_nobody_accepts_is_cancelled(
-    parties: Parties, chain: EmbeddedChain, tmp_path: Path, capsys: Any
-) -> None:
-    desk = Desk(parties, chain, tmp_path, 5, capsys)
+def test_an_offer_that_nobody_accepts_is_cancelled(desk: Desk) -> None:
     desk.send("post", "client")
     assert desk.send("settle", "client", "--how", "cancel")["sent"] == f"cancel of job {desk.job.id.hex()}"
-    assert desk.tell("status", str(desk.run), "--rpc", "here")["chain"]["status"] == "cancelled"
+    assert desk.tell("status", desk.run, "--rpc", "here")["chain"]["status"] == "cancelled"
 
 
-def test_what_is_not_there_is_told(parties: Parties, chain: EmbeddedChain, capsys: Any, tmp_path: Path) -> None:
-    board = ["--rpc", "here", "--board", f"0x{chain.deployment.board.hex()}"]
-    for command in ("jobs", "games"):
-        assert run(tiebreak, [command, "show", "ab" * 32, *board]) == 1
-        assert "on the board, got none of id abab" in capsys.readouterr().err
-        assert run(tiebreak, [command, "show", "12", *board]) == 1
-        assert "expected an id of 64 hex digits" in capsys.readouterr().err
-    off_chain = parties.signed(tmp_path / "off")
-    assert run(tiebreak, ["status", str(off_chain), "--rpc", "here"]) == 1
-    assert "expected a job for a chain" in capsys.readouterr().err
+def test_what_is_not_there_is_told(desk: Desk, parties: Parties, command: Commands) -> None:
+    for name in ("jobs", "games"):
+        assert "on the board, got none of id abab" in command(name, "show", "ab" * 32, *desk.board, code=1)
+        assert "expected an id of 64 hex digits" in command(name, "show", "12", *desk.board, code=1)
+    assert "expected a job for a chain" in command("status", parties.path("agreed"), "--rpc", "here", code=1)
 
 
-def test_a_run_is_shown_and_packed(parties: Parties, tmp_path: Path, capsys: Any) -> None:
-    folder = parties.trained(tmp_path / "run")
+def test_a_run_is_shown_and_packed(parties: Parties, tmp_path: Path, command: Commands) -> None:
+    folder = parties.path("run")
     opened = RunDirectory.open(folder)
-    capsys.readouterr()
-    assert run(tiebreak, ["show", str(folder), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = command.tell("show", folder)
     assert shown["job"] == opened.job.id.hex()
     assert shown["agreed"]
     assert shown["programRoot"] == f"0x{opened.job.program_root.hex()}"
-    assert run(tiebreak, ["status", str(folder)]) == 0
-    assert f"head         {opened.heads()[-1].head.run_root.hex()}" in capsys.readouterr().out
-    assert run(tiebreak, ["pack", str(folder), "--json"]) == 0
-    planned = json.loads(capsys.readouterr().out)
+    assert f"head         {opened.heads()[-1].head.run_root.hex()}" in command("status", folder)
+    planned = command.tell("pack", folder)
     assert planned["packed"] is None
     assert planned["files"] == shown["files"]
-    assert run(tiebreak, ["pack", str(folder), "-o", str(tmp_path / "packed"), "--count", "1"]) == 0
-    assert "files:" in capsys.readouterr().out
+    assert "files:" in command("pack", folder, "-o", tmp_path / "packed", "--count", 1)
     assert parties.audit(tmp_path / "packed", tmp_path / "replay") == 0
-    capsys.readouterr()
-    assert run(tiebreak, ["pack", str(parties.signed(tmp_path / "new")), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["bytes"] > 0
+    assert command.tell("pack", parties.path("agreed"))["bytes"] > 0

@@ -6,29 +6,30 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.tiebreak.parties import TASK
+from tests.tiebreak.parties import TASK, Commands, Parties
 from tiebreak.api.bundle import MANIFEST, load_bundle
 from tiebreak.api.keys import new_key
 from tiebreak.api.runs import agree_on, open_run
 from tiebreak.cli.capture import _size, _waiting
-from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import EncodingError
 
 
-def captured(folder: Path, name: str, *more: str) -> Path:
-    output = folder / name
-    assert run(tiebreak, ["capture", str(folder / "task.py"), "--output", str(output), *more]) == 0
-    return output
-
-
-def test_a_captured_job_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
     (tmp_path / "task.py").write_text(TASK)
-    bundle = load_bundle(captured(tmp_path, "first"))
-    printed = capsys.readouterr()
-    assert printed.err == "capturing small ...\n"
-    shown = {line[:20].strip(): line[20:] for line in printed.out.splitlines()}
+    return tmp_path / "task.py"
+
+
+def test_a_captured_job_is_shown_and_the_same_each_time(
+    task: Path, parties: Parties, tmp_path: Path, command: Commands
+) -> None:
+    out, err = command.printed("capture", task, "--output", tmp_path / "out")
+    bundle = load_bundle(tmp_path / "out")
+    assert bundle.roots() == load_bundle(parties.path("captured")).roots()
+    assert err == "capturing small ...\n"
+    shown = {line[:20].strip(): line[20:] for line in out.splitlines()}
     assert shown["job"] == "small"
     assert shown["program"] == f"{len(bundle.program.body)} instructions, {len(bundle.state)} state entries"
     kinds = shown["instructions"].split(", ")
@@ -41,43 +42,48 @@ def test_a_captured_job_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert shown["program root"] == bundle.program.root.hex()
 
 
-def test_steps_and_the_model_change_what_they_should(tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(TASK)
-    first, longer = (load_bundle(captured(tmp_path, f"{n}", *more)) for n, more in enumerate(([], ["--steps", "9"])))
+def test_steps_and_the_model_change_what_they_should(
+    task: Path, parties: Parties, tmp_path: Path, command: Commands
+) -> None:
+    first = load_bundle(parties.path("captured"))
+    task.write_text(TASK.replace("nn.Dropout(0.2)", "nn.Dropout(0.3)"))
+    command("capture", task, "--steps", 9, "--output", tmp_path / "out")
+    longer = load_bundle(tmp_path / "out")
     assert (first.steps, longer.steps) == (7, 9)
     assert first.roots()["initial_state_root"] == longer.roots()["initial_state_root"]
-    (tmp_path / "task.py").write_text(TASK.replace("nn.Dropout(0.2)", "nn.Dropout(0.3)"))
-    changed = load_bundle(captured(tmp_path, "changed"))
-    assert changed.roots()["program_root"] != first.roots()["program_root"]
+    assert first.roots()["program_root"] != longer.roots()["program_root"]
 
 
-def test_a_job_that_was_not_checked_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "task.py").write_text(TASK)
-    checked, unchecked = captured(tmp_path, "checked"), captured(tmp_path, "unchecked", "--unchecked")
-    assert "never compared with eager PyTorch" in capsys.readouterr().out
+def test_an_operator_that_cannot_be_lowered_is_listed(task: Path, tmp_path: Path, command: Commands) -> None:
+    task.write_text(TASK.replace("m(x), y)", "m(x) + torch.special.i0e(m(x)).mode(0).values, y)"))
+    message = command("capture", task, "-o", tmp_path / "out", code=1)
+    assert "ConfigurationError:" in message
+    assert "special_i0e" in message
+    assert "mode" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_job_that_was_not_checked_says_so(parties: Parties, tmp_path: Path, command: Commands) -> None:
+    checked, unchecked = parties.path("captured"), tmp_path / "unchecked"
+    words = command("capture", parties.path("task.py"), "--unchecked", "--output", unchecked)
+    assert "never compared with eager PyTorch" in words
     assert (load_bundle(checked).checked, load_bundle(unchecked).checked) == (True, False)
     assert load_bundle(checked).roots() == load_bundle(unchecked).roots()
     assert "unchecked" not in (checked / MANIFEST).read_text()
     keys = {name: new_key() for name in ("client", "trainer")}
-    domain = OFF_CHAIN
     for folder in (checked, unchecked):
-        run_folder = folder.parent / f"run-{folder.name}"
-        agree_on(load_bundle(folder), run_folder, **keys, terms=Terms(), domain=domain)
+        run_folder = tmp_path / f"run-{folder.name}"
+        agree_on(load_bundle(folder), run_folder, **keys, terms=Terms(), domain=OFF_CHAIN)
         assert open_run(run_folder).checked == (folder == checked)
     (unchecked / MANIFEST).write_text((unchecked / MANIFEST).read_text().replace("true", "false"))
     with pytest.raises(EncodingError, match="unchecked: expected true, or no such field, got 'False'"):
         load_bundle(unchecked)
 
 
-def test_an_output_that_is_there_is_refused_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "task.py").write_text("raise RuntimeError('this was run')")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    assert run(tiebreak, ["capture", str(tmp_path / "task.py"), "--output", str(tmp_path / "full")]) == 1
-    expected = (
-        f"ConfigurationError: expected a new or empty folder, got {tmp_path / 'full'}; choose another or empty it"
-    )
-    assert capsys.readouterr().err.strip() == expected
+def test_an_output_that_is_there_is_refused_before_any_work(task: Path, tmp_path: Path, command: Commands) -> None:
+    task.write_text("raise RuntimeError('this was run')")
+    expected = f"ConfigurationError: expected a new or empty folder, got {tmp_path}; choose another or empty it"
+    assert command.error("capture", task, "--output", tmp_path) == expected
 
 
 def test_a_terminal_sees_that_something_happens() -> None:

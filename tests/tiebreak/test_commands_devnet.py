@@ -1,10 +1,11 @@
-"""`tiebreak devnet` and `tiebreak deploy`: a chain of one's own, and the contracts on it from a key file."""
+"""`tiebreak devnet`, `deploy` and `hub`: a chain and a hub of one's own, as processes that end by a signal."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,23 @@ from typing import Any
 import pytest
 
 from tests.source_tree import ROOT
-from tests.tiebreak.parties import PASSPHRASE
+from tests.tiebreak.parties import PASSPHRASE, Commands
 from tiebreak.api.keys import load_key, new_key, save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.node.hub.limits import Limits
+from tiebreak.node.hub.serving import read_configuration, template
+from tiebreak.node.mail import Mail
 from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.errors import ConfigurationError
 
 COMMAND = "import sys; from tiebreak.cli.main import run, tiebreak; sys.exit(run(tiebreak, sys.argv[1:]))"
+
+
+@pytest.fixture(autouse=True)
+def _passphrase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
 
 
 @pytest.fixture(scope="module")
@@ -53,48 +64,76 @@ def devnet(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]
 
 
 @pytest.mark.slow
-def test_a_devnet_and_a_deployment_on_it(
-    devnet: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
+def test_a_devnet_and_a_deployment_on_it(devnet: Any, folder: Path, command: Commands) -> None:
     _, found = devnet
     assert found["node"] == "embedded"
     assert set(found["contracts"]) == {"Transcendentals", "Referee", "Games", "Board"}
     assert len(found["accounts"]) == 2
-    key = folder / "account-1.pem"
+    key, output = folder / "account-1.pem", folder / "deployment.json"
     assert "0x" + load_key(key, PASSPHRASE).address.hex() == found["accounts"][1]["address"]
 
-    output = folder / "deployment.json"
-    base = ["deploy", "--rpc", found["rpc"]]
-    assert run(tiebreak, [*base, "--key", str(key), "--chain-id", "1", "-o", str(output)]) == 1
-    assert "expected chain id 1, got" in capsys.readouterr().err
-    assert run(tiebreak, [*base, "--key", str(key), "-o", str(output)]) == 0
-    printed = capsys.readouterr().out
-    assert json.loads(output.read_text())["chainId"] == found["chainId"]
-    assert json.loads(output.read_text())["contracts"]["Board"]["address"] in printed
-    assert run(tiebreak, [*base, "--check", str(output)]) == 0
-    assert capsys.readouterr().out.count("this version's code") == 4
+    def deploy(*more: object, code: int = 0) -> str:
+        return command("deploy", "--rpc", found["rpc"], *more, code=code)
 
-    assert run(tiebreak, [*base, "--key", str(key), "-o", str(output)]) == 1
-    assert "already exists" in capsys.readouterr().err
-    assert run(tiebreak, base) == 1
-    assert "expected --key FILE" in capsys.readouterr().err
+    assert "expected chain id 1, got" in deploy("--key", key, "--chain-id", 1, "-o", output, code=1)
+    printed = deploy("--key", key, "-o", output)
+    made = json.loads(output.read_text())
+    assert made["chainId"] == found["chainId"]
+    assert made["contracts"]["Board"]["address"] in printed
+    assert deploy("--check", output).count("this version's code") == 4
+    assert "already exists" in deploy("--key", key, "-o", output, code=1)
+    assert "expected --key FILE" in deploy(code=1)
     poor = folder / "poor.pem"
     save_key(new_key(), poor, PASSPHRASE)
-    assert run(tiebreak, [*base, "--key", str(poor), "-o", str(folder / "other.json")]) == 1
-    assert "InsufficientFunds" in capsys.readouterr().err
-    wrong = json.loads(output.read_text())
-    wrong["contracts"]["Board"]["address"] = found["accounts"][0]["address"]
-    (folder / "wrong.json").write_text(json.dumps(wrong))
-    assert run(tiebreak, [*base, "--check", str(folder / "wrong.json")]) == 1
-    assert "ContractMismatch" in capsys.readouterr().err
+    assert "InsufficientFunds" in deploy("--key", poor, "-o", folder / "other.json", code=1)
+    made["contracts"]["Board"]["address"] = found["accounts"][0]["address"]
+    (folder / "wrong.json").write_text(json.dumps(made))
+    assert "ContractMismatch" in deploy("--check", folder / "wrong.json", code=1)
     port = found["rpc"].rpartition(":")[2]
-    assert run(tiebreak, ["devnet", "--embedded", "--port", port]) == 1
-    assert "choose another --port" in capsys.readouterr().err
+    assert "choose another --port" in command("devnet", "--embedded", "--port", port, code=1)
 
 
-def test_endpoints_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(tiebreak, ["deploy", "--rpc", str(tmp_path / "no.ipc")]) == 1
-    assert "expected an http(s) URL or the path of a node's IPC socket" in capsys.readouterr().err
-    assert run(tiebreak, ["deploy", "--rpc", "http://127.0.0.1:9"]) == 1
-    assert "is it running" in capsys.readouterr().err
+def test_endpoints_that_are_none(command: Commands, tmp_path: Path) -> None:
+    for endpoint, said in (
+        (tmp_path / "no.ipc", "expected an http(s) URL or the path of a node's IPC socket"),
+        ("http://127.0.0.1:9", "is it running"),
+    ):
+        assert said in command("deploy", "--rpc", endpoint, code=1)
+
+
+# ---------------------------------------------------------------- a hub
+
+
+def test_a_hub_is_made_runs_and_ends(tmp_path: Path, command: Commands) -> None:
+    folder = tmp_path / "hub"
+    address = command("hub", "--folder", folder, "--init")[:42]
+    command("hub", "--folder", folder, "--init", code=1)
+    port = free_port()
+    arguments = [sys.executable, "-c", COMMAND, "hub", "--folder", str(folder), "--port", str(port)]
+    process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"hub {address} at http://127.0.0.1:{port}\n"
+        assert Mail(f"http://127.0.0.1:{port}", OFF_CHAIN).hub.hex() == address[2:]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+            assert json.load(answer) == {"status": "ok", "place": 0}
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            assert b"<html" in answer.read()
+        assert "another hub works in" in command("hub", "--folder", folder, "--port", free_port(), code=1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+
+
+def test_the_configuration_is_read_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "hub.toml"
+    path.write_text(template())
+    assert read_configuration(path)["port"] == 8787
+    path.write_text(template().replace("# free_bytes", "free_bytes"))
+    assert read_configuration(path)["limits"] == {"free_bytes": Limits().free_bytes}
+    for text in ("port = '1'", "ports = 1", "[limits]\nbytes = 1", "[limits]\nfree_bytes = -1", "port"):
+        path.write_text(text)
+        with pytest.raises(ConfigurationError, match=r"hub\.toml"):
+            read_configuration(path)
+    assert run(tiebreak, ["hub", "--folder", str(tmp_path), "--contract", "0x12"]) == 1

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from tests.source_tree import ROOT
+from tests.tiebreak.parties import Commands, Parties
+from tiebreak.api.bundle import load_bundle
 from tiebreak.api.environment import kernels
-from tiebreak.cli.main import run, tiebreak
+from tiebreak.api.running import make_interpreter
 from tiebreak.engine.arithmetic import Arithmetic, elementwise
 from tiebreak.engine.run import worst
 from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import MapFunction
 
 
@@ -25,11 +28,10 @@ def rows_of(printed: str) -> dict[str, str]:
     return {line[:24].strip(): line[24:] for line in printed.splitlines()}
 
 
-def test_this_machine_is_exact_with_kernels_and_without(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tiebreak, ["doctor", "--threads", "1"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    rows = rows_of(printed.out)
+def test_this_machine_is_exact_with_kernels_and_without(command: Commands) -> None:
+    out, err = command.printed("doctor", "--threads", 1)
+    assert err == ""
+    rows = rows_of(out)
     for path in ("compiled", "pure"):
         found = re.fullmatch(r"exact: (\d+) cases in \d+\.\d s", rows[f"device cpu, {path}"])
         assert found is not None
@@ -47,10 +49,9 @@ def test_doctor_knows_every_kernel() -> None:
     assert {kernel.name for kernel in kernels()} == {"hasher" if name == "hashing" else name for name in sources}
 
 
-def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    assert run(tiebreak, ["doctor", "--device", "cpu", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = command.tell("doctor", "--device", "cpu")
     assert document["exact"] is True
     assert [(v["device"], v["path"], v["exact"], v["problem"]) for v in document["qualification"]] == [
         ("cpu", "pure", True, "")
@@ -60,13 +61,6 @@ def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert [(k["name"], k["compiled"], k["detail"]) for k in document["kernels"]] == [
         (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("reduce", "scatter", "elementwise", "hasher")
     ]
-
-
-@pytest.mark.parametrize("device", ["abacus", "meta", "cuda:99"])
-def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str], device: str) -> None:
-    assert run(tiebreak, ["doctor", "--device", device]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("ConfigurationError: expected a device that this torch computes FP64 on")
 
 
 def wrong_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,41 +74,43 @@ def wrong_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(elementwise._FUNCTIONS, MapFunction.SQRT, wrong)
 
 
-def test_wrong_arithmetic_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arithmetic_is_named_and_trains_nothing(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch, command: Commands
+) -> None:
     """Exit code 1, the operation and its operands in one line."""
     wrong_root(monkeypatch)
-    assert run(tiebreak, ["doctor"]) == 1
-    printed = capsys.readouterr()
-    assert rows_of(printed.out)["device cpu, pure"] == "WRONG, see below"
-    (line,) = printed.err.strip().splitlines()
-    assert re.match(
-        r"ConfigurationError: cpu does not compute map sqrt F32 to F32 exactly: expected 0x.*operands 0x", line
-    )
-
-
-def test_wrong_arithmetic_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong_root(monkeypatch)
+    named = r"cpu does not compute map sqrt F32 to F32 exactly: expected 0x.*operands 0x"
+    out, err = command.printed("doctor", code=1)
+    assert rows_of(out)["device cpu, pure"] == "WRONG, see below"
+    (line,) = err.strip().splitlines()
+    assert re.match(f"ConfigurationError: {named}", line)
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    assert run(tiebreak, ["doctor", "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(command.printed("doctor", "--json", code=1)[0])
     assert document["exact"] is False
     assert "map sqrt" in document["qualification"][0]["problem"]
+    monkeypatch.setattr("tiebreak.api.running.qualify", qualify)  # which other tests do without
+    with pytest.raises(ConfigurationError, match=named):
+        make_interpreter(load_bundle(parties.path("captured")).program)
 
 
-def test_threads_must_be_some(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tiebreak, ["doctor", "--threads", "0"]) == 1
-    assert "--threads" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--threads", "0"], "--threads"),
+        (["--device", "cuda:99"], "ConfigurationError: expected a device that this torch computes FP64 on"),
+    ],
+)
+def test_options_that_make_no_sense(command: Commands, option: list[str], said: str) -> None:
+    assert said in command("doctor", *option, code=1)
 
 
-def test_the_factor_of_the_worst_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_factor_of_the_worst_data(monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
     monkeypatch.setattr(worst, "QUICK", (worst.product(1, 64, 64, 64), worst.plain(64, 64)))
     monkeypatch.setattr(worst, "PATTERNS", {"exact ties": worst.PATTERNS["exact ties"]})
     monkeypatch.setattr("tiebreak.api.qualification.verdicts", lambda *_: iter(()))
-    assert run(tiebreak, ["doctor", "--threads", "1", "--worst"]) == 0
-    rows = rows_of(capsys.readouterr().out)
+    rows = rows_of(command("doctor", "--threads", 1, "--worst"))
     for path in ("compiled", "without compiler"):
         found = re.match(r"([\d.]+) times as long as ordinary data \(.*: exact ties\)", rows[f"worst, {path}"])
         assert found is not None
         assert float(found[1]) > 0
-    assert run(tiebreak, ["doctor", "--threads", "1", "--worst", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)["worst"]) == {"compiled", "without compiler"}
+    assert set(command.tell("doctor", "--threads", 1, "--worst")["worst"]) == {"compiled", "without compiler"}

@@ -1,14 +1,22 @@
-"""A folder that somebody else prepared: no command reads, changes or deletes what its links lead to."""
+"""A folder that somebody else prepared: no command follows its links, and an error about a file names the file."""
 
 import os
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.tiebreak.parties import Parties
-from tiebreak.cli.main import run, tiebreak
+from tests.tiebreak.parties import Commands, Parties
+from tiebreak import api
+from tiebreak.cli.key import load_key
+from tiebreak.cli.scale import counts_from
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.chain.deployments import check_deployment
+from tiebreak.protocol.errors import TiebreakError
+from tiebreak.sim.incentives.figures import load
 
 Plant = Callable[[Path, Path], None]
 """Puts something at a path, given a file outside of the folder."""
@@ -75,16 +83,14 @@ def commands(parties: Parties, hostile: Path, other: Path, output: Path) -> dict
 
 @pytest.mark.parametrize("name", RUN_PLANTS)
 def test_no_command_follows_what_is_planted_in_a_run(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], cases: Callable[[], None], name: str
+    parties: Parties, tmp_path: Path, command: Commands, cases: Callable[[], None], name: str
 ) -> None:
     hostile, other, outside = tmp_path / "hostile", parties.trained(tmp_path / "other"), tmp_path / "outside" / "file"
     parties.trained(hostile)
     planted(hostile, name, RUN_PLANTS[name], outside)
     before = contents(outside.parent), contents(hostile), contents(other)
-    for what, command in commands(parties, hostile, other, tmp_path / "made").items():
-        code = run(tiebreak, command)
-        error = capsys.readouterr().err
-        assert code == (3 if what.startswith("audit") else 2), (what, error)
+    for what, arguments in commands(parties, hostile, other, tmp_path / "made").items():
+        error = command(*arguments, code=3 if what.startswith("audit") else 2)
         assert str(hostile / name) in error, (what, error)
         assert "expected a plain file, got" in error or "expected a folder, got a symbolic link" in error, (what, error)
         assert (contents(outside.parent), contents(hostile), contents(other)) == before, what
@@ -94,30 +100,25 @@ def test_no_command_follows_what_is_planted_in_a_run(
 
 @pytest.mark.parametrize("name", BUNDLE_PLANTS)
 def test_agreeing_on_a_captured_job_follows_no_link(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    parties: Parties, tmp_path: Path, command: Commands, name: str
 ) -> None:
     hostile, outside = shutil.copytree(parties.path("captured"), tmp_path / "hostile"), tmp_path / "outside" / "file"
     planted(hostile, name, BUNDLE_PLANTS[name], outside)
-    keys = ["--client-key", str(parties.path("client.pem")), "--trainer-key", str(parties.path("trainer.pem"))]
-    for command in (
-        ["agree", str(hostile), *keys, "--output", str(tmp_path / "made")],
-        ["calibrate", str(hostile), "--output", str(tmp_path / "made"), "--steps", "1", "--threads", "1"],
-    ):
-        assert run(tiebreak, command) == 2
-        error = capsys.readouterr().err
+    for arguments in (["agree", hostile, *parties.keys], ["calibrate", hostile, "--steps", 1, "--threads", 1]):
+        error = command(*arguments, "--output", tmp_path / "made", code=2)
         assert f"{hostile / name}: expected a plain file, got a symbolic link" in error
         assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("name", HARD)
 def test_training_does_not_change_a_file_that_has_another_name(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    parties: Parties, tmp_path: Path, command: Commands, name: str
 ) -> None:
     hostile, outside = parties.signed(tmp_path / "hostile"), tmp_path / "outside" / "file"
     planted(hostile, name, lambda path, target: path.hardlink_to(target), outside)
     before = contents(outside.parent)
-    assert parties.train(hostile) == 2
-    assert f"{hostile / name}: expected a file of one name" in capsys.readouterr().err
+    error = command("train", hostile, "--key", parties.path("trainer.pem"), code=2)
+    assert f"{hostile / name}: expected a file of one name" in error
     assert contents(outside.parent) == before
 
 
@@ -126,3 +127,62 @@ def test_a_run_may_be_named_by_a_link_of_the_users(parties: Parties, tmp_path: P
     (tmp_path / "latest").symlink_to(made)
     assert parties.train(tmp_path / "latest") == 0
     assert len(list((made / "heads").iterdir())) == 3
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+def read_all(folder: Path) -> None:
+    run = RunDirectory.open(folder)
+    run.heads()
+    run.data()
+    run.state(3)
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "captured/program.tbp": lambda path: api.bundle.load_bundle(path.parent),
+    "captured/bundle.json": lambda path: api.bundle.load_bundle(path.parent),
+    "captured/state.safetensors": lambda path: api.bundle.load_bundle(path.parent),
+    "captured/data.safetensors": lambda path: api.bundle.load_bundle(path.parent),
+    "run/job.bin": lambda path: RunDirectory.open(path.parent),
+    "run/program.tbp": lambda path: RunDirectory.open(path.parent),
+    "run/data.safetensors": lambda path: read_all(path.parent),
+    "run/checkpoints/*3.safetensors": lambda path: read_all(path.parent.parent),
+    "run/heads/*": lambda path: read_all(path.parent.parent),
+    "trainer.pem": load_key,
+    "policy.json": api.calibrating.as_policy,
+    "deployment.json": lambda path: check_deployment(None, path),  # type: ignore[arg-type]  # the file is read first
+    "figures.toml": load,
+    "figures.json": load,
+    "program.tbp": lambda path: counts_from({"program": path}),
+}
+
+
+CASES = [
+    *product(FILES, ("empty", "text", "one byte")),
+    *((name, "gone") for name in FILES if name.startswith("run/") and name != "run/heads/*"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), CASES)
+def test_the_error_names_the_file(parties: Parties, tmp_path: Path, name: str, damage: str, cases: Any) -> None:
+    if "/" in name:
+        folder = name.split("/", maxsplit=1)[0]
+        if folder == "run":
+            parties.trained(tmp_path / folder)
+        else:
+            shutil.copytree(parties.path(folder), tmp_path / folder)
+        path = min(tmp_path.glob(name))
+    else:
+        path = tmp_path / name
+        shutil.copy(parties.path(name if name == "trainer.pem" else "captured/program.tbp"), path)
+    content = path.read_bytes()
+    middle = len(content) // 2
+    changed = content[:middle] + bytes([content[middle] ^ 0x55]) + content[middle + 1 :]
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes({"empty": b"", "text": b"{ no }", "one byte": changed}[damage])
+    with pytest.raises(TiebreakError) as error:
+        FILES[name](path)
+    assert str(path) in str(error.value)
+    cases()

@@ -1,6 +1,5 @@
 """Jobs of policy `logged` and of other precisions from the command line: train, audit, dispute."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import torch
 
 from tests.engine.logged_cases import INTERVAL, STEPS, compiled, log_of
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
+from tests.tiebreak.parties import Commands, Once
 from tiebreak.api.keys import save_key
-from tiebreak.api.running import make_interpreter, make_logging
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
@@ -19,7 +18,7 @@ from tiebreak.engine.logged.policy import policy_of as read_policy
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 
 PASSWORD = "a long passphrase"
@@ -60,60 +59,45 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def trained(tmp_path: Path, train: list[str]) -> RunDirectory:
+def trained(once: Once, tmp_path: Path, train: list[str]) -> RunDirectory:
     """A finished run."""
-    run = make_run(tmp_path / "run")
-    assert cli(tiebreak, [*train, str(run.path)]) == 0
-    return run
+
+    def make(folder: Path) -> None:
+        assert cli(tiebreak, [*train, str(make_run(folder).path)]) == 0
+
+    return RunDirectory.open(shutil.copytree(once("logged-run", make), tmp_path / "run"))
 
 
 @pytest.mark.slow
 def test_a_logged_run_is_trained_audited_and_its_logs_are_told_of(
-    trained: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: RunDirectory, tmp_path: Path, command: Commands
 ) -> None:
     entries = sum(log_of(trained, step).count for step in range(1, STEPS + 1))
     assert entries > STEPS
     policy_of().save(tmp_path / "own.json")
-    for number, extra in enumerate(([], ["--policy", str(tmp_path / "own.json")])):
-        capsys.readouterr()
-        command = [
-            "audit",
-            str(trained.path),
-            "--output",
-            str(tmp_path / f"replay{number}"),
-            "--permute",
-            "3",
-            "--json",
-        ]
-        assert cli(tiebreak, [*command, *extra]) == 0
-        log = json.loads(capsys.readouterr().out)["log"]
-        assert log["entries"] == entries
-        assert log["steps"] == STEPS
-        assert log["elsewhere"] == log["missing"] == 0
-        assert log["findings"] == []
-    assert cli(tiebreak, ["audit", str(trained.path), "--sample", "2", "--seed", "a"]) == 0
-    assert "logs       " in capsys.readouterr().out
-    assert cli(tiebreak, ["audit", str(trained.path), "--output", str(tmp_path / "words")]) == 0
-    assert f"logs       {entries} entries in {STEPS} steps; 0 were needed here" in capsys.readouterr().out
-    assert cli(tiebreak, ["dispute", str(trained.path), str(tmp_path / "replay0")]) == 0
-    assert "nothing to dispute" in capsys.readouterr().out
+    audit, replay = ["audit", trained.path], tmp_path / "replay"
+    log = command.tell(*audit, "--output", replay, "--permute", 3, "--policy", tmp_path / "own.json")["log"]
+    assert (log["entries"], log["steps"], log["elsewhere"], log["missing"]) == (entries, STEPS, 0, 0)
+    assert log["findings"] == []
+    assert "logs       " in command(*audit, "--sample", 2, "--seed", "a")
+    words = command(*audit, "--output", tmp_path / "words")
+    assert f"logs       {entries} entries in {STEPS} steps; 0 were needed here" in words
+    assert "nothing to dispute" in command("dispute", trained.path, replay)
 
 
-def test_withheld_logs_are_no_fraud_and_no_audit(
-    trained: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_withheld_logs_are_no_fraud_and_no_audit(trained: RunDirectory, tmp_path: Path, command: Commands) -> None:
     (trained.path / "logs" / f"{2 * INTERVAL:012d}.log").unlink()
-    for extra in (["--output", str(tmp_path / "replay")], ["--segment", "1"]):
-        assert cli(tiebreak, ["audit", str(trained.path), *extra]) == 3
-        assert f"CannotCheck: {trained.path}: log of step {INTERVAL + 1}: " in capsys.readouterr().err
-    assert cli(tiebreak, ["audit", str(trained.path), "--segment", "0"]) == 0
+    for extra in (["--output", tmp_path / "replay"], ["--segment", 1]):
+        error = command("audit", trained.path, *extra, code=3)
+        assert f"CannotCheck: {trained.path}: log of step {INTERVAL + 1}: " in error
+    command("audit", trained.path, "--segment", 0)
 
 
 def test_a_lie_in_a_logged_run_is_fraud_and_loses_its_dispute(
-    train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: list[str], tmp_path: Path, command: Commands
 ) -> None:
-    run = make_run(tmp_path / "run")
-    assert cli(tiebreak, [*train, str(run.path), "--until", str(INTERVAL)]) == 0
+    run, replay = make_run(tmp_path / "run"), tmp_path / "replay"
+    command(*train, run.path, "--until", INTERVAL)
     state = run.state(INTERVAL)
     name = next(name for name, tensor in state.items() if tensor.dtype == torch.float32 and tensor.numel() > 4)
     record = run.records()[0]
@@ -123,45 +107,20 @@ def test_a_lie_in_a_logged_run_is_fraud_and_loses_its_dispute(
     (run.path / "records.bin").write_bytes(b"")
     (run.path / "heads" / f"{1:012d}.bin").unlink()
     replaced.append_record(make_record(INTERVAL, state, record.loss_bits, record.log_root))
-    assert cli(tiebreak, [*train, str(run.path)]) == 0
-    assert cli(tiebreak, ["audit", str(run.path), "--output", str(tmp_path / "replay")]) == 2
-    assert cli(tiebreak, ["audit", str(run.path), "--segment", "0"]) == 2
-    assert cli(tiebreak, ["audit", str(run.path), "--segment", "3"]) == 0
-    capsys.readouterr()
-    assert cli(tiebreak, ["dispute", str(run.path), str(tmp_path / "replay")]) == 0
-    assert "trainer loses" in capsys.readouterr().out
+    command(*train, run.path)
+    command("audit", run.path, "--output", replay, code=2)
+    for segment, code in ((0, 2), (3, 0)):
+        command("audit", run.path, "--segment", segment, code=code)
+    assert "trainer loses" in command("dispute", run.path, replay)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", [26, 16])
-def test_jobs_of_other_precisions_are_computed_at_them(precision: int, train: list[str], tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", precision, logged=False)
-    assert cli(tiebreak, [*train, str(run.path)]) == 0
-    assert cli(tiebreak, ["audit", str(run.path), "--output", str(tmp_path / "replay"), "--permute", "1"]) == 0
-    assert not (run.path / "logs").exists()
-    other = make_run(tmp_path / "other", logged=False)
-    assert cli(tiebreak, [*train, str(other.path)]) == 0
-    assert run.records()[0].state_root != other.records()[0].state_root
-
-
-def test_a_policy_of_other_rules_than_the_jobs_is_refused(trained: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="expected a policy of the job's precision, 32, got one of 26"):
-        make_logging(trained.job, policy_of(26))
-    exact = make_run(tmp_path / "exact", logged=False)
-    with pytest.raises(ConfigurationError, match="expected no policy file for a job of policy exact"):
-        make_interpreter(exact.program, job=exact.job, policy=policy_of())
-    assert make_logging(exact.job) is None
-    proven = make_logging(trained.job)
-    assert proven is not None
-    assert proven.thresholds == {}
-
-
-def test_an_auditor_does_not_believe_the_trainers_thresholds(trained: RunDirectory, tmp_path: Path) -> None:
+def test_an_auditor_does_not_believe_the_trainers_thresholds(
+    trained: RunDirectory, tmp_path: Path, command: Commands
+) -> None:
     """With ones that are too small it would round wrong, and accuse."""
     assert read_policy(trained) == policy_of()
     (trained.path / POLICY).write_text("{}")
-    assert cli(tiebreak, ["audit", str(trained.path), "--output", str(tmp_path / "replay")]) == 0
+    command("audit", trained.path, "--output", tmp_path / "replay")
     assert not (tmp_path / "replay" / "policy.json").exists()
     with pytest.raises(EncodingError, match=r"policy\.json"):
         read_policy(trained)
-    shutil.rmtree(tmp_path / "replay")

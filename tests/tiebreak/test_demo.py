@@ -5,36 +5,40 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
-from tiebreak.cli.main import run, tiebreak
+from tests.tiebreak.parties import Commands
 from tiebreak.demo import disputes
 from tiebreak.demo.results import DemoResult, Loser
 from tiebreak.demo.run import MARKER, run_demo
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 
 pytestmark = pytest.mark.slow
 STEPS = 16
 """The last checkpoint but one is of step 12."""
+Played = tuple[DemoResult, Path, str]
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoResult, Path, str]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     torch.set_num_threads(1)
     folder, text = tmp_path_factory.mktemp("demo") / "out", io.StringIO()
     return run_demo(folder, Console(file=text, width=150), steps=STEPS), folder, text.getvalue()
 
 
-def test_it_succeeds(played: tuple[DemoResult, Path, str]) -> None:
+def test_it_succeeds_and_both_jobs_learn(played: Played) -> None:
     result, _, text = played
     assert result.succeeded
     assert [job.name for job in result.jobs] == ["digits", "text"]
-    assert [job.steps for job in result.jobs] == [STEPS, STEPS]
+    for job in result.jobs:
+        assert job.steps == len(job.losses) == STEPS
+        assert sum(job.losses[-3:]) < 0.95 * sum(job.losses[:3])
+        assert sum(row.elements for row in job.rounding) > 1_000_000
     for number, word in enumerate(("Agree", "Train", "Audit", "Cheat", "Show"), start=1):
         assert f"\n{number}. {word}" in text
     assert "ANOTHER RUN ROOT" not in text
@@ -43,14 +47,7 @@ def test_it_succeeds(played: tuple[DemoResult, Path, str]) -> None:
     assert words.count("challenger loses (referee), challenger loses (contract)") == 1
 
 
-def test_both_jobs_learn(played: tuple[DemoResult, Path, str]) -> None:
-    for job in played[0].jobs:
-        assert len(job.losses) == STEPS
-        assert sum(job.losses[-3:]) < 0.95 * sum(job.losses[:3])
-        assert sum(row.elements for row in job.rounding) > 1_000_000
-
-
-def test_the_audit_is_another_process_with_the_same_root(played: tuple[DemoResult, Path, str]) -> None:
+def test_the_audit_is_another_process_with_the_same_root(played: Played) -> None:
     result, folder, _ = played
     (audit,) = result.audits
     run_root = result.jobs[0].run_root
@@ -63,10 +60,10 @@ def test_the_audit_is_another_process_with_the_same_root(played: tuple[DemoResul
     assert all(setting.trainer != setting.auditor for setting in audit.settings if setting.name != "instruction set")
 
 
-def test_every_cheat_ends_at_the_number_it_changed(played: tuple[DemoResult, Path, str]) -> None:
+def test_every_cheat_ends_at_the_number_it_changed(played: Played) -> None:
     result, folder, _ = played
     run_directory = RunDirectory.open(folder / "runs" / "digits")
-    cheats = disputes.digits_cheats(_Arena(run_directory))  # type: ignore[arg-type]
+    cheats = disputes.digits_cheats(SimpleNamespace(run=run_directory))  # type: ignore[arg-type]
     assert len(cheats) == 4
     for (tampered, cheat), found in zip(cheats, result.disputes[:4], strict=True):
         assert (found.title, found.tampered) == (cheat.name, tampered)
@@ -88,14 +85,7 @@ def test_every_cheat_ends_at_the_number_it_changed(played: tuple[DemoResult, Pat
     assert run_directory.program.body[result.disputes[3].instruction or 0].opcode == Opcode.REDUCE
 
 
-class _Arena:
-    """As much of an arena as the list of cheats looks at."""
-
-    def __init__(self, run_directory: RunDirectory) -> None:
-        self.run = run_directory
-
-
-def test_the_false_challenge_pays_the_trainer(played: tuple[DemoResult, Path, str]) -> None:
+def test_the_false_challenge_pays_the_trainer(played: Played) -> None:
     false = played[0].disputes[4]
     assert len(played[0].disputes) == 5
     assert false.honest_trainer
@@ -103,7 +93,7 @@ def test_the_false_challenge_pays_the_trainer(played: tuple[DemoResult, Path, st
     assert (false.trainer_delta, false.challenger_delta) == (10**17 // 2, -(10**17)), "half burns"
 
 
-def test_the_report_is_there(played: tuple[DemoResult, Path, str]) -> None:
+def test_the_report_is_there(played: Played) -> None:
     result, folder, text = played
     document = json.loads((folder / "result.json").read_text())
     assert document == json.loads(result.to_json())
@@ -117,30 +107,21 @@ def test_the_report_is_there(played: tuple[DemoResult, Path, str]) -> None:
     assert not re.search(r"(src|href)=[\"']https?:", page), "the page stands alone"
 
 
-def test_only_a_demos_folder_is_emptied(
-    played: tuple[DemoResult, Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_demos_folder_is_emptied(played: Played, tmp_path: Path, command: Commands) -> None:
     assert (played[1] / MARKER).exists()
     (tmp_path / "thesis.tex").write_text("years")
-    with pytest.raises(ConfigurationError, match="expected a new or empty folder"):
-        run_demo(tmp_path, Console(file=io.StringIO()))
-    assert run(tiebreak, ["demo", "--output", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("ConfigurationError: expected a new or empty folder")
+    error = command.error("demo", "--output", tmp_path)
+    assert error.startswith("ConfigurationError: expected a new or empty folder")
     assert (tmp_path / "thesis.tex").read_text() == "years"
 
 
-@pytest.mark.parametrize("wrong", [False, True])
 def test_the_exit_code_says_whether_it_succeeded(
-    played: tuple[DemoResult, Path, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    wrong: bool,
+    played: Played, monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
-    result = played[0]
-    if wrong:
-        lost = replace(result.disputes[0], contract=Loser.CHALLENGER)
-        result = replace(result, disputes=(lost, *result.disputes[1:]))
-    monkeypatch.setattr("tiebreak.demo.run.run_demo", lambda *_, **_options: result)
-    assert run(tiebreak, ["demo"]) == (2 if wrong else 0)
+    right = played[0]
+    lost = replace(right.disputes[0], contract=Loser.CHALLENGER)
+    wrong = replace(right, disputes=(lost, *right.disputes[1:]))
     message = "DemoFailure: an audit disagreed or a game was decided for the wrong side; see the report\n"
-    assert capsys.readouterr().err == (message if wrong else "")
+    for result, code, said in ((right, 0, ""), (wrong, 2, message)):
+        monkeypatch.setattr("tiebreak.demo.run.run_demo", lambda *_, result=result, **_options: result)
+        assert command.printed("demo", code=code)[1] == said

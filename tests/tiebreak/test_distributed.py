@@ -1,6 +1,7 @@
 """`torchrun ... -m tiebreak train`: the run of several processes is that of one, whoever dies on the way."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from tests.engine.tiny import CLIENT, DOMAIN, make_tiny_task
 from tests.source_tree import ROOT
-from tests.tiebreak.parties import Parties
+from tests.tiebreak.parties import Once, Parties
 from tests.waiting import until
 from tiebreak.api.distributed import joined
 from tiebreak.api.running import make_interpreter
@@ -23,25 +24,30 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.slow
-STEPS, INTERVAL = 600, 20
+STEPS, INTERVAL = 300, 10
 Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def runs(parties: Parties, tmp_path: Path) -> tuple[RunDirectory, RunDirectory]:
+def runs(parties: Parties, once: Once, tmp_path: Path) -> tuple[RunDirectory, RunDirectory]:
     """A finished run of one process, and one of the same job that was not begun."""
     key = load_key(parties.path("trainer.pem"))
-    compiled = compile_task(make_tiny_task(STEPS, INTERVAL))
-    job = draft_job(
-        compiled, steps=STEPS, checkpoint_interval=INTERVAL, client=CLIENT.address, trainer=key.address, terms=Terms()
-    )
-    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=key)
-    made = [
-        RunDirectory.create(tmp_path / name, signed, compiled.program, compiled.state, compiled.data)
-        for name in ("alone", "together")
-    ]
-    Worker(made[0], make_interpreter(compiled.program, job=job), key=key).work()
-    return made[0], made[1]
+
+    def make(folder: Path) -> None:
+        compiled = compile_task(make_tiny_task(STEPS, INTERVAL))
+        job = draft_job(
+            compiled, steps=STEPS, checkpoint_interval=INTERVAL, client=CLIENT.address, trainer=key.address,
+            terms=Terms(),
+        )  # fmt: skip
+        signed = sign_job(job, DOMAIN, client=CLIENT, trainer=key)
+        folder.mkdir()
+        for name in ("together", "alone"):
+            made = RunDirectory.create(folder / name, signed, compiled.program, compiled.state, compiled.data)
+        Worker(made, make_interpreter(compiled.program, job=job), key=key).work()
+
+    folder = once("distributed", make)
+    shutil.copytree(folder / "together", tmp_path / "together")
+    return RunDirectory.open(folder / "alone"), RunDirectory.open(tmp_path / "together")
 
 
 @pytest.fixture
@@ -139,9 +145,9 @@ def test_who_computes_wrong_bits_is_named(
     assert said
     assert all(": worker 1 of 3 computed wrong bits" in line for line in said)
     assert 0 < together.recorded() < alone.recorded()
-    launcher = start(together, 2, "--check-every", "50", "--until", "120")
+    launcher = start(together, 2, "--check-every", "50", "--until", "60")
     assert launcher.wait(200) == 0, printed.read_text()
-    assert together.records() == alone.records()[: 120 // INTERVAL]
+    assert together.records() == alone.records()[: 60 // INTERVAL]
 
 
 SCRIPT = """

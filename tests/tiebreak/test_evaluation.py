@@ -1,4 +1,4 @@
-"""Evaluation measures the state it is given, and leaves the task alone."""
+"""Evaluation measures the state it is given; plain PyTorch learns the demo tasks, and forks on other settings."""
 
 import dataclasses
 import random
@@ -13,10 +13,11 @@ from torch import nn
 
 import tiebreak
 from tiebreak.api.evaluation import evaluate_state
+from tiebreak.demo.plain_runs import PlainSettings, plain_run, plain_runs
 from tiebreak.demo.tasks import plain
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.errors import ConfigurationError, StateError
 
 
 def test_it_measures_the_given_state() -> None:
@@ -25,29 +26,22 @@ def test_it_measures_the_given_state() -> None:
     before = evaluate_state(task, initial)["test accuracy"]
     model, run = plain.train(task)
     trained = {"model." + n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
-    assert before < 0.3
+    assert before < 0.3 < 0.85 < run.metrics["test accuracy"]
     assert evaluate_state(task, trained | {"optimizer.x": torch.ones(1)}) == run.metrics
     assert evaluate_state(task, initial)["test accuracy"] == before
     assert task.model.training
 
 
-def test_a_state_of_another_model_is_refused() -> None:
-    task = load_task("digits")
-    with pytest.raises(ConfigurationError, match="expected a state of"):
-        evaluate_state(task, {"model.weight": torch.ones(1)})
-
-
-def test_a_state_of_other_shapes_is_refused() -> None:
-    task = load_task("digits")
-    state = {f"model.{name}": torch.ones(1) for name in task.initial_state()}
-    with pytest.raises(ConfigurationError, match=r"expected .* of shape"):
-        evaluate_state(task, state)
-
-
-def test_a_task_without_evaluation_says_so() -> None:
-    task = dataclasses.replace(load_task("digits"), evaluate=None)
+def test_a_state_of_another_model_and_a_task_without_evaluation_are_refused() -> None:
+    task = load_task("digits", steps=1)
+    for state, message in (
+        ({"model.weight": torch.ones(1)}, "expected a state of"),
+        ({f"model.{name}": torch.ones(1) for name in task.initial_state()}, r"expected .* of shape"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            evaluate_state(task, state)
     with pytest.raises(ConfigurationError, match="to have an evaluation"):
-        evaluate_state(task, {})
+        evaluate_state(dataclasses.replace(task, evaluate=None), {})
 
 
 def measured(calls: list[float], **changes: Any) -> dict[str, Any]:
@@ -71,12 +65,6 @@ def measured(calls: list[float], **changes: Any) -> dict[str, Any]:
     return given | changes
 
 
-@pytest.fixture
-def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
-
-
-@pytest.mark.usefixtures("in_short")
 def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
     calls, told = list[float](), list[Any]()
     streams = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -87,11 +75,10 @@ def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
     assert [step.number for step in told if step.metrics] == [3, 6, 7]
     assert calls[-1] == trainer.state_dict()["0.weight"].sum().item()
     assert len(set(calls)) == 3
-    plain = tiebreak.reproducible(**measured([], evaluate=None, evaluate_every=None)).run(progress=False)
-    assert plain.digest() == trainer.digest()
+    other = tiebreak.reproducible(**measured([], evaluate=None, evaluate_every=None)).run(progress=False)
+    assert other.digest() == trainer.digest()
 
 
-@pytest.mark.usefixtures("in_short")
 def test_a_run_on_disk_evaluates_its_checkpoints(tmp_path: Path) -> None:
     calls, told = list[float](), list[Any]()
     settings = measured(calls, evaluate_every=4) | {"checkpoint_every": 2, "steps": 8}
@@ -104,7 +91,6 @@ def test_a_run_on_disk_evaluates_its_checkpoints(tmp_path: Path) -> None:
         tiebreak.train(**(settings | {"evaluate_every": 3}), directory=tmp_path / "other")
 
 
-@pytest.mark.usefixtures("in_short")
 @pytest.mark.parametrize("train", ["reproducible", "train"])
 def test_a_callback_that_would_change_the_model_is_refused(train: str, tmp_path: Path) -> None:
     settings = measured([], evaluate=None, evaluate_every=None)
@@ -139,3 +125,63 @@ def test_a_hugging_face_dataset_is_data() -> None:
     assert taken.data["labels"].dtype == torch.int64
     with pytest.raises(ConfigurationError, match=r"one of \['train'\]"):
         tiebreak.make_task(**measured([], data=datasets.DatasetDict(train=dataset)))
+
+
+# ---------------------------------------------------------------- plain PyTorch
+
+
+def test_text_is_learned() -> None:
+    task = load_task("text")
+    assert task.evaluate is not None
+    assert task.evaluate(task.model.eval())["validation perplexity"] > 200
+    task.model.train()
+    _, run = plain.train(task)
+    assert run.metrics["validation perplexity"] < 30
+    assert len(run.losses) == task.steps
+
+
+def test_training_leaves_the_task_and_the_random_stream_alone() -> None:
+    task = load_task("digits", steps=3)
+    before = task.initial_state()
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    seen = []
+    plain.train(task, on_step=lambda step, loss: seen.append((step, loss)))
+    assert torch.equal(torch.rand(2), expected)
+    assert all(torch.equal(before[name], tensor) for name, tensor in task.initial_state().items())
+    assert [step for step, _ in seen] == [1, 2, 3]
+
+
+def test_double_precision_is_another_run_close_by() -> None:
+    task = load_task("digits", steps=5)
+    single, double = plain.train(task)[1], plain.train(task, dtype=torch.float64)[1]
+    assert single.state_sha256 != double.state_sha256
+    assert single.losses == pytest.approx(double.losses, rel=1e-4)
+
+
+def test_each_epoch_is_a_permutation_and_a_foreign_state_is_refused() -> None:
+    task = load_task("digits", steps=1)
+    with pytest.raises(ConfigurationError, match="expected a state of"):
+        plain.train(task, {"x": torch.zeros(1)})
+    draws = plain.batches(task)
+    seen = torch.cat([next(draws)[0] for _ in range(45)])[: task.examples]
+    key = seen.flatten(1).sort(0).values
+    assert torch.equal(key, task.data["images"].flatten(1).sort(0).values)
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_with_another_instruction_set() -> None:
+    """Same settings: same bytes. Another instruction set: other bytes, where the CPU has more than the default one."""
+    native, other = PlainSettings(threads=1), PlainSettings(threads=1, capability="default")
+    runs = plain_runs("digits", load_task("digits").initial_state(), (native, native, other), steps=20)
+    assert runs[0] == runs[1]
+    assert runs[2].settings == "1 thread, DEFAULT"
+    if runs[0].settings != runs[2].settings:
+        assert runs[0].state_sha256 != runs[2].state_sha256
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_says_why() -> None:
+    with pytest.raises(StateError, match=r"exit code 1: .*ConfigurationError.*no\.py"):
+        plain_run("no.py", Path(__file__), PlainSettings(threads=1))

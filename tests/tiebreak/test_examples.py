@@ -1,4 +1,4 @@
-"""The examples run as they stand, scripts at a reduced size."""
+"""The examples run as they stand, scripts at a reduced size; links in the docs lead somewhere."""
 
 import importlib.util
 import re
@@ -14,14 +14,10 @@ import pytest
 import torch
 
 from tests.source_tree import ROOT
+from tiebreak.api.bundle import load_bundle
+from tiebreak.cli.main import run, tiebreak
 
 EXAMPLES = ROOT / "examples"
-
-
-@pytest.fixture(autouse=True)
-def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No qualification: other tests run the vectors on this machine."""
-    monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
 
 
 def example(name: str) -> ModuleType:
@@ -40,13 +36,14 @@ def test_reproducible(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == f"digest   {digests[0]}"
 
 
+@pytest.mark.slow
 def test_resnet_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--directory", str(tmp_path / "run"), "--steps", "12", "--channels", "4", "--blocks", "1"]
-    run = example("resnet_on_digits").main(arguments)
-    assert run.finished
-    assert run.losses[-1] < run.losses[0]
-    assert f"run root {run.root}" in capsys.readouterr().out
-    assert example("resnet_on_digits").main(arguments).root == run.root, "run again, it is there already"
+    made = example("resnet_on_digits").main(arguments)
+    assert made.finished
+    assert made.losses[-1] < made.losses[0]
+    assert f"run root {made.root}" in capsys.readouterr().out
+    assert example("resnet_on_digits").main(arguments).root == made.root, "run again, it is there already"
 
 
 def cells(name: str) -> list[Any]:
@@ -116,3 +113,24 @@ def test_every_example_is_tested(cases: Callable[[], None]) -> None:
     for path in EXAMPLES.glob("*.*"):
         assert f'{"example" if path.suffix == ".py" else "cells"}("{path.stem}")' in tested
         cases()
+
+
+def test_the_example_of_the_readme_captures(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "my_task.py").write_text(example)
+    assert run(tiebreak, ["capture", str(tmp_path / "my_task.py"), "--output", str(tmp_path / "out")]) == 0
+    assert load_bundle(tmp_path / "out").name == "regression"
+
+
+def test_links_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())]
+    assert len(links) >= 6
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_decisions_are_listed_and_numbered() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\[(\d{4})\]\((\d{4}-[a-z0-9-]+\.md)\)", (folder / "README.md").read_text())
+    assert [f"{i:04}" for i in range(1, len(listed) + 1)] == [number for number, _ in listed]
+    assert sorted(p.name for p in folder.glob("0*.md")) == [name for _, name in listed]

@@ -1,9 +1,8 @@
-"""Keys that are not in our own files: Ethereum keystores, and signers behind a socket."""
+"""Keys in our own files, in Ethereum keystores, and with signers behind a socket."""
 
 import json
 import socket
 import threading
-import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from securesystemslib.dsse import Envelope as OtherEnvelope
 
 from tests.tiebreak.parties import Parties
 from tiebreak.api import keystore, signers
-from tiebreak.api.keys import load_key
+from tiebreak.api.keys import load_key, new_key, save_key
 from tiebreak.api.keystore import read_keystore
 from tiebreak.api.signers import SignerKey
 from tiebreak.cli.main import run, tiebreak
@@ -41,6 +40,50 @@ PASSPHRASE = "correct horse battery"
 DIGEST = bytes(range(32))
 HEAD = Head(job_id=Digest(bytes(31) + b"\x01"), count=3, run_root=Digest(bytes(range(32))))
 DOMAIN = Domain(chain_id=1 << 70, contract=Address(b"\xab" * 20))
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_new_keys_are_random() -> None:
+    assert new_key().address != new_key().address
+
+
+def test_a_saved_key_is_encrypted_private_and_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    save_key(KEY, path, PASSPHRASE)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes().startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
+    assert load_key(path, PASSPHRASE).sign(DIGEST) == KEY.sign(DIGEST)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    save_key(KEY, path, PASSPHRASE)
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match="already exists"):
+        save_key(new_key(), path, PASSPHRASE)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o602, 0o610])
+def test_a_key_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key.pem"
+    save_key(KEY, path, PASSPHRASE)
+    path.chmod(mode)
+    with pytest.raises(ConfigurationError, match=f"expected mode 0600, got {mode:04o}"):
+        load_key(path, PASSPHRASE)
+
+
+def test_a_key_file_that_is_not_there_or_does_not_open_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    with pytest.raises(ConfigurationError, match="cannot read key file"):
+        load_key(path, PASSPHRASE)
+    save_key(KEY, path, PASSPHRASE)
+    with pytest.raises(ConfigurationError, match="wrong passphrase"):
+        load_key(path, "wrong horse")
 
 
 # ---------------------------------------------------------------- keystores
@@ -86,6 +129,12 @@ def _set(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def _many_rounds() -> dict[str, Any]:
+    document = encrypted("pbkdf2")
+    document["crypto"]["kdfparams"]["c"] = keystore.MAX_ROUNDS + 1
+    return document
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -98,6 +147,7 @@ def _set(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_set("crypto", "kdfparams", "dklen", value=16), "dklen"),
         (_set("crypto", "ciphertext", value="00" * 31), "64 hex digits"),
         (_set("crypto", "mac", value="00" * 32), "wrong passphrase or damaged"),
+        (lambda document: document.update(_many_rounds()), "c: expected an integer"),
         (_set("address", value="11" * 20), f"expected the key of 0x{'11' * 20}"),
         (_set("crypto", value=[]), "expected an object"),
     ],
@@ -108,13 +158,6 @@ def test_a_keystore_that_is_none_or_costs_too_much_is_refused(
     document = encrypted()
     change(document)
     with pytest.raises(ConfigurationError, match=said):
-        read_keystore(json.dumps(document).encode(), PASSPHRASE)
-
-
-def test_a_keystore_of_many_rounds_is_refused() -> None:
-    document = encrypted("pbkdf2")
-    document["crypto"]["kdfparams"]["c"] = keystore.MAX_ROUNDS + 1
-    with pytest.raises(ConfigurationError, match="c: expected an integer"):
         read_keystore(json.dumps(document).encode(), PASSPHRASE)
 
 
@@ -258,12 +301,16 @@ def test_what_a_signer_answers_is_checked(place: Path, answer: bytes, said: str)
 
 
 def test_a_signer_has_a_time_in_all(place: Path) -> None:
+    told = threading.Event()
+
     def slow(_request: dict[str, Any]) -> bytes:
-        time.sleep(0.4)
+        told.wait(20)
         return b""
 
-    with serving(place, slow), pytest.raises(ConfigurationError, match="does not answer"):
-        SignerKey(place, seconds=0.1)
+    with serving(place, slow):
+        with pytest.raises(ConfigurationError, match="does not answer"):
+            SignerKey(place, seconds=0.1)
+        told.set()
     assert signers.SIGNER_SECONDS > 60
 
 
@@ -302,10 +349,6 @@ def test_commands_take_any_of_them(
     made = RunDirectory.open(tmp_path / "run")
     assert made.job.client == KEY.address
     assert [head.head.count for head in made.heads()] == [1, 2, 3]
-    assert [request["about"]["primaryType"] for request in asked if request.get("about")] == [
-        "Job",
-        "Head",
-        "Head",
-        "Head",
-    ]
+    kinds = [request["about"]["primaryType"] for request in asked if request.get("about")]
+    assert kinds == ["Job", "Head", "Head", "Head"]
     assert OFF_CHAIN.chain_id == made.agreement.domain.chain_id

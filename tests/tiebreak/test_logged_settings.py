@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from tests.engine.logged_cases import log_of
 from tests.source_tree import ROOT
-from tests.tiebreak.parties import Parties
+from tests.tiebreak.parties import Commands, Parties
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.directory import RunDirectory
@@ -48,57 +48,29 @@ def task(steps=100):
 """
 
 
-@dataclass(frozen=True)
-class Elsewhere:
-    """How another machine might compute."""
-
-    threads: int = 1
-    order: int | None = None
-    compiled: bool = True
-    capability: str | None = None
-    proven: bool = False
-
-    def options(self, trained: Path, output: Path) -> list[str]:
-        """Of `tiebreak audit`."""
-        given = [str(trained), "--output", str(output), "--json", "--threads", str(self.threads)]
-        given += [] if self.order is None else ["--permute", str(self.order)]
-        return given if self.proven else [*given, "--policy", str(trained / "policy.json")]
-
-
-Audit = Callable[[Elsewhere, Path, Path], dict[str, Any]]
+Audit = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def audit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Audit:
-    """What `tiebreak audit --json` says there."""
+def audit(command: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Audit:
+    """What `tiebreak audit --json` says elsewhere: on other threads, without kernels, or on another instruction set."""
 
-    def report(where: Elsewhere, trained: Path, output: Path) -> dict[str, Any]:
-        monkeypatch.setenv("TIEBREAK_NATIVE", str(int(where.compiled)))
-        options = ["audit", *where.options(trained, output)]
-        if where.capability is None:
-            capsys.readouterr()
-            assert run(tiebreak, options) == 0
-            printed = capsys.readouterr().out
+    def report(trained: Path, *more: object, capability: str = "", compiled: bool = True) -> dict[str, Any]:
+        monkeypatch.setenv("TIEBREAK_NATIVE", str(int(compiled)))
+        options = ["audit", trained, "--output", tmp_path / "replay", "--threads", 1, *more, "--json"]
+        if not capability:
+            printed = command(*options)
             torch.set_num_threads(1)
         else:
-            command = [sys.executable, "-m", "tiebreak", *options]
-            environment = dict(os.environ) | {"ATEN_CPU_CAPABILITY": where.capability}
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-            printed = done.stdout
+            environment = dict(os.environ) | {"ATEN_CPU_CAPABILITY": capability}
+            words = [sys.executable, "-m", "tiebreak", *map(str, options)]
+            printed = subprocess.run(
+                words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+            ).stdout
         found: dict[str, Any] = json.loads(printed)
         return found
 
     return report
-
-
-FOLLOWED = {
-    "itself": Elsewhere(),
-    "order": Elsewhere(order=5),
-    "threads": Elsewhere(threads=2, order=6),
-    "pure": Elsewhere(compiled=False, order=7),
-    "another instruction set": Elsewhere(compiled=False, capability="default", order=9),
-    "proven": Elsewhere(order=8, proven=True),
-}
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +93,7 @@ def trained(folder: Path, parties: Parties, precision: int) -> Path:
             policy.unlink()
             wide = replace(found, thresholds=dict.fromkeys(SumKind, WIDE), tolerances=dict.fromkeys(SumKind, 2))
             wide.save(policy)
-        keys = ["--client-key", str(parties.path("client.pem")), "--trainer-key", str(parties.path("trainer.pem"))]
-        command = ["agree", captured, *keys, "--policy", str(policy), "--output", str(output)]
+        command = ["agree", captured, *parties.keys, "--policy", str(policy), "--output", str(output)]
         assert run(tiebreak, command) == 0
         assert parties.train(output) == 0
     return output
@@ -130,6 +101,13 @@ def trained(folder: Path, parties: Parties, precision: int) -> Path:
 
 WIDE = 2.0**33
 """A threshold about as wide as FP32 sums are inexact."""
+OWN = ("--policy", "the trainer's")
+"""The same thresholds as the trainer's; without them an auditor takes the proven bounds."""
+FOLLOWED: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {
+    "order and threads": (("--threads", 2, "--permute", 6, *OWN), {}),
+    "another instruction set": (("--permute", 9, *OWN), {"capability": "default", "compiled": False}),
+    "proven": (("--permute", 8), {}),
+}
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
@@ -138,7 +116,9 @@ def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path,
     opened = RunDirectory.open(made)
     entries = sum(log_of(opened, step).count for step in range(1, STEPS + 1))
     assert entries > STEPS
-    found = audit(FOLLOWED[name], made, tmp_path / "replay")
+    options, elsewhere = FOLLOWED[name]
+    options = tuple(made / POLICY if option == OWN[1] else option for option in options)
+    found = audit(made, *options, **elsewhere)
     assert (found["verdict"], found["steps"]) == ("agrees", [1, STEPS])
     assert found["replayed_root"] == opened.heads()[-1].head.run_root.hex()
     log = found["log"]
@@ -147,31 +127,23 @@ def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path,
     assert [log_of(own, step) for step in (1, STEPS)] == [log_of(opened, step) for step in (1, STEPS)]
 
 
-@pytest.mark.parametrize("name", ["pure", "threads"])
-def test_thirty_two_bits(name: str, folder: Path, parties: Parties, tmp_path: Path, audit: Audit) -> None:
+def test_thirty_two_bits(folder: Path, parties: Parties, audit: Audit) -> None:
     made = trained(folder, parties, 32)
-    found = audit(FOLLOWED[name], made, tmp_path / "replay")
+    found = audit(made, "--threads", 2, "--permute", 7, "--policy", made / POLICY, compiled=False)
     assert found["verdict"] == "agrees"
     assert (found["log"]["steps"], found["log"]["missing"], found["log"]["elsewhere"]) == (STEPS, 0, 0)
 
 
-def test_training_says_what_it_logged(
-    folder: Path, parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = RunDirectory.open(trained(folder, parties, 16))
-    capsys.readouterr()
-    again = tmp_path / "again"
-    keys = ["--client-key", str(parties.path("client.pem")), "--trainer-key", str(parties.path("trainer.pem"))]
-    command = ["agree", str(folder / "captured"), *keys, "--policy", str(made.path / POLICY), "--output", str(again)]
-    assert run(tiebreak, command) == 0
-    assert "policy  logged, 16 bits, within plain 2^-" in capsys.readouterr().out
-    assert parties.train(again, "--json", "--until", "20") == 0
-    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_training_says_what_it_logged(folder: Path, parties: Parties, tmp_path: Path, command: Commands) -> None:
+    made, again = RunDirectory.open(trained(folder, parties, 16)), tmp_path / "again"
+    agree = ["agree", folder / "captured", *parties.keys, "--policy", made.path / POLICY, "--output", again]
+    assert "policy  logged, 16 bits, within plain 2^-" in command(*agree)
+    train = ["train", again, "--key", parties.path("trainer.pem"), "--threads", 1]
+    events = [json.loads(line) for line in command(*train, "--json", "--until", 20).splitlines()]
     steps = [event["entries"] for event in events if event["event"] == "step"]
     assert steps == [log_of(made, step).count for step in range(1, 21)]
     assert events[0]["policy"].startswith("logged, 16 bits")
     assert (events[-1]["entries"], events[-1]["log_bytes"]) == (sum(steps), RunDirectory.open(again).log_bytes())
-    assert parties.train(again, "--until", "40") == 0
-    printed = capsys.readouterr().out
-    assert f"logs     {sum(log_of(made, step).count for step in range(21, 41))} entries in 20 steps; " in printed
+    later = sum(log_of(made, step).count for step in range(21, 41))
+    assert f"logs     {later} entries in 20 steps; " in command(*train, "--until", 40)
     assert LoggedPolicy.load(again / "policy.json") == policy_of(made)

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.tiebreak.parties import STEPS, Parties
+from tests.tiebreak.parties import STEPS, Commands, Parties
 from tiebreak import api
 from tiebreak.api import alarms, sampling
 from tiebreak.api.alarms import MONITOR, Rule, Sample, Standing, Start, as_line, read_line
 from tiebreak.api.monitoring import Watch
 from tiebreak.api.sampling import Sampler
-from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import METRICS, RunDirectory
 from tiebreak.engine.run.train import Progress
 from tiebreak.protocol.errors import EncodingError, VerificationError
@@ -63,15 +62,17 @@ def watched(parties: Parties, tmp_path: Path) -> Path:
     return parties.trained(tmp_path / "run")
 
 
-def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    capsys.readouterr()
-    code = run(tiebreak, ["monitor", *arguments])
-    output = capsys.readouterr()
-    return code, output.out + output.err
+Monitor = Callable[..., str]
+
+
+@pytest.fixture
+def monitor(command: Commands) -> Monitor:
+    """What the command prints, wherever."""
+    return lambda *arguments, code=0: "".join(command.printed("monitor", *arguments, code=code))
 
 
 def test_a_run_killed_amid_its_lines_goes_on_without_an_alarm(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    parties: Parties, tmp_path: Path, monitor: Monitor
 ) -> None:
     folder = parties.signed(tmp_path / "run")
     assert parties.train(folder, "--until", "3", "--monitor") == 0
@@ -79,8 +80,7 @@ def test_a_run_killed_amid_its_lines_goes_on_without_an_alarm(
         with (folder / name).open("ab") as file:
             file.write(b'{"step": 4, "lo')
     assert parties.train(folder, "--monitor") == 0
-    code, words = command(capsys, str(folder), "--states")
-    assert code == 0, words
+    words = monitor(folder, "--states")
     assert f"losses       holds  {STEPS} losses of {STEPS} steps" in words
     assert f"heads        holds  {STEPS} losses are those that the trainer signed" in words
     assert "never a verdict" in words
@@ -88,9 +88,8 @@ def test_a_run_killed_amid_its_lines_goes_on_without_an_alarm(
     starts = [line for line in lines if isinstance(line, Start)]
     assert [line.step for line in starts] == [0, 3]
     assert starts[0].machine["cores"]
-    code, words = command(capsys, str(folder), "--once", "--json")
-    document = json.loads(words)
-    assert (code, document["alarm"], document["note"]) == (0, False, alarms.NOTE)
+    document = json.loads(monitor(folder, "--once", "--json"))
+    assert (document["alarm"], document["note"]) == (False, alarms.NOTE)
     assert [rule["rule"] for rule in document["rules"]] == [
         "losses", "utilisation", "memory", "heads", "rate", "silence", "lines",
     ]  # fmt: skip
@@ -98,16 +97,16 @@ def test_a_run_killed_amid_its_lines_goes_on_without_an_alarm(
 
 @pytest.mark.slow
 def test_a_run_is_followed_while_it_is_trained(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    parties: Parties, tmp_path: Path, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "Sampler", lambda opened, device: Sampler(opened, device=device, interval=0.0))
     folder = parties.signed(tmp_path / "run")
     trained: list[int] = []
     thread = Thread(target=lambda: trained.append(parties.train(folder, "--monitor", "--quiet")))
     thread.start()
-    code, words = command(capsys, str(folder), "--json", "--poll", "0.05")
+    words = monitor(folder, "--json", "--poll", 0.05)
     thread.join()
-    assert (code, trained) == (0, [0]), words
+    assert trained == [0]
     events = [json.loads(line) for line in words.splitlines()]
     steps = [event["step"] for event in events if event["event"] == "sample"]
     assert steps == sorted(set(steps))
@@ -140,31 +139,15 @@ FORGED: dict[str, tuple[Change, str, str]] = {
     "back in time": (replaced(4, time=BEGAN - 60), "lines", "expected times in order, got one 62 s before"),
     "in the future": (replaced(8, time=BEGAN + 1e4), "lines", "expected a time that has been, got one 9800 s ahead"),
     "beyond the job": (replaced(8, step=STEPS + 1), "lines", "expected a step of 0 to 7, got 8"),
-    "an older file's": (lambda lines, _: [*lines[4:], *lines[:4]], "lines", "expected the line of a start first"),
     "not JSON": (raw(3, b"pickle"), "lines", "line 4: expected a JSON object, got b'pickle'"),
-    "no object": (raw(3, b"[1]"), "lines", "expected a JSON object"),
-    "deep": (raw(3, b"[" * 400), "lines", "expected a JSON object"),
     "huge": (raw(3, b"x" * 3_000_000), "lines", "line 4: expected at most 512 bytes, got more"),
-    "huge before a start": (
-        lambda lines, _: [b"x" * 3_000_000 + b"\n", *lines],
-        "lines",
-        "line 1: expected at most 512",
-    ),
-    "NaN": (raw(3, b'{"step": 2, "time": NaN}'), "lines", "expected time of 0 to"),
     "negative": (raw(3, b'{"step": 2, "time": 3, "memory": -1}'), "lines", "expected memory of 0 to"),
     "above all": (raw(3, b'{"step": 2, "time": 3, "processor": 7}'), "lines", "expected processor of 0 to 1, got 7"),
-    "a half step": (raw(3, b'{"step": 2.5, "time": 3}'), "lines", "expected a whole number as step"),
     "a number that no float holds": (
         raw(3, b'{"step": 2, "time": ' + b"9" * 400 + b"}"),
         "lines",
         "expected time of 0 to",
     ),
-    "a step that no float holds": (
-        raw(3, b'{"time": 3, "step": ' + b"9" * 400 + b"}"),
-        "lines",
-        "expected step of 0 to",
-    ),
-    "true": (raw(3, b'{"step": true, "time": 3}'), "lines", "expected a whole number as step"),
     "no time": (raw(3, b'{"step": 2}'), "lines", "expected a step and a time"),
     "words": (raw(3, b'{"step": 2, "time": 3, "loss_bits": "nice"}'), "lines", "expected loss_bits of 8 hex digits"),
     "a nicer loss": (replaced(8, loss_bits=0), "heads", "a sample of step 7: expected loss"),
@@ -181,15 +164,15 @@ def test_forged_lines_raise_the_alarm_that_names_them(name: str, watched: Path) 
     assert words in rules[rule].text
 
 
-def test_a_forged_curve_is_not_what_was_signed(watched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forged_curve_is_not_what_was_signed(watched: Path, monitor: Monitor) -> None:
     lines = [json.loads(line) for line in (watched / METRICS).read_text().splitlines()]
 
     def write(changed: list[Any]) -> None:
         (watched / METRICS).write_text("".join(f"{json.dumps(line)}\n" for line in changed))
 
     write([line | {"loss": 0.5} if line["step"] == 6 else line for line in lines])
-    code, words = command(capsys, str(watched), "--once")
-    assert (code, "step 6: expected loss" in words, "which is signed, got 0.5" in words) == (4, True, True)
+    words = monitor(watched, "--once", code=4)
+    assert ("step 6: expected loss" in words, "which is signed, got 0.5" in words) == (True, True)
     write([line | {"loss": 0.5} if line["step"] == 2 else line for line in lines])
     assert raised(found(watched)) == set(), "a record binds the loss of its own step alone"
     assert "step 2: expected loss" in found(watched, states=True)["heads"].text
@@ -208,16 +191,13 @@ def test_a_forged_curve_is_not_what_was_signed(watched: Path, capsys: pytest.Cap
 
 LINES: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
     "out of order": (lambda m: [m[1], m[0], *m[2:]], "line 1: expected step 1, or one after a checkpoint, got 2"),
-    "repeated": (lambda m: [*m[:2], *m[1:]], "line 3: expected step 3, or one after a checkpoint, got 2"),
     "left out": (lambda m: [*m[:4], *m[5:]], "line 5: expected step 5, or one after a checkpoint, got 6"),
     "negative": (lambda m: [{**m[0], "step": -1}, *m], "line 1: expected a step of 1 to 7, got -1"),
     "NaN": (
         lambda m: [m[0], {**m[1], "loss": float("nan")}, *m[2:]],
         "line 2: expected a finite loss of step 2, got nan",
     ),
-    "infinite": (lambda m: [m[0], {**m[1], "loss": -float("inf")}, *m[2:]], "line 2: expected a finite loss"),
     "garbage between": (lambda m: [*m[:2], "x" * 3_000_000, *m[2:]], "line 3: expected a step and its FP32 loss"),
-    "huge where a kill could be": (lambda m: [*m[:3], "x" * 3_000_000, *m[3:]], "line 4: expected a step and its FP32"),
     "deep": (lambda m: [m[0], "[" * 400, *m[1:]], "line 2: expected a step and its FP32 loss"),
 }
 
@@ -251,16 +231,14 @@ def test_records_that_are_not_the_heads_and_damaged_states(watched: Path) -> Non
     assert "records with the signed root" in found(watched)["heads"].text
 
 
-def test_a_link_in_place_of_a_file_is_refused(
-    watched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_link_in_place_of_a_file_is_refused(watched: Path, tmp_path: Path, monitor: Monitor) -> None:
     secret = tmp_path / "secret"
     secret.write_text("{}\n")
     watch = Watch(RunDirectory.open(watched))
     (watched / MONITOR).symlink_to(secret)
     with pytest.raises(EncodingError, match="symbolic link"):
         watch.look(BEGAN)
-    assert command(capsys, str(watched), "--once")[0] == 2
+    monitor(watched, "--once", code=2)
     (watched / MONITOR).unlink()
     os.mkfifo(watched / MONITOR)
     with pytest.raises(VerificationError, match="a pipe"):
@@ -364,9 +342,9 @@ def test_samples_are_rare_and_hold_what_a_gpu_tells(
     sampler = Sampler(opened, device="cuda:0")
     progress = Progress(step=1, steps=7, loss=1.0, loss_bits=0x3F800000, seconds=0, resolving=0, waiting=0)
     began = clock.at
-    for hours, most in ((1, 3000), (24, 6500)):  # a line is rarer than every second after 1,000 of them
+    for hours, tick, most in ((1, 0.25, 3000), (24, 2, 6500)):  # rarer than every second after 1,000 lines
         while clock.at < began + 3600 * hours:
-            clock.at += 0.25
+            clock.at += tick
             sampler(progress)
         assert most / 2 < len((opened.path / MONITOR).read_bytes().splitlines()) < most
     lines = [read_line(line) for line in (opened.path / MONITOR).read_bytes().splitlines()]
@@ -394,13 +372,13 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
 
 @pytest.mark.slow
 def test_what_is_read_also_goes_to_prometheus_tensorboard_and_mlflow(
-    watched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    watched: Path, tmp_path: Path, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     told(watched, replaced(3, loss_bits=0)([start(watched), *steady(STEPS)], watched))
     text, events, server = tmp_path / "run.prom", tmp_path / "events", f"file:{tmp_path / 'mlflow'}"
     wanted = ["--prometheus", str(text), "--tensorboard", str(events), "--mlflow", server]
-    assert command(capsys, str(watched), "--once", *wanted)[0] == 4
+    monitor(watched, "--once", *wanted, code=4)
     job, records = RunDirectory.open(watched).job.id.hex(), RunDirectory.open(watched).records()
     loss = to_float(records[-1].loss_bits)
     lines = text.read_text().splitlines()
@@ -421,21 +399,18 @@ def test_what_is_read_also_goes_to_prometheus_tensorboard_and_mlflow(
     assert sorted(point.step for point in history) == list(range(1, STEPS + 1))
     assert kept.data.metrics["alarm.heads"] == 1
     for uri in ("nowhere://x", f"sqlite:///{tmp_path / 'mlflow.db'}"):
-        code, words = command(capsys, str(watched), "--once", "--mlflow", uri)
-        assert (code, f"expected an MLflow server at {uri}" in words) == (1, True)
+        assert f"expected an MLflow server at {uri}" in monitor(watched, "--once", "--mlflow", uri, code=1)
     for library, option in (("tensorboardX", "--tensorboard"), ("mlflow", "--mlflow")):
         monkeypatch.setitem(sys.modules, library, None)
-        code, words = command(capsys, str(watched), "--once", option, str(tmp_path / "other"))
-        assert (code, "pip install 'tiebreak[" in words) == (1, True)
+        assert "pip install 'tiebreak[" in monitor(watched, "--once", option, tmp_path / "other", code=1)
 
 
 def test_without_the_extra_the_message_names_it(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    parties: Parties, watched: Path, command: Commands, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = parties.signed(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "psutil", None)
     monkeypatch.delitem(sys.modules, "tiebreak.api.sampling")
     monkeypatch.delattr(api, "sampling")
-    assert parties.train(folder, "--monitor") == 1
-    assert "pip install 'tiebreak[monitor]'" in capsys.readouterr().err
-    assert command(capsys, str(folder), "--once")[0] == 0, "reading needs no extra"
+    train = ["train", watched, "--key", parties.path("trainer.pem"), "--monitor"]
+    assert "pip install 'tiebreak[monitor]'" in command.error(*train)
+    monitor(watched, "--once")  # reading needs no extra

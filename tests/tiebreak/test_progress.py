@@ -1,11 +1,15 @@
-"""Sums of what a worker tells, by a clock of the test's own."""
+"""Sums of what a worker tells, by a clock of the test's own, and the lines that show them."""
 
 import json
 import math
+import re
 
 import pytest
 
-from tiebreak.api.progress import Tally
+from tests.tiebreak.test_report import recorded
+from tiebreak.api import environment
+from tiebreak.api import progress as progress_module
+from tiebreak.api.progress import Tally, training_progress
 from tiebreak.cli.train import as_line, checkpoint_event, end_event, step_event
 from tiebreak.engine.run.train import Commit, Progress
 from tiebreak.protocol.commitments.records import StepRecord
@@ -61,3 +65,52 @@ def test_an_unsigned_checkpoint_says_so() -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match="JSON"):
         as_line({"loss": math.nan})
+
+
+@pytest.mark.parametrize(("steps", "lines"), [(72, 11), (3, 3), (1, 1)])
+def test_progress_off_a_terminal_is_a_few_lines(steps: int, lines: int) -> None:
+    console, stream = recorded()
+    with training_progress(console, "digits", steps) as on_step:
+        for step in range(1, steps + 1):
+            on_step(step, 1 / step)
+    printed = stream.getvalue().splitlines()
+    assert len(printed) == lines
+    speed = r", \S+ steps/s" if steps > 1 else ""  # which is counted from the end of the first step
+    assert re.fullmatch(rf"digits: step {steps} of {steps}, loss {1 / steps:.4f}{speed}", printed[-1])
+    later = [line for line in printed[:-1] if "step 1 of" not in line]
+    assert all(re.search(r" steps/s, \d:\d\d:\d\d left$", line) for line in later)
+
+
+def test_progress_on_a_terminal_ends_complete() -> None:
+    console, stream = recorded(terminal=True)
+    with training_progress(console, "digits", 5, done=2) as on_step:
+        for step in (3, 4, 5):
+            on_step(step, 0.25)
+    assert "5/5" in stream.getvalue()
+    assert "loss 0.25" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("title", "steps"), [("training", 72), ("training digits", 1_000_000)])
+def test_progress_fits_80_columns_and_no_word_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, title: str, steps: int
+) -> None:
+    update = progress_module.Bar.update
+    monkeypatch.setattr(progress_module.Bar, "update", lambda bar, *a, **b: (update(bar, *a, **b), bar.refresh()))
+    console, stream = recorded(terminal=True, width=80)
+    with training_progress(console, title, steps, done=steps // 2) as on_step:
+        for step in (steps // 2 + 1, steps - 1):
+            on_step(step, -1.2345e-5, "arithmetic 70.0%, resolving 10.0%")
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n").splitlines()
+    assert "…" not in stream.getvalue()
+    assert max(map(len, drawn)) <= 80
+    bars = [line for line in drawn if f"{steps - 1}/{steps}" in line]
+    assert re.search(rf"^{title} .+ {steps - 1}/{steps} loss -1.234e-05 \S+ steps/s +(\d:\d\d:\d\d|-:--:--)", bars[-1])
+    assert drawn[-1] == f"{title}: arithmetic 70.0%, resolving 10.0%"
+
+
+def test_the_environment_names_what_matters() -> None:
+    described = dict(environment.describe())
+    assert described["torch"].startswith("2.13.0")
+    assert int(described["cores"]) >= 1
+    assert described["cpu"]
+    assert all(value for value in described.values())

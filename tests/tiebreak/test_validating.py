@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from benchmarks import looks
-from tests.tiebreak.parties import STEPS, Parties, doubled_weight
+from tests.tiebreak.parties import STEPS, Commands, Parties
 from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.running import Machine
 from tiebreak.api.validating import validate
 from tiebreak.cli.key import load_key
-from tiebreak.cli.main import run, tiebreak
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import TELEMETRY
@@ -25,12 +24,13 @@ from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.world.workshop import Workshop
 
+Told = Callable[..., str]
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    capsys.readouterr()
-    code = run(tiebreak, ["validate", *arguments, "--threads", "1"])
-    found = capsys.readouterr()
-    return code, found.out + found.err
+
+@pytest.fixture
+def told(command: Commands) -> Told:
+    """What the command prints, wherever."""
+    return lambda *more, code=0: "".join(command.printed("validate", *more, "--threads", 1, code=code))
 
 
 @pytest.mark.slow
@@ -50,24 +50,18 @@ def test_the_forward_part_gives_every_loss_of_a_run_bit_for_bit(cases: Callable[
         state = result.state
 
 
-def test_an_honest_run_agrees(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(parties.trained(tmp_path / "run"))
-    code, words = told(capsys, folder, "--share", "100%", "--epochs")
-    assert code == 0
+def test_an_honest_run_agrees(parties: Parties, told: Told) -> None:
+    folder = parties.path("run")
+    words = told(folder, "--share", "100%", "--epochs")
     for expected in (
-        "drawn      steps 1, 4, 7,",
-        "of 3 of 3 segments",
-        "1 false: 100%",
-        "agrees     3 losses",
-        "is no verdict",
-    ):
+        "drawn      steps 1, 4, 7,", "of 3 of 3 segments", "1 false: 100%", "agrees     3 losses", "is no verdict",
+    ):  # fmt: skip
         assert expected in words
-    code, words = told(capsys, folder, "--json", "--seed", "x")
-    found = json.loads(words)
-    assert (code, found["agrees"], len(found["steps"]), found["drawable"]) == (0, True, 1, 3)
+    found = json.loads(told(folder, "--json", "--seed", "x"))
+    assert (found["agrees"], len(found["steps"]), found["drawable"]) == (True, 1, 3)
     assert found["detection"] == [{"false": 1, "probability": pytest.approx(1 / 3)}]
     assert 0 < found["share_of_a_replay"] < 0.5 / STEPS
-    assert json.loads(told(capsys, folder, "--json", "--seed", "x")[1])["steps"] == found["steps"]
+    assert json.loads(told(folder, "--json", "--seed", "x"))["steps"] == found["steps"]
 
 
 def lying(parties: Parties, folder: Path, change: Callable[[int, dict[str, torch.Tensor]], None]) -> RunDirectory:
@@ -101,14 +95,14 @@ def made_up_state(number: int, state: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.slow
-def test_which_lies_either_look_sees(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_which_lies_either_look_sees(parties: Parties, tmp_path: Path, told: Told) -> None:
     nicer = lying(parties, tmp_path / "nicer", nicer_loss)
-    code, words = told(capsys, str(nicer.path), "--share", "100%", "--epochs")
-    assert (code, "step 4: expected loss" in words, f"0x{nicer.job.trainer.hex()}" in words) == (2, True, True)
+    words = told(nicer.path, "--share", "100%", "--epochs", code=2)
+    assert ("step 4: expected loss" in words, f"0x{nicer.job.trainer.hex()}" in words) == (True, True)
     found = validate(nicer, 1.0, "x", Machine(threads=1), epochs=True)
     assert found.fraud is not None
     assert found.fraud.step == 4
-    honest = validate(RunDirectory.open(parties.trained(tmp_path / "run")), 1.0, "x", Machine(threads=1), epochs=True)
+    honest = validate(RunDirectory.open(parties.path("run")), 1.0, "x", Machine(threads=1), epochs=True)
     assert honest.fraud is None
     assert [look.passes for look in found.epochs] == [look.passes for look in honest.epochs], (
         "a hundredth is too little"
@@ -121,7 +115,7 @@ def test_which_lies_either_look_sees(parties: Parties, tmp_path: Path, capsys: p
     assert all(look.passes for look in wide.epochs), "n = 10 lets pass ten deviations"
     for unseen in (
         lying(parties, tmp_path / "made up", made_up_state),
-        RunDirectory.open(parties.tampered(tmp_path / "update", doubled_weight(parties.path("agreed"), 3))),
+        RunDirectory.open(parties.cheating(tmp_path / "update", 3)),
     ):
         assert parties.audit(unseen.path, tmp_path / f"replay of {unseen.path.name}") == 2
         later = validate(unseen, 0.1, "x", Machine(threads=1), epochs=True)
@@ -129,31 +123,27 @@ def test_which_lies_either_look_sees(parties: Parties, tmp_path: Path, capsys: p
         assert validate(unseen, 1.0, "x", Machine(threads=1)).fraud is None
 
 
-def test_only_kept_states_can_be_looked_at(
-    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_kept_states_can_be_looked_at(parties: Parties, tmp_path: Path, told: Told) -> None:
     folder = parties.trained(tmp_path / "run")
     opened = RunDirectory.open(folder)
     opened.drop_state(6)
-    code, words = told(capsys, str(folder), "--share", "100%")
-    assert (code, "of 1 of 3 segments; of others no state was kept" in words) == (0, True)
+    assert "of 1 of 3 segments; of others no state was kept" in told(folder, "--share", "100%")
     state = opened.state_path(3)
     content = bytearray(state.read_bytes())
     content[-1] ^= 1
     state.write_bytes(content)
-    code, words = told(capsys, str(folder), "--share", "100%")
-    assert (code, "the state after step 3 is withheld or damaged" in words) == (3, True)
+    assert "the state after step 3 is withheld or damaged" in told(folder, "--share", "100%", code=3)
     opened.drop_state(3)
     opened.drop_state(7)
     with pytest.raises(CannotCheck, match="kept states around at least one segment"):
         validate(opened, 1.0, "x", Machine(threads=1))
-    assert told(capsys, str(parties.signed(tmp_path / "fresh")))[0] == 1
+    told(parties.path("agreed"), code=1)
     for share in ("0%", "101%", "10", "-1%"):
-        assert told(capsys, str(folder), "--share", share)[0] == 1
+        told(folder, "--share", share, code=1)
 
 
-def test_a_run_with_logs_is_for_an_audit(parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = RunDirectory.open(parties.trained(tmp_path / "run"))
+def test_a_run_with_logs_is_for_an_audit(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = RunDirectory.open(parties.path("run"))
     monkeypatch.setattr(type(opened.job), "is_logged", property(lambda _: True))
     with pytest.raises(ConfigurationError, match="policy logged"):
         validate(opened, 1.0, "x", Machine(threads=1))

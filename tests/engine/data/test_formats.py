@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tiebreak.engine.data import Element, map_array, open_array, open_npy, open_safetensors
-from tiebreak.engine.data.elements import of_numpy
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.isa import DType
 
@@ -284,9 +283,3 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
     array = open_array(path)
     (tmp_path / "again.npy").hardlink_to(path)
     assert map_array(array).tolist() == [0, 1, 2]  # another name changes no byte
-
-
-def test_of_numpy_knows_the_order() -> None:
-    assert of_numpy(">i8") == (Element.I64, True)
-    assert of_numpy("<i8") == (Element.I64, False)
-    assert of_numpy("|u1") == (Element.U8, False)

@@ -10,15 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from tests.engine.tiny import TRAINER, make_tiny_task
+from tests.engine.tiny import TRAINER
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
-from tiebreak.engine.capture.task import Batch, Rows, Task, Windows
-from tiebreak.engine.data import map_array, open_array, source_of
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.data import source_of
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
@@ -123,28 +121,3 @@ def test_nothing_is_committed_over_data_that_change_in_the_meantime(
     assert [record.step for record in run.records()] == [3]
     with pytest.raises(VerificationError, match=r"data\.safetensors: expected root"):
         worker.work()
-
-
-@pytest.mark.parametrize("examples", [Rows(names=("x", "y")), Windows(name="y", length=3, stride=2)])
-def test_a_task_of_mapped_arrays_compiles_to_the_roots_of_one_in_memory(
-    tmp_path: Path, examples: Rows | Windows
-) -> None:
-    plain = make_tiny_task()
-    mapped = {}
-    for name, tensor in plain.data.items():
-        np.save(tmp_path / f"{name}.npy", tensor.numpy(), allow_pickle=False)
-        mapped[name] = map_array(open_array(tmp_path / f"{name}.npy"))
-
-    def task(data: dict[str, torch.Tensor]) -> Task:
-        loss = (
-            plain.loss if isinstance(examples, Rows) else lambda m, y: (m(y[:, :1].float().expand(-1, 5)) ** 2).mean()
-        )
-        return Task(
-            name="t", model=plain.model, loss=loss, optimizer=plain.optimizer, data=data,
-            batch=Batch(size=4, examples=examples), steps=4, checkpoint_interval=2,
-        )  # fmt: skip
-
-    first, second = compile_task(task(dict(plain.data))), compile_task(task(mapped))
-    assert first.program.root == second.program.root
-    assert identities(first.data) == identities(second.data)
-    assert any(source_of(tensor) is not None for tensor in second.data.values())

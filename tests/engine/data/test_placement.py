@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.engine.lowering_bench import make_task
 from tests.engine.tiny import make_tiny_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
-from tiebreak.engine.capture.task import SGD, Batch, Task, Windows
+from tiebreak.engine.capture.task import Batch, Windows
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.placement import place, tables
@@ -41,13 +42,9 @@ def test_what_something_else_reads_too_is_no_table() -> None:
 
 
 def test_windows_are_tables() -> None:
-    made = compile_task(
-        Task(
-            name="w", model=nn.Linear(3, 1), loss=lambda m, t: m(t.float()).mean(), optimizer=SGD(lr=0.1),
-            data={"tokens": torch.arange(20)}, steps=2, checkpoint_interval=1,
-            batch=Batch(size=2, examples=Windows(name="tokens", length=3, stride=2)),
-        )
-    )  # fmt: skip
+    windows = Batch(size=2, examples=Windows(name="tokens", length=3, stride=2))
+    task = make_task(nn.Linear(3, 1), {"tokens": torch.arange(20)}, windows, loss=lambda m, t: m(t.float()).mean())
+    made = compile_task(task)
     assert "tokens" in tables(made.program)
 
 

@@ -1,7 +1,9 @@
 """Triton kernels in Triton's interpreter, against integers, with mutants of the kernels that must die.
 
-`python -m tests.engine.interpreted.sums fast|slow`, and so for each module, prints one line of JSON: how many cases
-each check ran, and the mutants. A process of its own, because Triton decides on its import whether it interprets.
+`python -m tests.engine.interpreted` runs a few checks of each kernel. `python -m tests.engine.interpreted.sums more`
+runs more of the sums', and so for each module; `mutants` in place of `more` tries the mutants. Each prints a line of
+JSON: how many cases each check ran; or what refuted each mutant, and all mutants. Processes of their own, because
+Triton decides on its import whether it interprets.
 """
 
 import importlib.util
@@ -9,7 +11,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -85,10 +90,36 @@ def killed(mutants: Mutants, kernels: ModuleType, user: ModuleType) -> dict[str,
     return found
 
 
-def main(run: Callable[[bool], tuple[dict[str, int], Collection[str], dict[str, str]]]) -> None:
-    """Prints what `run`, told whether it is slow, found: cases of each check, mutants, and what refuted each."""
+@contextmanager
+def interpreting() -> Iterator[None]:
+    """One thread, and numpy without warnings: infinities are among the values, and products of 32 bits wrap."""
     patch_index()
     torch.set_num_threads(1)
-    np.seterr(all="ignore")  # infinities are among the values, and products of 32 bits wrap
-    ran, mutants, dead = run(sys.argv[1] == "slow")
-    sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": sorted(set(mutants) - set(dead))}) + "\n")
+    with np.errstate(all="ignore"):
+        yield
+
+
+def ran_by(checks: Mapping[str, Callable[[], int]]) -> dict[str, int]:
+    """Cases of each check, whose seconds so far are told as it ends."""
+    ran = {}
+    for name, check in checks.items():
+        ran[name] = check()
+        sys.stderr.write(f"{name}: {time.process_time():.1f} s\n")
+    return ran
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Checks of some kernels: a few for every day, more of them, and mutants, of which `killed` names the dead."""
+
+    fast: Mapping[str, Callable[[], int]]
+    slow: Mapping[str, Callable[[], int]]
+    mutants: Collection[str]
+    killed: Callable[[], dict[str, str]]
+
+
+def main(suite: Suite, **others: Callable[[], object]) -> None:
+    """Prints what the slow checks ran, what refuted the mutants, or what another first argument names."""
+    parts = {"more": lambda: ran_by(suite.slow), "mutants": lambda: [suite.killed(), sorted(suite.mutants)]} | others
+    with interpreting():
+        sys.stdout.write(json.dumps(parts[sys.argv[1]]()) + "\n")

@@ -1,14 +1,13 @@
 """Chains of elementwise instructions.
 
-`every` in place of `fast` or `slow` tries the transcendental functions of every f32, in some minutes: what FP64 might
+With the argument `every`, it tries the transcendental functions of every f32, in some minutes: what FP64 might
 leave open at some precision is run and compared with integers (decision 66). It needs a C compiler.
 """
 
-import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, tensor_of
-from tests.engine.interpreted import Mutants, killed, patch_index
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, map_of, tensor_of
+from tests.engine.interpreted import Mutants, Suite, killed, main
 from tests.engine.random_programs import SIGNATURES, check_program
 from tests.hardest.search import _pieces, _run, compile_filter
 from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused
@@ -71,10 +70,6 @@ USUAL = {
 """Between which numbers pairs are what they are proven to be."""
 TIES = [0x3F808000, 0x3F818000, 0x00008000, 0x80018000, 0x3F807FFF, 0x3F808001, 0x7F7F8000, 0xFF800000]
 """Between numbers of bfloat16, or nearly."""
-
-
-def map_of(function: MapFunction, result: DType, shape: tuple[int, ...], *operands: Access) -> Instruction:
-    return Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=shape, operands=operands)
 
 
 def of_all(arithmetic: Arithmetic, function: MapFunction, bits: Sequence[int]) -> int:
@@ -262,8 +257,6 @@ MUTANTS: Mutants = {
     "pairs as rough as FP64": ((("tl.constexpr(2.0**-90)", "tl.constexpr(2.0**-50)"),), lambda: hard_at(32, LOG)),
     "parts of 2 / pi too long": ((("PART = 29", "PART = 30"),), lambda: pairs(SIN)),
     "whole numbers not counted": ((("k += n + m", "k += n"),), lambda: hard_at(32, COS)),
-}  # fmt: skip
-SLOW_MUTANTS: Mutants = {
     "two words of 2 / pi fewer": ((("static_range(9)", "static_range(7)"),), lambda: pairs(SIN)),
     "logarithms of 0 finite": ((("tl.where(a == 0, float(\"-inf\"), y)", "y"),), lambda: conforms("map log")),
     "a coarse 2 / sqrt(pi)": ((("0x1.1ae3a914fed80p-56", "0x0p0"),), lambda: pairs(ERF)),
@@ -308,39 +301,27 @@ def every() -> dict[str, list[int]]:
     return found
 
 
-def main() -> None:
-    """Run and print."""
-    patch_index()
-    torch.set_num_threads(1)
-    np.seterr(all="ignore")  # infinities are among the values
-    assert elementwise_fused.runs_on(torch.device("cpu"))
-    if sys.argv[1] == "every":
-        sys.stdout.write(json.dumps(every()) + "\n")
-        return
-    slow = sys.argv[1] == "slow"
-    mutants = SLOW_MUTANTS if slow else MUTANTS
-    checks: dict[str, Callable[[], int]] = {
-        "vectors": conforms,
-        "views": lambda: views(12),
-        "programs": lambda: programs(range(2), 30),
-        "draws": draws,
+SUITE = Suite(
+    fast={
+        "views": lambda: views(4),
+        "programs": lambda: programs(range(1), 30),
         "seals": seals,
-        "hard": lambda: sum(hard_at(32, function) for function in HARD),
+        "hard": lambda: hard_at(32, LOG),
+    },
+    slow={
+        "vectors": conforms,
+        "vectors, 16 bits": lambda: conforms(precision=16),
+        "views": lambda: views(60),
+        "programs": lambda: programs(range(2, 12), 60),
+        "draws": draws,
+        "hard": hard,
         "decided": decided,
-        "pairs": lambda: pairs(SIN) + pairs(LOG),
-    }
-    if slow:
-        checks = {
-            "vectors, 16 bits": lambda: conforms(precision=16),
-            "views": lambda: views(100),
-            "programs": lambda: programs(range(2, 22), 60),
-            "hard": hard,
-            "pairs": lambda: sum(map(pairs, HARD)),
-        }
-    ran = {name: run() for name, run in checks.items()}
-    dead = killed(mutants, elementwise_kernels, elementwise_fused)
-    sys.stdout.write(json.dumps({"ran": ran, "dead": dead, "alive": sorted(set(mutants) - set(dead))}) + "\n")
-
+        "pairs": lambda: sum(map(pairs, HARD)),
+    },
+    mutants=MUTANTS,
+    killed=lambda: killed(MUTANTS, elementwise_kernels, elementwise_fused),
+)
 
 if __name__ == "__main__":
-    main()
+    assert elementwise_fused.runs_on(torch.device("cpu"))
+    main(SUITE, every=every)

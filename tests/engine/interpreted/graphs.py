@@ -4,7 +4,7 @@ The stand-in records what a step does to memory: operations of torch and launche
 addresses. What is captured has not been done, so it puts back what it finds changed. A replay begins with other bytes
 in all memory that the graph has of its own. The host may read nothing while it records, nor send anything.
 
-`every` in place of `fast` or `slow` runs golden runs to their ends, in some minutes.
+With the argument `every`, golden runs go to their ends, in some minutes.
 """
 
 import sys
@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from tests.engine.interpreted import changed, main
+from tests.engine.interpreted import Suite, changed, main
 from tests.golden.bundle import INTERVAL, STEPS, load
 from tests.golden.train import TRAINER, Inputs, inputs, make_run
 from tiebreak.engine.arithmetic import Arithmetic, Logging, elementwise_fused, launching, reduce, scatter
@@ -433,8 +433,8 @@ def steps_of(module: ModuleType) -> object:
     return agrees(everything(), 12, module.Interpreter)
 
 
-Mutants = dict[str, tuple[ModuleType, str, str, Callable[[ModuleType], object]]]
-MUTANTS: Mutants = {
+GraphMutants = dict[str, tuple[ModuleType, str, str, Callable[[ModuleType], object]]]
+MUTANTS: GraphMutants = {
     "a number in the graph": (graphs, "self._data, self._before)", "self._data, 0 * self._before + 1)", steps_by),
     "one entry after the other": (
         graphs,
@@ -448,8 +448,6 @@ MUTANTS: Mutants = {
         "note(run.values[len(self.program.body) - 1] + 0 * run.values[0].sum().item())",
         steps_of,
     ),
-}
-SLOW_MUTANTS: Mutants = {
     "watched while it plans": (graphs, "self._steps == 2 and", "self._steps == 1 and", steps_by),
     "checkpoints of what goes on": (commit, "{name: tensor.clone()", "{name: tensor", commits_late),
     "the number of the first replay": (graphs, "self._before.fill_(number - 1)", "pass", steps_by),
@@ -479,10 +477,10 @@ SLOW_MUTANTS: Mutants = {
 }
 
 
-def killed(mutants: Mutants) -> dict[str, str]:
+def killed() -> dict[str, str]:
     """What refuted each mutant; one that lives is missing."""
     found = {}
-    for name, (module, old, new, check) in mutants.items():
+    for name, (module, old, new, check) in MUTANTS.items():
         with tempfile.TemporaryDirectory() as folder:
             mutant = changed(module, Path(folder), ((old, new),))
         try:
@@ -492,24 +490,16 @@ def killed(mutants: Mutants) -> dict[str, str]:
     return found
 
 
-def run(slow: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
-    """For `main`."""
-    mutants = SLOW_MUTANTS if slow else MUTANTS
-    if slow:
-        ran = {name: golden(name, INTERVAL) for name in ("gpt2", "resnet")}
-        ran |= {"steps": agrees(everything(), STEPS), "left alone": is_left_alone(), "without": falls_back()}
-    else:
-        ran = {
-            "steps": agrees(everything(), 12), "commits": commits_late(), "not finite": fails_alike(),
-            "refused": refuses(),
-        }  # fmt: skip
-    return ran, mutants, killed(mutants)
-
-
-def whole(_: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
-    """For `main`: golden runs to their ends."""
-    return {name: golden(name, STEPS) for name in ("gpt2", "resnet")}, {}, {}
-
+SUITE = Suite(
+    fast={"not finite": fails_alike, "refused": refuses},
+    slow={
+        **{name: partial(golden, name, INTERVAL) for name in ("gpt2", "resnet")},
+        "steps": lambda: agrees(everything(), STEPS), "commits": commits_late, "left alone": is_left_alone,
+        "without": falls_back,
+    },
+    mutants=MUTANTS,
+    killed=killed,
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main(whole if sys.argv[1] == "every" else run)
+    main(SUITE, every=lambda: {name: golden(name, STEPS) for name in ("gpt2", "resnet")})

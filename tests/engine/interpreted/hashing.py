@@ -2,13 +2,14 @@
 
 import random
 from hashlib import sha256
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tests.engine.interpreted import Mutants, killed, main
+from tests.engine.interpreted import Mutants, Suite, killed, main
 from tiebreak.engine.arithmetic import hashing
 from tiebreak.engine.arithmetic.kernels import hashing as kernels
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
@@ -114,8 +115,6 @@ MUTANTS: Mutants = {
     "odd nodes with what follows": (
         (("left + 1 < tl.load(below + owner + 1)", "left + 1 < tl.load(below + tensors)"),), pairs,
     ),
-}  # fmt: skip
-SLOW_MUTANTS: Mutants = {
     "no bit behind the data": ((("return x | end", "return x"),), short),
     "NaN as it is": ((("0x7FC00000, x)", "x, x)"),), short),
     "infinity is NaN": ((("> 0x7F800000)", ">= 0x7F800000)"),), short),
@@ -127,23 +126,45 @@ SLOW_MUTANTS: Mutants = {
     "the owner before": ((("<= places", "< places"),), pairs),
     "one block": ((("tl.max(blocks, 0)", "1"),), lambda: agrees(5, 100)),
     "blocks of others": ((("block < blocks, after", "block < 9, after"),), lambda: agrees(6, 20, 100)),
-}
+}  # fmt: skip
 
 
-def run(slow: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
-    """For `main`."""
-    mutants = SLOW_MUTANTS if slow else MUTANTS
-    with mock.patch.dict(hashing.OPTIONS, BLOCK=32):
-        ran = {"short": moves(), "pairs": pairs()}
-        dead = killed(mutants, kernels, hashing)
-    if slow:
-        sizes = [max(1, at + d) for at in (0, 44, 48, 504, 512, 2048) for d in (-5, -1, 0, 1, 3)]
-        with mock.patch.dict(hashing.OPTIONS, BLOCK=256):
-            ran["sizes"] = sum(agrees(seed, *random.Random(seed).sample(sizes, 17), 9000) for seed in range(2))
-        with mock.patch.dict(hashing.OPTIONS, BLOCK=4096):
-            ran["qualification"] = qualify._compare_ids(qualify.Arithmetic())
-    return ran, mutants, dead
+def blocks(size: int) -> Any:
+    return mock.patch.dict(hashing.OPTIONS, BLOCK=size)
 
+
+def trees() -> int:
+    with blocks(32):
+        return pairs()
+
+
+def single() -> int:
+    with blocks(32):
+        return moves()
+
+
+def any_sizes() -> int:
+    sizes = [max(1, at + d) for at in (0, 44, 48, 504, 512, 2048) for d in (-5, -1, 0, 1, 3)]
+    with blocks(256):
+        return sum(agrees(seed, *random.Random(seed).sample(sizes, 17), 9000) for seed in range(1))
+
+
+def qualifies() -> int:
+    with blocks(4096):
+        return qualify._compare_ids(qualify.Arithmetic())
+
+
+def killed_with_small_blocks() -> dict[str, str]:
+    with blocks(32):
+        return killed(MUTANTS, kernels, hashing)
+
+
+SUITE = Suite(
+    fast={"short": single},
+    slow={"pairs": trees, "sizes": any_sizes, "qualification": qualifies},
+    mutants=MUTANTS,
+    killed=killed_with_small_blocks,
+)
 
 if __name__ == "__main__":
-    main(run)
+    main(SUITE)

@@ -1,6 +1,8 @@
 """Scatter sums and permutations."""
 
 import random
+from collections.abc import Callable
+from typing import TypeVar
 from unittest import mock
 
 import torch
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import STYLES, Maker, check, random_scatter
-from tests.engine.interpreted import Mutants, NoReads, killed, main
+from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main
 from tiebreak.engine.arithmetic import Arithmetic, scatter
 from tiebreak.engine.arithmetic import random as draws
 from tiebreak.engine.arithmetic.kernels import random as draw_kernels
@@ -25,6 +27,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.reference import pack
 
+T = TypeVar("T")
 OUTSIDE = (-1, -(1 << 63), (1 << 63) - 1, 1 << 32)
 
 
@@ -117,8 +120,6 @@ SCATTER_MUTANTS: Mutants = {
     "the last index outside": ((("(key < box)", "(key < box - 1)"),), hard_scatters),
     "infinity is finite": ((('e < float("inf")', 'e <= float("inf")'),), hard_scatters),
     "no high digit": ((("used & (high != 0)", "used & (high < 0)"),), lambda: settles(9)),
-}
-SLOW_SCATTER_MUTANTS: Mutants = {
     "everything is open": ((("~(high <= low)", "~(high < low)"),), leaves_nothing_open),
     "index 0 outside": ((("(key >= 0)", "(key >= 1)"),), hard_scatters),
     "sizes with a sign": ((("tl.abs(wide)", "wide"),), hard_scatters),
@@ -130,8 +131,6 @@ SLOW_SCATTER_MUTANTS: Mutants = {
 DRAW_MUTANTS: Mutants = {
     "nine rounds": ((("range(10)", "range(9)"),), lambda: permuted(6)),
     "no walk": ((("0) > 0:", "0) > 1:"),), lambda: permuted(6)),
-}
-SLOW_DRAW_MUTANTS: Mutants = {
     "epochs of the first index": ((("tl.load(epoch + at, mask=inside, other=0)", "tl.load(epoch + 0 * at)"),),
                                   lambda: permuted(6)),
     "indices outside": ((("tl.where(inside, x, -1)", "x"),), lambda: permuted(3)),
@@ -139,30 +138,36 @@ SLOW_DRAW_MUTANTS: Mutants = {
 }  # fmt: skip
 
 
-def run(slow: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
-    """For `main`."""
-    examples = 20 if slow else 4
-    scatter_mutants, draw_mutants = SCATTER_MUTANTS, DRAW_MUTANTS
-    if slow:
-        scatter_mutants, draw_mutants = SLOW_SCATTER_MUTANTS, SLOW_DRAW_MUTANTS
-    with (
-        mock.patch.dict(scatter.OPTIONS, BLOCK=64),
-        mock.patch.dict(draws.OPTIONS, BLOCK=16),
-        mock.patch.object(scatter, "programs", return_value=1),
-    ):
-        ran = {
-            "scatters": scatters(2 * examples),
-            "settled": settles(examples),
-            "hard": hard_scatters(),
-            "decided": leaves_nothing_open(),
-            "no reads": waits_for_nothing(),
-            "permuted": permuted(examples),
-        }
-        if slow:
-            ran["hard, 16 bits"] = hard_scatters(16)
-        dead = killed(scatter_mutants, scatter_kernels, scatter) | killed(draw_mutants, draw_kernels, draws)
-    return ran, scatter_mutants | draw_mutants, dead
+def within(check: Callable[..., T], *arguments: object) -> Callable[[], T]:
+    """The check with small blocks."""
 
+    def run() -> T:
+        with (
+            mock.patch.dict(scatter.OPTIONS, BLOCK=64),
+            mock.patch.dict(draws.OPTIONS, BLOCK=16),
+            mock.patch.object(scatter, "programs", return_value=1),
+        ):
+            return check(*arguments)
+
+    return run
+
+
+SUITE = Suite(
+    fast={"scatters": within(scatters, 2), "settled": within(settles, 2), "permuted": within(permuted, 1)},
+    slow={
+        "scatters": within(scatters, 40),
+        "settled": within(settles, 20),
+        "decided": within(leaves_nothing_open),
+        "no reads": within(waits_for_nothing),
+        "permuted": within(permuted, 20),
+        "hard": within(hard_scatters),
+        "hard, 16 bits": within(hard_scatters, 16),
+    },
+    mutants={*SCATTER_MUTANTS, *DRAW_MUTANTS},
+    killed=within(
+        lambda: killed(SCATTER_MUTANTS, scatter_kernels, scatter) | killed(DRAW_MUTANTS, draw_kernels, draws)
+    ),
+)
 
 if __name__ == "__main__":
-    main(run)
+    main(SUITE)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, random_reduction, sum_over
-from tests.engine.interpreted import Mutants, NoReads, killed, main
+from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main
 from tiebreak.engine.arithmetic import Arithmetic, indexing, reduce, ziv
 from tiebreak.engine.arithmetic.kernels import sums as kernels
 from tiebreak.engine.arithmetic.reduce import fused
@@ -447,8 +447,6 @@ MUTANTS: Mutants = {
     "NaN by its pattern": ((("tl.where(x == x, order, 0x7FFFFFFF)", "order"),), lambda: extremes(20)),
     "the last of equals": ((("(0xFFFFFFFF - term[None, :].to(tl.int64))", "term[None, :]"),), lambda: extremes(20)),
     "halves up": ((("((bits >> drop) & 1) + ", "1 + "),), rounds_single_terms),
-}
-SLOW_MUTANTS: Mutants = {
     "twice: squares of the columns' last step": ((("squares_y2 += y2", "squares_y2 = y2"),), lambda: twice(left=8)),
     "twice: the rest is not exact": ((("(2.25 * 2.0**134)", "(2.25 * 2.0**100)"),), lambda: twice(left=0)),
     "one round of the list": ((("parts, tl.num_programs(0)", "parts, count + 1"),), settles_by_one_program),
@@ -471,41 +469,54 @@ SLOW_MUTANTS: Mutants = {
 }  # fmt: skip
 
 
-def run(slow: bool) -> tuple[dict[str, int], Mutants, dict[str, str]]:
-    """For `main`."""
-    assert fused.runs_on(torch.device("cpu"), fused.MOST)
-    examples = 40 if slow else 10
-    mutants = SLOW_MUTANTS if slow else MUTANTS
-    with small():
-        ran = {
-            "views": views(2 * examples),
-            "matmul": property_of(matmul, examples),
-            "convolution": property_of(convolution, examples),
-            "plain": property_of(plain, examples),
-            "settled": settles(examples),
-            "tails": settles_tails(),
-            "extremes": extremes(examples),
-            "decided": leaves_nothing_open(),
-            "hard rows": decides_hard_rows(),
-            "single terms": rounds_single_terms(),
-            "long rows": decides_long_rows(),
-            "parts": conforms_in_parts(),
-            "flushes": flushes(),
-            "divided": divides(examples),
-            "twice": twice(left=8),
-            "no reads": waits_for_nothing(),
-        }
-        if slow:
-            ran |= {
-                "vectors, small blocks": sum(counted(precision) for precision in (16, 32)),
-                "near ties": logs(),
-                "partial sums": partial_sums(examples // 4),
-            }
-        dead = killed(mutants, kernels, fused)
-    if slow:
-        ran |= {"vectors": counted(), "biased": stays_within_its_bound()}
-    return ran, mutants, dead
+def within(check: Callable[[], int]) -> Callable[[], int]:
+    """The check with small blocks."""
 
+    def run() -> int:
+        with small():
+            return check()
+
+    return run
+
+
+def killed_with_small_blocks() -> dict[str, str]:
+    with small():
+        return killed(MUTANTS, kernels, fused)
+
+
+FAST = {
+    "matmul": lambda: property_of(matmul, 2),
+    "plain": lambda: property_of(plain, 2),
+    "extremes": lambda: extremes(3),
+    "hard rows": decides_hard_rows,
+    "long rows": decides_long_rows,
+    "twice": lambda: twice(left=0),
+}
+SLOW = {
+    "views": lambda: views(40),
+    "matmul": lambda: property_of(matmul, 20),
+    "convolution": lambda: property_of(convolution, 30),
+    "plain": lambda: property_of(plain, 20),
+    "settled": lambda: settles(20),
+    "tails": settles_tails,
+    "extremes": lambda: extremes(20),
+    "decided": leaves_nothing_open,
+    "single terms": rounds_single_terms,
+    "parts": conforms_in_parts,
+    "flushes": flushes,
+    "divided": lambda: divides(20),
+    "twice": lambda: twice(left=8),
+    "no reads": waits_for_nothing,
+    "vectors, small blocks": lambda: sum(counted(precision) for precision in (16, 32)),
+    "near ties": logs,
+    "partial sums": lambda: partial_sums(10),
+}
+SUITE = Suite(
+    fast={name: within(check) for name, check in FAST.items()},
+    slow={name: within(check) for name, check in SLOW.items()} | {"vectors": counted, "biased": stays_within_its_bound},
+    mutants=MUTANTS,
+    killed=killed_with_small_blocks,
+)
 
 if __name__ == "__main__":
-    main(run)
+    main(SUITE)

@@ -1,37 +1,33 @@
-"""What every model family must pass: capture, FP64 sanity, training, audit, and a referee for each kind of instruction.
+"""What every model family must pass: capture's check, training, audit, and a referee for each kind of instruction.
 
 `check(task)` does all of it on one task:
-(1) the captured step's loss, gradients and new buffers against eager PyTorch in FP64, on the engine's own batch and
-    with the engine's own random numbers (dropout masks) in place of torch's;
+(1) the captured steps' losses, gradients, updates and new buffers against eager PyTorch, as `eager.checked` does;
 (2) some steps of training by the engine, and an audit of them: a replay with every sum in a random order, another
     number of threads, and compiled chains switched off, whose every step record must be the same;
 (3) for one random instruction of each kind, a random element of what the engine computed, judged by the referee in
     integers from openings alone.
 """
 
-import copy
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.engine.lowering_bench import make_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.threads import limited
-from tiebreak.engine.capture.compile import MODEL, OPTIMIZER, Compiled, compile_task
+from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import identities, tensor_bytes
+from tiebreak.engine.run.eager import checked
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.records import identify, state_leaf
 from tiebreak.protocol.game import proof, referee
-from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.accumulator import encode
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, Instruction, Opcode, SourceKind
 from tiebreak.protocol.program.program import Program, half_and_half
@@ -40,12 +36,11 @@ from tiebreak.protocol.program.rounding import NEAREST
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 
-OPTIMIZER_FOR_TESTS = SGD(lr=0.05, momentum=0.9)
-"""After the first step its buffers *are* the gradients, bit for bit."""
-CLOSE = 1e-4
-"""Greatest norm of a gradient's deviation from FP64, as a share of the gradient's norm."""
-NOISE = 1e-6
-"""The same, as a share of the largest gradient of the model: some gradients are zero but for rounding."""
+
+def task_of(model: nn.Module, loss: Callable[..., Tensor], data: Mapping[str, Tensor], size: int = 2) -> Task:
+    """A task of four steps on batches of this size."""
+    optimizer = SGD(lr=0.05, momentum=0.9)
+    return make_task(model, data, size, loss=loss, optimizer=optimizer, steps=4, seed=5)
 
 
 @dataclass(frozen=True)
@@ -63,97 +58,12 @@ class Trained:
         return self.compiled.program
 
 
-def check(
-    task: Task,
-    cases: Callable[..., None],
-    *,
-    steps: int = 3,
-    close: float = CLOSE,
-    eager: Callable[[nn.Module], nn.Module] = lambda model: model,
-) -> Trained:
-    """All of the module's plan; `cases` counts what was refereed. The task's optimizer is `OPTIMIZER_FOR_TESTS`.
-
-    close: see `CLOSE`. eager: what to change in the FP64 copy of the model before it is run.
-    """
-    assert task.optimizer == OPTIMIZER_FOR_TESTS, "the first step's gradients are read from its momentum"
-    assert task.steps >= steps
-    compiled = compile_task(task)
-    check_gradients(task, compiled, close, eager)
+def check(task: Task, cases: Callable[..., None], steps: int = 3) -> Trained:
+    """All of the module's plan; `cases` counts what was refereed."""
+    compiled = checked(task)
     losses, records, state = train(compiled, Arithmetic(), steps)
     assert records == audit(compiled, steps)
-    kinds = check_referee(compiled, state, steps + 1, cases)
-    return Trained(compiled, losses, kinds)
-
-
-# (1) sanity against FP64
-
-
-class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Puts the engine's random numbers, in the order of its streams, where eager torch would draw its own."""
-
-    def __init__(self, numbers: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.numbers = numbers
-
-    def _next(self, shape: torch.Size) -> Tensor:
-        assert self.numbers, f"torch draws {tuple(shape)}, and the program drew nothing more"
-        found = self.numbers.pop(0)
-        assert found.shape == shape, f"torch draws {tuple(shape)}, the program drew {tuple(found.shape)}"
-        return found
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.bernoulli_.float:
-            p = torch.tensor(args[1] if len(args) > 1 else 0.5, dtype=torch.float32)
-            return args[0].copy_(self._next(args[0].shape) < p)
-        result = func(*args, **(kwargs or {}))
-        if func in (torch.ops.aten.rand.default, torch.ops.aten.rand_like.default):
-            result.copy_(self._next(result.shape))
-        return result
-
-
-def check_gradients(
-    task: Task, compiled: Compiled, close: float = CLOSE, eager: Callable[[nn.Module], nn.Module] = lambda model: model
-) -> None:
-    """(1) Loss, gradients and buffers of step 1 against eager PyTorch in FP64."""
-    drawn: dict[int, Tensor] = {}
-    body = compiled.program.body
-
-    def observe(leaf: int, tensor: Tensor) -> Tensor:
-        if leaf < len(body) and body[leaf].opcode == Opcode.RANDOM:
-            drawn[body[leaf].params.stream] = tensor.clone()  # type: ignore[union-attr]
-        return tensor
-
-    machine = Interpreter(compiled.program, Arithmetic())
-    result = machine.step(1, machine.to_device(compiled.state), machine.to_device(compiled.data), observe)
-    model = eager(copy.deepcopy(task.model)).double().train()
-    batch = [t.double() if t.dtype == torch.float32 else t for t in first_batch(task, compiled.program)]
-    numbers = [drawn[stream] for stream in sorted(drawn)]
-    with sdpa_kernel(SDPBackend.MATH), _Drawn(numbers):
-        loss = task.loss(model, *batch)
-        loss.backward()
-    assert not numbers, f"the program draws {len(numbers)} random tensors that torch does not"
-    torch.testing.assert_close(result.loss, loss.item(), rtol=2e-5, atol=1e-6)
-    _compare_gradients(model, result.state, close)
-    for name, buffer in model.named_buffers():
-        torch.testing.assert_close(result.state[MODEL + name].to(buffer.dtype), buffer, rtol=close, atol=close)
-
-
-def _compare_gradients(model: nn.Module, state: Mapping[str, Tensor], close: float) -> None:
-    wanted = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    got = {n: state[f"{OPTIMIZER}momentum.{n}"].double() for n in wanted}
-    largest = max(float(g.norm()) / g.numel() ** 0.5 for g in wanted.values())
-    for name, gradient in wanted.items():
-        deviation = float((got[name] - gradient).norm())
-        allowed = close * float(gradient.norm()) + NOISE * largest * gradient.numel() ** 0.5
-        assert deviation <= allowed, f"gradient of {name}: off by {deviation:.3e}, allowed {allowed:.3e}"
-
-
-def first_batch(task: Task, program: Program) -> tuple[Tensor, ...]:
-    """The examples of step 1, by SPEC 7 in plain integers."""
-    stream = next(i.params.stream for i in program.body if i.opcode == Opcode.SHUFFLE)  # type: ignore[union-attr]
-    n = task.examples
-    chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in range(task.batch.size)]
-    return task.batch.examples.take(task.data, torch.tensor(chosen))
+    return Trained(compiled, losses, check_referee(compiled, state, steps + 1, cases))
 
 
 # (2) training and audit

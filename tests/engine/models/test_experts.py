@@ -6,9 +6,8 @@ import transformers
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
-from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tests.engine.models.harness import check, randomised, task_of, tokens
 from tests.parts import slow_except
-from tiebreak.engine.capture.task import Batch, Rows, Task
 
 VOCABULARY, EXAMPLES, LENGTH = 31, 4, 6
 SIZES = {
@@ -23,28 +22,15 @@ def causal(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
-def looping(model: nn.Module) -> nn.Module:
-    """The model with the experts' own loop, which is the reference, and has a form in FP64."""
-    model.config._experts_implementation = "eager"  # type: ignore[union-attr]
-    return model
+KINDS = [("Mixtral", "grouped_mm"), ("Qwen2Moe", "batched_mm")]
 
 
-def task(model: nn.Module, data: dict[str, Tensor], loss: object) -> Task:
-    return Task(
-        name="chosen", model=model, loss=loss, optimizer=OPTIMIZER_FOR_TESTS, data=data, steps=4, seed=5,  # type: ignore[arg-type]
-        batch=Batch(size=2, examples=Rows(names=tuple(data))), checkpoint_interval=1,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("experts", slow_except(["grouped_mm", "batched_mm"], "grouped_mm"))
-@pytest.mark.parametrize("kind", slow_except(["Mixtral", "Qwen2Moe"], "Mixtral"))
+@pytest.mark.parametrize(("kind", "experts"), slow_except(KINDS, KINDS[0], several=True))
 def test_mixture_of_experts(kind: str, experts: str, cases: CaseCounter) -> None:
     config = getattr(transformers, f"{kind}Config")(**SIZES, num_local_experts=4, num_experts=4)
     config._experts_implementation = experts
     model = randomised(getattr(transformers, f"{kind}ForCausalLM")(config), seed=2, scale=0.2)
-    trained = check(
-        task(model, {"x": tokens(1, EXAMPLES, LENGTH, vocabulary=VOCABULARY)}, causal), cases, eager=looping
-    )
+    trained = check(task_of(model, causal, {"x": tokens(1, EXAMPLES, LENGTH, vocabulary=VOCABULARY)}), cases)
     assert "REDUCE 2 F->I" in trained.kinds  # the best expert of each token
     assert "GATHER 0 FI->F" in trained.kinds
 
@@ -58,5 +44,5 @@ def test_masked_autoencoder(cases: CaseCounter) -> None:
     generator = torch.Generator().manual_seed(3)
     data = {"pixel_values": torch.randn(4, 3, 16, 16, generator=generator)}
     model = randomised(transformers.ViTMAEForPreTraining(config), seed=4, scale=0.2)
-    trained = check(task(model, data, lambda model, pixel_values: model(pixel_values).loss), cases)
+    trained = check(task_of(model, lambda model, pixel_values: model(pixel_values).loss, data), cases)
     assert "RANDOM 0 II->F" in trained.kinds  # the noise whose order says what is masked

@@ -1,5 +1,7 @@
 """Fine-tuning: frozen parameters and low-rank adapters (LoRA), both in plain torch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,11 +10,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
 from tests.conftest import CaseCounter
-from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens, train
+from tests.engine.models.harness import check, randomised, task_of, tokens, train
 from tests.engine.models.test_vision import image_task, resnet
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, OPTIMIZER, compile_task
-from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.program.isa import Opcode
 
 pytestmark = pytest.mark.slow
@@ -55,20 +57,9 @@ def gpt2() -> nn.Module:
     return randomised(GPT2LMHeadModel(config), seed=1)
 
 
-def lora_task(**changes: object) -> Task:
+def lora_task() -> Task:
     torch.manual_seed(2)
-    settings = {
-        "name": "lora",
-        "model": adapt(gpt2(), ("c_attn", "c_fc")),
-        "loss": next_token,
-        "optimizer": OPTIMIZER_FOR_TESTS,
-        "data": {"ids": tokens(3, 4, 8, vocabulary=13)},
-        "batch": Batch(size=2, examples=Rows(names=("ids",))),
-        "steps": 4,
-        "checkpoint_interval": 1,
-        "seed": 4,
-    }
-    return Task(**(settings | changes))  # type: ignore[arg-type]
+    return task_of(adapt(gpt2(), ("c_attn", "c_fc")), next_token, {"ids": tokens(3, 4, 8, vocabulary=13)})
 
 
 def test_low_rank_adapters_train_and_nothing_else_does(cases: CaseCounter) -> None:
@@ -86,8 +77,7 @@ def test_low_rank_adapters_train_and_nothing_else_does(cases: CaseCounter) -> No
 
 
 def test_frozen_weights_cost_no_gradient() -> None:
-    frozen = compile_task(lora_task(optimizer=AdamW(lr=1e-3))).program
-    whole = compile_task(lora_task(optimizer=AdamW(lr=1e-3), model=gpt2())).program
+    frozen, whole = (compile_task(task).program for task in (lora_task(), replace(lora_task(), model=gpt2())))
 
     def products(program: object) -> int:
         return sum(i.numel * i.terms for i in program.body if i.opcode == Opcode.REDUCE and len(i.operands) == 2)  # type: ignore[attr-defined]

@@ -89,8 +89,7 @@ def test_losses(cases: CaseCounter) -> None:
         "y": torch.tensor([3, 0, 1]),
         "t": torch.rand(3, CLASSES) * 0.9 + 0.05,
     }
-    task = make_task(Heads(len(LOSSES)), data, batch=3)
-    object.__setattr__(task, "loss", everything)
+    task = make_task(Heads(len(LOSSES)), data, batch=3, loss=everything)
     compiled = compile_task(task)
     found, expected = run_engine(compiled), run_torch(task, compiled.program, 1.0)
     for place, name in enumerate(LOSSES):

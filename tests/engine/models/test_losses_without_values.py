@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
+from tests.engine.lowering_bench import make_task
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.losses import ctc_loss
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -25,7 +26,7 @@ def test_values_and_gradients_are_those_of_torch(form: str, reduction: str, case
         return torch.randint(low, high + 1, shape, generator=random)
 
     infinite = 0
-    for trial in range(40):
+    for trial in range(20):
         times, count, classes, width = (int(draw(least, most)) for least, most in ((1, 8), (1, 3), (2, 5), (1, 4)))
         blank = int(draw(0, classes - 1))
         x = torch.randn(times, count, classes, dtype=torch.float64, generator=random)
@@ -68,11 +69,8 @@ def recogniser(loss: nn.Module) -> Task:
         "lengths": torch.arange(EXAMPLES) % LABELS + 1,
     }
     data["labels"][:, 1] = data["labels"][:, 0] % (CLASSES - 1) + 1  # so that each has an alignment
-    return Task(
-        name="recogniser", model=nn.Linear(5, CLASSES), optimizer=SGD(lr=0.5), data=data, steps=3,
-        loss=lambda model, x, *rest: loss(model(x).log_softmax(2).transpose(0, 1), *rest),
-        batch=Batch(size=4, examples=Rows(names=tuple(data))), checkpoint_interval=1,
-    )  # fmt: skip
+    of_model = lambda model, x, *rest: loss(model(x).log_softmax(2).transpose(0, 1), *rest)  # noqa: E731
+    return make_task(nn.Linear(5, CLASSES), data, 4, rate=0.5, loss=of_model)
 
 
 def test_a_model_is_captured_and_trains_as_in_eager_pytorch() -> None:

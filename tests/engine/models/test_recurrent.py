@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
-from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tests.engine.models.harness import check, randomised, task_of, tokens
 from tests.parts import slow_except
-from tiebreak.engine.capture.task import Batch, Rows, Task
 
 VOCABULARY = 9
 
@@ -29,19 +28,18 @@ class Reader(nn.Module):
 
 
 class Stepwise(nn.Module):
-    """A cell, called once per position; an LSTM's has a second state."""
+    """An LSTM's cell, called once per position."""
 
-    def __init__(self, cell: nn.RNNCellBase) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.cell = cell
+        self.cell = nn.LSTMCell(6, 5)
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         blank = x.new_zeros(x.shape[0], self.cell.hidden_size)
-        state = (blank, blank) if isinstance(self.cell, nn.LSTMCell) else blank
-        out = []
+        state, out = (blank, blank), []
         for position in x.unbind(1):
             state = self.cell(position, state)
-            out.append(state[0] if isinstance(state, tuple) else state)
+            out.append(state[0])
         return torch.stack(out, 1), None
 
 
@@ -56,23 +54,12 @@ NETWORKS = {
     ),
     "gru": (lambda: nn.GRU(6, 5, batch_first=True), 5),
     "rnn": (lambda: nn.RNN(6, 5, batch_first=True), 5),
-    "lstm cell": (lambda: Stepwise(nn.LSTMCell(6, 5)), 5),
-    "gru cell": (lambda: Stepwise(nn.GRUCell(6, 5)), 5),
+    "lstm cell": (Stepwise, 5),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", slow_except(NETWORKS, "lstm"))
 def test_recurrent(name: str, cases: CaseCounter) -> None:
     make, width = NETWORKS[name]
-    task = Task(
-        name="sequences",
-        model=randomised(Reader(make(), width), seed=2, scale=0.2),
-        loss=next_token,
-        optimizer=OPTIMIZER_FOR_TESTS,
-        data={"ids": tokens(3, 6, 5, vocabulary=VOCABULARY)},
-        batch=Batch(size=3, examples=Rows(names=("ids",))),
-        steps=4,
-        checkpoint_interval=1,
-        seed=4,
-    )
-    check(task, cases)
+    model = randomised(Reader(make(), width), seed=2, scale=0.2)
+    check(task_of(model, next_token, {"ids": tokens(3, 6, 5, vocabulary=VOCABULARY)}, 3), cases)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
 from tests.conftest import CaseCounter
-from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tests.engine.models.harness import check, randomised, task_of, tokens
 from tests.parts import slow_except
-from tiebreak.engine.capture.task import Batch, Rows, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.program.isa import Opcode
 
 
@@ -22,19 +22,9 @@ def classify(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(pixel_values=pixels).logits, labels)
 
 
-def image_task(model: nn.Module, size: int, *, batch: int = 2, count: int = 4, classes: int = 5) -> Task:
-    data = {"pixels": images(1, count, 3, size, size), "labels": tokens(2, count, vocabulary=classes)}
-    return Task(
-        name="images",
-        model=model,
-        loss=classify,
-        optimizer=OPTIMIZER_FOR_TESTS,
-        data=data,
-        batch=Batch(size=batch, examples=Rows(names=("pixels", "labels"))),
-        steps=4,
-        checkpoint_interval=1,
-        seed=5,
-    )
+def image_task(model: nn.Module, size: int) -> Task:
+    data = {"pixels": images(1, 4, 3, size, size), "labels": tokens(2, 4, vocabulary=5)}
+    return task_of(model, classify, data)
 
 
 def resnet(**changes: object) -> nn.Module:
@@ -49,12 +39,6 @@ def test_resnet(layer: str, cases: CaseCounter) -> None:
     assert {"SCATTER_SUM 0 FI->F", "REDUCE 2 F->I"} <= trained.kinds  # max pooling
     steps = {name for name in trained.program.state_spec() if name.endswith("num_batches_tracked")}
     assert len(steps) > 5
-
-
-@pytest.mark.slow
-def test_resnet_on_large_images(cases: CaseCounter) -> None:
-    narrow = resnet(embedding_size=2, hidden_sizes=[4, 8], depths=[1, 1])
-    check(image_task(narrow, 224), cases)
 
 
 @pytest.mark.slow
@@ -130,15 +114,4 @@ def segment(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
 )
 def test_unet(norm: str, ups: tuple[str, str], cases: CaseCounter) -> None:
     data = {"pixels": images(6, 4, 3, 12, 8), "labels": tokens(7, 4, 12, 8, vocabulary=5)}
-    task = Task(
-        name="segments",
-        model=randomised(UNet(norm, ups), seed=8, scale=0.1),
-        loss=segment,
-        optimizer=OPTIMIZER_FOR_TESTS,
-        data=data,
-        batch=Batch(size=2, examples=Rows(names=tuple(data))),
-        steps=4,
-        checkpoint_interval=1,
-        seed=9,
-    )
-    check(task, cases)
+    check(task_of(randomised(UNet(norm, ups), seed=8, scale=0.1), segment, data), cases)

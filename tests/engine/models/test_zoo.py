@@ -3,27 +3,20 @@
 import re
 
 import pytest
-import transformers
 
 from tests.engine.models import zoo
-from tests.engine.models.zoo import ZOO, outcome
+from tests.engine.models.zoo import outcome
+from tiebreak.engine.distributed import partition
 
 pytestmark = pytest.mark.slow
 
 PASS = (
-    "LlamaForCausalLM",
-    "MambaForCausalLM",
-    "MixtralForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "BertForSequenceClassification",
-    "T5ForConditionalGeneration",
-    "ViTForImageClassification",
-    "ResNetForImageClassification",
-    "CLIPModel",
-    "LlavaForConditionalGeneration",
-    "ViTMAEForPreTraining",
+    "MambaForCausalLM", "MixtralForCausalLM", "DeepseekV3ForCausalLM", "T5ForConditionalGeneration",
+    "SwinForImageClassification", "ResNetForImageClassification", "CLIPModel", "LlavaForConditionalGeneration",
     "ASTForAudioClassification",
-)
+)  # fmt: skip
+SHARED = {"MambaForCausalLM", "MixtralForCausalLM", "SwinForImageClassification", "ResNetForImageClassification"}
+"""Three workers also make their runs."""
 REFUSED = {
     "DeepseekV2ForCausalLM": r"polar.default \(at model\.rotary_emb: \S+/modeling_deepseek_v2\.py:\d+ .*"
     r"complex numbers have no form; write real and imaginary parts apart",
@@ -36,14 +29,10 @@ REFUSED = {
 }
 
 
-def test_the_zoo_is_large() -> None:
-    assert len(ZOO) >= 100
-    assert set(ZOO) <= set(dir(transformers))
-
-
 @pytest.mark.parametrize("name", PASS)
-def test_a_class_passes(name: str) -> None:
-    found = outcome(name)
+def test_a_class_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "LEAST", 1)  # even the smallest values are held in shards
+    found = outcome(name, workers=(3,) if name in SHARED else ())
     assert found.kind == "passes", found.detail
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.tiebreak.node.kills [KILLS] [SEED]
 
-Not a part of the suite, which plays two such games: 200 kills take three quarters of an hour. The clocks are so long
+Not a part of the suite, which plays one such game: 200 kills take three quarters of an hour. The clocks are so long
 that a party which is killed many times in a row is still in time.
 """
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.tiebreak.node.test_up import TASK, TRUE_ROOT, Stormy, free_port, roots, said_twice
-from tiebreak.node.up import TERMS, Plan
+from tests.tiebreak.node.test_up import TRUE_ROOT, Stormy, plan_of, roots, said_twice
+from tiebreak.node.up import TERMS
 
 EACH: Final = 12
 """The most kills of one game."""
@@ -22,10 +22,7 @@ PATIENT: Final = TERMS | {"challenge-window": 240, "clock": 240, "talk-time": 60
 
 def play(folder: Path, cheat: str, seed: int, kills: int) -> tuple[int, bool]:
     """How many kills there were, and whether the game ended as without them, with nothing signed twice."""
-    plan = Plan(
-        task=str(TASK), steps=None, cheat=cheat, chain=True, embedded=False, port=free_port(), folder=folder,
-        until_over=True, terms=PATIENT,
-    )  # fmt: skip
+    plan = plan_of(folder, cheat=cheat, embedded=False, terms=PATIENT)
     town = Stormy(plan, seed, kills)
     town.run()
     twice, honest = said_twice(folder), roots(folder)[4].startswith(TRUE_ROOT)

@@ -3,15 +3,20 @@
 import json
 import urllib.request
 from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.tiebreak.node import hubs
+from tests.tiebreak.node.test_up import said_twice
 from tests.tiebreak.node.town import Town, town
 from tiebreak.node.mail import Mail
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.protocol.chain.devnet import free_port
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts
@@ -115,3 +120,36 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
         senders = {sender for sender, _ in bodies(there, posts.Body)}
         assert senders == {there.keys[role].address for role in ("client", "trainer", "auditor")}
         assert ("ERROR", "alarm") not in auditor.notes.counts  # what it handles itself is no error
+
+
+# ---------------------------------------------------------------- hubs that go away
+
+
+@pytest.mark.parametrize("fate", ["emptied", "replaced"])
+def test_a_hub_that_goes_away_in_the_middle_of_a_game(tmp_path: Path, fate: str) -> None:
+    """An empty one comes back; for one with another key, parties are started again. One of two nodes is never there."""
+    with town(tmp_path) as there, ExitStack() as stack:
+        there.chain_url += ",http://127.0.0.1:9"
+        there.join("client")
+        there.join("trainer", cheat="rate")
+        auditor = there.join("auditor")
+        job = there.offer()
+        there.live(lambda: bool(auditor.machine.board.games))
+        there.hub.stop()
+        wanted = replace(there.hub_settings, folder=tmp_path / "other")
+        if fate == "replaced":
+            wanted = replace(wanted, key=PrivateKey.from_int(77))
+        there.hub = stack.enter_context(hubs.running(wanted, int(there.hub_url.rsplit(":", 1)[1])))
+        if fate == "replaced":
+            for role in list(there.drivers):
+                there.drivers.pop(role).close()
+                there.join(role, **({"cheat": "rate"} if role == "trainer" else {}))
+        there.end(job)
+        letters, _ = there.drivers["client"].mail.page(0)  # type: ignore[attr-defined]
+        senders = {letter.post.sender for letter in letters}
+        assert senders == {there.keys[role].address for role in ("client", "trainer", "auditor")}
+        (game,) = there.drivers["auditor"].machine.board.games.values()
+        assert game.job.status is JobStatus.SLASHED
+        assert game.state.verdict is not None
+        assert game.state.verdict.winner is Side.CHALLENGER
+        assert not said_twice(tmp_path)

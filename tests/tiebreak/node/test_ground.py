@@ -39,12 +39,15 @@ def as_the_chain_has_it(village: Village) -> None:
             assert village.chain.credit(key.address) == board.credit(key.address)
 
 
-def convicted(villager: Villager, *reasons: Reason) -> None:
-    game = game_of(villager)
-    assert game.job.status is JobStatus.SLASHED
-    assert game.state.verdict is not None
-    assert game.state.verdict.winner is Side.CHALLENGER
-    assert game.state.verdict.reason in (Reason.RECOMPUTED, *reasons)
+def ends_in_conviction(village: Village, *reasons: Reason) -> None:
+    """As everybody sees it, and the chain."""
+    as_the_chain_has_it(village)
+    for villager in village.villagers.values():
+        game = game_of(villager)
+        assert game.job.status is JobStatus.SLASHED
+        assert game.state.verdict is not None
+        assert game.state.verdict.winner is Side.CHALLENGER
+        assert game.state.verdict.reason in (Reason.RECOMPUTED, *reasons)
 
 
 def test_a_true_run_is_settled(chain: EmbeddedChain) -> None:
@@ -61,9 +64,7 @@ def test_a_true_run_is_settled(chain: EmbeddedChain) -> None:
 def test_a_lie_is_convicted(chain: EmbeddedChain, run: Run) -> None:
     village = Village(chain, run)
     village.live()
-    as_the_chain_has_it(village)
-    for villager in village.villagers.values():
-        convicted(villager)
+    ends_in_conviction(village)
 
 
 # ---------------------------------------------------------------- nodes that fail
@@ -93,7 +94,7 @@ def unreliable(villager: Villager, rng: Random) -> Callable[[str, tuple[Any, ...
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
 def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: Run, seed: int) -> None:
     village, rng = Village(chain, run), Random(seed)
@@ -103,9 +104,7 @@ def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: 
     village.live()
     asked, failed = (sum(getattr(v.node, name) for v in village.villagers.values()) for name in ("asked", "failed"))
     assert failed > max(20, asked // 20)
-    as_the_chain_has_it(village)
-    for villager in village.villagers.values():
-        convicted(villager, Reason.TIMEOUT)  # of the liar, whose node fails as well
+    ends_in_conviction(village, Reason.TIMEOUT)  # of the liar, whose node fails as well
 
 
 @pytest.mark.slow
@@ -126,9 +125,7 @@ def test_of_several_nodes_one_suffices(chain: EmbeddedChain) -> None:
         several: Any = Several([away, lambda liar=liar: liar, lambda: chain.node])
         villager.ground._node._node = several
     village.live()
-    as_the_chain_has_it(village)
-    for villager in village.villagers.values():
-        convicted(villager)
+    ends_in_conviction(village)
 
 
 @pytest.mark.slow
@@ -154,8 +151,7 @@ def test_a_node_that_withholds_the_same_logs_always_is_found_out(chain: Embedded
     if proves:
         hidden += range(1, 10_000)  # it shows no logs at all
         village.live()
-        as_the_chain_has_it(village)
-        convicted(auditor)
+        ends_in_conviction(village)
         assert not auditor.ground.linked.withheld
         return
     for _ in village.rounds():
@@ -208,27 +204,11 @@ def test_a_refusal_by_a_node_that_is_behind_is_not_believed(chain: EmbeddedChain
     auditor.node.fault = behind
     village.live()
     assert asked.count("try_out") > 20
-    convicted(auditor)
+    ends_in_conviction(village)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
-def test_processes_that_die_go_on_where_they_were(chain: EmbeddedChain, seed: int) -> None:
-    village, rng, deaths = Village(chain, TALKED_FALSE), Random(seed), 0
-    for _ in village.rounds():
-        for villager in village.villagers.values():
-            if rng.random() < 0.4:
-                villager.wake()
-                deaths += 1
-    assert deaths > 5
-    village.finish()
-    as_the_chain_has_it(village)
-    for villager in village.villagers.values():
-        convicted(villager)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
 def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed: int) -> None:
     """Three rounds of blocks, again and again; what was in them is sent anew."""
@@ -247,9 +227,7 @@ def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed:
         snapshots.append((chain._tester.take_snapshot(), number))
     assert vanished >= 3
     village.finish()
-    as_the_chain_has_it(village)
-    for villager in village.villagers.values():
-        convicted(villager)
+    ends_in_conviction(village)
 
 
 @pytest.mark.slow
@@ -267,9 +245,8 @@ def test_what_comes_by_way_of_other_contracts_is_followed_from_the_logs(chain: E
         villager.node.fault = forwarded
         villager.ground.board.job_of = {FALSE.job.id: FALSE.job}.get
     village.live()
-    as_the_chain_has_it(village)
+    ends_in_conviction(village)
     for villager in village.villagers.values():
-        convicted(villager)
         shown = {event.head.head.count for event in villager.events if isinstance(event, e.HeadShown)}
         assert shown >= {1}, "a head's signature is found wherever it stands"
 

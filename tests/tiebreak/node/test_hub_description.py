@@ -48,7 +48,7 @@ def test_every_route_is_described_and_every_description_has_a_route(tmp_path_fac
 @pytest.mark.filterwarnings("ignore")
 @SCHEMA.parametrize()
 @hypothesis_settings(
-    max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
 )
 def test_whatever_is_asked_is_answered_as_described(case: schemathesis.Case, url: str) -> None:
     response = case.call(base_url=url)

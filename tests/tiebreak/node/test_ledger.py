@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,8 @@ import pytest
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import FALSE, KINDS, TALKED_FALSE, TALKED_TRUTH, TRUTH
 from tests.tiebreak.node.village import BLOCK, Village, Villager
+from tests.tiebreak.parties import Commands
 from tiebreak.api import onchain
-from tiebreak.cli import main as cli
 from tiebreak.node.ground import HubGround
 from tiebreak.node.mail import Letter
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -109,28 +110,32 @@ class Commune(Village):
         raise AssertionError("expected an end, got none")
 
 
+@cache
+def lived(run: Run) -> Commune:
+    """A commune in which this run was offered, until its job ended. Read only."""
+    made = Commune(run)
+    made.live()
+    return made
+
+
 Judge = Callable[..., Any]
 
 
 @pytest.fixture
-def judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Judge:
-    """The command, over an export: what it prints, or its exit code and complaint."""
+def judge(tmp_path: Path, command: Commands) -> Judge:
+    """The command, over an export: what it prints, or its complaint."""
 
-    def judged(export: list[posts.ReceivedPost], *options: str) -> Any:
+    def judged(export: list[posts.ReceivedPost], *options: str, code: int = 0) -> Any:
         path = tmp_path / "transcript"
         path.write_bytes(pack([entry.pack() for entry in export]))
-        capsys.readouterr()
-        code = cli.run(cli.tiebreak, ["judge", str(path), "--json", *options])
-        said = capsys.readouterr()
-        return (code, said.err) if code else json.loads(said.out)
+        return command.tell("judge", path, *options, code=code)
 
     return judged
 
 
 @pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["by posted moves", "in talk"])
 def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
-    commune = Commune(run)
-    commune.live()
+    commune = lived(run)
     stake = run.job.trainer_stake
     for villager in commune.villagers.values():
         ground = villager.ground
@@ -149,8 +154,7 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
 
 def test_a_ledger_is_read_like_a_chain() -> None:
     """Each job and each game has the lines and the document that `tiebreak jobs` and `games` show of a chain."""
-    commune = Commune(TALKED_FALSE)
-    commune.live()
+    commune = lived(TALKED_FALSE)
     letters = [
         Letter(received=received, signed=signed, body=body)
         for received, (_, _, signed, body) in zip(commune.export, commune.letters, strict=True)
@@ -195,8 +199,7 @@ def test_seats_are_refused_without_a_chain() -> None:
 
 
 def test_a_true_run_is_owed_its_reward(judge: Judge) -> None:
-    commune = Commune(TRUTH)
-    commune.live()
+    commune = lived(TRUTH)
     found = judge(commune.export, "--hub", f"0x{HUB.address.hex()}")
     assert [job["status"] for job in found["jobs"]] == ["settled"]
     assert set(found["claims"]) == {f"0x{TRAINER.address.hex()}"}
@@ -204,19 +207,13 @@ def test_a_true_run_is_owed_its_reward(judge: Judge) -> None:
 
 
 def test_what_the_hub_did_not_sign_is_not_judged(judge: Judge) -> None:
-    commune = Commune(TRUTH)
-    commune.live()
+    commune = lived(TRUTH)
     export = commune.export
-    swapped = posts.ReceivedPost(
-        place=export[0].place, at=export[0].at + 1, wire=export[0].wire, signature=export[0].signature
-    )
-    code, _ = judge([swapped, *export[1:]], "--hub", f"0x{HUB.address.hex()}")
-    assert code == 2
+    swapped = replace(export[0], at=export[0].at + 1)
+    judge([swapped, *export[1:]], "--hub", f"0x{HUB.address.hex()}", code=2)
     later = posts.Received(content=posts.SignedPost.decode(export[0].wire).post.content, place=1, at=START * 2)
     signature = HUB.sign(later.digest(OFF_CHAIN))
-    backdated = posts.ReceivedPost(place=1, at=START * 2, wire=export[0].wire, signature=signature)
-    code, complaint = judge([backdated, *export[1:]])
-    assert code == 2
-    assert "instant" in complaint
+    backdated = replace(export[0], at=START * 2, signature=signature)
+    assert "instant" in judge([backdated, *export[1:]], code=2)
     cut = judge(export[:4])
     assert [job["status"] for job in cut["jobs"]] in ([], ["active"], ["offered"])

@@ -7,13 +7,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.parts import slow_except
 from tests.protocol.runs import DOMAIN, TRAINER
 from tests.tiebreak.node.hubs import (
     HUB,
@@ -113,15 +112,10 @@ GOOD = receipt(OFFER, 3)
 LIES: dict[str, list[bytes | float]] = {
     "another key": [answer(as_json(receipt(OFFER, 3, key=TRAINER)))],
     "another place": [answer(as_json(GOOD, place=4))],
-    "another instant": [answer(as_json(GOOD, at=6))],
-    "no number": [answer(as_json(GOOD, place="3"))],
     "a negative number": [answer(as_json(GOOD, place=-3))],
     "no JSON": [answer(b"{")],
-    "deep JSON": [answer(b"[" * 60000)],
     "no object": [answer(b"[]")],
-    "nothing": [answer(b"")],
     "no hexadecimal": [answer(as_json(GOOD, signature="0xzz"))],
-    "no HTTP": [b"hello\r\n\r\n"],
     "an end at once": [],
     "a cut body": [answer(as_json(GOOD))[:-5]],
     "a long body": [b"HTTP/1.1 200 OK\r\n\r\n", *[bytes(1 << 16)] * 3],
@@ -131,10 +125,27 @@ LIES: dict[str, list[bytes | float]] = {
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_a_receipt_counts_only_if_the_hub_signed_it(name: str) -> None:
-    with liar(script_of(LIES[name], [answer(as_json(GOOD))])) as url:
+def test_a_receipt_counts_only_if_the_hub_signed_it(cases: Callable[[int], None]) -> None:
+    scripts, asked = script_of(*LIES.values(), [answer(as_json(GOOD))]), list[bytes]()
+
+    def script(head: bytes) -> list[bytes | float]:
+        asked.append(head)
+        return scripts(head)
+
+    with liar(script) as url:
         assert mail(url).post(OFFER) == Received(content=SignedPost.decode(OFFER).post.content, place=3, at=5)
+    assert len(asked) == len(LIES) + 1, "each lie is asked about again"
+    cases(len(LIES))
+
+
+class Waited(threading.Event):
+    """A stop that tells when somebody waits before the next try."""
+
+    waited: Callable[[], None]
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited()
+        return super().wait(timeout)
 
 
 def test_a_refusal_is_told_and_a_stop_ends_the_waiting() -> None:
@@ -144,11 +155,12 @@ def test_a_refusal_is_told_and_a_stop_ends_the_waiting() -> None:
     ):
         mail(url).post(OFFER)
     assert e.value.status == 403
-    stop = threading.Event()
-    client = mail("http://127.0.0.1:1", stop=stop)
-    threading.Timer(0.2, stop.set).start()
+    with liar(script_of([answer(b'{"error": "no"}', "400 No")])) as url, pytest.raises(MailRefused, match="400: no"):
+        next(iter(mail(url).follow(0)))
+    stop = Waited()
+    stop.waited = stop.set
     with pytest.raises(MailStopped):
-        client.post(OFFER)
+        mail("http://127.0.0.1:1", stop=stop).post(OFFER)
     for url in ("ftp://a", "http://", "nothing"):
         with pytest.raises(ConfigurationError, match="expected the URL of a hub"):
             Mail(url, DOMAIN)
@@ -232,7 +244,7 @@ def test_a_stream_that_breaks_lies_and_repeats_is_followed_to_its_end() -> None:
         assert all(path.startswith(b"/stream?after=2&") for path in asked[1:])
 
 
-@pytest.mark.parametrize("case", slow_except(["the same", "empty", "filled again"], "empty"))
+@pytest.mark.parametrize("case", ["the same", "empty", "filled again"])
 def test_a_hub_that_forgot_is_found_out_when_it_comes_back(tmp_path: Path, case: str) -> None:
     """Its key is the same, and so may be the number of its posts."""
     with running(settings(tmp_path / "hub")) as hub:
@@ -254,11 +266,6 @@ def test_a_hub_that_forgot_is_found_out_when_it_comes_back(tmp_path: Path, case:
             with pytest.raises(MailForgot, match="expected the post in place 3"):
                 next(coming)
         client.close()
-
-
-def test_a_stream_that_is_refused_says_so() -> None:
-    with liar(script_of([answer(b'{"error": "no"}', "400 No")])) as url, pytest.raises(MailRefused, match="no"):
-        next(iter(mail(url).follow(0)))
 
 
 # ---------------------------------------------------------------- blobs
@@ -325,72 +332,68 @@ def test_what_came_before_is_used_again_if_it_is_right(tmp_path: Path) -> None:
     assert asked == [2 * PIECE_BYTES, 0]
 
 
-def test_a_file_that_changes_while_it_is_sent_is_our_own_fault(tmp_path: Path) -> None:
-    path = tmp_path / "up"
-    path.write_bytes(DATA)
-    with running(settings(tmp_path / "hub")) as hub:
-        _name(hub)
-        client = hub.mail()
-        asked = client._json
-
-        def changed(method: str, where: str, *arguments: Any, **named: Any) -> dict[str, Any]:
-            if "offset" in where:
-                path.write_bytes(DATA[:-1] + b"?")
-            return asked(method, where, *arguments, **named)
-
-        client._json = changed  # type: ignore[method-assign]
-        with pytest.raises(StateError, match="stays as it is"):
-            upload(client, path)
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Running]:
+    """It knows a job, one of whose files is a blob."""
+    with running(settings(tmp_path / "hub")) as found:
+        found.mail().post(OFFER)
+        found.mail().post(library([("a", ROOT, len(DATA))], 0))
+        yield found
 
 
-def test_a_blob_that_is_not_there_and_a_size_that_is_none(tmp_path: Path) -> None:
-    with running(settings(tmp_path / "hub")) as hub:
-        with pytest.raises(CannotCheck, match="404"):
-            download(hub.mail(), ROOT, len(DATA), tmp_path / "blob")
-        with pytest.raises(ConfigurationError, match="at most"):
-            download(hub.mail(), ROOT, 1 << 60, tmp_path / "blob")
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The blob."""
+    (tmp_path / "up").write_bytes(DATA)
+    return tmp_path / "up"
 
 
-def test_an_upload_goes_on_after_the_hub_was_away(tmp_path: Path) -> None:
-    path, wanted = tmp_path / "up", settings(tmp_path / "hub")
-    path.write_bytes(DATA)
-    with running(wanted) as hub:
-        hub.mail().post(OFFER)
-        hub.mail().post(library([("a", ROOT, len(DATA))], 0))
-        port = int(hub.url.rsplit(":", 1)[1])
-    found: list[Digest] = []
-    thread = threading.Thread(target=lambda: found.append(upload(mail(f"http://127.0.0.1:{port}"), path)), daemon=True)
-    thread.start()
-    time.sleep(0.3)
-    with running(wanted, port) as hub:
-        thread.join(20)
-        assert found == [ROOT]
-        assert upload(hub.mail(), path) == ROOT
-        download(hub.mail(), ROOT, len(DATA), tmp_path / "down")
-    assert (tmp_path / "down").read_bytes() == DATA
+def test_a_file_that_changes_while_it_is_sent_is_our_own_fault(hub: Running, path: Path) -> None:
+    client = hub.mail()
+    asked = client._json
+
+    def changed(method: str, where: str, *arguments: Any, **named: Any) -> dict[str, Any]:
+        if "offset" in where:
+            path.write_bytes(DATA[:-1] + b"?")
+        return asked(method, where, *arguments, **named)
+
+    client._json = changed  # type: ignore[method-assign]
+    with pytest.raises(StateError, match="stays as it is"):
+        upload(client, path)
 
 
-def test_two_bring_the_same_blob(tmp_path: Path) -> None:
-    path = tmp_path / "up"
-    path.write_bytes(DATA)
-    with running(settings(tmp_path / "hub")) as hub:
-        _name(hub)
-        found: list[Digest] = []
-        threads = [threading.Thread(target=lambda: found.append(upload(hub.mail(), path))) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert found == [ROOT] * 3
-
-
-def _name(hub: Running) -> None:
-    hub.mail().post(OFFER)
-    hub.mail().post(library([("a", ROOT, len(DATA))], 0))
-
-
-def test_an_upload_that_nobody_named_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "up"
-    path.write_bytes(DATA)
-    with running(settings(tmp_path / "hub")) as hub, pytest.raises(MailRefused, match="some library names"):
+def test_a_blob_that_is_not_there_and_a_size_that_is_none(hub: Running, path: Path) -> None:
+    with pytest.raises(CannotCheck, match="404"):
+        download(hub.mail(), ROOT, len(DATA), path.with_name("blob"))
+    with pytest.raises(ConfigurationError, match="at most"):
+        download(hub.mail(), ROOT, 1 << 60, path.with_name("blob"))
+    path.write_bytes(DATA[:-1])
+    with pytest.raises(MailRefused, match="some library names"):
         upload(hub.mail(), path)
+
+
+def test_an_upload_goes_on_after_the_hub_was_away(hub: Running, path: Path) -> None:
+    hub.stop()
+    stop, again = Waited(), list[Running]()
+    with ExitStack() as stack:
+
+        def comes_back() -> None:
+            if not again:
+                port = int(hub.url.rsplit(":", 1)[1])
+                again.append(stack.enter_context(running(settings(path.with_name("hub")), port)))
+
+        stop.waited = comes_back
+        assert upload(mail(hub.url, stop=stop), path) == ROOT
+        assert upload(again[0].mail(), path) == ROOT
+        download(again[0].mail(), ROOT, len(DATA), path.with_name("down"))
+    assert path.with_name("down").read_bytes() == DATA
+
+
+def test_two_bring_the_same_blob(hub: Running, path: Path) -> None:
+    found: list[Digest] = []
+    threads = [threading.Thread(target=lambda: found.append(upload(hub.mail(), path))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == [ROOT] * 3

@@ -1,10 +1,13 @@
-"""A party's settings: what `init` writes is read again, and everything else is refused by name."""
+"""A party's settings and its log: what `init` writes is read again, all else is refused by name; an event is a line."""
 
+import io
+import json
 from pathlib import Path
 
 import pytest
 
 from tiebreak.node import settings
+from tiebreak.node.log import Log
 from tiebreak.protocol.errors import ConfigurationError
 
 
@@ -20,15 +23,12 @@ def test_what_init_writes_is_read_as_given(tmp_path: Path, role: str) -> None:
     assert "cheat" not in text
 
 
-def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten_and_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="tiebreak auditor init"):
+        settings.read("auditor", tmp_path, {})
     settings.write("trainer", tmp_path)
     with pytest.raises(ConfigurationError, match="expected a new folder for a trainer"):
         settings.write("trainer", tmp_path)
-
-
-def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="tiebreak auditor init"):
-        settings.read("auditor", tmp_path, {})
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_amounts_are_exact(tmp_path: Path, text: str, wei: int) -> None:
     assert settings.write("client", tmp_path, balance_floor=text).wei("balance_floor") == wei
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1e3", "0.0000000000000000001", " 1"])
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "0.0000000000000000001"])
 def test_other_amounts_are_refused(tmp_path: Path, text: str) -> None:
     found = settings.write("client", tmp_path, balance_floor=text)
     with pytest.raises(ConfigurationError, match="balance_floor: expected ether"):
@@ -78,3 +78,18 @@ def test_what_is_no_address_is_refused(tmp_path: Path) -> None:
         found.address("board")
     with pytest.raises(ConfigurationError, match="jobs: expected 64 hexadecimal digits"):
         found.digests("jobs")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_event_is_one_line(as_json: bool) -> None:
+    stream = io.StringIO()
+    notes = Log("trainer", as_json=as_json, stream=stream)
+    notes.warn("hub", "two\nlines \x1b[31m and a bell \x07", job="ab")
+    notes.debug("steps", "is not asked for")
+    (line,) = stream.getvalue().splitlines()
+    assert "\x1b" not in line
+    assert "\x07" not in line
+    if as_json:
+        found = json.loads(line)
+        assert (found["level"], found["who"], found["event"], found["job"]) == ("WARNING", "trainer", "hub", "ab")
+    assert notes.counts == {("WARNING", "hub"): 1}

@@ -1,7 +1,12 @@
-"""`tiebreak up`: real processes on this machine, and what they leave, also when they are killed at any instant."""
+"""`tiebreak up`: real processes on this machine, and what they leave, also when they are killed at any instant.
 
+Sealed jobs, of which a hub sees ciphertext, and jobs with seats. `make anvil` plays seats on anvil.
+"""
+
+import json
 import os
 import random
+import re
 import secrets
 import socket
 import sqlite3
@@ -11,10 +16,17 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.waiting import until
+from tiebreak.api.readers import Card
+from tiebreak.engine.run.directory import DATA, PROGRAM, RECORDS
+from tiebreak.node import up
 from tiebreak.node.up import TERMS, Child, Plan, Town
+from tiebreak.protocol.chain.devnet import BALANCE, find_anvil, free_port
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.packing import unpack
@@ -24,6 +36,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TASK = Path(__file__).with_name("small_job.py")
 TRUE_ROOT = "d1b15adb"
 """How the root of the small task's true run begins."""
+FEE = BOND = 10**17
+GAS = 10**16
+"""Wei: more than what the transactions of a party cost on this chain, and a tenth of a fee."""
+WINDOW = 24
+"""Bytes that are looked for at once."""
 
 
 class Stormy(Town):
@@ -91,40 +108,78 @@ def roots(folder: Path) -> dict[int, str]:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def plan_of(folder: Path, **changes: Any) -> Plan:
+    given = {
+        "task": str(TASK), "steps": None, "cheat": "", "chain": True, "embedded": True, "port": free_port(),
+        "folder": folder, "until_over": True, "terms": TERMS,
+    }  # fmt: skip
+    return Plan(**given | changes)
 
 
-def play(folder: Path, *, cheat: str = "", seed: int = 0, kills: int = 0, embedded: bool = False) -> Stormy:
-    plan = Plan(
-        task=str(TASK), steps=None, cheat=cheat, chain=True, embedded=embedded, port=free_port(), folder=folder,
-        until_over=True, terms=TERMS | ({"challenge-window": 120} if kills else {}),
-    )  # fmt: skip
-    town = Stormy(plan, seed, kills)
+def play(town: Town, story: list[str]) -> Town:
     try:
         town.run()
     finally:
-        print("\n".join(town.story))
+        print("\n".join(story))
     return town
+
+
+class Sealing(Town):
+    """Seals its job to the trainer and the auditors."""
+
+    def wishes(self) -> list[str]:
+        keys = [self.key(name) for name in self.plan.parties if name != "client"]
+        return [part for key in keys for part in ("--seal-to", Card.of(key).text(key))]
+
+
+class SealingInStorm(Sealing, Stormy):
+    pass
+
+
+def windows(path: Path) -> Iterator[bytes]:
+    """What can be recognised of a file."""
+    data = path.read_bytes()
+    for at in range(0, len(data) - WINDOW, 8):
+        window = data[at : at + WINDOW]
+        if len(set(window)) > WINDOW // 2:
+            yield window
+
+
+def the_hub_is_blind(folder: Path) -> None:
+    """Of what its parties hold, a hub has nothing in the clear but what a dispute has opened."""
+    (job,) = (folder / "trainer" / "jobs").iterdir()
+    states = sorted((job / "checkpoints").iterdir())
+    plain = {name: set(windows(path)) for path in (job / PROGRAM, job / DATA, job / RECORDS, *states)
+             for name in [path.name]}  # fmt: skip
+    assert len(states) > 1
+    assert all(plain.values())
+
+    blobs = [path.read_bytes() for path in (folder / "hub").rglob("*") if path.is_file() and ".sqlite" not in path.name]
+    assert sum(map(len, blobs)) > sum(path.stat().st_size for path in (job / PROGRAM, job / DATA))
+    for name, found in plain.items():
+        assert not any(window in blob for window in found for blob in blobs), name
+    shown = {post.kind for post in said(folder) for found in plain.values() if any(w in post.body for w in found)}
+    assert shown <= {posts.PostKind.MOVE}, "a move opens what the referee needs, and no other post shows anything"
+    assert not [post for post in said(folder) if post.kind == posts.PostKind.STEPS], "losses are not told"
+
+    for party in ("client", "trainer", "auditor", "auditor2"):
+        for name in ("jobs", "replays"):
+            place = folder / party / name
+            assert not place.exists() or place.stat().st_mode & 0o77 == 0
+    for path in (folder / "trainer" / "jobs").rglob("*"):
+        assert path.stat().st_mode & 0o77 == 0, path
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        plan = Plan(
-            task=str(TASK), steps=None, cheat="", chain=False, embedded=False, port=taken.getsockname()[1],
-            folder=tmp_path / "town", until_over=True,
-        )  # fmt: skip
+        plan = plan_of(tmp_path / "town", port=taken.getsockname()[1])
         with pytest.raises(ConfigurationError, match="to be free"):
             Town(plan, print).run()
     assert not (tmp_path / "town").exists()
 
 
 def test_a_process_may_end_well_right_after_it_was_asked(tmp_path: Path) -> None:
-    town = Town(
-        Plan(task="", steps=None, cheat="", chain=False, embedded=True, port=1, folder=tmp_path, until_over=True), print
-    )
+    town = Town(plan_of(tmp_path, task=""), print)
     child = Child("capture", ["--version"], tmp_path, os.environ)
     looks = 0
 
@@ -163,17 +218,61 @@ def test_no_process_outlives_it(tmp_path: Path) -> None:
         alive = with_mark(mark)
         assert [kind for kind in kinds if not any(kind in line for line in alive)] == []
         process.kill()
-    end = time.monotonic() + 60
-    while left := with_mark(mark):
-        assert time.monotonic() < end, left
-        time.sleep(0.2)
+    until(lambda: not with_mark(mark), seconds=60)
 
 
 def test_kills_at_any_instant_change_nothing(tmp_path: Path) -> None:
-    """Ending, root and verdict are those of an undisturbed job, and nobody signs two things in one place."""
-    town = play(tmp_path / "town", cheat="weight", seed=1, kills=8)
+    """Ending, root and verdict are those of an undisturbed job, nobody signs two things in one place, all is sealed."""
+    folder = tmp_path / "town"
+    plan = plan_of(folder, cheat="weight", embedded=False, terms=TERMS | {"challenge-window": 120})
+    town = SealingInStorm(plan, seed=1, kills=6)
+    play(town, town.story)
     assert len(town.killed) >= 4, town.killed
     assert town.ending.status == "slashed"
     assert "client game challenger wins: recomputed" in town.ending.moments
-    assert not said_twice(tmp_path / "town")
-    assert not roots(tmp_path / "town")[4].startswith(TRUE_ROOT)
+    assert not said_twice(folder)
+    assert not roots(folder)[4].startswith(TRUE_ROOT)
+    the_hub_is_blind(folder)
+
+
+STORY = (
+    "trainer mined seal [0-9a-f]+ 4", "client mined draw .*", "auditor2? work audit", "auditor2? mined sit .*",
+    "trainer mined open .*|trainer say ShowHead 4", "auditor2? mined claim .*", "auditor2? mined withdraw",
+)  # fmt: skip
+
+
+NEEDS_ANVIL = pytest.mark.skipif(find_anvil() is None, reason="needs anvil")
+
+
+@pytest.mark.parametrize(
+    ("town", "cheat"),
+    [(Sealing, ""), (Sealing, "rate"), pytest.param(Town, "rate", marks=NEEDS_ANVIL)],
+    ids=["sealed, honest", "sealed", "anvil"],
+)
+def test_auditors_are_paid_for_seats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, town: type[Town], cheat: str
+) -> None:
+    """Heads are sealed, the client draws, the seats' auditors seal what they computed, and only then a head is shown.
+
+    Fees and shares are those of SPEC section 11.1, to the gas of the transactions. One auditor may have both seats.
+    """
+    monkeypatch.setattr(up, "AFTER_SECONDS", 15)
+    story = list[str]()
+    plan = plan_of(tmp_path / "town", cheat=cheat, seats=2, embedded=town is Sealing)
+    ending = play(town(plan, story.append), story).ending
+    assert ending.status == ("slashed" if cheat else "settled")
+    order = [min(at for moment, at in ending.moments.items() if re.fullmatch(words, moment)) for words in STORY]
+    assert order == sorted(order)
+    assert [moment for moment in ending.moments if "ShowHead" in moment] == ["trainer say ShowHead 4"]
+    if town is Sealing:
+        the_hub_is_blind(tmp_path / "town")
+
+    half, paid = Terms().trainer_stake // 2, 0
+    for name in ("auditor", "auditor2"):
+        seats = len([moment for moment in ending.moments if moment.startswith(f"{name} mined claim ")])
+        won = len([moment for moment in ending.moments if moment.startswith(f"{name} mined prove ")])
+        earned = seats * FEE + (seats + won) * (half // 3 if cheat else 0)
+        balance = json.loads((tmp_path / "town" / name / "status.json").read_text())["balance"]
+        assert -GAS < balance - (BALANCE - BOND + earned) <= 0, name
+        paid += seats
+    assert paid == 2

@@ -24,8 +24,6 @@ from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
 
 BLOCK = 12
-POLLS = 1
-"""How often each party looks between two blocks; a real one looks every second."""
 
 
 class Faulty:
@@ -152,9 +150,8 @@ class Village:
         """Blocks and turns, until the job has ended and everybody has withdrawn."""
         for number in range(most):
             self.mine()
-            for _ in range(POLLS):
-                for villager in self.villagers.values():
-                    villager.step()
+            for villager in self.villagers.values():
+                villager.step()
             yield number
             board = self.villagers["client"].ground.board
             owed = any(self.chain.credit(key.address) for key in (CLIENT, TRAINER, CHALLENGER))
@@ -174,8 +171,7 @@ class Village:
         self.mine()
         for villager in self.villagers.values():
             villager.node.fault = lambda *_: None
-            for _ in range(POLLS):  # of several nodes, the first that is asked may be the one that lies
-                villager.step()
+            villager.step()
 
     def carry(self, sender: Villager, action: e.Action) -> None:
         """What is said arrives at once at everybody else."""

@@ -1,13 +1,10 @@
 """The pages in Debian's Chromium: they fit, they follow what happens, and they ask nobody else for anything."""
 
 import asyncio
-import json
 import re
 import shutil
-import signal
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ from starlette.routing import Route
 
 from tests.tiebreak.node.pages.staged import Staged, moments
 from tests.tiebreak.node.pages.test_pages import HOSTILE, paths
+from tests.waiting import until
 from tiebreak.node.pages import routes
 from tiebreak.node.up import Plan, Town
 
@@ -75,8 +73,7 @@ def site() -> Iterator[Site]:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
-        while not server.started:
-            time.sleep(0.02)
+        until(lambda: server.started)
         yield Site(f"http://127.0.0.1:{bound.getsockname()[1]}", stage, say, asked)
         server.should_exit = True
         thread.join(10)
@@ -113,11 +110,11 @@ def page(chromium: Browser, site: Site) -> Iterator[Page]:
 WIDTH = "[document.documentElement.scrollWidth, window.innerWidth]"
 
 
-@pytest.mark.parametrize("width", [390, 1024, 1600])
+@pytest.mark.parametrize("width", [390, 1600])
 def test_nothing_is_wider_than_the_window(page: Page, site: Site, width: int, cases: Callable[[], None]) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     ends = [source for source in moments() if source.board.games]
-    for source in (moments()[0], ends[0], ends[len(ends) // 2], ends[-1]):
+    for source in (moments()[0], ends[-1]):
         for hostile in (False, True):
             site.stage.show(source)
             if hostile:
@@ -226,32 +223,20 @@ def test_the_keyboard_reaches_every_link(page: Page, site: Site) -> None:
 
 
 class Tour(Town):
-    """`tiebreak up`, until the reader has seen enough. The trainer talks slowly, else it is over in a second."""
+    """`tiebreak up` without a chain, until the reader has seen enough."""
 
-    def __init__(self, folder: Path, cheat: str, *, chain: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.story: list[str] = []
         self.is_seen = threading.Event()
         plan = Plan(
-            task="digits", steps=None, cheat=cheat, chain=chain, embedded=False, port=0, folder=folder, until_over=False
-        )
+            task="digits", steps=None, cheat="label", chain=False, embedded=False, port=0, folder=folder,
+            until_over=False,
+        )  # fmt: skip
         super().__init__(plan, self.story.append)
 
     def disturb(self) -> None:
         if self.is_seen.is_set():
             raise KeyboardInterrupt
-
-    def _heard(self, name: str, line: str) -> None:
-        super()._heard(name, line)
-        if name == "auditor" and "challenging" in line:
-            threading.Thread(target=self._slow_down, daemon=True).start()
-
-    def _slow_down(self) -> None:
-        trainer = self._children["trainer"]._process
-        for _ in range(10):
-            for number, seconds in ((signal.SIGSTOP, 1.2), (signal.SIGCONT, 0.1)):
-                if not self.is_seen.is_set() or number == signal.SIGCONT:
-                    trainer.send_signal(number)
-                    time.sleep(seconds)
 
 
 @contextmanager
@@ -259,9 +244,8 @@ def touring(tour: Tour) -> Iterator[Tour]:
     thread = threading.Thread(target=tour.run, daemon=True)
     thread.start()
     try:
-        while "page" not in tour.ending.moments:
-            assert thread.is_alive(), tour.story
-            time.sleep(0.05)
+        until(lambda: "page" in tour.ending.moments or not thread.is_alive(), seconds=120)
+        assert thread.is_alive(), tour.story
         yield tour
     finally:
         tour.is_seen.set()
@@ -269,35 +253,14 @@ def touring(tour: Tour) -> Iterator[Tour]:
         print("\n".join(tour.story))
 
 
-NOTE = """(selectors) => {
-    window.noted = [];
-    const note = () => {
-        const found = JSON.stringify(selectors.map((s) => document.querySelectorAll(s).length));
-        if (window.noted.at(-1) !== found) window.noted.push(found);
-    };
-    new MutationObserver(note).observe(document.body, { childList: true, subtree: true });
-    note();
-}"""
-"""Keeps how many elements there are of each kind, whenever that changes."""
-
-
-def noted(page: Page, kind: int) -> list[int]:
-    """The numbers of elements of a kind, as they came, each once."""
-    return list(dict.fromkeys(json.loads(counts)[kind] for counts in page.evaluate("window.noted")))
-
-
-@pytest.mark.parametrize(("cheat", "chain"), [("rate", True), ("label", False)], ids=["on a chain", "without a chain"])
-def test_a_whole_run_goes_by(chromium: Browser, tmp_path: Path, cheat: str, chain: bool) -> None:
+def test_a_whole_run_goes_by(chromium: Browser, tmp_path: Path) -> None:
     """From an empty page to the verdict and the money, without one reload; at the end the same without scripts."""
-    with touring(Tour(tmp_path / "town", cheat, chain=chain)) as tour, reader(chromium, tour.page) as page:
+    with touring(Tour(tmp_path / "town")) as tour, reader(chromium, tour.page) as page:
         page.goto(tour.page, wait_until="load")
-        loaded = page.evaluate("performance.timeOrigin")
         assert "No run was offered yet" in page.inner_text("main")
         page.locator(".jobs .row").click(timeout=180_000)
         page.wait_for_url("**/jobs/*")
-        assert page.evaluate("performance.timeOrigin") > loaded
         loaded = page.evaluate("performance.timeOrigin")
-        page.evaluate(NOTE, ["#live_heads tbody tr", "#live_audits tbody tr"])
         curve = page.locator(".loss")
         lengths = set()
         while not page.locator("#live_games .row").count():
@@ -305,27 +268,18 @@ def test_a_whole_run_goes_by(chromium: Browser, tmp_path: Path, cheat: str, chai
             page.wait_for_timeout(100)
         assert page.evaluate("performance.timeOrigin") == loaded
         assert len(lengths) >= 3, "the curve grew"
-        assert len(noted(page, 0)) >= 3, "heads came one by one"
-        assert len(noted(page, 1)) >= 2, "audits came one by one"
-
         page.locator("#live_games .row").click()
         page.wait_for_url("**/games/*")
         loaded = page.evaluate("performance.timeOrigin")
-        page.evaluate(NOTE, [".plies li", ".stage"])
         expect(page.locator("h1")).to_have_text("The trainer was wrong", timeout=300_000)
         expect(page.locator(".stage.last")).to_have_count(1, timeout=10_000)
         assert page.evaluate("performance.timeOrigin") == loaded
-        assert len(noted(page, 0)) >= 3, "moves came while the page was open"
-        assert len(noted(page, 1)) >= 3, "the walk closed in"
         text = page.inner_text("main")
         for expected in (
-            "lost by the trainer",
-            "won by the challenger",
-            "back to the client",
-            "Recomputed in integers",
-        ):
+            "lost by the trainer", "won by the challenger", "back to the client", "Recomputed in integers",
+        ):  # fmt: skip
             assert expected in text
-        assert ("gas" in text) is chain
+        assert "gas" not in text
         assert page.locator("mark").count() == 2 * page.locator("mark.right").count() >= 2, (
             "both claims, where they differ"
         )
