@@ -1,4 +1,4 @@
-"""Reads a page as no browser has to: what is not well nested, or a name that is given twice, is an error."""
+"""A strict reader of pages: tags that do not nest, and ids and attributes that are given twice, are errors."""
 
 from html.parser import HTMLParser
 

@@ -43,7 +43,7 @@ class Desk:
         return self.command("certify", folder or self.run, *model, *key, *more, code=code)
 
     def verify(self, model: Path, *more: object, code: int = 0) -> str:
-        """What the command prints, wherever."""
+        """What the command prints on stdout and stderr."""
         return "".join(self.command.printed("verify", model, self.certificate, *more, code=code))
 
     def address(self, who: str) -> str:

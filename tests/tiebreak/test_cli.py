@@ -151,7 +151,7 @@ def imported_by(code: str) -> set[str]:
 
 
 def running(*commands: list[str], code: int = 0) -> set[str]:
-    """The modules that a fresh interpreter has after these commands, of which the last one ends with this code."""
+    """The modules that a fresh interpreter has loaded after these commands. The last one ends with this code."""
     *before, last = (f"run(main.tiebreak, {arguments!r}) == " for arguments in commands)
     return imported_by(SEEN + "\n".join(f"assert {line}" for line in [*(f"{one}0" for one in before), f"{last}{code}"]))
 

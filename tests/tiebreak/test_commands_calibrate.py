@@ -90,7 +90,7 @@ def test_proven_bounds_need_no_measurement(output: Path, command: Commands) -> N
         (["digits", "--precision", "15"], "precision"),
         (["digits", "--margin", "0.5"], "margin"),
         (["digits", "--steps", "0"], "steps"),
-        (["tests"], "expected a run or a captured job"),
+        ([str(Path(__file__).parent)], "expected a run or a captured job"),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_written(

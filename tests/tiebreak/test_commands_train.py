@@ -49,7 +49,7 @@ class Training:
 
 @pytest.fixture
 def train(command: Commands, parties: Parties, tmp_path: Path) -> Training:
-    """Of a run that is signed, and not begun."""
+    """The command about a run that is signed and not begun."""
     return Training(command, parties, parties.signed(tmp_path / "run"))
 
 

@@ -67,7 +67,7 @@ Monitor = Callable[..., str]
 
 @pytest.fixture
 def monitor(command: Commands) -> Monitor:
-    """What the command prints, wherever."""
+    """What the command prints on stdout and stderr."""
     return lambda *arguments, code=0: "".join(command.printed("monitor", *arguments, code=code))
 
 

@@ -246,8 +246,8 @@ NEEDS_ANVIL = pytest.mark.skipif(find_anvil() is None, reason="needs anvil")
 
 @pytest.mark.parametrize(
     ("town", "cheat"),
-    [(Sealing, ""), (Sealing, "rate"), pytest.param(Town, "rate", marks=NEEDS_ANVIL)],
-    ids=["sealed, honest", "sealed", "anvil"],
+    [(Sealing, ""), pytest.param(Town, "rate", marks=NEEDS_ANVIL)],
+    ids=["sealed", "anvil"],
 )
 def test_auditors_are_paid_for_seats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, town: type[Town], cheat: str
