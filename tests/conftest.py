@@ -172,7 +172,8 @@ class Ledger:
             self.files.add(file)
             if report.passed:
                 self.passed[folder_of(file)] += 1
-        self.seconds.append((report.processor_seconds, f"{report.nodeid} ({report.when})"))
+        used = getattr(report, "processor_seconds", 0.0)  # a worker that crashed tells nothing
+        self.seconds.append((used, f"{report.nodeid} ({report.when})"))
         if report.when == "teardown":
             self.cases += sum(int(value) for name, value in report.user_properties if name == "cases")
 
