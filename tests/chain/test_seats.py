@@ -363,7 +363,7 @@ def test_seats_follow_the_rules_in_many_orders(cases: Callable[[], None]) -> Non
     taken: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for seed in (2, 3):
-        town = play(seed, 180)
+        town = play(seed, 130)
         taken += town.taken
         refused += town.refused
         cases()
