@@ -14,6 +14,8 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.program.rounding import Policy
 
+pytestmark = pytest.mark.slow
+
 
 def logged(nonce: int, **fields: int) -> Job:
     return replace(JOB, policy=int(Policy.LOGGED), nonce=1 << 40 | nonce, reward=10**18 + 1, **fields)
@@ -92,7 +94,6 @@ class Life:
         assert self.chain.receipts(job.id) == job.receipts
 
 
-@pytest.mark.slow
 def test_random_lives_go_on_as_in_python(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
     rng, seen, calls_made = Random(14), dict[str, int](), 0
     for nonce in range(30):

@@ -495,8 +495,9 @@ def killed() -> dict[str, str]:
 
 
 SUITE = Suite(
-    fast={"not finite": fails_alike, "refused": refuses},
+    fast={"refused": refuses},
     slow={
+        "not finite": fails_alike,
         "steps": lambda: agrees(everything(), STEPS), "commits": commits_late, "left alone": is_left_alone,
         "without": falls_back,
     },

@@ -488,11 +488,10 @@ FAST = {
     "matmul": lambda: property_of(matmul, 2),
     "plain": lambda: property_of(plain, 2),
     "extremes": lambda: extremes(3),
-    "hard rows": decides_hard_rows,
     "long rows": decides_long_rows,
-    "twice": lambda: twice(left=0),
 }
 SLOW = {
+    "hard rows": decides_hard_rows,
     "views": lambda: views(40),
     "matmul": lambda: property_of(matmul, 20),
     "convolution": lambda: property_of(convolution, 30),
@@ -505,7 +504,8 @@ SLOW = {
     "parts": conforms_in_parts,
     "flushes": flushes,
     "divided": lambda: divides(20),
-    "twice": lambda: twice(left=8),
+    "twice": lambda: twice(left=0),
+    "twice, few left": lambda: twice(left=8),
     "no reads": waits_for_nothing,
     "vectors, small blocks": lambda: sum(counted(precision) for precision in (16, 32)),
     "near ties": logs,

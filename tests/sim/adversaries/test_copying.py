@@ -9,10 +9,11 @@ from tiebreak.sim.adversaries.base import Adversary, Catch, builder
 from tiebreak.sim.adversaries.mempool import Copier, Withholder, bearable, with_a_false_run
 from tiebreak.sim.world.cast import TERMS
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seals_late", [False, True], ids=["copied seal", "late seal"])
 def test_a_copied_proof_in_front_of_the_original_is_refused(seals_late: bool) -> None:
     row = builder("front-run proof", Copier, "-", {Catch.REFUSED}, seals_late=lambda _cast, _rng: seals_late)
@@ -33,7 +34,6 @@ def withholding(seconds: int | None = None) -> Adversary:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_withheld_proof_earns_its_maker_the_reward() -> None:
     result = played(withholding(), 3)
     assert result.job_status == "slashed"
@@ -45,7 +45,6 @@ def test_a_withheld_proof_earns_its_maker_the_reward() -> None:
     assert own.seconds > TERMS.clock + bearable(stage(withholding(), Random(3)))
 
 
-@pytest.mark.slow
 def test_a_builder_that_withholds_a_proof_for_longer_than_a_clock_is_paid() -> None:
     """Nobody is promised anything against one: without a copy, too, the auditor's clock would run out."""
     result = result_of(withholding(TERMS.clock + 2 * BLOCK), 3)
@@ -53,7 +52,6 @@ def test_a_builder_that_withholds_a_proof_for_longer_than_a_clock_is_paid() -> N
     assert party(result, "auditor").wei < 0
 
 
-@pytest.mark.slow
 def test_a_proof_that_is_withheld_until_the_talk_is_over_still_counts() -> None:
     result = played(withholding(TERMS.clock - 2 * BLOCK), 3, talk_time=100 * BLOCK)
     fought = duel(result, "auditor")
