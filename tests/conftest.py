@@ -54,6 +54,8 @@ BUDGETS = {"fast": 5.0, "slow": 60.0}
 """Seconds of processors that one test, or the fixtures made for it, may take in a part, on an idle AMD EPYC."""
 COUNTING = 0.011
 """Seconds in which that machine counts to a million."""
+NOISE = 2.0
+"""How many times its budget fails a test: what else runs on the same core may double what it uses."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,7 +117,7 @@ def processor_seconds() -> float:
 
 
 def slowness() -> float:
-    """How many times slower than the machine of `BUDGETS` this one counts; 1 where it is faster."""
+    """How many times slower than the machine of `BUDGETS` this one counts now; 1 where it is faster."""
 
     def count() -> float:
         start = time.process_time()
@@ -123,7 +125,7 @@ def slowness() -> float:
             pass
         return time.process_time() - start
 
-    return max(1.0, min(count() for _ in range(5)) / COUNTING)
+    return max(1.0, min(count() for _ in range(3)) / COUNTING)
 
 
 USED = pytest.StashKey[float]()
@@ -138,11 +140,11 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Give each phase of a test what it used."""
+    """Give each phase of a test what it used, as seconds of the machine of `BUDGETS`."""
     report = yield
-    now = processor_seconds()
-    report.processor_seconds = now - item.stash.get(USED, now)
-    item.stash[USED] = now
+    used = processor_seconds() - item.stash.get(USED, 0.0)
+    report.processor_seconds = used / slowness() if used > min(BUDGETS.values()) else used
+    item.stash[USED] = processor_seconds()
     return report
 
 
@@ -194,11 +196,11 @@ class Ledger:
                 for path in sorted(ROOT.glob("tests/**/test_*.py"))
                 if path not in ran and part_of(path) == self.part
             ]
-            budget = BUDGETS[self.part] * slowness()
+            budget = BUDGETS[self.part]
             self.problems += [
                 f"expected at most {budget:.1f} s of processors, got {used:.1f} s in {what}"
                 for used, what in sorted(self.seconds, reverse=True)
-                if used > budget
+                if used > budget * NOISE
             ]
         return 1 if self.problems and exitstatus in (0, 5) else exitstatus
 
