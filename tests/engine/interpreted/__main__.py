@@ -1,13 +1,12 @@
-"""A few checks of each kernel."""
+"""A few checks of the kernels that are named."""
 
 import json
 import sys
 
 from tests.engine.interpreted import chains, graphs, hashing, indices, interpreting, ran_by, sums
 
+SUITES = {"sums": sums, "chains": chains, "indices": indices, "hashing": hashing, "graphs": graphs}
+
 with interpreting():
-    found = {
-        module.__name__.rpartition(".")[2]: ran_by(module.SUITE.fast)
-        for module in (sums, chains, indices, hashing, graphs)
-    }
+    found = {name: ran_by(SUITES[name].SUITE.fast) for name in sys.argv[1:]}
 sys.stdout.write(json.dumps(found) + "\n")
