@@ -22,7 +22,7 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.board import JobStatus
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def bodies(there: Town, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]]:

@@ -32,7 +32,7 @@ from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 TASK = Path(__file__).with_name("small_job.py")
 TRUE_ROOT = "d1b15adb"
 """How the root of the small task's true run begins."""

@@ -25,7 +25,7 @@ from tests.waiting import until
 from tiebreak.node.pages import routes
 from tiebreak.node.up import Plan, Town
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 class Stage(Staged):
