@@ -163,6 +163,7 @@ def main() -> None:
     gates = chosen(sys.argv[1:])
     shutil.rmtree(LOGS, ignore_errors=True)
     LOGS.mkdir()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, tests that interrupt would fail
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     running: list[Running] = []
     try:
