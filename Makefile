@@ -84,7 +84,7 @@ model: ## The game and the job board, model-checked by SPIN within bounds, with 
 model-quick: ## The same without the properties whose bounds are large
 	$(PYTHON) model/check.py --quick
 
-nightly: setup model hardest models ## What is too slow for each change and rarely tells anything (an hour; docs/verification.md)
+nightly: setup model hardest models ## What is too slow for each change and rarely tells anything (docs/verification.md)
 	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test
 	$(BIN)/mypy --python-version 3.13
 

@@ -34,7 +34,7 @@ class Gate:
 
 @dataclass(kw_only=True)
 class Running:
-    """A gate that was started."""
+    """A gate under way: its process, the file of its output, and when it began (seconds, monotonic)."""
 
     gate: Gate
     process: subprocess.Popen[bytes]
@@ -119,7 +119,6 @@ def end(running: list[Running]) -> None:
 
 
 def tail(log: Path, lines: int) -> str:
-    """The end of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
@@ -158,7 +157,6 @@ def run(waiting: list[Gate], running: list[Running]) -> list[str]:
 
 
 def main() -> None:
-    """All gates, or those named."""
     begin = time.monotonic()
     gates = chosen(sys.argv[1:])
     shutil.rmtree(LOGS, ignore_errors=True)
