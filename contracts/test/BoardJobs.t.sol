@@ -182,6 +182,15 @@ contract BoardJobsTest is BoardBase {
         _refused(job, "gameTime", 96 * uint256(type(uint64).max) + 3 * CLOCK);
     }
 
+    function test_create_refuses_a_cap_of_games_that_is_cheap_to_fill() external {
+        IJobBoard.Job memory job = _job(1);
+        (job.reward, job.trainerStake, job.challengerStake) = (5, 7, 3);
+        (job.seats, job.seatFee, job.seatBond) = (4, 2, (3 << 12) - 5);
+        _offer(job);
+        job.reward += 1;
+        _refused(job, "worth", (3 << 14) + 1);
+    }
+
     function test_create_refuses_another_descent() external {
         IJobBoard.Job memory job = _job(1);
         job.descentLevels = 0;

@@ -72,6 +72,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a bond without seats": ({"seat_bond": 1}, "a seat bond of 0 without seats, got 1"),
     "seats without a bond": ({"seats": 16, "seat_fee": 1}, "a seat bond of at least 1 with seats, got 0"),
     "a large fee": ({"seats": 1, "seat_fee": 1 << 128, "seat_bond": 1}, "seat_fee: expected a number between 0"),
+    "a cap that is cheap to fill": (
+        {"reward": 5, "trainer_stake": 7, "seats": 4, "seat_fee": 1, "seat_bond": 1 << 12, "challenger_stake": 1},
+        "a challenger's stake of at least 2 wei, got 1: for less a trainer could fill the job with 16 games",
+    ),
     "a challenge for nothing": ({"challenger_stake": 0}, "challenger_stake: expected a number between 1"),
     "large reward": ({"reward": 1 << 128}, "reward: expected a number between 0"),
     "negative": ({"nonce": -1}, "nonce: expected an unsigned"),
@@ -143,7 +147,7 @@ def test_both_parties_sign() -> None:
 def test_a_job_file_comes_back(precision: int, tolerances: list[int]) -> None:
     packed = int.from_bytes(bytes(tolerances), "little")
     logged = replace(JOB, policy=1, precision=precision, tolerances=packed)
-    for job in (logged, replace(JOB, nonce=(1 << 256) - 1, reward=1 << 100)):
+    for job in (logged, replace(JOB, nonce=(1 << 256) - 1, reward=1 << 100, challenger_stake=1 << 87)):
         file = signed(job).encode()
         back = SignedJob.decode(file)
         back.verify()

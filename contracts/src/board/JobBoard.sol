@@ -25,6 +25,8 @@ abstract contract JobBoard is IJobBoard {
     uint256 internal constant MAX_GAME_SECONDS = 1 << 25;
     /// At once, of one job.
     uint256 internal constant MAX_GAMES = 16;
+    /// How many challenger's stakes all may be worth that a false run can win or keep.
+    uint256 internal constant MAX_WORTH = 1 << (MAX_GAMES - 2);
     uint256 internal constant MIN_PRECISION = 16;
     uint256 internal constant MAX_PRECISION = 32;
     uint256 internal constant LOGGED = 1;
@@ -370,6 +372,10 @@ abstract contract JobBoard is IJobBoard {
         _require("seatFee", job_.seatFee, 0, seated ? MAX_AMOUNT : 0);
         _require("seatBond", job_.seatBond, seated ? 1 : 0, seated ? MAX_AMOUNT : 0);
         _require("descentLevels", job_.descentLevels, 1, MAX_DESCENT_LEVELS);
+        // SAFETY: a trainer that fills its job with games of its own, so that nobody else can challenge, burns half of
+        // 2^MAX_GAMES - 1 stakes: twice what that can win or keep for it.
+        uint256 worth = job_.reward + job_.trainerStake + job_.seats * (job_.seatFee + job_.seatBond);
+        _require("worth", worth, 0, MAX_WORTH * job_.challengerStake);
     }
 
     function _require(string memory field, uint256 value, uint256 low, uint256 high) private pure {

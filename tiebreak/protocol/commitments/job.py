@@ -19,7 +19,7 @@ from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
-from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_GAMES, MAX_SECONDS
+from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_GAMES, MAX_SECONDS, MAX_WORTH
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import U32, Fields, Raw, Record, Root, Uint, pack, unpack
@@ -86,6 +86,11 @@ class Job(Record):
         if self.tolerances and not self.is_logged:
             raise VerificationError(f"job: expected tolerances 0 under policy exact, got {self.tolerances:#x}")
         self._check_seats()
+        if self.challenger_stake < (least := -(-self.worth // MAX_WORTH)):
+            raise VerificationError(
+                f"job: expected a challenger's stake of at least {least} wei, got {self.challenger_stake}: for less a "
+                f"trainer could fill the job with {MAX_GAMES} games of its own and shut challengers out"
+            )
         if self.game_seconds > MAX_GAME_SECONDS:
             raise VerificationError(
                 f"job: expected a game of at most {MAX_GAME_SECONDS} seconds, got {self.game_seconds}: talk, "
@@ -117,6 +122,11 @@ class Job(Record):
     @property
     def is_logged(self) -> bool:
         return self.policy == Policy.LOGGED
+
+    @property
+    def worth(self) -> int:
+        """All that a false run can win or keep, in wei: reward, stake, and the fees and bonds of seats."""
+        return self.reward + self.trainer_stake + self.seats * (self.seat_fee + self.seat_bond)
 
     @property
     def game_seconds(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Self
 
+from tiebreak.protocol.commitments.terms import MAX_WORTH
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.terms import MAX_STAKE_RATIO
 from tiebreak.sim.games.line import GameLine, require_known
@@ -142,8 +143,10 @@ def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str
         levels=levels,
         reward=reward,
         trainer_stake=trainer_stake,
-        # A smaller one no trainer accepts, and then there is no game.
-        challenger_stake=max(challenger_stake, -(-trainer_stake // MAX_STAKE_RATIO)),
+        # A smaller one no trainer accepts, or no job has, and then there is no game.
+        challenger_stake=max(
+            challenger_stake, -(-trainer_stake // MAX_STAKE_RATIO), -(-(reward + trainer_stake) // MAX_WORTH)
+        ),
         window=rng.choice((3600, 4 * 3600, 86400, 3 * 86400)),
         clock=rng.choice((600, 1800, 3600, 6 * 3600)),
         replay=rng.choice((0, 60, 600, 3600)),
