@@ -69,15 +69,6 @@ def test_it_is_the_eager_loop_with_batch_norms_statistics() -> None:
     assert ours["norm.num_batches_tracked"].item() == 3 * 20
 
 
-def test_without_statistics_it_is_a_larger_batch() -> None:
-    """Up to rounding: the mean of three means over 4 examples is the mean over 12."""
-    small = run_engine(compile_task(make_task(accumulation=3, norm=False)), 20)
-    large = run_engine(compile_task(make_task(accumulation=1, size=12, norm=False)), 20)
-    assert small.keys() == large.keys()
-    for name in small:
-        torch.testing.assert_close(small[name], large[name], rtol=1e-5, atol=1e-5)
-
-
 def test_gradients_are_added_in_the_order_of_the_batches_bit_for_bit() -> None:
     task, steps = make_task(accumulation=3), 20
     compiled = compile_task(task)

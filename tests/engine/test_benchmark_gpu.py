@@ -1,7 +1,6 @@
 """The GPU benchmark, tried out on a CPU: a killed one goes on, other bits are named, and nothing is checked in."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +9,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from click.testing import CliRunner
 
-from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import bits
-from benchmarks.gpu.parts import PARTS, Part, parts_on
-from benchmarks.gpu.workloads import FULL, TINY, Context
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.workloads import TINY, Context
 from benchmarks.table import RESULTS, Row, write
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
 from tests.waiting import until
@@ -66,50 +63,6 @@ def test_a_trial_on_the_cpu_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert made["environment"]["device"] == "cpu"
     found = {(row["metric"], row["case"]): row["value"] for row in made["rows"]}
     assert found["steps that agree", "digits, trained on cpu, audited on cpu"] == TINY["digits"].steps
-
-
-def crash(_: Context) -> list[Row]:
-    os.abort()
-
-
-@pytest.mark.slow
-def test_a_part_that_fails_or_crashes_leaves_its_message(tmp_path: Path) -> None:
-    """None of them ends the command, and none is kept as done."""
-    measurement = gpu.Measurement("cpu", tmp_path, 5)
-    failing = Part("failing", 60, len)  # type: ignore[arg-type]
-    crashing = Part("crashing", 60, crash)
-    endless = Part("endless", 0, len)  # type: ignore[arg-type]
-    assert measurement.run(failing) == "failed, exit code 1: TypeError: object of type 'Context' has no len()"
-    assert measurement.run(crashing).startswith("failed, exit code -6: ")
-    assert measurement.run(endless) == "failed, ended after 0 s: no message"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["crashing.failed", "endless.failed", "failing.failed"]
-    assert "Fatal Python error: Aborted" in (tmp_path / "crashing.failed").read_text()
-    assert (tmp_path / "failing.failed").read_text().endswith("has no len()\nexit code 1\n")
-    assert not measurement.is_done(failing)
-
-
-def test_results_of_other_sources_or_devices_are_measured_again(tmp_path: Path) -> None:
-    measurement = gpu.Measurement("cpu", tmp_path, 5)
-    for changed in ({}, {"sources": "0" * 64}, {"device": "cuda"}, {"names": "another GPU"}):
-        write("doctor", [], "", environment=measurement.told | changed, folder=tmp_path)
-        assert measurement.is_done(PARTS[0]) == (not changed)
-
-
-def test_the_parts_fit_into_the_time() -> None:
-    assert parts_on("cuda") == list(PARTS)
-    assert sum(part.seconds for part in PARTS) < 25 * 60
-    assert {part.workload for part in PARTS} - {""} == set(FULL)
-    assert len({part.name for part in PARTS}) == len(PARTS)
-
-
-def test_results_are_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = CliRunner().invoke(gpu.main, [])
-    assert done.exit_code == 1
-    assert "expected a GPU that torch can use, got none; --device cpu tries out" in done.output
-    done = CliRunner().invoke(gpu.main, ["--device", "cpu", "--commit"])
-    assert done.exit_code == 2
-    assert "--commit is for a GPU's results" in done.output
 
 
 def test_run_roots_are_those_of_training_and_other_bits_are_named(tmp_path: Path) -> None:

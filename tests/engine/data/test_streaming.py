@@ -13,7 +13,6 @@ from tiebreak.protocol.commitments.streaming import SUBTREE_BYTES, TensorStream
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.isa import DType
-from tiebreak.protocol.trees import Frontier, Tree, fold_nodes
 
 
 def cut(data: memoryview, sizes: list[int]) -> Iterator[memoryview]:
@@ -70,12 +69,3 @@ def test_too_few_and_too_many_bytes_are_refused() -> None:
         stream.identity()
     with pytest.raises(EncodingError, match=r"expected 16 bytes for I64 .*, got more"):
         stream.update(bytes(2))
-
-
-@pytest.mark.parametrize("count", range(10))
-def test_a_growing_tree_of_subtrees_is_the_tree_of_their_leaves(count: int) -> None:
-    leaves = [bytes([n]) * 32 for n in range(4 * count)]
-    frontier = Frontier(2)
-    for start in range(0, len(leaves), 4):
-        frontier.append(fold_nodes(leaves[start : start + 4]))
-    assert frontier.root(4) == Tree(leaves, 6).root
