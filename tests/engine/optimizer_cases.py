@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import count
+from itertools import count, islice
 from math import sqrt
 
 import mpmath
@@ -12,9 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.engine.lowering_bench import torch_batch
+from tests.engine.lowering_bench import stepped, torch_batch
 from tiebreak.demo.tasks import plain
-from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering.builder import Builder
@@ -33,7 +32,6 @@ from tiebreak.engine.optimizers.settings import (
     RAdam,
     RMSprop,
 )
-from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
@@ -306,18 +304,12 @@ def drawn(task: Task, compiled: Compiled) -> Iterator[tuple[Tensor, ...]]:
 def against_torch(task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and buffers after the job: the program's, and torch's own in FP64."""
     compiled = compile_task(task)
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
-    losses = []
-    for step in range(1, task.steps + 1):
-        result = machine.step(step, state, data)
-        state = result.state
-        losses.append(result.loss)
+    results = list(islice(stepped(compiled), task.steps))
     model = task.model.double().train()
     optimizer = plain.make_optimizer(task, model)
     batches, rates = drawn(task, compiled), task.learning_rates().tolist()
     expected = [plain.take_step(task, model, optimizer, rate, batches) for rate in rates]
-    assert losses == pytest.approx(expected, rel=1e-4)
+    assert [result.loss for result in results] == pytest.approx(expected, rel=1e-4)
     named = dict([*model.named_parameters(), *model.named_buffers()])
-    ours = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
+    ours = {name.removeprefix("model."): t for name, t in results[-1].state.items() if name.startswith("model.")}
     return ours, {name: t.detach() for name, t in named.items()}

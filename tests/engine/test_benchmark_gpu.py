@@ -10,22 +10,15 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.gpu import bits
 from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.workloads import TINY, Context
-from benchmarks.table import RESULTS, Row, write
-from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
+from benchmarks.gpu.workloads import TINY
+from benchmarks.table import RESULTS
 from tests.waiting import until
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.native import pure_path
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.graphs import Reads
-from tiebreak.engine.run.interpreter import Interpreter, loss_bits
-from tiebreak.engine.run.train import Worker
+from tiebreak.engine.run.interpreter import loss_bits
 from tiebreak.engine.run.worst import product
-from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,29 +56,6 @@ def test_a_trial_on_the_cpu_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert made["environment"]["device"] == "cpu"
     found = {(row["metric"], row["case"]): row["value"] for row in made["rows"]}
     assert found["steps that agree", "digits, trained on cpu, audited on cpu"] == TINY["digits"].steps
-
-
-def test_run_roots_are_those_of_training_and_other_bits_are_named(tmp_path: Path) -> None:
-    context = Context(torch.device("cpu"), tmp_path)
-    bits.on_cpu(context, "digits")
-    workload = TINY["digits"]
-    made = compile_task(workload.task())
-    job = draft_job(made, steps=workload.steps, checkpoint_interval=workload.interval, client=CLIENT.address,
-                    trainer=TRAINER.address, terms=Terms())  # fmt: skip
-    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
-    run = RunDirectory.create(tmp_path / "run", signed, made.program, made.state, made.data)
-    assert Worker(run, Interpreter(run.program, Arithmetic())).work().hex() == context.told["run root"]
-
-    def compared(**changed: str) -> list[Row]:
-        write("cpu-digits", [], "", environment=context.told | changed, folder=tmp_path)
-        return bits.on_device(context, "digits")
-
-    assert [row.value for row in compared()] == [workload.steps] * 3
-    with pytest.raises(StateError, match=r"digits: expected the CPU's run root \w+, got as in training: .*, first in "
-                       r"checkpoint 1 of 2; random order: .*; torch alone: "):  # fmt: skip
-        compared(records=" ".join(["00" * 32] * 2))
-    with pytest.raises(StateError, match="expected digits to be captured as before"):
-        compared(inputs="another")
 
 
 def test_what_the_host_reads_is_named() -> None:

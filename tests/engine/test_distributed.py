@@ -253,15 +253,6 @@ def test_a_state_that_is_not_finite_stops_all_workers(tiny: Compiled) -> None:
     assert stopped == [alone.value.name] * 3
 
 
-def test_all_workers_meet_in_the_same_exchanges() -> None:
-    for workers in (2, 3, 5):
-        divided = Partition(compiled_attention().program, workers)
-        programs = [divided.local(worker).body for worker in range(workers)]
-        kinds = [[(type(i), i.opcode, i.function) for i in body] for body in programs]
-        assert all(kind == kinds[0] for kind in kinds)
-        assert {AllGather, SharedSum} < {type(i) for i in programs[0]}
-
-
 @dataclass
 class Counting:
     """An end of the table that counts the bytes that it sends to the others."""

@@ -3,10 +3,6 @@
 import shutil
 from pathlib import Path
 
-import torch
-
-from tests.protocol.whole_steps import execute
-from tiebreak.engine.data.tensors import identity
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
@@ -16,7 +12,6 @@ from tiebreak.protocol.trees import verify
 from .logged_cases import (
     INTERVAL,
     STEPS,
-    compiled,
     log_of,
     machine,
     replay,
@@ -44,19 +39,6 @@ def test_evidence_is_tied_together_as_the_game_needs(trained: RunDirectory) -> N
         record.state_root
     )
     assert log_of(trained, step).count > 0
-
-
-def test_values_of_a_step_are_the_integer_reference_with_its_log(trained: RunDirectory) -> None:
-    evidence = Evidence(trained, machine(trained.job, threshold=None, permute=3), CommittedLogs.of(trained))
-    step = busiest(trained, range(1, INTERVAL + 1))
-    raw_state = {name: tensor.numpy().tobytes() for name, tensor in evidence._state_after(step - 1).items()}
-    raw_data = {name: tensor.numpy().tobytes() for name, tensor in compiled().data.items()}
-    log = log_of(trained, step)
-    values = execute(trained.program, raw_state, raw_data, step, tolerances=trained.job.tolerances, log=log)
-    for value in log.entries:
-        assert evidence.tensor(step, value) == values[value]
-    tree = evidence.value_tree(step)
-    assert tree.node(0, len(values) - 1) == identity(torch.frombuffer(bytearray(values[-1]), dtype=torch.float32)[0])
 
 
 def test_the_words_and_proofs_of_the_log_tree_lead_to_the_record(trained: RunDirectory) -> None:

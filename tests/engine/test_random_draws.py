@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import mpmath
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import make_task, run_engine, run_integers, same_bits
+from tests.engine.lowering_bench import make_task, run_engine, run_integers, same_bits, stepped
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
@@ -60,13 +61,7 @@ def seen(draw: Callable[[], Tensor], steps: int = 3) -> tuple[list[Tensor], int]
     params = [i.params for i in compiled.program.body]
     streams = [p.stream for p in params if isinstance(p, RandomParams)]
     streams += [p.stream for p in params if isinstance(p, ShuffleParams) and not streams and p.n != 4]
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
-    found = []
-    for step in range(1, steps + 1):
-        state = machine.step(step, state, data).state
-        found.append(state["model.seen"].clone())
-    return found, streams[0]
+    return [result.state["model.seen"].clone() for result in islice(stepped(compiled), steps)], streams[0]
 
 
 DRAWS: dict[str, Callable[[], Tensor]] = {

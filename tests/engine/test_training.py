@@ -57,16 +57,6 @@ def test_heads_are_signed_at_every_checkpoint(new_run: NewRun) -> None:
     assert seen[-1].loss < seen[0].loss + 1
 
 
-def test_stopping_and_resuming_changes_nothing(new_run: NewRun) -> None:
-    whole, parts = new_run("whole"), new_run("parts")
-    expected = train(whole)
-    for until in (2, 3, 7, 12):
-        Worker(parts, interpreter(parts), key=TRAINER).work(until)
-        parts = RunDirectory.open(parts.path)
-    assert Worker(parts, interpreter(parts), key=TRAINER).root() == expected
-    assert [h.encode() for h in parts.heads()] == [h.encode() for h in whole.heads()]
-
-
 def test_a_machine_that_computes_otherwise_on_resuming_is_stopped(new_run: NewRun) -> None:
     run = new_run("run")
     train(run)

@@ -3,17 +3,18 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
 from torch import Tensor
 
-from tiebreak.engine.arithmetic import Arithmetic
+from tests.engine.lowering_bench import stepped
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.run.commit import make_record
-from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.interpreter import State
 from tiebreak.protocol.tags import Digest
 
 T = TypeVar("T")
@@ -79,13 +80,9 @@ def together(workers: int, work: Callable[[Exchange], T]) -> list[T]:
 
 def train_alone(compiled: Compiled, steps: int, *, check_finite: bool = True) -> tuple[list[Digest], State]:
     """Step records and the last state, of one machine on its own."""
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data, records = machine.to_device(compiled.state), machine.place_data(compiled.data), []
-    for step in range(1, steps + 1):
-        result = machine.step(step, state, data, check_finite=check_finite)
-        state = result.state
-        records.append(make_record(step, state, result.loss_bits).digest)
-    return records, state
+    results = list(islice(stepped(compiled, check_finite=check_finite), steps))
+    records = [make_record(step, result.state, result.loss_bits).digest for step, result in enumerate(results, 1)]
+    return records, results[-1].state
 
 
 def train_together(

@@ -55,13 +55,6 @@ def test_any_cuts_of_floats_with_strange_nans(count: int, sizes: list[int]) -> N
     assert streamed(DType.F32, (count,), cut(data, sizes)) == expected
 
 
-def test_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = memoryview(np.arange(SUBTREE_BYTES // 8 + 777, dtype="<i8").view(np.uint8).data)
-    expected = streamed(DType.I64, (len(data) // 8,), cut(data, [5]))
-    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    assert streamed(DType.I64, (len(data) // 8,), cut(data, [5])) == expected
-
-
 def test_too_few_and_too_many_bytes_are_refused() -> None:
     stream = TensorStream(DType.I64, (2,))
     stream.update(bytes(15))
