@@ -105,6 +105,10 @@ def executed(b: Builder, *data: Tensor) -> list[Tensor]:
     return values
 
 
+def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ((model(x) - y) ** 2).mean()
+
+
 def run_integers(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
     """The same by `tiebreak.protocol.program.reference`."""
     program = compiled.program

@@ -20,17 +20,12 @@ from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.clipping import clipped
 from tiebreak.engine.optimizers.settings import (
-    SGD,
-    Adafactor,
-    Adagrad,
     Adam,
     AdamW,
     Clip,
-    Lion,
     NAdam,
     Optimizer,
     RAdam,
-    RMSprop,
 )
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import DType
@@ -168,7 +163,6 @@ class Emulation:
 
     def sgd(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
         o = self.optimizer
-        assert isinstance(o, SGD)
         if decay:
             g = g + p * constant(decay)
         if o.momentum:
@@ -192,7 +186,6 @@ class Emulation:
 
     def adam_update(self, name: str, p: F32, g: F32, rate: np.float32) -> F32:
         o = self.optimizer
-        assert isinstance(o, Adam | AdamW)
         b1, b2 = constant(o.betas[0]), constant(o.betas[1])
         m = self.held(f"exp_avg.{name}", g) * b1 + g * (ONE - b1)
         v = self.held(f"exp_avg_sq.{name}", g) * b2 + (g * g) * (ONE - b2)
@@ -204,7 +197,6 @@ class Emulation:
 
     def adafactor(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
         o = self.optimizer
-        assert isinstance(o, Adafactor)
         floor = 2.0**-23 if o.eps[0] is None else o.eps[0]
         w = constant(float(self.step) ** o.beta2_decay)
         relative = np.minimum(rate, ONE / np.sqrt(np.float32(self.step)))
@@ -233,7 +225,6 @@ class Emulation:
 
     def rmsprop(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
         o = self.optimizer
-        assert isinstance(o, RMSprop)
         if decay:
             g = g + p * constant(decay)
         v = self.average(f"square_avg.{name}", g * g, o.alpha)
@@ -248,7 +239,6 @@ class Emulation:
 
     def adagrad(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
         o = self.optimizer
-        assert isinstance(o, Adagrad)
         if decay:
             g = g + p * constant(decay)
         key = f"sum.{name}"
@@ -259,7 +249,6 @@ class Emulation:
 
     def nadam(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
         o = self.optimizer
-        assert isinstance(o, NAdam)
         if decay and o.decoupled_weight_decay:
             p = p * (ONE - rate * constant(decay))
         elif decay:
@@ -271,7 +260,6 @@ class Emulation:
 
     def radam(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
         o = self.optimizer
-        assert isinstance(o, RAdam)
         if decay and o.decoupled_weight_decay:
             p = p * (ONE - rate * constant(decay))
         elif decay:
@@ -282,7 +270,6 @@ class Emulation:
 
     def lion(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
         o = self.optimizer
-        assert isinstance(o, Lion)
         if decay:
             p = p * (ONE - rate * constant(decay))
         b1 = constant(o.betas[0])

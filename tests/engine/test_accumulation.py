@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import tiebreak.engine.capture.step
 from tests.engine.lowering_bench import make_task as bench_task
-from tests.engine.lowering_bench import run_engine, run_integers, same_bits, stepped
+from tests.engine.lowering_bench import run_engine, run_integers, same_bits, squared_error, stepped
+from tests.engine.test_capture import Dropout
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.step import capture
@@ -37,10 +38,6 @@ class Normed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.dropout(torch.tanh(self.norm(self.first(x))))
         return torch.as_tensor(self.second(hidden))
-
-
-def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return ((model(x) - y) ** 2).mean()
 
 
 def make_task(accumulation: int, size: int = 4, steps: int = 20, **model: object) -> Task:
@@ -101,22 +98,11 @@ def test_a_step_is_the_integer_reference_bit_for_bit() -> None:
     assert same_bits(run_engine(compiled), run_integers(compiled)) == []
 
 
-class Masked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.zeros(256))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.dropout(self.scale * x, 0.5).sum()
-
-
 def test_every_batch_has_its_own_dropout_mask() -> None:
-    compiled = compile_task(bench_task(Masked(), {"x": torch.ones(2, 256)}, 1, accumulation=4))
+    compiled = compile_task(bench_task(Dropout(256, 0.5), {"x": torch.ones(2, 256)}, 1, accumulation=4))
     drawn_here = [i.params.stream for i in compiled.program.body if i.opcode == Opcode.RANDOM]  # type: ignore[union-attr]
     assert len(set(drawn_here)) == 4
-    kept = (
-        -2 * run_engine(compiled)["model.scale"]
-    )  # of 4 masks, those that kept the element: p = 0.5, mean over 4 of 1 / 0.5
+    kept = -2 * run_engine(compiled)["model.scale"]  # of 4 masks, those that kept the element: the mean of 4 of 1 / 0.5
     assert set(kept.tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
 
 

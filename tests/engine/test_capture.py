@@ -81,12 +81,12 @@ def test_frozen_weights_cost_no_gradient_and_have_no_moments() -> None:
 
 
 class Dropout(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: int = 64, p: float = 0.25) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.zeros(64))
+        self.scale, self.p = nn.Parameter(torch.zeros(size)), p
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x * self.scale, 0.25).sum()
+        return F.dropout(x * self.scale, self.p).sum()
 
 
 def test_dropout_masks_are_fresh_in_each_step_and_fixed_by_the_seed() -> None:

@@ -125,7 +125,6 @@ def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     values = [*near, bits_f32(0.5), 0, 0x80000000, 0x7FC00000] * 300
     i = map_of(MapFunction.EXP, DType.F32, (len(values),), Access(0, 0, (1,)))
     arithmetic = Arithmetic()
-    assert arithmetic.chains is not None
     check(arithmetic, i, [tensor_of(DType.F32, values)])
     found = elements_of(arithmetic.chains.alone(i, [tensor_of(DType.F32, values)]))
     assert arithmetic.stats.of("map.exp").undecided == 2 * 600  # by each path
@@ -150,7 +149,6 @@ def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_a_wrong_kernel_does_not_qualify(monkeypatch: pytest.MonkeyPatch, name: str, taken: str) -> None:
     arithmetic = Arithmetic()
-    assert arithmetic.chains is not None
     codes = dict(arithmetic.chains.kernel.codes)
     codes[name] = codes[taken]
     arithmetic.chains.kernel = replace(arithmetic.chains.kernel, codes=codes)
@@ -161,7 +159,6 @@ def test_a_wrong_kernel_does_not_qualify(monkeypatch: pytest.MonkeyPatch, name: 
 @needs_kernel
 def test_operands_that_do_not_fit_are_refused() -> None:
     arithmetic = Arithmetic()
-    assert arithmetic.chains is not None
     kinds = {"operand_dtypes": (DType.F32,), "exported": True, "sealed": False}
     i = map_of(MapFunction.NEG, DType.F32, (4,), Access(0, 0, (1,)))
     chain = arithmetic.chains.make((Member(number=1, instruction=i, operand_numels=(4,), **kinds),))

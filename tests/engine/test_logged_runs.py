@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.processes import printed
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
@@ -48,8 +47,6 @@ from .logged_cases import (
     train,
 )
 from .tiny import CLIENT, DOMAIN, TRAINER
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -276,11 +273,8 @@ def test_a_replay_resumes_with_its_own_copy_of_the_logs(flipped: RunDirectory, t
 @pytest.mark.slow
 def test_another_device_follows_to_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
     """One that is no CPU, whose FP64 sums take their terms backwards."""
-    command = [sys.executable, "-m", "tests.engine.logged_on_another_device", str(WIDE), str(2.0**4)]
-    command += [str(flipped.path), str(tmp_path / "own")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    module, places = "tests.engine.on_another_device", [str(flipped.path), str(tmp_path / "own")]
+    found = json.loads(printed("-m", module, "follow", *places, str(WIDE), str(2.0**4)))
     assert found["agrees"] == [True, True]
     entries, needed, elsewhere, _, in_parts = found["counts"]
     assert entries == needed > STEPS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import make_task, nth, stepped
+from tests.engine.lowering_bench import make_task, nth, squared_error, stepped
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
@@ -227,10 +227,6 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.norm(torch.tanh(self.frozen(self.layer(x))))
         return torch.einsum("bi,kij->bkj", hidden, self.stack).sum(1) * self.gain
-
-
-def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return ((model(x) - y) ** 2).mean()
 
 
 def net_task(optimizer: Optimizer, **changes: object) -> Task:

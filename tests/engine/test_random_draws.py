@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task, run_engine, run_integers, same_bits, stepped
+from tests.engine.optimizer_cases import nearest, rounded
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
@@ -26,7 +27,6 @@ from tiebreak.engine.run import eager
 from tiebreak.engine.run.eager import checked
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
 from tiebreak.protocol.program.isa import DType, RandomParams, ShuffleParams
 
@@ -96,10 +96,7 @@ def uniforms(step: int, stream: int, count: int) -> list[Fraction]:
 
 def rn(value: Any) -> Fraction:
     """The FP32 number nearest to an exact fraction, or to a number of 200 bits, as a fraction."""
-    if isinstance(value, mpmath.mpf):
-        mantissa, exponent = value.man_exp
-        value = Fraction(int(mpmath.sign(value)) * abs(mantissa)) * Fraction(2) ** exponent
-    size = np.array(round_ratio(abs(value).numerator, abs(value).denominator), dtype=np.uint32).view(np.float32)[()]
+    size = rounded(abs(value)) if isinstance(value, mpmath.mpf) else nearest(abs(value))
     return Fraction(float(size)) * (-1 if value < 0 else 1)
 
 

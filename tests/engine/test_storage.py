@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data.disk import StorageError, write_file
-from tiebreak.engine.data.tensors import from_bytes, identity, tensor_bytes
+from tiebreak.engine.data.tensors import check_spec, from_bytes, identity, tensor_bytes
 from tiebreak.engine.run.directory import RECORD_BYTES, RunDirectory
 from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, identify
@@ -189,6 +189,20 @@ def test_metrics_survive_a_torn_line(new_run: NewRun) -> None:
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "lo')
     assert [entry["step"] for entry in run.metrics()] == [1]
+
+
+def test_inputs_that_do_not_fit_are_refused_by_name(tiny: Compiled) -> None:
+    check_spec("state", tiny.state, tiny.program.state_spec())
+    check_spec("data", tiny.data, tiny.program.data_spec())
+    name = next(iter(tiny.state))
+    for state in (
+        {k: v for k, v in tiny.state.items() if k != name},
+        tiny.state | {"other": torch.zeros(1)},
+        tiny.state | {name: tiny.state[name].double()},
+        tiny.state | {name: tiny.state[name].reshape(-1)},
+    ):
+        with pytest.raises(EncodingError, match="state"):
+            check_spec("state", state, tiny.program.state_spec())
 
 
 def test_tensor_bytes_are_canonical_and_strictly_read() -> None:

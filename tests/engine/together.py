@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -58,17 +59,23 @@ class Seat:
 
 def together(workers: int, work: Callable[[Exchange], T]) -> list[T]:
     """What each worker's `work` returns. Raises what the first of them raises."""
-    table, errors = Table(workers), dict[int, BaseException]()
-    results: list[T | None] = [None] * workers
+    table = Table(workers)
+    return at_once([partial(work, Seat(table, worker)) for worker in range(workers)], table.barrier.abort)
 
-    def run(worker: int) -> None:
+
+def at_once(works: Sequence[Callable[[], T]], after_error: Callable[[], None] = lambda: None) -> list[T]:
+    """What each returns, in a thread of its own. Raises what the first of them raises."""
+    results: list[T | None] = [None] * len(works)
+    errors: dict[int, BaseException] = {}
+
+    def run(number: int) -> None:
         try:
-            results[worker] = work(Seat(table, worker))
+            results[number] = works[number]()
         except BaseException as error:
-            errors[worker] = error
-            table.barrier.abort()
+            errors[number] = error
+            after_error()
 
-    threads = [threading.Thread(target=run, args=(worker,)) for worker in range(workers)]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
     for thread in threads:
         thread.start()
     for thread in threads:

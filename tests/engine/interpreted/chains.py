@@ -132,7 +132,6 @@ def draws() -> int:
         accesses = tuple(Access(o, 0, (0,)) for o in range(2))
         params = RandomFrom(stream=9, first=first)
         i = Instruction(opcode=Opcode.RANDOM, dtype=DType.F32, shape=(150,), operands=accesses, params=params)
-        assert arithmetic.chains is not None
         with mock.patch.object(elementwise_fused, "BLOCK", 64):
             assert torch.equal(arithmetic.chains.alone(i, keys), arithmetic.execute(i, keys, 0))
         ran += i.numel
@@ -225,7 +224,6 @@ def decided() -> int:
     arithmetic = Arithmetic()
     x = torch.linspace(-20, 20, 4096)
     for function in HARD:
-        assert arithmetic.chains is not None
         arithmetic.chains.alone(map_of(function, DType.F32, (4096,), Access(0, 0, (1,))), [x])
         assert arithmetic.stats.of(f"map.{function.name.lower()}").undecided <= 4
     return len(HARD) * 4096
@@ -288,7 +286,6 @@ def every() -> dict[str, list[int]]:
                 arithmetic = Arithmetic(precision=precision)
                 i = map_of(function, DType.F32, (len(near),), Access(0, 0, (1,)))
                 x = tensor_of(DType.F32, near)
-                assert arithmetic.chains is not None
                 result = arithmetic.chains.alone(i, [x])
                 assert elements_of(result) == [TRANSCENDENTAL_FUNCTIONS[function](bits, precision) for bits in near]
                 open_ += arithmetic.stats.of(f"map.{function.name.lower()}").undecided

@@ -42,7 +42,7 @@ from tiebreak.engine.run import commit, graphs, interpreter, train
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import StateError
-from tiebreak.protocol.program.isa import DType, Instruction, MapFunction, Opcode
+from tiebreak.protocol.program.isa import DType, Instruction
 from tiebreak.protocol.program.rounding import SumKind
 
 LAUNCHING = (elementwise_fused, fused, scatter, draws)
@@ -189,11 +189,6 @@ def captures(changed_graphs: ModuleType = graphs) -> Iterator[Captures]:
         mock.patch.object(interpreter, "Graphs", changed_graphs.Graphs),
     ):
         yield made
-
-
-def kind_of(i: Instruction) -> str:
-    """As in docs/SPEC.md."""
-    return f"map {MapFunction(i.function).name.lower()}" if i.opcode == Opcode.MAP else i.opcode.name.lower()
 
 
 # ---- programs ----
@@ -399,7 +394,7 @@ def left_in(made: Inputs) -> Counter[str]:
         before = reads.seen.total() + host.seen.total()
         result = real_execute(arithmetic, i, operands, step)
         if asked := reads.seen.total() + host.seen.total() - before:
-            found[kind_of(i)] += asked
+            found[f"{i.opcode.name} {i.function}"] += asked
         return result
 
     with mock.patch.object(Arithmetic, "execute", execute), Host() as host, graphs.Reads() as reads:

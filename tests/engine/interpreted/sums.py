@@ -429,19 +429,14 @@ MUTANTS: Mutants = {
 }  # fmt: skip
 
 
-def within(check: Callable[[], int]) -> Callable[[], int]:
+def within(check: Callable[[], Any]) -> Callable[[], Any]:
     """The check with small blocks."""
 
-    def run() -> int:
+    def run() -> Any:
         with small():
             return check()
 
     return run
-
-
-def killed_with_small_blocks() -> dict[str, str]:
-    with small():
-        return killed(MUTANTS, kernels, fused)
 
 
 FAST = {
@@ -474,7 +469,7 @@ SUITE = Suite(
     fast={name: within(check) for name, check in FAST.items()},
     slow={name: within(check) for name, check in SLOW.items()},
     mutants=MUTANTS,
-    killed=killed_with_small_blocks,
+    killed=within(lambda: killed(MUTANTS, kernels, fused)),
 )
 
 if __name__ == "__main__":
