@@ -139,7 +139,7 @@ def plain_states(settings: Iterable[tuple[int, str]]) -> dict[str, set[str]]:
 @pytest.mark.skipif(len(CAPABILITIES) < 2, reason="needs a CPU with avx2")
 def test_plain_fp32_forks_by_instruction_set_and_by_threads() -> None:
     """Each alone suffices for some model; every model has at least one state per instruction set."""
-    seen = plain_states(product((1, 2), CAPABILITIES))
+    seen = plain_states([*((1, capability) for capability in CAPABILITIES), (2, CAPABILITIES[0])])
     assert min(map(len, seen.values())) >= len(CAPABILITIES), seen
     assert max(map(len, seen.values())) > len(CAPABILITIES), seen
 
