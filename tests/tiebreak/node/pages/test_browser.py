@@ -176,23 +176,6 @@ def test_what_did_not_change_stays_open(page: Page, site: Site) -> None:
     assert page.locator("details[open] code").first.inner_text() == job_id.hex()
 
 
-def test_everything_is_there_without_scripts(chromium: Browser, site: Site) -> None:
-    source = moments()[-1]
-    site.stage.show(source)
-    (game_id,) = source.board.games
-    context = chromium.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(f"{site.address}/games/{game_id.hex()}")
-    text = page.inner_text("main")
-    for expected in ("The trainer was wrong", "Terms 32 to 35", "hidden:addmm", "won by the challenger"):
-        assert expected in text
-    page.goto(f"{site.address}/check")
-    page.set_input_files("#file", {"name": "x", "mimeType": "application/octet-stream", "buffer": b"nothing"})
-    page.click("button")
-    assert "does not hold" in page.inner_text("main")
-    context.close()
-
-
 def test_a_dropped_file_is_checked(page: Page, site: Site) -> None:
     page.goto(f"{site.address}/check", wait_until="load")
     drop = """() => {
