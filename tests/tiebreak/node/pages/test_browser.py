@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from tests.tiebreak.node.pages.staged import Staged, moments
 from tests.tiebreak.node.pages.test_pages import HOSTILE, paths
 from tests.waiting import until
 from tiebreak.node.pages import routes
-from tiebreak.node.up import Plan, Town
+from tiebreak.node.up import TERMS, Plan, Town
 
 pytestmark = pytest.mark.slow
 
@@ -213,7 +214,7 @@ class Tour(Town):
         self.is_seen = threading.Event()
         plan = Plan(
             task="digits", steps=None, cheat="label", chain=False, embedded=False, port=0, folder=folder,
-            until_over=False,
+            until_over=False, terms=TERMS | {"challenge-window": 60},
         )  # fmt: skip
         super().__init__(plan, self.story.append)
 
@@ -245,8 +246,9 @@ def test_a_whole_run_goes_by(chromium: Browser, tmp_path: Path) -> None:
         page.wait_for_url("**/jobs/*")
         loaded = page.evaluate("performance.timeOrigin")
         curve = page.locator(".loss")
-        lengths = set()
+        lengths, end = set(), time.monotonic() + 600
         while not page.locator("#live_games .row").count():
+            assert time.monotonic() < end, tour.story
             lengths.add(len(curve.get_attribute("points") or "") if curve.count() else 0)
             page.wait_for_timeout(100)
         assert page.evaluate("performance.timeOrigin") == loaded
