@@ -85,7 +85,8 @@ model-quick: ## The same without the properties whose bounds are large
 	$(PYTHON) model/check.py --quick
 
 nightly: setup model hardest models ## What is too slow for each change and rarely tells anything (docs/verification.md)
-	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test
+	$(BIN)/python -m tests.engine.interpreted.graphs every
+	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test symbolic
 	$(BIN)/mypy --python-version 3.13
 
 pages: setup ## Fill the tables of docs/ from the committed results and from the model

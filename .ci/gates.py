@@ -66,7 +66,7 @@ GATES: Final = (
     Gate(name="contracts", command="FOUNDRY_PROFILE=ci make contracts", after=("setup", "npm")),
     Gate(name="test-all", command="make test-all", after=("test", "debian")),
     Gate(name="slither", command="make -C contracts slither", after=("contracts",)),
-    Gate(name="symbolic", command="make -C contracts symbolic", after=("slither",)),
+    Gate(name="symbolic", command="make -C contracts symbolic CHANGED=--changed", after=("slither",)),
     Gate(name="anvil", command="make anvil", cores=0.5, after=("setup", "npm")),
     Gate(name="models", command="make model-quick", after=("debian",)),
     Gate(name="types", command="make types"),

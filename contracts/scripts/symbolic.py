@@ -1,10 +1,15 @@
 """Runs halmos on test/symbolic: every `check_` proven, every `wrong_` refuted. `make symbolic` calls it.
 
 A `wrong_` function states something false; that its counterexample is found shows that the proofs beside it could fail.
+symbolic.json keeps what was proven: of each contract, a digest of its bytecode, of this file and of the tools. Proofs
+of the same bytes come out the same, so `--changed` passes over them.
 """
 
+import argparse
+import hashlib
 import json
 import multiprocessing
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +20,7 @@ from halmos.__main__ import _main  # type: ignore[import-not-found,unused-ignore
 from z3 import BitVecSort  # type: ignore[import-not-found,unused-ignore]
 
 HERE = Path(__file__).resolve().parent.parent
+PROVEN = HERE / "symbolic.json"
 SECONDS = 120
 TRIES = 3
 """How often halmos is started before a signal that ends it counts as a failure."""
@@ -88,13 +94,35 @@ def failures(prefix: str, expected: int, contract: str) -> list[str]:
     return wrong
 
 
+def digest(contract: str) -> str:
+    """SHA-256 (hexadecimal) of all that the answers depend on."""
+    compiled = json.loads((HERE / "out" / "symbolic" / f"{contract}.t.sol" / f"{contract}.json").read_text())
+    code = compiled["deployedBytecode"]["object"] + compiled["bytecode"]["object"]
+    tools = [path.read_bytes() for path in (Path(__file__), HERE / "tools.txt")]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in (code.encode(), *tools))).hexdigest()
+
+
 def main() -> None:
-    """All contracts, or those named."""
+    """Prove all contracts, or those named or changed; write symbolic.json when all were proven."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("contracts", nargs="*", help="only these")
+    parser.add_argument("--changed", action="store_true", help="only those that symbolic.json does not say are proven")
+    arguments = parser.parse_args()
+    everything = sorted({name.partition(".")[0] for name in declared("")})
+    subprocess.run(["forge", "build", "--root", str(HERE)], check=True)
+    digests = {contract: digest(contract) for contract in everything}
+    chosen = arguments.contracts or everything
+    if arguments.changed:
+        proven = json.loads(PROVEN.read_text())
+        chosen = [contract for contract in chosen if proven.get(contract) != digests[contract]]
+        print(f"changed since they were proven: {', '.join(chosen) or 'none'}")
     wrong = []
-    for contract in sys.argv[1:] or sorted({name.partition(".")[0] for name in declared("")}):
+    for contract in chosen:
         wrong += failures("check_", PASSED, contract) + failures("wrong_", REFUTED, contract)
-    print("\n".join(wrong))
-    sys.exit(bool(wrong))
+    if wrong:
+        sys.exit("\n".join(wrong))
+    if chosen == everything and not arguments.changed:
+        PROVEN.write_text(json.dumps(digests, indent=2) + "\n")
 
 
 if __name__ == "__main__":

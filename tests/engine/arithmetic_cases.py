@@ -3,7 +3,7 @@
 import random
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,37 +18,13 @@ from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunctio
 from tiebreak.protocol.program.reference import element, pack, unpack
 from tiebreak.protocol.program.rounding import Rounding
 
-EDGE_F32 = [
-    0,
-    0x80000000,
-    1,
-    0x80000001,
-    0x7FFFFF,
-    0x800000,
-    0x807FFFFF,
-    0x3F800000,
-    0xBF800000,
-    0x3F800001,
-    0x3F7FFFFF,
-]
+EDGE_F32 = [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x807FFFFF, 0x3F800000, 0xBF800000]
+EDGE_F32 += [0x3F800001, 0x3F7FFFFF]
 EDGE_F32 += [0x33800000, 0x33800001, 0x337FFFFF, 0x34000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x4B800000, 0x4B7FFFFF, 0x5F000000]
 EDGE_F32 += [0xDF000000, 0xDF000001, 0x5EFFFFFF, 0x42B17218, 0xC2CFF1B5, 0x40490FDB, 0x3FC90FDB, 0x41100000, 0x3727C5AC]
 NON_FINITE = [0x7F800000, 0xFF800000, 0x7FC00000]
-EDGE_I64 = [
-    0,
-    1,
-    -1,
-    2,
-    -2,
-    7,
-    -7,
-    (1 << 63) - 1,
-    -(1 << 63),
-    (1 << 53) + 1,
-    -(1 << 53) - 1,
-    (1 << 24) + 1,
-    (1 << 62) + 1,
-]
+EDGE_I64 = [0, 1, -1, 2, -2, 7, -7, (1 << 63) - 1, -(1 << 63)]
+EDGE_I64 += [(1 << 53) + 1, -(1 << 53) - 1, (1 << 24) + 1, (1 << 62) + 1]
 EDGE_I64 += [(1 << 60) + (1 << 36), (1 << 60) + (1 << 36) + 1, -((1 << 60) + (1 << 36) + 1), (1 << 54) + (1 << 30) + 1]
 
 
@@ -92,9 +68,7 @@ def check(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tenso
     found, right = elements_of(result), expected(i, operands, step, precision)
     wrong = [(n, hex(a), hex(b)) for n, (a, b) in enumerate(zip(right, found, strict=True)) if a != b]
     assert not wrong, f"expected, got (element, bits, bits): {wrong[:5]} in {i}"
-    chains = Arithmetic(
-        arithmetic.device, precision=precision
-    ).chains  # of its own: the caller's statistics stay what they are
+    chains = Arithmetic(arithmetic.device, precision=precision).chains  # the caller's statistics stay what they are
     if chains is not None and is_elementwise(i, chains.functions):
         assert elements_of(chains.alone(i, operands)) == right, i
         assert [elements_of(x) for x in operands] == before
@@ -126,6 +100,22 @@ def map_of(function: MapFunction, result: DType, shape: tuple[int, ...], *operan
 def sum_over(shape: tuple[int, ...], terms: tuple[int, ...], *operands: Access) -> Instruction:
     """A sum of one operand, or of products of two."""
     return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=shape, reduction=terms, operands=operands)
+
+
+def extreme_of(
+    function: ReduceFunction, shape: tuple[int, ...], terms: tuple[int, ...], strides: tuple[int, ...]
+) -> Instruction:
+    """The greatest of some f32 numbers, or its place among them."""
+    dtype = DType.I64 if function == ReduceFunction.ARGMAX else DType.F32
+    return replace(sum_over(shape, terms, Access(0, 0, strides)), function=function, dtype=dtype)
+
+
+def scatter_of(
+    shape: tuple[int, ...], terms: tuple[int, ...], source: Access, index: Access, match: tuple[int, ...]
+) -> Instruction:
+    """A `scatter_sum`."""
+    params = ScatterParams(match=match)
+    return replace(sum_over(shape, terms, source, index), opcode=Opcode.SCATTER_SUM, params=params)
 
 
 @dataclass
@@ -165,11 +155,8 @@ class Maker:
             case "gauss":
                 return bits_f32(struct.unpack("<f", struct.pack("<f", r.gauss(0, 1)))[0])
             case "ties":
-                return bits_f32(
-                    float(
-                        r.choice([-1, 1]) * r.choice([0, 1, 3, 2**24 - 1, 2**23 + 1]) * 2.0 ** r.choice([-24, -1, 0, 1])
-                    )
-                )
+                significand = r.choice([-1, 1]) * r.choice([0, 1, 3, 2**24 - 1, 2**23 + 1])
+                return bits_f32(significand * 2.0 ** r.choice([-24, -1, 0, 1]))
             case "wide":
                 return r.getrandbits(1) << 31 | r.randint(1, 254) << 23 | r.getrandbits(23)
             case "edge":
@@ -222,10 +209,7 @@ def random_scatter(make: Maker) -> tuple[Instruction, list[torch.Tensor]]:
         source.append(0 if kind == "matched" else sizes[0])
         index.append(sizes[1] if kind in ("keyed", "summed") else 0)
         sizes = [n * (size if s[-1] else 1) for n, s in zip(sizes, (source, index), strict=True)]
-    i = Instruction(
-        opcode=Opcode.SCATTER_SUM, dtype=DType.F32, shape=shape, reduction=(count,),
-        operands=(Access(0, 0, tuple(source)), Access(1, 0, tuple(index))), params=ScatterParams(match=match),
-    )  # fmt: skip
+    i = scatter_of(shape, (count,), Access(0, 0, tuple(source)), Access(1, 0, tuple(index)), match)
     indices = [r.randint(-1, torch.Size(matched).numel()) for _ in range(sizes[1])]
     return i, [make.tensor(DType.F32, sizes[0], r.choice(STYLES)), tensor_of(DType.I64, indices)]
 

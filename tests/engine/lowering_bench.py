@@ -5,7 +5,9 @@ of the module's input, and what fails is named. One step of SGD with rate 1 show
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count, islice
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.interpreter import Interpreter, StepResult
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
@@ -66,15 +68,33 @@ def loss_of(model: nn.Module, *batch: Tensor) -> Tensor:
     return loss
 
 
+class Made(Protocol):
+    """What a compiled task has, and an optimizer alone."""
+
+    program: Program
+    state: dict[str, Tensor]
+    data: dict[str, Tensor]
+
+
+def stepped(made: Made, arithmetic: Arithmetic | None = None, **options: bool) -> Iterator[StepResult]:
+    """The results of one step after the other."""
+    machine = Interpreter(made.program, arithmetic or Arithmetic())
+    state, data = machine.to_device(made.state), machine.place_data(made.data)
+    for number in count(1):
+        result = machine.step(number, state, data, **options)
+        state = result.state
+        yield result
+
+
+def nth(steps: int, made: Made, arithmetic: Arithmetic | None = None, **options: bool) -> StepResult:
+    """The result of the last of some steps."""
+    return next(islice(stepped(made, arithmetic, **options), steps - 1, None))
+
+
 def run_engine(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
     """The state after some steps of the interpreter, and the loss."""
-    interpreter = Interpreter(compiled.program, Arithmetic())
-    state, data = interpreter.to_device(compiled.state), interpreter.to_device(compiled.data)
-    loss = torch.zeros(())
-    for step in range(1, steps + 1):
-        result = interpreter.step(step, state, data)
-        state, loss = result.state, torch.tensor(result.loss)
-    return state | {"loss": loss}
+    result = nth(steps, compiled)
+    return result.state | {"loss": torch.tensor(result.loss)}
 
 
 def executed(b: Builder, *data: Tensor) -> list[Tensor]:
@@ -83,6 +103,10 @@ def executed(b: Builder, *data: Tensor) -> list[Tensor]:
     for i in b.instructions[len(data) :]:
         values.append(arithmetic.execute(i, [values[o.value] for o in i.operands], 0))
     return values
+
+
+def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ((model(x) - y) ** 2).mean()
 
 
 def run_integers(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:

@@ -1,49 +1,33 @@
-"""Qualifies the device of tests.engine.elsewhere and trains golden runs on it, in a process of its own.
+"""Trains and audits on the device of tests.engine.elsewhere, in a process of its own.
 
-`python -m tests.engine.on_another_device DIRECTORY STEPS NAME...` prints one line of JSON. A process of its own,
-because torch cannot forget a device that it was told of.
+`python -m tests.engine.on_another_device reach DIRECTORY STEPS NAME...`, or `follow RUN REPLAY WIDE NARROW`, prints one
+line of JSON. A process of its own, because torch cannot forget a device that it was told of.
 """
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import torch
 
 from tests.engine.elsewhere import DEVICE, elsewhere
+from tests.engine.logged_cases import logging_of, published
 from tests.golden.bundle import load
 from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.reduce import pure as sums
 from tiebreak.engine.arithmetic.reduce.pure import _matmul
 from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.run.audit import audit_segments, compare, signed_records
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.qualify import qualify
+from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import ConfigurationError
-
-MISTAKES: dict[str, Callable[[torch.Tensor], object]] = {
-    "numpy of a device tensor": lambda x: x.numpy(),
-    "address of a device tensor": lambda x: x.data_ptr(),
-    "a result that was not moved": lambda x: x + torch.ones(3),
-    "division by a number": lambda x: x / 3,
-    "division by a CPU scalar": lambda x: x / torch.tensor(3.0),
-}
-"""What works on a CPU and not, or not exactly, on a GPU."""
-
-
-def caught() -> list[str]:
-    """The mistakes that the device refuses."""
-    found = []
-    for name, mistake in MISTAKES.items():
-        try:
-            mistake(torch.ones(3, device=DEVICE))
-        except (TypeError, RuntimeError, AssertionError):
-            found.append(name)
-    return found
 
 
 def emulated(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -71,23 +55,41 @@ def first_with_tables_elsewhere(name: str) -> str:
     return state_tree(identities(machine.step(1, machine.to_device(made.state), data).state)).root.hex()
 
 
-def main() -> None:
-    """Run and print."""
-    directory, steps, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    torch.set_num_threads(1)
+def follow(path: str, own_path: str, wide: str, narrow: str) -> dict[str, object]:
+    """Audits a run of policy `logged`: all of it with wide thresholds, and one segment with narrow ones."""
+    run = RunDirectory.open(Path(path))
+    own = RunDirectory.create(Path(own_path), run.agreement, run.program, run.state(0), run.data())
+
+    def machine(threshold: str) -> Interpreter:
+        logging = logging_of(run.job, float(threshold))
+        return Interpreter(run.program, Arithmetic(DEVICE, precision=run.job.precision, logging=logging))
+
     with elsewhere(worse=True) as mode:
-        mistakes = caught()
+        logs = Journal(own, published(run).step_log)
+        Worker(own, machine(wide), logs=logs).work()
+        parts = audit_segments(run, machine(narrow), [2], signed_records(run)[0], logs=published(run))
+    report = logs.report
+    return {
+        "agrees": [compare(own, run.heads()[-1]).agrees, parts.agrees],
+        "counts": [report.entries, report.needed, report.elsewhere, report.missing, parts.log.needed],
+        "calls": sum(mode.calls.values()),
+    }
+
+
+def reach(directory: str, count: str, *names: str) -> dict[str, object]:
+    """Qualifies, and trains golden runs for some steps."""
+    steps = int(count)
+    with elsewhere(worse=True) as mode:
         cases = qualify(Arithmetic(DEVICE)).cases
         refused = refusal_of_emulation()
-        runs = {name: make_run(directory / name, inputs(name)) for name in names}
+        runs = {name: make_run(Path(directory) / name, inputs(name)) for name in names}
         undecided = {}
         for name, run in runs.items():
             arithmetic = Arithmetic(DEVICE)
             train(run, arithmetic, steps)
             undecided[name] = sum(counts.undecided for counts in arithmetic.stats.kinds.values())
         firsts = {name: first_with_tables_elsewhere(name) for name in names}
-    found = {
-        "caught": mistakes,
+    return {
         "cases": cases,
         "refused": refused,
         "calls": sum(mode.calls.values()),
@@ -97,8 +99,8 @@ def main() -> None:
             name: [(r.step, r.state_root.hex(), r.loss_bits) for r in run.records()] for name, run in runs.items()
         },
     }
-    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    sys.stdout.write(json.dumps({"follow": follow, "reach": reach}[sys.argv[1]](*sys.argv[2:])) + "\n")

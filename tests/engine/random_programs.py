@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from tests.engine.arithmetic_cases import STYLES, Maker
+from tests.engine.arithmetic_cases import STYLES, Maker, map_of, sum_over
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import tensor_bytes
@@ -80,9 +80,7 @@ class Writer:
             function, types, result = self.random.choice([s for s in SIGNATURES if s[1] == (DType.F32, DType.F32)][:5])
         shape = self.random.choice(self.shapes)
         operands = tuple(self.operand(t, shape) for t in types)
-        self.body.append(
-            Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=shape, operands=operands)
-        )
+        self.body.append(map_of(function, result, shape, *operands))
 
     def reduction(self) -> None:
         function, dtype = self.random.choice(
@@ -90,16 +88,8 @@ class Writer:
         )
         value = self.random.choice(self.of(dtype))
         size = self.body[value].numel
-        self.body.append(
-            Instruction(
-                opcode=Opcode.REDUCE,
-                function=function,
-                dtype=dtype,
-                shape=(3,),
-                reduction=(2,),
-                operands=(Access(value, 0, (min(2, (size - 1) // 2), min(1, size - 1) if size > 5 else 0)),),
-            )
-        )
+        read = Access(value, 0, (min(2, (size - 1) // 2), min(1, size - 1) if size > 5 else 0))
+        self.body.append(replace(sum_over((3,), (2,), read), function=function, dtype=dtype))
 
     def made(self) -> None:
         shape = self.random.choice(self.shapes)
@@ -111,14 +101,9 @@ class Writer:
         seeds = [self.random.choice(self.of(DType.I64)) for _ in range(2)]
         operands = tuple(Access(v, self.random.randrange(self.body[v].numel), (0,) * len(shape)) for v in seeds)
         self.streams += 1
+        params = RandomParams(stream=self.streams)
         self.body.append(
-            Instruction(
-                opcode=Opcode.RANDOM,
-                dtype=DType.F32,
-                shape=shape,
-                operands=operands,
-                params=RandomParams(stream=self.streams),
-            )
+            Instruction(opcode=Opcode.RANDOM, dtype=DType.F32, shape=shape, operands=operands, params=params)
         )
 
     def renewed(self, name: str) -> int:
@@ -133,9 +118,7 @@ class Writer:
             self.random.choices([self.map, self.reduction, self.made], [12, 2, 1])[0]()
         kept = [self.renewed(name) for name in self.state] + self.random.sample(range(len(self.body)), 4)
         last = self.of(DType.F32)[-1]
-        self.body.append(
-            Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, reduction=(1,), operands=(Access(last, 0, (0,)),))
-        )
+        self.body.append(sum_over((), (1,), Access(last, 0, (0,))))
         commits = tuple(
             Instruction(
                 opcode=Opcode.COMMIT,

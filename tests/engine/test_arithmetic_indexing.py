@@ -2,14 +2,22 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, random_reduction, tensor_of
+from tests.engine.arithmetic_cases import (
+    STYLES,
+    Maker,
+    check,
+    elements_of,
+    extreme_of,
+    random_reduction,
+    scatter_of,
+    tensor_of,
+)
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, scatter
 from tiebreak.engine.arithmetic.indexing import extreme
@@ -26,7 +34,6 @@ from tiebreak.protocol.program.isa import (
     Opcode,
     RandomParams,
     ReduceFunction,
-    ScatterParams,
     ShuffleParams,
     SourceConst,
     SourceKind,
@@ -51,11 +58,7 @@ def test_max_and_argmax(seed: int, function: ReduceFunction, dtype: DType) -> No
 )
 @pytest.mark.parametrize("function", [ReduceFunction.MAX, ReduceFunction.ARGMAX])
 def test_order_of_zeros_and_nan(values: list[int], function: ReduceFunction) -> None:
-    dtype = DType.F32 if function == ReduceFunction.MAX else DType.I64
-    i = Instruction(
-        opcode=Opcode.REDUCE, function=function, dtype=dtype, reduction=(len(values),), operands=(Access(0, 0, (1,)),)
-    )
-    check(Arithmetic(), i, [tensor_of(DType.F32, values)])
+    check(Arithmetic(), extreme_of(function, (), (len(values),), (1,)), [tensor_of(DType.F32, values)])
 
 
 @settings(max_examples=60)
@@ -71,13 +74,8 @@ def test_gather(seed: int, dtype: DType) -> None:
     index, indices = make.access(1, shape, dead=range(cut, len(shape)) if rows else ())
     reach = stride * (bound - 1)
     table = Access(0, table.offset - min(0, reach), table.strides)
-    i = Instruction(
-        opcode=Opcode.GATHER,
-        dtype=dtype,
-        shape=shape,
-        operands=(table, index),
-        params=GatherParams(index_stride=stride, bound=bound),
-    )
+    params = GatherParams(index_stride=stride, bound=bound)
+    i = Instruction(opcode=Opcode.GATHER, dtype=dtype, shape=shape, operands=(table, index), params=params)
     j = tensor_of(
         DType.I64, [r.choice([r.randint(0, bound - 1), r.randint(-2, bound + 1), -(1 << 63)]) for _ in range(indices)]
     )
@@ -96,14 +94,7 @@ def test_scatter_sum(seed: int) -> None:
     match = tuple(box[matched.index(d)] if d in matched else 0 for d in range(len(shape)))
     source, size = make.access(0, (*shape, *reduction), dead=matched)
     index, indices = make.access(1, (*shape, *reduction), dead=matched)
-    i = Instruction(
-        opcode=Opcode.SCATTER_SUM,
-        dtype=DType.F32,
-        shape=shape,
-        reduction=reduction,
-        operands=(source, index),
-        params=ScatterParams(match=match),
-    )
+    i = scatter_of(shape, reduction, source, index, match)
     top = max(1, r.choice([1, 2, 30]))
     operands = [
         make.tensor(DType.F32, size, r.choice(STYLES)),
@@ -129,14 +120,8 @@ def test_window(seed: int, dtype: DType, function: WindowFunction) -> None:
         lo=lo, hi=hi, step=tuple(r.randint(1, 3) for _ in shape), fill=fill if function == WindowFunction.FILL else 0
     )
     made = [make.access(0, params.extents), make.access(1, shape)][: 1 + (function == WindowFunction.ELSE)]
-    i = Instruction(
-        opcode=Opcode.WINDOW,
-        function=function,
-        dtype=dtype,
-        shape=shape,
-        operands=tuple(a for a, _ in made),
-        params=params,
-    )
+    operands = tuple(a for a, _ in made)
+    i = Instruction(opcode=Opcode.WINDOW, function=function, dtype=dtype, shape=shape, operands=operands, params=params)
     check(Arithmetic(), i, [make.tensor(dtype, size) for _, size in made])
 
 
@@ -238,11 +223,7 @@ def test_extremes_of_windows_against_the_pure_twin(
         for reduction in shapes:
             shape = (3, 19, 19) if len(reduction) == 2 else (3, 40)
             strides = (1600, 80, 2, 40, 1) if len(reduction) == 2 else (1600, 1, 40)
-            dtype = DType.F32 if function == ReduceFunction.MAX else DType.I64
-            i = Instruction(
-                opcode=Opcode.REDUCE, function=function, dtype=dtype, shape=shape, reduction=reduction,
-                operands=(Access(0, 0, strides),),
-            )  # fmt: skip
+            i = extreme_of(function, shape, reduction, strides)
             found, right = Arithmetic().execute(i, [images], 0), extreme(i, [images])
             assert found.dtype == right.dtype
             assert elements_of(found) == elements_of(right)
@@ -251,22 +232,13 @@ def test_extremes_of_windows_against_the_pure_twin(
 
 def pooling(images: int, side: int, out: int) -> Instruction:
     """Gradient of max-pool: in each image `out` sources go to places of a side x side box."""
-    return Instruction(
-        opcode=Opcode.SCATTER_SUM,
-        dtype=DType.F32,
-        shape=(images, side, side),
-        reduction=(out,),
-        operands=(Access(0, 0, (out, 0, 0, 1)), Access(1, 0, (out, 0, 0, 1))),
-        params=ScatterParams(match=(0, side, 1)),
-    )
+    source, index = (Access(o, 0, (out, 0, 0, 1)) for o in range(2))
+    return scatter_of((images, side, side), (out,), source, index, (0, side, 1))
 
 
 def embedding(keys: int, width: int, count: int) -> Instruction:
     """Its gradient: `count` rows of `width` go to the rows that `count` indices name."""
-    return replace(
-        pooling(1, 1, count), shape=(keys, width), operands=(Access(0, 0, (0, 1, width)), Access(1, 0, (0, 0, 1))),
-        params=ScatterParams(match=(1, 0)),
-    )  # fmt: skip
+    return scatter_of((keys, width), (count,), Access(0, 0, (0, 1, width)), Access(1, 0, (0, 0, 1)), (1, 0))
 
 
 @pytest.mark.skipif(scatter.build().library is None, reason="needs a C compiler")

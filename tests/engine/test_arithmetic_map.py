@@ -24,7 +24,6 @@ from tests.engine.arithmetic_cases import (
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
-    TRANSCENDENTALS,
     Access,
     DType,
     MapFunction,
@@ -73,17 +72,6 @@ def test_native_operations_on_long_vectors(function: MapFunction, scalar_divisor
     second = Access(1, 0, (0,)) if scalar_divisor else Access(1, 0, (1,))
     operands = [x, torch.tensor([3.0]) if scalar_divisor else y][:arity]
     check(Arithmetic(), map_of(function, DType.F32, (count,), *(Access(0, 0, (1,)), second)[:arity]), operands)
-
-
-@pytest.mark.parametrize("function", sorted(TRANSCENDENTALS))
-def test_transcendentals_on_many_arguments(function: MapFunction) -> None:
-    make = Maker(random.Random(int(function)))
-    x = [make.f32(make.random.choice(["gauss", "wide"])) for _ in range(300)]
-    x += [bits_f32(m * 2.0**e) for e in range(-30, 8) for m in (1.0, -1.0, 1.25)]
-    arithmetic = Arithmetic()
-    check(arithmetic, map_of(function, DType.F32, (len(x),), Access(0, 0, (1,))), [tensor_of(DType.F32, x)])
-    counts = arithmetic.stats.of(f"map.{function.name.lower()}")
-    assert counts.elements == len(x)
 
 
 def test_a_result_next_to_a_tie_needs_the_integers() -> None:

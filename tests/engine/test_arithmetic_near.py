@@ -59,10 +59,8 @@ def run(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tensor]
 
 def exact_sum(i: Instruction, operands: Sequence[torch.Tensor], at: int) -> Fraction | None:
     """By the reference's accumulator."""
-    values, types = (
-        [elements_of(x) for x in operands],
-        [DType.F32, DType.I64 if i.opcode == Opcode.SCATTER_SUM else DType.F32],
-    )
+    values = [elements_of(x) for x in operands]
+    types = [DType.F32, DType.I64 if i.opcode == Opcode.SCATTER_SUM else DType.F32]
     last: Accumulator = accumulators(i, at, lambda o, where: values[o][where], types[: len(operands)])[-1]
     return None if last.invalid else Fraction(last.value) * Fraction(2) ** SUM_EXPONENT
 

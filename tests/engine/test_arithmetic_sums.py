@@ -31,7 +31,7 @@ from tests.engine.arithmetic_cases import (
     tensor_of,
 )
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, reduce, ziv
+from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.arithmetic.reduce.compiled import _order
 from tiebreak.engine.arithmetic.reduce.pure import multiply
 from tiebreak.engine.arithmetic.rounding import Round
@@ -140,26 +140,6 @@ def test_an_engine_without_the_integers_is_caught(monkeypatch: pytest.MonkeyPatc
     assert exact.stats.of("reduce.sum.plain").undecided_twice == 1
     monkeypatch.setattr(Settler, "_exact", guess)
     assert run(Arithmetic(), i, terms) == [ONE]
-
-
-@pytest.mark.usefixtures("pure")
-@pytest.mark.parametrize("count", [3, 40])
-def test_few_and_many_agree(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Undecided elements settled one by one or all at once: the same bits and counts but the integers."""
-    make = Maker(random.Random(count))
-    i = sum_over((count, 9), (5, 4), Access(0, 4, (20, 0, -1, 5)), Access(1, 160, (0, -20, 1, 0)))
-    for style in ("ties", "any"):
-        operands = [make.tensor(DType.F32, 20 * count + 20, style), make.tensor(DType.F32, 200, style)]
-        found, undecided = [], []
-        for dense in (0, 1 << 60):
-            monkeypatch.setattr(ziv, "DENSE", dense)
-            arithmetic = Arithmetic()
-            found.append(check(arithmetic, i, operands))
-            counts = arithmetic.stats.of("reduce.sum.products")
-            undecided.append((counts.elements, counts.undecided, counts.double_rounded))
-        assert found[0] == found[1]
-        assert undecided[0] == undecided[1]
-        assert undecided[0][1] > 0
 
 
 def test_what_is_counted(kernel: str) -> None:

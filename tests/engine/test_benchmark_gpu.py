@@ -1,7 +1,6 @@
 """The GPU benchmark, tried out on a CPU: a killed one goes on, other bits are named, and nothing is checked in."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,25 +9,16 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from click.testing import CliRunner
 
-from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import bits
-from benchmarks.gpu.parts import PARTS, Part, parts_on
-from benchmarks.gpu.workloads import FULL, TINY, Context
-from benchmarks.table import RESULTS, Row, write
-from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.workloads import TINY
+from benchmarks.table import RESULTS
 from tests.waiting import until
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.native import pure_path
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.graphs import Reads
-from tiebreak.engine.run.interpreter import Interpreter, loss_bits
-from tiebreak.engine.run.train import Worker
+from tiebreak.engine.run.interpreter import loss_bits
 from tiebreak.engine.run.worst import product
-from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,73 +56,6 @@ def test_a_trial_on_the_cpu_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert made["environment"]["device"] == "cpu"
     found = {(row["metric"], row["case"]): row["value"] for row in made["rows"]}
     assert found["steps that agree", "digits, trained on cpu, audited on cpu"] == TINY["digits"].steps
-
-
-def crash(_: Context) -> list[Row]:
-    os.abort()
-
-
-@pytest.mark.slow
-def test_a_part_that_fails_or_crashes_leaves_its_message(tmp_path: Path) -> None:
-    """None of them ends the command, and none is kept as done."""
-    measurement = gpu.Measurement("cpu", tmp_path, 5)
-    failing = Part("failing", 60, len)  # type: ignore[arg-type]
-    crashing = Part("crashing", 60, crash)
-    endless = Part("endless", 0, len)  # type: ignore[arg-type]
-    assert measurement.run(failing) == "failed, exit code 1: TypeError: object of type 'Context' has no len()"
-    assert measurement.run(crashing).startswith("failed, exit code -6: ")
-    assert measurement.run(endless) == "failed, ended after 0 s: no message"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["crashing.failed", "endless.failed", "failing.failed"]
-    assert "Fatal Python error: Aborted" in (tmp_path / "crashing.failed").read_text()
-    assert (tmp_path / "failing.failed").read_text().endswith("has no len()\nexit code 1\n")
-    assert not measurement.is_done(failing)
-
-
-def test_results_of_other_sources_or_devices_are_measured_again(tmp_path: Path) -> None:
-    measurement = gpu.Measurement("cpu", tmp_path, 5)
-    for changed in ({}, {"sources": "0" * 64}, {"device": "cuda"}, {"names": "another GPU"}):
-        write("doctor", [], "", environment=measurement.told | changed, folder=tmp_path)
-        assert measurement.is_done(PARTS[0]) == (not changed)
-
-
-def test_the_parts_fit_into_the_time() -> None:
-    assert parts_on("cuda") == list(PARTS)
-    assert sum(part.seconds for part in PARTS) < 25 * 60
-    assert {part.workload for part in PARTS} - {""} == set(FULL)
-    assert len({part.name for part in PARTS}) == len(PARTS)
-
-
-def test_results_are_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = CliRunner().invoke(gpu.main, [])
-    assert done.exit_code == 1
-    assert "expected a GPU that torch can use, got none; --device cpu tries out" in done.output
-    done = CliRunner().invoke(gpu.main, ["--device", "cpu", "--commit"])
-    assert done.exit_code == 2
-    assert "--commit is for a GPU's results" in done.output
-
-
-def test_run_roots_are_those_of_training_and_other_bits_are_named(tmp_path: Path) -> None:
-    context = Context(torch.device("cpu"), tmp_path)
-    bits.on_cpu(context, "digits")
-    workload = TINY["digits"]
-    made = compile_task(workload.task())
-    job = draft_job(made, steps=workload.steps, checkpoint_interval=workload.interval, client=CLIENT.address,
-                    trainer=TRAINER.address, terms=Terms())  # fmt: skip
-    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
-    run = RunDirectory.create(tmp_path / "run", signed, made.program, made.state, made.data)
-    assert Worker(run, Interpreter(run.program, Arithmetic())).work().hex() == context.told["run root"]
-
-    def compared(**changed: str) -> list[Row]:
-        write("cpu-digits", [], "", environment=context.told | changed, folder=tmp_path)
-        return bits.on_device(context, "digits")
-
-    assert [row.value for row in compared()] == [workload.steps] * 3
-    with pytest.raises(StateError, match=r"digits: expected the CPU's run root \w+, got as in training: .*, first in "
-                       r"checkpoint 1 of 2; random order: .*; torch alone: "):  # fmt: skip
-        compared(records=" ".join(["00" * 32] * 2))
-    with pytest.raises(StateError, match="expected digits to be captured as before"):
-        compared(inputs="another")
 
 
 def test_what_the_host_reads_is_named() -> None:

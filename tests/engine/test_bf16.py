@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.engine.lowering_bench import make_task
+from tests.engine.lowering_bench import make_task, nth
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.ziv import Logging, NearTies
@@ -58,9 +58,7 @@ def outputs(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
             return (self.weight * x).sum()
 
     compiled = compile_task(task(Model(), lambda model, x: model(x), {"x": torch.ones(4)}))
-    machine = Interpreter(compiled.program, Arithmetic())
-    result = machine.step(1, machine.to_device(compiled.state), machine.place_data(compiled.data), check_finite=False)
-    return result.state["model.kept"]
+    return nth(1, compiled, check_finite=False).state["model.kept"]
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -223,10 +221,7 @@ def test_what_is_held_in_bfloat16_stays_so(how: str) -> None:
     functions = {(i.opcode, i.function) for i in compiled.program.body if i.is_bf16_sum or i.opcode == Opcode.MAP}
     assert (Opcode.MAP, MapFunction.BF16) in functions
     assert any(i.is_bf16_sum for i in compiled.program.body)
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
-    for step in (1, 2, 3):
-        state = machine.step(step, state, data).state
+    state = nth(3, compiled).state
     narrow = {
         name for name, t in state.items() if t.is_floating_point() and t.ndim and torch.equal(t, t.to(BF16).float())
     }
@@ -236,10 +231,7 @@ def test_what_is_held_in_bfloat16_stays_so(how: str) -> None:
 
 
 def roots(compiled: Compiled, arithmetic: Arithmetic) -> list[bytes]:
-    machine = Interpreter(compiled.program, arithmetic)
-    state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
-    for step in range(1, 21):
-        state = machine.step(step, state, data).state
+    state = nth(20, compiled, arithmetic).state
     return [
         t.contiguous().view(torch.uint8).numpy().tobytes() for t in (state[name].reshape(-1) for name in sorted(state))
     ]
@@ -266,7 +258,7 @@ def test_a_log_names_no_sum_to_bfloat16() -> None:
     logging = Logging(thresholds=dict.fromkeys(SumKind, WIDE), tolerances=dict.fromkeys(SumKind, TOLERANCE))
     machine = Interpreter(compiled.program, Arithmetic(logging=logging))
     state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
-    exact = Interpreter(compiled.program, Arithmetic()).step(1, state, data)
+    exact = nth(1, compiled)
     assert machine.step(1, state, data, sums=Seen()).loss == exact.loss
     assert any(i.is_f32_sum for i in settled)
     assert not any(i.is_bf16_sum for i in settled)

@@ -24,7 +24,6 @@ from tiebreak.engine.logged.calibration import (
     threshold,
 )
 from tiebreak.engine.logged.divergence import BINS, Comparer, Seen, Variant, variants_of
-from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
@@ -225,14 +224,6 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
     assert seen == [(2, native, False), (1, False, False), (2, native, True)]
     assert torch.get_num_threads() == 1
     assert reduce.build().library is not None or not native
-
-
-def test_proven_policies() -> None:
-    policy = proven_policy(16)
-    assert policy.proven
-    assert policy.measurements is None
-    assert all(MIN_TOLERANCE <= n <= MAX_TOLERANCE for n in policy.tolerances.values())
-    assert LoggedPolicy.decode(policy.encode()) == policy
 
 
 def test_what_cannot_be_calibrated_is_named() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task, relative, run_engine, run_integers, run_torch
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.capture.task import Batch, Windows
+from tiebreak.engine.capture.task import SGD, Batch, Windows
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
@@ -65,13 +65,28 @@ def test_the_schedule_is_data_and_scales_the_rate() -> None:
     assert not torch.equal(moved["model.layer.weight"], compiled.state["model.layer.weight"])
 
 
+def test_frozen_weights_cost_no_gradient_and_have_no_moments() -> None:
+    """A product of 2 examples forward, and one for each gradient of a weight or of what goes into a layer."""
+    for frozen, products in ((False, [16, 16, 16, 24, 24]), (True, [16, 16, 24])):
+        model = nn.Sequential(nn.Linear(3, 4).requires_grad_(not frozen), nn.Tanh(), nn.Linear(4, 2))
+        task = make_task(
+            model, {"x": torch.randn(5, 3)}, loss=lambda m, x: m(x).sin().mean(), optimizer=SGD(lr=0.1, momentum=0.9)
+        )
+        compiled = compile_task(task)
+        body = compiled.program.body
+        assert sorted(i.numel * i.terms for i in body if i.opcode == Opcode.REDUCE and len(i.operands) == 2) == products
+        moments = {name for name in compiled.state if name.startswith("optimizer.")}
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        assert moments == {f"optimizer.momentum.{name}" for name in trained}
+
+
 class Dropout(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: int = 64, p: float = 0.25) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.zeros(64))
+        self.scale, self.p = nn.Parameter(torch.zeros(size)), p
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x * self.scale, 0.25).sum()
+        return F.dropout(x * self.scale, self.p).sum()
 
 
 def test_dropout_masks_are_fresh_in_each_step_and_fixed_by_the_seed() -> None:

@@ -7,21 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.engine.arithmetic_cases import bits_f32, check, elements_of, tensor_of
-from tests.engine.lowering_bench import make_task as bench_task
-from tests.engine.models.harness import randomised, tokens
+from tests.engine.arithmetic_cases import bits_f32, check, elements_of, map_of, tensor_of
 from tests.engine.random_programs import check_program
-from tests.engine.tiny import make_tiny_task
+from tests.engine.test_offload import compiled_attention, compiled_tiny
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, elementwise
 from tiebreak.engine.arithmetic.chains import Member
 from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN
 from tiebreak.engine.arithmetic.threads import available, spread
-from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.capture.task import AdamW, Task
+from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
@@ -31,7 +26,6 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
-    Instruction,
     MapFunction,
     Opcode,
 )
@@ -53,14 +47,6 @@ def test_random_programs_have_chains(cases: Callable[[int], None]) -> None:
     made = [check_program(seed, 60) for seed in range(20)]
     cases(sum(chains for chains, _ in made))
     assert sum(replaced for _, replaced in made) > 0
-
-
-@pytest.mark.usefixtures("pure")
-def test_random_programs_without_the_kernel(cases: Callable[[], None]) -> None:
-    assert Arithmetic().chains is None
-    for seed in range(12):
-        check_program(seed, 40)
-        cases()
 
 
 def long_program() -> Program:
@@ -137,15 +123,8 @@ def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     """exp(2^-24) lies next to a tie. The rest of the tile keeps its results, and a repeated argument is asked once."""
     near = [bits_f32(2.0**-24), bits_f32(-(2.0**-25))]
     values = [*near, bits_f32(0.5), 0, 0x80000000, 0x7FC00000] * 300
-    i = Instruction(
-        opcode=Opcode.MAP,
-        function=MapFunction.EXP,
-        dtype=DType.F32,
-        shape=(len(values),),
-        operands=(Access(0, 0, (1,)),),
-    )
+    i = map_of(MapFunction.EXP, DType.F32, (len(values),), Access(0, 0, (1,)))
     arithmetic = Arithmetic()
-    assert arithmetic.chains is not None
     check(arithmetic, i, [tensor_of(DType.F32, values)])
     found = elements_of(arithmetic.chains.alone(i, [tensor_of(DType.F32, values)]))
     assert arithmetic.stats.of("map.exp").undecided == 2 * 600  # by each path
@@ -170,7 +149,6 @@ def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_a_wrong_kernel_does_not_qualify(monkeypatch: pytest.MonkeyPatch, name: str, taken: str) -> None:
     arithmetic = Arithmetic()
-    assert arithmetic.chains is not None
     codes = dict(arithmetic.chains.kernel.codes)
     codes[name] = codes[taken]
     arithmetic.chains.kernel = replace(arithmetic.chains.kernel, codes=codes)
@@ -181,24 +159,17 @@ def test_a_wrong_kernel_does_not_qualify(monkeypatch: pytest.MonkeyPatch, name: 
 @needs_kernel
 def test_operands_that_do_not_fit_are_refused() -> None:
     arithmetic = Arithmetic()
-    assert arithmetic.chains is not None
-    i = Instruction(
-        opcode=Opcode.MAP, function=MapFunction.NEG, dtype=DType.F32, shape=(4,), operands=(Access(0, 0, (1,)),)
-    )
-    chain = arithmetic.chains.make(
-        (
-            Member(
-                number=1, instruction=i, operand_dtypes=(DType.F32,), operand_numels=(4,), exported=True, sealed=False
-            ),
-        )
-    )
+    kinds = {"operand_dtypes": (DType.F32,), "exported": True, "sealed": False}
+    i = map_of(MapFunction.NEG, DType.F32, (4,), Access(0, 0, (1,)))
+    chain = arithmetic.chains.make((Member(number=1, instruction=i, operand_numels=(4,), **kinds),))
     assert chain.run({0: torch.ones(4)}).tensors[1].tolist() == [-1.0] * 4
     for wrong in (torch.ones(3), torch.ones(4, dtype=torch.int64), torch.ones(8)[::2], torch.ones(4, device="meta")):
         with pytest.raises(ValueError, match="value 0: expected 4 contiguous elements"):
             chain.run({0: wrong})
-    other = replace(i, shape=(5,))
-    kinds = {"operand_dtypes": (DType.F32,), "operand_numels": (5,), "exported": True, "sealed": False}
-    pair = tuple(Member(number=n, instruction=each, **kinds) for n, each in ((1, i), (2, other)))
+    pair = tuple(
+        Member(number=n, instruction=each, operand_numels=(5,), **kinds)
+        for n, each in ((1, i), (2, replace(i, shape=(5,))))
+    )
     with pytest.raises(ValueError, match=r"expected members of 4 elements, got \[4, 5\]"):
         arithmetic.chains.make(pair)
 
@@ -257,28 +228,14 @@ def test_a_state_that_is_given_away_is_overwritten_in_place() -> None:
     assert all(torch.equal(found[name], right[name]) for name in names)
 
 
-def small_gpt2(steps: int) -> Task:
-    """GPT-2 with its dropout, and AdamW: every chain of the large one."""
-    torch.manual_seed(2)
-    config = GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=13, n_positions=8)
-
-    def next_token(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        logits = model(input_ids=ids[:, :-1]).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-
-    model = randomised(GPT2LMHeadModel(config), seed=1)
-    data = {"ids": tokens(3, 6, 8, vocabulary=13)}
-    return bench_task(model, data, loss=next_token, optimizer=AdamW(lr=1e-3), steps=steps)
-
-
-@pytest.mark.parametrize("make_task", slow_except([make_tiny_task, small_gpt2], make_tiny_task))
+@pytest.mark.parametrize("make", slow_except([compiled_tiny, compiled_attention], compiled_tiny))
 def test_a_whole_run_is_the_same_in_every_way(
     monkeypatch: pytest.MonkeyPatch,
     threads: Callable[[int], None],
     cases: Callable[[], None],
-    make_task: Callable[[int], Task],
+    make: Callable[[], Compiled],
 ) -> None:
-    compiled = compile_task(make_task(20))
+    compiled = make()
 
     def run(donate: bool = False, observed: bool = False) -> bytes:
         machine = Interpreter(compiled.program, Arithmetic())

@@ -51,42 +51,25 @@ class Fault:
             result.view(-1).view(torch.int64 if double else torch.int32)[0] ^= 1 << (45 if double else 20)
 
 
-def on_partial(fault: Fault) -> tuple[type, str, Callable[..., Any]]:
-    original = SumRunner.partial
+FAULTS: dict[str, tuple[type, str, Callable[[Any], list[Tensor]]]] = {
+    "a part of a shared sum": (SumRunner, "partial", lambda found: [found.sums]),
+    "a sum of its own": (SumRunner, "run", lambda found: [found]),
+    "other arithmetic": (Chain, "run", lambda found: [x for x in found.tensors.values() if x.dtype == torch.float32]),
+}
+"""Methods whose results get wrong bits, and the tensors of such a result: the last one is struck."""
 
-    def partial(*given: Any) -> Any:
+
+def inject(fault: Fault, where: str, patch: pytest.MonkeyPatch) -> None:
+    kind, name, tensors = FAULTS[where]
+    original = getattr(kind, name)
+
+    def faulty(*given: Any) -> Any:
         found = original(*given)
-        fault.strike(found.sums)
+        for tensor in tensors(found)[-1:]:
+            fault.strike(tensor)
         return found
 
-    return SumRunner, "partial", partial
-
-
-def on_sum(fault: Fault) -> tuple[type, str, Callable[..., Any]]:
-    original = SumRunner.run
-
-    def run(*given: Any) -> Tensor:
-        found = original(*given)
-        fault.strike(found)
-        return found
-
-    return SumRunner, "run", run
-
-
-def on_chain(fault: Fault) -> tuple[type, str, Callable[..., Any]]:
-    original = Chain.run
-
-    def run(*given: Any) -> Any:
-        found = original(*given)
-        floats = [x for x in found.tensors.values() if x.dtype == torch.float32]
-        if floats:
-            fault.strike(floats[-1])
-        return found
-
-    return Chain, "run", run
-
-
-FAULTS = {"a part of a shared sum": on_partial, "a sum of its own": on_sum, "other arithmetic": on_chain}
+    patch.setattr(kind, name, faulty)
 
 
 def train(tiny: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPatch) -> list[object]:
@@ -142,7 +125,7 @@ def test_a_wrong_worker_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     fault = Fault(wrong, tuple(times))
-    monkeypatch.setattr(*FAULTS[where](fault))
+    inject(fault, where, monkeypatch)
     found = train(tiny, workers, fault, monkeypatch)
     assert len(set(map(str, found))) == 1, "all workers say the same"
     assert str(found[0]).startswith(f"step {2 * EVERY}: {said}")

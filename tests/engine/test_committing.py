@@ -1,8 +1,6 @@
 """Checkpoints: committed beside the computation, in order, whatever dies in between; kept as asked."""
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.engine.processes import printed
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.disk import Folder, StorageError
 from tiebreak.engine.data.formats import read_tensors, write_tensors
@@ -34,7 +33,6 @@ from tiebreak.protocol.tags import Digest
 from .tiny import TRAINER
 
 NewRun = Callable[[str], RunDirectory]
-ROOT = Path(__file__).resolve().parents[2]
 EVERY_TWO = Keep(2)
 LAST = Keep(0)
 
@@ -271,10 +269,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_root(
     new_run: NewRun, whole: RunDirectory, tmp_path: Path, cases: Callable[[int], None]
 ) -> None:
     run, expected = new_run("template"), worker(whole).root().hex()
-    command = [sys.executable, "-c", CRASHES, str(run.path), str(tmp_path), expected]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    found = json.loads(printed("-c", CRASHES, str(run.path), str(tmp_path), expected))
     assert sum(status != 0 for status, _ in found) > 8  # most were killed, at all stages
     assert {last for _, last in found} >= {0, 3, 6, 9}
     cases(len(found))

@@ -7,44 +7,31 @@ the golden runs, must reach the CPU's roots.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.engine.on_another_device import MISTAKES
+from tests.engine.lowering_bench import nth
+from tests.engine.processes import printed
 from tests.golden.bundle import INTERVAL, MODELS, STEPS, TINY, load
 from tests.golden.models import REAL, make_real_task
 from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.data.tensors import identities
-from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.commitments.records import state_tree
 
-ROOT = Path(__file__).resolve().parents[2]
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 REAL_STEPS = 20
-
-
-def on_another_device(directory: Path, steps: int, names: tuple[str, ...]) -> Any:
-    command = [sys.executable, "-m", "tests.engine.on_another_device", str(directory), str(steps), *names]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
 def test_the_stand_in_for_a_device_reaches_the_roots(tmp_path: Path, cases: Callable[[int], None]) -> None:
     names = (*TINY, "resnet")
-    found = on_another_device(tmp_path, STEPS, names)
-    assert found["caught"] == list(MISTAKES)  # the stand-in refuses what a GPU refuses
+    found = json.loads(printed("-m", "tests.engine.on_another_device", "reach", str(tmp_path), str(STEPS), *names))
     assert found["cases"] > qualify(Arithmetic()).cases  # and a large product
     assert "reduce sum of products (large) exactly" in found["refused"]
     assert found["calls"] > 20_000
@@ -72,11 +59,6 @@ class TestOnTheGPU:
     def test_models_of_real_sizes_end_in_the_same_state(self, name: str) -> None:
         """GPT-2 124M, ResNet-50 and a small Llama, 20 steps: the CPU takes minutes for them."""
         compiled = compile_task(make_real_task(name, steps=REAL_STEPS))
-        roots = []
-        for device in ("cpu", "cuda"):
-            machine = Interpreter(compiled.program, Arithmetic(device))
-            state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
-            for step in range(1, REAL_STEPS + 1):
-                state = machine.step(step, state, data).state
-            roots.append(state_tree(identities(state)).root.hex())
-        assert roots[0] == roots[1]
+        states = (nth(REAL_STEPS, compiled, Arithmetic(device)).state for device in ("cpu", "cuda"))
+        one, other = (state_tree(identities(state)).root.hex() for state in states)
+        assert one == other

@@ -43,7 +43,7 @@ from tiebreak.protocol.program.isa import (
 from tiebreak.protocol.program.program import Program
 
 from .models import test_language
-from .together import together, train_alone, train_together
+from .together import Seat, together, train_alone, train_together
 
 
 @pytest.fixture(autouse=True)
@@ -253,33 +253,15 @@ def test_a_state_that_is_not_finite_stops_all_workers(tiny: Compiled) -> None:
     assert stopped == [alone.value.name] * 3
 
 
-def test_all_workers_meet_in_the_same_exchanges() -> None:
-    for workers in (2, 3, 5):
-        divided = Partition(compiled_attention().program, workers)
-        programs = [divided.local(worker).body for worker in range(workers)]
-        kinds = [[(type(i), i.opcode, i.function) for i in body] for body in programs]
-        assert all(kind == kinds[0] for kind in kinds)
-        assert {AllGather, SharedSum} < {type(i) for i in programs[0]}
-
-
 @dataclass
-class Counting:
+class Counting(Seat):
     """An end of the table that counts the bytes that it sends to the others."""
 
-    seat: Exchange
     sent: int = 0
-
-    @property
-    def worker(self) -> int:
-        return self.seat.worker
-
-    @property
-    def workers(self) -> int:
-        return self.seat.workers
 
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
         self.sent += sum(piece.nbytes for worker, piece in enumerate(pieces) if worker != self.worker)
-        return self.seat.begin(pieces, into)
+        return super().begin(pieces, into)
 
 
 @pytest.mark.parametrize(
@@ -306,8 +288,8 @@ def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeyp
     count(SharedArithmetic, "_settle")
     count(exchange.Collectives, "lists")
 
-    def work(seat: Exchange) -> tuple[int, int]:
-        counting = Counting(seat)
+    def work(seat: Seat) -> tuple[int, int]:
+        counting = Counting(seat.table, seat.worker)
         machine = SharedInterpreter(compiled.program, SharedArithmetic(counting))
         state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
         state = machine.step(1, state, data).state  # the first step also agrees on bounds

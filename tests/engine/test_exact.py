@@ -29,19 +29,8 @@ KERNELS = (
     if reduce.build().library is not None
     else ("pure",)
 )
-EXTREMES = [
-    0,
-    1,
-    0x80000001,
-    0x7FFFFF,
-    0x800000,
-    0x7F7FFFFF,
-    0xFF7FFFFF,
-    0x3F800000,
-    0xBF800000,
-    0x33800000,
-    0xB3800000,
-]
+EXTREMES = [0, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F800000, 0xBF800000]
+EXTREMES += [0x33800000, 0xB3800000]
 
 
 @pytest.fixture(scope="session")

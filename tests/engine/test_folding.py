@@ -124,16 +124,17 @@ def test_one_value_under_a_mask() -> None:
 
 
 class Several(nn.Module):
-    """Three things without an exact form, in three places."""
+    """Four things without an exact form, in four places."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Linear(4, 4), Scaled(torch.special.i0e))
         self.second = Scaled(lambda x: x.mode().values)
         self.third = Scaled(lambda x: x.to(torch.float16).float())
+        self.fourth = Scaled(lambda x: torch.polar(x, x).abs())
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.first(x).mean() + self.second(x).mean() + self.third(x).mean()).exp()
+        return sum(part(x).mean() for part in (self.first, self.second, self.third, self.fourth)).exp()
 
 
 def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
@@ -145,6 +146,7 @@ def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
         ("special_i1e.default", "first.1", "no form of stated accuracy"),  # in the gradient
         ("mode.default", "second", "`sort`, `topk`"),
         ("_to_copy.default", "third", "dtype torch.float16; of narrow floats only bfloat16"),
+        ("polar.default", "fourth", "complex numbers have no form; write real and imaginary parts apart"),
     ):
         found = [line for line in lines if line.strip().startswith(f"{operator} (at {path}:") and hint in line]
         assert found, f"{operator} at {path}: not in {lines}"

@@ -6,9 +6,6 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.processes import printed
 from tests.golden.bundle import COMMAND, FOLDER, INTERVAL, MODELS, NAMES, STEPS, TINY, load
 from tests.golden.train import first_record, inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.tracing import TESTED_TORCH
 from tiebreak.engine.run.directory import RunDirectory
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 300_000
 """Bytes of all bundles together at most: they are in every clone."""
 CHANGED = f"""capture of {{name}} gives another {{what}} than the golden run's.
@@ -33,11 +30,8 @@ before has another program, and make the golden runs again with `{COMMAND}`."""
 
 def process(module: str, *arguments: str, **variables: str) -> Any:
     """What a module of tests.golden prints in a process of its own."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")}
-    command = [sys.executable, "-m", f"tests.golden.{module}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=kept | variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    without = ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")
+    return json.loads(printed("-m", f"tests.golden.{module}", *arguments, without=without, **variables))
 
 
 def records_of(run: RunDirectory) -> list[tuple[int, str, int]]:
@@ -87,21 +81,15 @@ def test_integers_alone_reach_the_first_record(name: str) -> None:
     assert [tuple(record) for record in found["records"]] == list(load(name).expected.records[:1])
 
 
-def check_capture(found: dict[str, dict[str, str]], cases: Callable[[], None]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [{}, {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}], ids=str)
+def test_capture_makes_the_same_programs_here_and_under_another_instruction_set(
+    variables: dict[str, str], cases: Callable[[], None]
+) -> None:
+    assert torch.__version__.split("+")[0] in TESTED_TORCH, "capture is only promised for tested versions of torch"
+    found = process("capture", *NAMES, **variables)
+    assert not variables or found["capability"] in ("DEFAULT", "NO AVX")
     for name in NAMES:
-        for what, root in found[name].items():
+        for what, root in found["roots"][name].items():
             assert root == getattr(load(name).expected, what), CHANGED.format(name=name, what=what.replace("_", " "))
             cases()
-
-
-@pytest.mark.slow
-def test_capture_makes_the_same_programs_under_another_instruction_set(cases: Callable[[], None]) -> None:
-    assert torch.__version__.split("+")[0] in TESTED_TORCH, "capture is only promised for tested versions of torch"
-    found = process("capture", *NAMES, ATEN_CPU_CAPABILITY="default", OMP_NUM_THREADS="1")
-    assert found["capability"] in ("DEFAULT", "NO AVX")
-    check_capture(found["roots"], cases)
-
-
-@pytest.mark.slow
-def test_capture_makes_the_same_programs_here(cases: Callable[[], None]) -> None:
-    check_capture(process("capture", *NAMES)["roots"], cases)

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol import test_logs as logs
 from tests.protocol import test_merkle as trees
 from tiebreak.engine.data import hashing
 from tiebreak.engine.data.hashing import LEAST_NODES, MAX_RECORD_BYTES, Kernel, agrees, hasher
-from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import TensorData, identify, identify_all, tensor_tree
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Data, Hasher, one_nan
@@ -204,13 +202,3 @@ def test_wide_trees_are_the_naive_ones(count: int, seed: int, by: Hasher) -> Non
     naive = trees.naive_root(trees.padded(leaves, tree.depth))
     assert tree.root == naive == Tree.over(b"".join(leaves), hasher=by).root
     assert Tree(leaves, 12).proof(count - 1)[tree.depth :] == [trees.empty_root(h) for h in range(tree.depth, 12)]
-
-
-@pytest.mark.skipif(hashing.kernel() is None, reason="needs a C compiler")
-@pytest.mark.parametrize("stride", [1, 2, 129])
-def test_log_trees_are_the_naive_ones(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough words that the compiled hasher takes them."""
-    monkeypatch.setattr(hashing, "LEAST_NODES", 2)
-    directions = logs.full_log(stride)
-    tree = LogTree(logs.program(), logs.log_of(directions), hasher=hasher())
-    assert tree.root == logs.naive_root(directions, logs.program())

@@ -104,12 +104,6 @@ def test_logs_that_change_while_they_are_read_cannot_be_checked(flipped: RunDire
         logs.step_log(steps[-1])
 
 
-def test_segments_before_the_withheld_one_are_checked(flipped: RunDirectory) -> None:
-    log_of_segment(flipped, 4).unlink()
-    records, _ = signed_records(flipped)
-    assert audit_segments(flipped, machine(flipped.job), range(4), records, logs=published(flipped)).agrees
-
-
 class Hostile(Flipping):
     """Also says of the first elements of every value that they went up, and leaves the last entry of each out."""
 

@@ -3,37 +3,18 @@
 import shutil
 from pathlib import Path
 
-import pytest
-import torch
-from torch import Tensor
-
-from tests.protocol.whole_steps import execute
-from tiebreak.engine.data.tensors import identity
-from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.interpreter import Observer
-from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
-from tiebreak.protocol.errors import CannotCheck
-from tiebreak.protocol.program.rounding import sum_kind
-from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.protocol.trees import verify
-from tiebreak.sim.adversaries.tampering import Tampered
 
 from .logged_cases import (
     INTERVAL,
     STEPS,
-    Flipping,
-    compiled,
     log_of,
-    logged_job,
     machine,
-    new_run,
     replay,
-    train,
 )
 
 
@@ -60,19 +41,6 @@ def test_evidence_is_tied_together_as_the_game_needs(trained: RunDirectory) -> N
     assert log_of(trained, step).count > 0
 
 
-def test_values_of_a_step_are_the_integer_reference_with_its_log(trained: RunDirectory) -> None:
-    evidence = Evidence(trained, machine(trained.job, threshold=None, permute=3), CommittedLogs.of(trained))
-    step = busiest(trained, range(1, INTERVAL + 1))
-    raw_state = {name: tensor.numpy().tobytes() for name, tensor in evidence._state_after(step - 1).items()}
-    raw_data = {name: tensor.numpy().tobytes() for name, tensor in compiled().data.items()}
-    log = log_of(trained, step)
-    values = execute(trained.program, raw_state, raw_data, step, tolerances=trained.job.tolerances, log=log)
-    for value in log.entries:
-        assert evidence.tensor(step, value) == values[value]
-    tree = evidence.value_tree(step)
-    assert tree.node(0, len(values) - 1) == identity(torch.frombuffer(bytearray(values[-1]), dtype=torch.float32)[0])
-
-
 def test_the_words_and_proofs_of_the_log_tree_lead_to_the_record(trained: RunDirectory) -> None:
     evidence, program = Evidence(trained, machine(trained.job), CommittedLogs.of(trained)), trained.program
     step = busiest(trained, range(1, STEPS + 1))
@@ -96,44 +64,3 @@ def test_a_challengers_logs_are_its_copies_of_the_trainers(trained: RunDirectory
         assert ours.log_tree(step).root == theirs.log_tree(step).root
         assert ours.record(step) == theirs.record(step)
         assert ours.value_tree(step).root == theirs.value_tree(step).root
-
-
-def test_a_cheats_evidence_is_tampered_as_its_run_was(
-    trained: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "Recorder", Flipping)
-    run, lie = new_run(tmp_path / "cheat", trained.agreement), INTERVAL + 2
-    value = next(n for n, i in enumerate(run.program.body) if sum_kind(i) is not None and i.numel > 1)
-
-    def tamper(step: int) -> Observer | None:
-        def nudge(leaf: int, tensor: Tensor) -> Tensor:
-            return tensor + torch.finfo(torch.float32).eps if leaf == value else tensor
-
-        return nudge if step == lie else None
-
-    train(run, tamper=tamper)
-    evidence = Evidence(run, Tampered(machine(run.job, permute=5), tamper), CommittedLogs.of(run))
-    assert [evidence.steps_tree(k).node(0, INTERVAL - 1) for k in range(3)] == [
-        record.digest for record in run.records()[:3]
-    ]
-    honest = replay(run, tmp_path / "audit", permute=2).run
-    true = Evidence(honest, machine(honest.job), CommittedLogs.of(honest))
-    assert true.value_tree(lie - 1).root == evidence.value_tree(lie - 1).root
-    ours, theirs = (e.value_tree(lie) for e in (true, evidence))
-    first = next(n for n in range(1 << ours.depth) if ours.node(0, n) != theirs.node(0, n))
-    assert first == value
-
-
-def test_logs_that_are_not_the_recorded_ones_are_no_evidence(trained: RunDirectory, tmp_path: Path) -> None:
-    run = RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "run")))
-    (run.path / "logs" / f"{INTERVAL:012d}.log").unlink()
-    with pytest.raises(CannotCheck, match="log of step 1"):
-        Evidence(run, machine(run.job), CommittedLogs.of(run)).log_tree(2)
-
-
-def test_a_run_without_logs_has_empty_log_trees(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run", logged_job())
-    Worker(run, machine(run.job, threshold=None), logs=Journal.of(run)).work(INTERVAL)
-    evidence = Evidence(run, machine(run.job), CommittedLogs.of(run))
-    assert evidence.log_tree(1).root == LogTree(run.program, StepLog()).root
-    assert not any(isinstance(found, Entries) for found in log_of(run, 1).entries.values())

@@ -61,15 +61,6 @@ def starts(raw: bytes) -> list[int]:
     return found
 
 
-def test_what_is_appended_is_read_in_any_order(tmp_path: Path) -> None:
-    filled(tmp_path).sync()
-    logs = opened(tmp_path / "000000000008.log")
-    assert logs.steps == range(5, 9)
-    assert logs.torn == 0
-    for step in (7, 5, 8, 6, 7):
-        assert logs.read(step) == LOGS[step]
-
-
 def test_a_reader_sees_what_was_appended_since(tmp_path: Path) -> None:
     writer = filled(tmp_path, 5)
     reader = opened(writer.path)
@@ -103,12 +94,6 @@ def test_a_log_that_cannot_be_one_leaves_the_file_as_it_was(tmp_path: Path) -> N
     assert logs.path.read_bytes() == raw
     logs.append(7, LOGS[7])
     assert logs.read(7) == LOGS[7]
-
-
-def test_creating_starts_again(tmp_path: Path) -> None:
-    path = filled(tmp_path).path
-    assert filled(tmp_path, 5).path == path
-    assert opened(path).steps == range(5, 6)
 
 
 def test_sync_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

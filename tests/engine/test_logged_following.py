@@ -12,7 +12,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.ziv import Logging
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.logged import following
-from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
+from tiebreak.engine.logged.elements import toward, went_up
 from tiebreak.engine.logged.following import MAX_FINDINGS, FindingKind, Follower
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.logged.screening import Screen
@@ -171,16 +171,6 @@ def test_the_neighbour_on_the_other_side_is_that_of_the_specification(precision:
                 expected = round_sum(-middle if sign else middle, low, said)
                 assert neighbours(middle, low, said) == (bits, True)
                 assert toward(own, value, np.array([up]), precision).tolist() == [expected]
-
-
-def test_bits_of_elements_are_read_and_written_in_place() -> None:
-    tensor = torch.tensor([[1.0, 2.0], [3.0, -0.0]])
-    at = np.array([1, 3])
-    assert bits_of(tensor, at).tolist() == [0x40000000, 0x80000000]
-    put_bits(tensor, at, np.array([0x3F800000, 0], dtype=np.uint32))
-    assert tensor.tolist() == [[1.0, 1.0], [3.0, 0.0]]
-    put_bits(tensor, at[:0], np.array([], dtype=np.uint32))
-    assert tensor[1, 0] == 3
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [(32, 2), (32, 20), (26, 5), (16, 12)])

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.processes import printed
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
@@ -28,7 +27,6 @@ from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
-from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.program.step_log import StepLog
@@ -49,8 +47,6 @@ from .logged_cases import (
     train,
 )
 from .tiny import CLIENT, DOMAIN, TRAINER
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -127,14 +123,6 @@ def test_a_run_that_logs_nothing_is_the_run_of_policy_exact(tmp_path: Path) -> N
         assert all(torch.equal(state[name], tensor) for name, tensor in run.state(STEPS).items())
         empty = LogTree(program, StepLog()).root
         assert {record.log_root for record in run.records()} == {logs_tree([empty] * INTERVAL).root}
-
-
-def test_the_records_of_a_segment_bind_its_logs(flipped: RunDirectory) -> None:
-    job = flipped.job
-    for checkpoint, record in enumerate(flipped.records()):
-        steps = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
-        roots = [LogTree(flipped.program, log_of(flipped, step)).root for step in steps]
-        assert record.log_root == logs_tree(roots).root != ZERO_DIGEST
 
 
 @pytest.mark.parametrize(("precision", "threshold"), slow_except([(32, WIDE), (16, 2.0**40)], (32, WIDE), several=True))
@@ -285,11 +273,8 @@ def test_a_replay_resumes_with_its_own_copy_of_the_logs(flipped: RunDirectory, t
 @pytest.mark.slow
 def test_another_device_follows_to_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
     """One that is no CPU, whose FP64 sums take their terms backwards."""
-    command = [sys.executable, "-m", "tests.engine.logged_on_another_device", str(WIDE), str(2.0**4)]
-    command += [str(flipped.path), str(tmp_path / "own")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    module, places = "tests.engine.on_another_device", [str(flipped.path), str(tmp_path / "own")]
+    found = json.loads(printed("-m", module, "follow", *places, str(WIDE), str(2.0**4)))
     assert found["agrees"] == [True, True]
     entries, needed, elsewhere, _, in_parts = found["counts"]
     assert entries == needed > STEPS

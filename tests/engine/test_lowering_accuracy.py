@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from scripts.operators import ACCURACY, families, table
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import make_task
+from tests.engine.lowering_bench import make_task, stepped
 from tests.source_tree import ROOT
-from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.lowering import RULES, WHOLE
-from tiebreak.protocol.program.isa import Opcode, Slot
 
 mp = mpmath.mp.clone()
 mp.prec = 400
@@ -199,14 +197,7 @@ class Elementwise(nn.Module):
 
 def values_of(compiled: Compiled) -> dict[str, Tensor]:
     """The new state, which may hold what is not finite."""
-    values: list[Tensor] = []
-    arithmetic, tensors = Arithmetic(), compiled.state | compiled.data
-    for i in compiled.program.body:
-        if i.opcode == Opcode.SOURCE and isinstance(i.params, Slot):
-            values.append(tensors[i.params.name])
-        else:
-            values.append(arithmetic.execute(i, [values[o.value] for o in i.operands], 0))
-    return {i.params.name: values[i.operands[0].value] for i in compiled.program.commits if isinstance(i.params, Slot)}
+    return next(stepped(compiled, check_finite=False)).state
 
 
 def results(name: str, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,8 @@ ONE = {
     "asin": torch.asin, "acos": torch.acos, "atan": torch.atan, "asinh": torch.asinh, "acosh": torch.acosh,
     "atanh": torch.atanh, "lgamma": torch.lgamma, "digamma": torch.digamma,
     "x^0.7": lambda x: x**0.7, "x^-65": lambda x: x**-65.0,
+    "expm1": torch.expm1, "log1p": torch.log1p, "sinh": torch.sinh, "cosh": torch.cosh, "exp2": torch.exp2,
+    "erfc": torch.erfc, "sign": torch.sign,
     "x^65": lambda x: x**65.0, "0^x": lambda x: 0.0**x, "(-2)^x": lambda x: (-2.0) ** x,
 }  # fmt: skip
 TWO = {"pow": torch.pow, "atan2": torch.atan2, "fmax": torch.fmax, "floor": torch.floor_divide}

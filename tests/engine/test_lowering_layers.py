@@ -194,24 +194,6 @@ def test_resampling_and_borders(cases: CaseCounter) -> None:
     cases(len(RESAMPLED) + len(one) + len(three))
 
 
-class Rows(nn.Module):
-    """An embedding of fixed ids, scaled by the input."""
-
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self.register_buffer("ids", torch.tensor([[0, 1, 4], [1, 1, 2]]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows: Tensor = self.embedding(self.ids)
-        return rows * x
-
-
-def test_embeddings(cases: CaseCounter) -> None:
-    check_modules({"plain": Rows(nn.Embedding(5, 2)), "padded": Rows(nn.Embedding(5, 2, padding_idx=1))}, (3, 2))
-    cases(2)
-
-
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5)], ids=str)
 def test_dropout_in_the_engine_and_in_integers(layer: nn.Module) -> None:
     compiled = compile_task(make_task(Bench({"dropout": layer}, (8, 2, 2)), {"x": torch.ones(2, 8, 2, 2)}))

@@ -63,9 +63,9 @@ def tied(draw: st.DrawFn, values: tuple[float, ...] = VALUES) -> tuple[Tensor, i
     return x, draw(st.integers(-len(shape), len(shape) - 1))
 
 
-@settings(max_examples=40)
-@given(tied(), st.booleans())
-def test_sort_is_stable(case: tuple[Tensor, int], descending: bool) -> None:
+@settings(max_examples=80)
+@given(tied() | tied((*VALUES[:-2], NAN)), st.booleans())
+def test_sort_is_stable_and_nan_the_greatest(case: tuple[Tensor, int], descending: bool) -> None:
     x, d = case
     assert_same("sort.stable", x, stable=True, dim=d, descending=descending)
 
@@ -73,30 +73,16 @@ def test_sort_is_stable(case: tuple[Tensor, int], descending: bool) -> None:
 @settings(max_examples=40)
 @given(tied(), st.booleans(), st.data())
 def test_topk_is_the_beginning_of_a_stable_sort(case: tuple[Tensor, int], largest: bool, data: st.DataObject) -> None:
+    """By rounds, of which each finds one, and by ranks."""
     x, d = case
     k = data.draw(st.integers(1, x.shape[d]))
-    (values, index), (eager, _) = both("topk.default", x, k, d, largest)
-    assert torch.equal(values, eager)  # which of equal values eager PyTorch takes is not defined
     whole = x.sort(dim=d, descending=largest, stable=True).indices
-    assert torch.equal(index, whole.narrow(d, 0, k))
-
-
-@settings(max_examples=40)
-@given(tied(), st.booleans())
-def test_rounds_and_ranks_find_the_same(case: tuple[Tensor, int], largest: bool) -> None:
-    x, d = case
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(orders, "MAX_ROUNDS", 0)
-        ranks, _ = both("topk.default", x, max(1, x.shape[d] // 2), d, largest)
-    rounds, _ = both("topk.default", x, max(1, x.shape[d] // 2), d, largest)
-    assert all(torch.equal(a, b) for a, b in zip(ranks, rounds, strict=True))
-
-
-@settings(max_examples=40)
-@given(tied((*VALUES[:-2], NAN)), st.booleans())
-def test_nan_is_the_greatest(case: tuple[Tensor, int], descending: bool) -> None:
-    x, d = case
-    assert_same("sort.stable", x, stable=True, dim=d, descending=descending)
+    for rounds in (orders.MAX_ROUNDS, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(orders, "MAX_ROUNDS", rounds)
+            (values, index), (eager, _) = both("topk.default", x, k, d, largest)
+        assert torch.equal(values, eager)  # which of equal values eager PyTorch takes is not defined
+        assert torch.equal(index, whole.narrow(d, 0, k))
 
 
 @settings(max_examples=40)

@@ -2,14 +2,15 @@
 
 import random
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 import torch
 
 from tests.conftest import CaseCounter
+from tests.engine.together import at_once
 from tiebreak.engine.distributed.exchange import ExchangeError
 from tiebreak.engine.distributed.nearby import LEAST, Nearby
 
@@ -28,24 +29,6 @@ def connected(workers: int, timeout: float = 20) -> Iterator[list[Nearby]]:
         for each in made:
             stack.callback(each.close)
         yield made
-
-
-def at_once(workers: list[Nearby], work: Callable[[Nearby], None]) -> None:
-    failed: list[BaseException] = []
-
-    def one(worker: Nearby) -> None:
-        try:
-            work(worker)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=one, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    if failed:
-        raise failed[0]
 
 
 def message(number: int, source: int, target: int | None) -> torch.Tensor:
@@ -75,7 +58,7 @@ def test_everybody_gets_what_was_sent_in_whatever_order_it_waits(cases: CaseCoun
         assert worker.exchanges == 150
 
     with connected(WORKERS) as workers:
-        at_once(workers, work)
+        at_once([partial(work, worker) for worker in workers])
         # Memory is used again: at most what is on its way at once, in each of four sizes.
         assert all(len(worker._buffers) < 60 for worker in workers)
 
@@ -91,7 +74,7 @@ def test_no_number_of_messages_on_their_way_makes_workers_wait_for_each_other(ca
         worker.close()  # at once, whatever the other one has yet to read
 
     with connected(2) as workers:
-        at_once(workers, work)
+        at_once([partial(work, worker) for worker in workers])
 
 
 def test_who_is_gone_is_named() -> None:

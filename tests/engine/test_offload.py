@@ -9,7 +9,6 @@ import pytest
 from torch import Tensor
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -22,7 +21,7 @@ from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError
 
-from .models import zoo
+from .models.test_vision import image_task
 from .test_distributed import compiled_attention
 from .tiny import TRAINER, make_tiny_task
 
@@ -103,8 +102,7 @@ def test_without_a_compiler(cases: CaseCounter) -> None:
 @pytest.mark.slow
 def test_batch_statistics(cases: CaseCounter) -> None:
     """No cut of a batch into parts could compute them one after the other."""
-    model, data = zoo.built("ResNetForImageClassification")
-    compiled = compile_task(make_task(model, data, rate=0.1, loss=zoo.loss))
+    compiled = compile_task(image_task("bottleneck"))
     expected = states(Interpreter(compiled.program, Arithmetic()), compiled, 3)
     assert_equal(states(limited(compiled), compiled, 3), expected)
     cases(3)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import make_task
+from tests.engine.lowering_bench import make_task, nth, squared_error, stepped
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
@@ -36,7 +36,7 @@ from tiebreak.engine.optimizers.adafactor import second_moment_weights
 from tiebreak.engine.optimizers.exact import radam_begins
 from tiebreak.engine.optimizers.settings import f32, settings_of
 from tiebreak.engine.optimizers.translate import torchs
-from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
+from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import MapFunction, Opcode
 
@@ -117,10 +117,8 @@ CLIPS = Clip(norm=0.7), Clip(value=0.2), Clip(norm=2.0, value=0.5)
 )
 def test_every_step_is_the_emulation_bit_for_bit(name: str, clip: Clip | None, cases: CaseCounter) -> None:
     job = job_of(OPTIMIZERS[name], clip)
-    machine = Interpreter(job.program, Arithmetic())
-    state, data = machine.to_device(job.state), machine.to_device(job.data)
-    for step, expected in enumerate(emulate(job), start=1):
-        state = machine.step(step, state, data).state
+    for step, (expected, result) in enumerate(zip(emulate(job), stepped(job), strict=False), start=1):
+        state = result.state
         assert state.keys() == expected.keys()
         for entry, tensor in state.items():
             assert tensor.numpy().tobytes() == expected[entry].astype(np.float32).tobytes(), f"step {step}: {entry}"
@@ -231,10 +229,6 @@ class Net(nn.Module):
         return torch.einsum("bi,kij->bkj", hidden, self.stack).sum(1) * self.gain
 
 
-def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return ((model(x) - y) ** 2).mean()
-
-
 def net_task(optimizer: Optimizer, **changes: object) -> Task:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
@@ -278,14 +272,11 @@ def distance_from_eager(optimizer: Optimizer, seed: int) -> float:
     start = {n: torch.randn(shape, generator=generator) for n, shape in SHAPES.items()}
     gradients = {n: torch.randn((STEPS, *shape), generator=generator) for n, shape in SHAPES.items()}
     job = OptimizerJob(optimizer, start, gradients, torch.rand(STEPS, generator=generator) * optimizer.lr)
-    machine = Interpreter(job.program, Arithmetic())
-    state, data = machine.to_device(job.state), machine.to_device(job.data)
     own = {n: nn.Parameter(p.clone()) for n, p in start.items()}
     settings = {n: settings_of(optimizer, n) for n in own}
     groups = [{"params": [p], "weight_decay": settings[n][1], "foreach": False} for n, p in own.items()]
     eager, top, found = torchs(optimizer, groups), {n: p.abs() for n, p in start.items()}, 0.0
-    for step in range(STEPS):
-        state = machine.step(step + 1, state, data).state
+    for step, result in zip(range(STEPS), stepped(job), strict=False):
         for group, name in zip(eager.param_groups, own, strict=True):
             group["lr"] = job.rates[step].item() * settings[name][0]
             own[name].grad = gradients[name][step].clone()
@@ -293,7 +284,7 @@ def distance_from_eager(optimizer: Optimizer, seed: int) -> float:
         for name, p in own.items():
             top[name] = torch.maximum(top[name], p.detach().abs())
             unit = torch.from_numpy(np.asarray(np.spacing(top[name].numpy())))
-            found = max(found, ((state[f"model.{name}"] - p.detach()).abs() / unit).max().item())
+            found = max(found, ((result.state[f"model.{name}"] - p.detach()).abs() / unit).max().item())
     return found
 
 
@@ -309,51 +300,17 @@ def test_twenty_four_steps_are_close_to_eager_fp32(name: str) -> None:
 
 def test_the_moving_average_is_the_emulation_and_changes_nothing_else() -> None:
     compiled = compile_task(net_task(AdamW(lr=0.02), average=0.9))
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
     held = {n: t.numpy() for n, t in compiled.state.items() if n.startswith("average.")}
     assert sorted(held) == [f"average.{n}" for n in sorted(["layer.weight", "layer.bias", "norm.weight", "norm.bias",
                                                             "stack", "gain", "idle"])]  # fmt: skip
-    for step in range(1, STEPS + 1):
-        state = machine.step(step, state, data).state
+    for step, result in zip(range(1, STEPS + 1), stepped(compiled), strict=False):
+        state = result.state
         for name, average in held.items():
             p = state[f"model.{name.removeprefix('average.')}"].numpy()
             held[name] = average + (p - average) * np.float32(1 - 0.9)
             assert state[name].numpy().tobytes() == held[name].tobytes(), (step, name)
-    plain = compile_task(net_task(AdamW(lr=0.02)))
-    machine, other = Interpreter(plain.program, Arithmetic()), machine.to_device(plain.state)
-    for step in range(1, STEPS + 1):
-        other = machine.step(step, other, data).state
-    assert all(torch.equal(t, state[name]) for name, t in other.items())
-
-
-@pytest.mark.parametrize("native", ["0", "1"])
-def test_roots_and_quotients_of_any_size_are_correctly_rounded(
-    native: str, cases: CaseCounter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Moments and gradients of random bits (subnormals, zeros, up to overflow) through Adam's one root and division."""
-    monkeypatch.setenv("TIEBREAK_NATIVE", native)
-    generator = np.random.default_rng(0)
-    patterns = generator.integers(0, 1 << 32, (4, 4099), dtype=np.uint64).astype(np.uint32)
-    patterns[:, ::3] &= np.uint32(0x80FFFFFF)  # many subnormals and tiny numbers
-    numbers = patterns.view(np.float32)
-    g, p, m, v = (np.where(np.isfinite(x), x, np.float32(1)) for x in numbers)
-    job = OptimizerJob(
-        AdamW(lr=0.1, weight_decay=0.1, eps=1e-30), {"w": torch.from_numpy(p)}, {"w": torch.from_numpy(g[None])},
-        torch.tensor([0.1]),
-    )  # fmt: skip
-    job.state |= {"optimizer.exp_avg.w": torch.from_numpy(m), "optimizer.exp_avg_sq.w": torch.from_numpy(np.abs(v))}
-    machine = Interpreter(job.program, Arithmetic())
-    state = machine.step(1, machine.to_device(job.state), machine.to_device(job.data), check_finite=False).state
-    emulation = Emulation(job.optimizer, {"exp_avg.w": m, "exp_avg_sq.w": np.abs(v)})
-    with np.errstate(all="ignore"):
-        expected = emulation.advance({"w": p}, {"w": g}, np.float32(0.1), {"w": (1.0, 0.1)})["w"]
-    found = state["model.w"].numpy()
-    assert np.array_equal(np.isnan(found), np.isnan(expected))
-    whole = ~np.isnan(expected)
-    assert whole.mean() > 0.5
-    assert found[whole].tobytes() == expected[whole].tobytes()
-    cases(int(whole.sum()))
+    plain = nth(STEPS, compile_task(net_task(AdamW(lr=0.02)))).state
+    assert all(torch.equal(t, state[name]) for name, t in plain.items())
 
 
 # clipping
@@ -363,9 +320,7 @@ def clip_once(clip: Clip, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is left of each gradient: SGD with rate 1 from zero."""
     zeros = {name: torch.zeros(g.shape) for name, g in gradients.items()}
     job = OptimizerJob(SGD(lr=1.0), zeros, {n: g[None] for n, g in gradients.items()}, torch.ones(1), clip)
-    machine = Interpreter(job.program, Arithmetic())
-    result = machine.step(1, machine.to_device(job.state), machine.to_device(job.data), check_finite=False)
-    return {name.removeprefix("model."): -t for name, t in result.state.items()}
+    return {name.removeprefix("model."): -t for name, t in nth(1, job, check_finite=False).state.items()}
 
 
 def test_gradients_of_zero_stay_zero_under_a_norm() -> None:
@@ -387,14 +342,6 @@ def test_a_gradient_that_is_not_finite(bad: float) -> None:
     expected = torch.tensor([0.5, bad]).clamp(-0.5, 0.5)
     assert torch.equal(by_value["b"], torch.tensor([0.5]))
     torch.testing.assert_close(by_value["a"], expected, rtol=0, atol=0, equal_nan=True)
-
-
-def test_a_norm_that_overflows_stops_the_run() -> None:
-    job = OptimizerJob(SGD(lr=1.0), {"a": torch.zeros(2)}, {"a": torch.tensor([[1.0, float("inf")]])}, torch.ones(1),
-                       Clip(norm=1.0))  # fmt: skip
-    machine = Interpreter(job.program, Arithmetic())
-    with pytest.raises(NotFiniteError, match=r"model\.a is no longer finite"):
-        machine.step(1, machine.to_device(job.state), machine.to_device(job.data), check_finite=True)
 
 
 # what is refused

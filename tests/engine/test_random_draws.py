@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import mpmath
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import make_task, run_engine, run_integers, same_bits
+from tests.engine.lowering_bench import make_task, run_engine, run_integers, same_bits, stepped
+from tests.engine.optimizer_cases import nearest, rounded
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
@@ -25,7 +27,6 @@ from tiebreak.engine.run import eager
 from tiebreak.engine.run.eager import checked
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
 from tiebreak.protocol.program.isa import DType, RandomParams, ShuffleParams
 
@@ -60,13 +61,7 @@ def seen(draw: Callable[[], Tensor], steps: int = 3) -> tuple[list[Tensor], int]
     params = [i.params for i in compiled.program.body]
     streams = [p.stream for p in params if isinstance(p, RandomParams)]
     streams += [p.stream for p in params if isinstance(p, ShuffleParams) and not streams and p.n != 4]
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
-    found = []
-    for step in range(1, steps + 1):
-        state = machine.step(step, state, data).state
-        found.append(state["model.seen"].clone())
-    return found, streams[0]
+    return [result.state["model.seen"].clone() for result in islice(stepped(compiled), steps)], streams[0]
 
 
 DRAWS: dict[str, Callable[[], Tensor]] = {
@@ -101,10 +96,7 @@ def uniforms(step: int, stream: int, count: int) -> list[Fraction]:
 
 def rn(value: Any) -> Fraction:
     """The FP32 number nearest to an exact fraction, or to a number of 200 bits, as a fraction."""
-    if isinstance(value, mpmath.mpf):
-        mantissa, exponent = value.man_exp
-        value = Fraction(int(mpmath.sign(value)) * abs(mantissa)) * Fraction(2) ** exponent
-    size = np.array(round_ratio(abs(value).numerator, abs(value).denominator), dtype=np.uint32).view(np.float32)[()]
+    size = rounded(abs(value)) if isinstance(value, mpmath.mpf) else nearest(abs(value))
     return Fraction(float(size)) * (-1 if value < 0 else 1)
 
 
@@ -166,75 +158,6 @@ def test_what_is_made_of_the_ends_of_the_uniform_numbers_is_finite(monkeypatch: 
     found = machine.step(1, {}, machine.to_device({"u1": ends, "u2": torch.stack([ends, torch.zeros(2)])})).state
     assert found["e"].tolist() == [pytest.approx(2.0**-24), pytest.approx(16.6355, abs=1e-3)]
     assert found["z"].abs().tolist() == [0.0, pytest.approx(5.768, abs=1e-3)]
-
-
-def kolmogorov(sample: Tensor, distribution: Callable[[Tensor], Tensor]) -> float:
-    """The Kolmogorov-Smirnov statistic times the root of the sample's size; above 2.2 with a chance of 1 in 8,000."""
-    ordered = sample.double().flatten().sort().values
-    n = len(ordered)
-    expected, place = distribution(ordered), torch.arange(n, dtype=torch.float64)
-    return max((expected - place / n).max().item(), ((place + 1) / n - expected).max().item()) * math.sqrt(n)
-
-
-def test_distributions(cases: CaseCounter) -> None:
-    """200,000 numbers each: fixed by the seed, so what passes once passes always."""
-    n = 100_000
-    (z, again), _ = seen(lambda: torch.randn(n), 2)
-    assert not torch.equal(z, again)
-    z = torch.cat([z, again]).double()
-    for power, moment in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 3.0), (6, 15.0)):
-        deviation = math.sqrt(math.prod(range(1, 2 * power, 2)) - moment**2) / math.sqrt(2 * n)
-        assert abs((z**power).mean().item() - moment) < 4 * deviation, power
-    assert kolmogorov(z, lambda x: (1 + torch.erf(x / math.sqrt(2))) / 2) < 2.2
-    assert abs((z[:-1] * z[1:]).mean().item()) < 4 / math.sqrt(2 * n)
-    assert abs((z[:n] * z[n:]).mean().item()) < 4 / math.sqrt(n)
-    (u, _), _ = seen(lambda: torch.empty(n).uniform_(2.0, 6.0), 2)
-    assert kolmogorov(u, lambda x: (x - 2) / 4) < 2.2
-    (e, _), _ = seen(lambda: torch.empty(n).exponential_(0.5), 2)
-    assert kolmogorov(e, lambda x: 1 - torch.exp(-x / 2)) < 2.2
-    assert e.min().item() > 0
-    (k, _), _ = seen(lambda: torch.randint(-3, 8, (n,)), 2)
-    counts = torch.bincount(k + 3, minlength=11).double()
-    assert counts.shape == (11,)
-    assert ((counts - n / 11) ** 2 / (n / 11)).sum().item() < 35.6  # chi-square of 10 degrees: 1 in 10,000
-    cases(5)
-
-
-class Skipping(nn.Module):
-    """Skips each of its layers at random, as the message says that refuses it as a branch."""
-
-    def __init__(self, layerdrop: float) -> None:
-        super().__init__()
-        self.layerdrop = layerdrop
-        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
-        self.register_buffer("skipped", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        skipped = []
-        for layer in self.layers:
-            skips = torch.rand(()) < self.layerdrop
-            x = torch.where(skips, x, layer(x))
-            skipped.append(skips)
-        self.skipped.copy_(torch.stack(skipped))
-        return x.square().mean()
-
-
-def test_layers_are_skipped_by_the_programs_own_draws(cases: CaseCounter) -> None:
-    compiled = checked(task_of(Skipping(0.5), 8))
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
-    found = set()
-    for step in range(1, 9):
-        before, state = state, machine.step(step, state, data).state
-        moved = [
-            not torch.equal(before[f"model.layers.{k}.weight"], state[f"model.layers.{k}.weight"]) for k in range(4)
-        ]
-        assert moved == [not skips for skips in state["model.skipped"].bool().tolist()], (
-            "a skipped layer has no gradient"
-        )
-        found.add(tuple(moved))
-        cases()
-    assert len(found) > 3
 
 
 def test_draws_that_nothing_reads_take_none_of_the_others() -> None:

@@ -1,14 +1,19 @@
 """The order of execution: valid, chains where they may be, memory freed early; and buffers that are used again."""
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
+from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.buffers import SMALL, Buffers
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.schedule import MAX_MEMBERS, Unit, in_order, plan, replacements
 from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
@@ -160,6 +165,30 @@ def test_a_real_step_and_random_ones(tiny: Compiled, cases: Callable[[int], None
                     values.append(b.map(draw.choice([MapFunction.ADD, MapFunction.SUB]), u, v))
         program = b.finish({f"x{n}": v for n, v in enumerate(draw.choices(values, k=4))}, b.sum(values[-1]))
         cases(len(check_order(program)))
+
+
+def test_a_value_is_freed_after_its_last_use() -> None:
+    b = Builder()
+    y = b.state("x", DType.F32, (64,))
+    for _ in range(40):
+        y = b.add(y, b.const(1.0))
+    alive: dict[int, weakref.ref[Tensor]] = {}
+    most = 0
+
+    def observe(leaf: int, tensor: Tensor) -> Tensor:
+        nonlocal most
+        most = max(most, sum(ref() is not None for ref in alive.values()))
+        alive[leaf] = weakref.ref(tensor)
+        return tensor
+
+    machine = Interpreter(b.finish({"x": y}, b.sum(y)), Arithmetic())
+    gc.disable()  # freed by reference counts alone, not when the collector happens to run
+    try:
+        machine.step(1, {"x": torch.zeros(64)}, {}, observe)
+    finally:
+        gc.enable()
+    assert len(alive) > 40
+    assert most <= 5  # state, constant, an operand, a result, the one before
 
 
 def test_memory_is_used_again_when_the_last_tensor_over_it_dies() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from tests.conftest import CaseCounter
+from tests.engine.lowering_bench import squared_error
 from tiebreak.api.tasks import make_task
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, Task
@@ -32,10 +33,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(torch.tanh(self.frozen(x))) * self.odd["a[0]*"]
-
-
-def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return ((model(x) - y) ** 2).mean()
 
 
 def task_of(model: nn.Module, optimizer: Any, schedule: Any = None, steps: int = STEPS) -> Task:

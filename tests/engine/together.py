@@ -3,17 +3,19 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from torch import Tensor
 
-from tiebreak.engine.arithmetic import Arithmetic
+from tests.engine.lowering_bench import stepped
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.run.commit import make_record
-from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.interpreter import State
 from tiebreak.protocol.tags import Digest
 
 T = TypeVar("T")
@@ -57,17 +59,23 @@ class Seat:
 
 def together(workers: int, work: Callable[[Exchange], T]) -> list[T]:
     """What each worker's `work` returns. Raises what the first of them raises."""
-    table, errors = Table(workers), dict[int, BaseException]()
-    results: list[T | None] = [None] * workers
+    table = Table(workers)
+    return at_once([partial(work, Seat(table, worker)) for worker in range(workers)], table.barrier.abort)
 
-    def run(worker: int) -> None:
+
+def at_once(works: Sequence[Callable[[], T]], after_error: Callable[[], None] = lambda: None) -> list[T]:
+    """What each returns, in a thread of its own. Raises what the first of them raises."""
+    results: list[T | None] = [None] * len(works)
+    errors: dict[int, BaseException] = {}
+
+    def run(number: int) -> None:
         try:
-            results[worker] = work(Seat(table, worker))
+            results[number] = works[number]()
         except BaseException as error:
-            errors[worker] = error
-            table.barrier.abort()
+            errors[number] = error
+            after_error()
 
-    threads = [threading.Thread(target=run, args=(worker,)) for worker in range(workers)]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -79,13 +87,9 @@ def together(workers: int, work: Callable[[Exchange], T]) -> list[T]:
 
 def train_alone(compiled: Compiled, steps: int, *, check_finite: bool = True) -> tuple[list[Digest], State]:
     """Step records and the last state, of one machine on its own."""
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data, records = machine.to_device(compiled.state), machine.place_data(compiled.data), []
-    for step in range(1, steps + 1):
-        result = machine.step(step, state, data, check_finite=check_finite)
-        state = result.state
-        records.append(make_record(step, state, result.loss_bits).digest)
-    return records, state
+    results = list(islice(stepped(compiled, check_finite=check_finite), steps))
+    records = [make_record(step, result.state, result.loss_bits).digest for step, result in enumerate(results, 1)]
+    return records, results[-1].state
 
 
 def train_together(

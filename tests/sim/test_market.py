@@ -12,10 +12,7 @@ from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.chain import JobStatus, Reverted, calls
-from tiebreak.protocol.commitments.job import Head, SignedHead
-from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.errors import ConfigurationError, SignatureError, VerificationError
+from tiebreak.protocol.errors import ConfigurationError, VerificationError
 from tiebreak.sim.games.disputes import FUNDS, Market, Parties, another, fork
 
 
@@ -31,75 +28,6 @@ def test_parties_are_three_funded_people(market: Market) -> None:
     assert market.chain.balance(keys.trainer.address) == market.chain.balance(keys.challenger.address) == FUNDS
     assert 0 < FUNDS - market.chain.balance(keys.client.address) < FUNDS // 100, "deploying costs gas, and little"
     assert Parties.generate() != Parties.generate()
-
-
-def test_the_parties_may_be_given() -> None:
-    parties = Parties(*(PrivateKey.from_int(n) for n in (11, 12, 13)))
-    assert Market(parties).parties is parties
-
-
-@pytest.mark.slow
-def test_opening_moves_reward_and_stake_into_escrow(yard: Yard) -> None:
-    chain, keys = yard.market.chain, yard.market.parties
-    agreement = yard.market.sign(replace(yard.job(), reward=10**18, trainer_stake=10**17))
-    agreement.verify()
-    board = chain.deployment.board
-    before = [chain.balance(a) for a in (keys.client.address, keys.trainer.address, board)]
-    gas = yard.market.open(agreement)
-    yard.jobs.append(agreement.job.id)
-    client, trainer, held = (
-        after - b
-        for after, b in zip(
-            (chain.balance(a) for a in (keys.client.address, keys.trainer.address, board)), before, strict=True
-        )
-    )
-    assert held == 11 * 10**17
-    assert -(10**16) < client + 10**18 < 0
-    assert -(10**16) < trainer + 10**17 < 0
-    assert 100_000 < gas < 1_000_000
-    assert chain.job_state(agreement.job.id).status is JobStatus.ACTIVE
-    yard.assert_solvent()
-
-
-def test_a_job_signed_for_another_market_is_not_one_of_ours(yard: Yard, market: Market) -> None:
-    # The client is the same, but neither the board nor the trainer's key is.
-    agreement = market.sign(replace(yard.job(), client=market.parties.client.address))
-    assert agreement.domain != yard.market.chain.domain
-    with pytest.raises(SignatureError):
-        agreement.verify()
-    with pytest.raises(Reverted):
-        market.open(agreement)
-    ours = yard.market.sign(yard.job())
-    with pytest.raises(Reverted):
-        market.chain.send(market.parties.client, calls.create_job(ours.job, ours.trainer_signature))
-
-
-def test_heads_are_posted_in_order(yard: Yard) -> None:
-    arena = yard.arena()
-    heads = arena.run.heads()
-    assert [head.head.count for head in heads] == [1, 2, 3]
-    agreement = yard.market.sign(another(arena.run.job))
-    yard.open(agreement)
-    run = fork(arena.run, yard.fresh("posting"), agreement, upto=INTERVAL)
-    Worker(run, yard.interpreter, key=yard.market.parties.trainer).work()
-    posted = run.heads()
-    assert [head.head.run_root for head in posted] == [head.head.run_root for head in heads]
-    assert 20_000 < yard.market.post(posted[1]) < 200_000
-    state = yard.market.chain.job_state(agreement.job.id)
-    assert (state.head_count, state.head_root) == (2, posted[1].head.run_root)
-    with pytest.raises(Reverted):
-        yard.market.post(posted[0])
-    with pytest.raises(Reverted):
-        yard.market.post(
-            SignedHead.sign(
-                Head(job_id=yard.job().id, count=1, run_root=posted[0].head.run_root),
-                agreement.domain,
-                yard.market.parties.trainer,
-            )
-        )  # of a job not on the board
-    stranger = SignedHead.sign(posted[2].head, agreement.domain, yard.market.parties.challenger)
-    with pytest.raises(Reverted):
-        yard.market.post(stranger)
 
 
 def test_another_is_the_same_job_under_another_id(yard: Yard) -> None:

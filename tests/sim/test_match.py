@@ -8,25 +8,20 @@ import pytest
 from tests.parts import slow_except
 from tests.sim.yard import (
     CLASSES,
-    INTERVAL,
-    STEPS,
     Yard,
     any_cheat,
-    assert_caught_at,
     assert_same_end,
 )
-from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.chain import JobStatus, Outcome
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.errors import SignatureError, StateError, VerificationError
 from tiebreak.protocol.game.moves import Phase, Select, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.isa import Opcode
-from tiebreak.sim.adversaries.tampering import Cheat, Tampered, poisoned_label
+from tiebreak.sim.adversaries.tampering import Cheat, poisoned_label
 from tiebreak.sim.games import disputes
-from tiebreak.sim.games.disputes import another, by_hand, fork, game_of, play, replay_on_chain, signed_messages
+from tiebreak.sim.games.disputes import play, replay_on_chain
 
 
 @pytest.mark.parametrize(
@@ -72,44 +67,6 @@ def test_the_moves_and_selections_are_those_of_the_game(yard: Yard) -> None:
     last = {state.level: state.below(chosen.index) for state, chosen in match.selections}
     assert (last[Level.RUN], last[Level.STEPS], last[Level.VALUES]) == (1, 1, match.final.leaf)
     assert all(1 <= state.levels <= min(2, state.height) for state, _ in match.selections)
-
-
-def test_what_travels_does_not_change_the_game(yard: Yard) -> None:
-    cheat = poisoned_label(yard.program, labels="labels", step=5, element=2, classes=CLASSES)
-    arena = yard.arena()
-    agreement = yard.market.sign(another(arena.run.job))
-    cheating = fork(arena.run, yard.fresh("cheat"), agreement, upto=INTERVAL)
-    Worker(cheating, Tampered(yard.interpreter, cheat.tamper), key=yard.market.parties.trainer).work()
-    own = fork(arena.replay, yard.fresh("own"), agreement, upto=STEPS)
-    head = cheating.heads()[-1]
-
-    def game(courier: object) -> object:
-        sides = (Evidence(cheating, Tampered(yard.interpreter, cheat.tamper)), Evidence(own, yard.interpreter))
-        identity = game_of(yard.market, agreement, head)
-        return play(agreement, head, *sides, courier, identity=identity, secret=bytes(32))  # type: ignore[arg-type]
-
-    silent, signed = game(by_hand), game(signed_messages(yard.market, agreement, head))
-    assert silent.final == signed.final  # type: ignore[attr-defined]
-    assert [m.move for m in silent.moves] == [m.move for m in signed.moves]  # type: ignore[attr-defined]
-    assert {m.bytes for m in silent.moves} == {0}  # type: ignore[attr-defined]
-    assert min(m.bytes for m in signed.moves) > 65 + 3 * 32  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_every_head_after_the_lie_binds(yard: Yard) -> None:
-    """A lie in the second segment is in heads 2 and 3, and not in head 1."""
-    cheat = any_cheat(yard.program, 0, step=4, rng=random.Random(1))
-    arena = yard.arena()
-    agreement = yard.market.sign(another(arena.run.job))
-    cheating = fork(arena.run, yard.fresh("cheat"), agreement, upto=INTERVAL)
-    Worker(cheating, Tampered(yard.interpreter, cheat.tamper), key=yard.market.parties.trainer).work()
-    own = fork(arena.replay, yard.fresh("own"), agreement, upto=STEPS)
-    heads = {head.head.count: head for head in cheating.heads()}
-    assert [compare(own, heads[count]).agrees for count in (1, 2, 3)] == [True, False, False]
-    tampered = Evidence(cheating, Tampered(yard.interpreter, cheat.tamper))
-    for count in (2, 3):
-        match = play(agreement, heads[count], tampered, Evidence(own, yard.interpreter))
-        assert_caught_at(match, cheat)
 
 
 # ---------------------------------------------------------------- the other way round

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 from tiebreak.api.running import make_interpreter
 from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
@@ -100,6 +104,9 @@ class Parties:
         """The options of `tiebreak agree` for both keys."""
         return ["--client-key", str(self.path("client.pem")), "--trainer-key", str(self.path("trainer.pem"))]
 
+    def address(self, who: str) -> str:
+        return f"0x{load_key(self.path(f'{who}.pem')).address.hex()}"
+
     def train(self, run_folder: Path, *more: str, key: str = "trainer.pem") -> int:
         return run(tiebreak, ["train", str(run_folder), "--key", str(self.path(key)), "--threads", "1", *more])
 
@@ -126,6 +133,23 @@ class Parties:
         interpreter = make_interpreter(made.program, threads=1)
         Worker(made, Tampered(interpreter, cheat.tamper), key=load_key(self.path("trainer.pem"))).work()
         return signed
+
+
+def flip(path: Path) -> None:
+    """Make the last bit of a file another one."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def tiny_run(folder: Path, steps: int, interval: int, key: PrivateKey = TRAINER) -> RunDirectory:
+    """A signed run of the engine's tiny task in which nothing is computed yet."""
+    compiled = compile_task(make_tiny_task(steps, interval))
+    job = draft_job(
+        compiled, steps=steps, checkpoint_interval=interval, client=CLIENT.address, trainer=key.address, terms=Terms()
+    )
+    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=key)
+    return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data)
 
 
 def make_parties(folder: Path) -> None:

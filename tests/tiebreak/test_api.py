@@ -284,14 +284,13 @@ def test_a_signed_run_and_a_lie_in_it(tmp_path: Path) -> None:
 
 
 def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
-    task = tiebreak.make_task(**regression())
+    given = regression(steps=24)
+    task = tiebreak.make_task(**given)
     policy = tiebreak.calibrate(task, precision=16, steps=1, orders=1, threads=1)
     assert policy.measurements is not None
     client, trainer = (tiebreak.new_key() for _ in range(2))
     folder = tmp_path / "run"
-    run = tiebreak.train(
-        **regression(), directory=folder, client=client, trainer=trainer, policy=policy, progress=False
-    )
+    run = tiebreak.train(**given, directory=folder, client=client, trainer=trainer, policy=policy, progress=False)
     assert run.job.is_logged
     assert (run.job.precision, run.job.tolerances) == (16, policy.tolerances_packed)
     policy.save(tmp_path / "own.json")
@@ -302,7 +301,7 @@ def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="of the job's precision, 16, got one of 32"):
         run.audit(policy=tiebreak.calibrate())
     with pytest.raises(ConfigurationError, match="expected a run with policy"):
-        tiebreak.agree(**regression(), directory=folder)
+        tiebreak.agree(**given, directory=folder)
     with pytest.raises(ConfigurationError, match="expected precision 16 of the policy file, got 24"):
         tiebreak.agree(**regression(), directory=tmp_path / "x", policy=policy, precision=24)
     with pytest.raises(ConfigurationError, match=r"tasks of tiebreak\.make_task, got str"):

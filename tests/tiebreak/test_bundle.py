@@ -50,6 +50,9 @@ def test_missing_truncated_and_oversized(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises(StateError if name == MANIFEST else EncodingError, match=name):
         load_bundle(copy)
+    (copy / "file").write_text("x")
+    with pytest.raises(StateError, match="expected a captured job"):
+        load_bundle(copy / "file")
 
 
 @given(st.sampled_from([PROGRAM, STATE, DATA]), st.integers(0, 1 << 30), st.integers(0, 7))
@@ -94,26 +97,14 @@ def test_other_tensors_than_the_program_names(copy: Path) -> None:
         ({"data_root": "00"}, "data_root: expected [0-9a-f]{64}, the root of .*data.safetensors, got '00'"),
         ({"program_root": "00"}, "program_root: expected"),
         ({"initial_state_root": "00"}, "initial_state_root: expected"),
+        *((content, "") for content in (b"[]", b"null", b"[" * 50000, b"{" + b" " * 70000 + b"}", b"\xff\xfe")),
     ],
 )
-def test_a_manifest_that_does_not_fit(copy: Path, change: dict[str, object], message: str) -> None:
-    manifest = json.loads((copy / MANIFEST).read_text()) | change
-    (copy / MANIFEST).write_text(json.dumps(manifest))
+def test_a_manifest_that_is_none_or_does_not_fit(copy: Path, change: dict[str, object] | bytes, message: str) -> None:
+    manifest = json.loads((copy / MANIFEST).read_text())
+    (copy / MANIFEST).write_bytes(change if isinstance(change, bytes) else json.dumps(manifest | change).encode())
     with pytest.raises(EncodingError, match=message):
         load_bundle(copy)
-
-
-@pytest.mark.parametrize("content", [b"[]", b"null", b"[" * 50000, b"{" + b" " * 70000 + b"}", b"\xff\xfe"])
-def test_a_manifest_that_is_none(copy: Path, content: bytes) -> None:
-    (copy / MANIFEST).write_bytes(content)
-    with pytest.raises(EncodingError):
-        load_bundle(copy)
-
-
-def test_not_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(StateError, match="expected a captured job"):
-        load_bundle(tmp_path / "file")
 
 
 def test_a_bundle_checks_itself(captured: Path) -> None:

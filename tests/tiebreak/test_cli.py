@@ -20,18 +20,6 @@ from tiebreak.cli.calibrate import MARGIN, ORDERS, SHARE, STEPS
 from tiebreak.cli.main import COMMANDS, EXTRAS, MODULES, run, tiebreak
 from tiebreak.engine.logged import calibration
 from tiebreak.protocol import errors
-from tiebreak.protocol.errors import (
-    CannotCheck,
-    ConfigurationError,
-    EncodingError,
-    IllegalMove,
-    ProgramError,
-    ProofError,
-    SignatureError,
-    StateError,
-    TiebreakError,
-    VerificationError,
-)
 
 
 def group_that(action: Callable[[], object]) -> click.Group:
@@ -54,17 +42,17 @@ def raising(error: BaseException) -> click.Group:
 
 
 ERRORS = [
-    (EncodingError("e"), 2, "EncodingError: e"),
-    (ProgramError(3, "rule"), 2, "ProgramError: instruction 3: rule"),
-    (ProgramError(None, "rule"), 2, "ProgramError: program: rule"),
-    (ProofError("e"), 2, "ProofError: e"),
-    (SignatureError("e"), 2, "SignatureError: e"),
-    (IllegalMove("e"), 2, "IllegalMove: e"),
-    (VerificationError("e"), 2, "VerificationError: e"),
-    (ConfigurationError("two\n  lines"), 1, "ConfigurationError: two lines"),
-    (CannotCheck("e"), 1, "CannotCheck: e"),
-    (StateError("e"), 1, "StateError: e"),
-    (TiebreakError("e"), 1, "TiebreakError: e"),
+    (errors.EncodingError("e"), 2, "EncodingError: e"),
+    (errors.ProgramError(3, "rule"), 2, "ProgramError: instruction 3: rule"),
+    (errors.ProgramError(None, "rule"), 2, "ProgramError: program: rule"),
+    (errors.ProofError("e"), 2, "ProofError: e"),
+    (errors.SignatureError("e"), 2, "SignatureError: e"),
+    (errors.IllegalMove("e"), 2, "IllegalMove: e"),
+    (errors.VerificationError("e"), 2, "VerificationError: e"),
+    (errors.ConfigurationError("two\n  lines"), 1, "ConfigurationError: two lines"),
+    (errors.CannotCheck("e"), 1, "CannotCheck: e"),
+    (errors.StateError("e"), 1, "StateError: e"),
+    (errors.TiebreakError("e"), 1, "TiebreakError: e"),
     (KeyboardInterrupt(), 130, "interrupted"),
     (click.UsageError("no"), 1, "Error: no"),
     (
@@ -88,7 +76,7 @@ def test_an_error_of_ours_is_one_line(
 
 
 def test_every_error_of_the_family_is_covered() -> None:
-    family = {v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, TiebreakError)}
+    family = {v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, errors.TiebreakError)}
     assert family <= {type(error) for error, _, _ in ERRORS}
 
 
@@ -212,9 +200,7 @@ def test_defaults_in_the_help_are_those_of_the_api() -> None:
 @pytest.mark.slow
 def test_what_only_trains_and_audits_needs_no_extra() -> None:
     """Every module of the protocol outside its chain, of the engine and the API, where no extra is installed."""
-    extra = tuple(
-        f"tiebreak.api.{name}" for name in ["chains", "games", "huggingface", "onchain", "sampling", "weights"]
-    )
+    extra = tuple(f"tiebreak.api.{name}" for name in APART)
     names = [
         name
         for name, path in package_modules().items()

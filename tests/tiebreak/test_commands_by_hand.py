@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.chain.support import ETHER, new_chain
-from tests.tiebreak.parties import Commands, Parties
+from tests.tiebreak.parties import Commands, Parties, flip
 from tiebreak.api import onchain
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
@@ -165,9 +165,7 @@ def test_weights_that_are_not_the_signed_ones_are_not_written(
     assert_weights(output / "model.safetensors", RunDirectory.open(folder))
     assert "already exists" in command("weights", folder, "-o", output / "model.safetensors", code=1)
     state, no = folder / "checkpoints" / "000000000007.safetensors", tmp_path / "no"
-    content = bytearray(state.read_bytes())
-    content[-1] ^= 1
-    state.write_bytes(content)
+    flip(state)
     assert "state after step 7: expected root" in command("weights", folder, "-o", no, code=2)
     state.unlink()
     command("weights", folder, "-o", no, code=2)

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tests.tiebreak.parties import Commands
 from tests.tiebreak.test_tasks import linear_task
-from tiebreak.api.datasets import hugging_face, load_arrays, text, tokenizing
+from tiebreak.api.datasets import hugging_face, load_arrays, text
 from tiebreak.api.datasets.folder import importing
 from tiebreak.api.datasets.tokenizing import ByteTokens, TokenizerFile
 from tiebreak.engine.capture.task import Batch, Rows, Windows
@@ -418,9 +418,3 @@ def test_what_numpy_reads_is_what_was_written(tmp_path: Path) -> None:
             one.append("x", DType.F32, made)
         assert np.array_equal(np.load(folder / "x.npy", allow_pickle=False), made)
         assert load_arrays(folder)["x"].data_ptr() % 64 == 0
-
-
-def test_the_protocol_of_tokens_is_kept() -> None:
-    made: tokenizing.Tokens = ByteTokens()
-    assert made.encode(["é", ""])[0].tolist() == list("é".encode())
-    assert made.encode([""])[0].dtype == np.dtype("<i8")

@@ -1,53 +1,40 @@
 """Jobs of policy `logged` and of other precisions from the command line: train, audit, dispute."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.engine.logged_cases import INTERVAL, STEPS, compiled, log_of
-from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
+from tests.engine.logged_cases import INTERVAL, STEPS, TOLERANCE, WIDE, compiled, log_of, logged_job
+from tests.engine.tiny import TRAINER
+from tests.source_tree import ROOT
 from tests.tiebreak.parties import Commands, Once
 from tiebreak.api.keys import save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
-from tiebreak.engine.logged.policy import POLICY, LoggedPolicy
-from tiebreak.engine.logged.policy import policy_of as read_policy
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
+from tiebreak.protocol.program.rounding import SumKind
 
 PASSWORD = "a long passphrase"
-TOLERANCES = dict.fromkeys(SumKind, 2)
+POLICY_FILE = LoggedPolicy(
+    precision=32, thresholds=dict.fromkeys(SumKind, WIDE), tolerances=dict.fromkeys(SumKind, TOLERANCE)
+)
+"""A wide one: a share of all elements is logged."""
 
 
-def policy_of(precision: int = 32, threshold: float | None = 2.0**24) -> LoggedPolicy:
-    """A wide policy: a share of all elements is logged."""
-    thresholds = dict.fromkeys(SumKind, threshold)
-    return LoggedPolicy(precision=precision, thresholds=thresholds, tolerances=TOLERANCES)
-
-
-def make_run(path: Path, precision: int = 32, *, logged: bool = True) -> RunDirectory:
+def make_run(path: Path) -> RunDirectory:
     """A run in which nothing is computed yet."""
     made = compiled()
-    job = draft_job(
-        made,
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        client=CLIENT.address,
-        trainer=TRAINER.address,
-        terms=Terms(clock=1000),
-        policy=Policy.LOGGED if logged else Policy.EXACT,
-        precision=precision,
-        tolerances=pack_tolerances(TOLERANCES) if logged else 0,
-    )
-    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
-    more = {POLICY: policy_of(precision).encode()} if logged else {}
-    return RunDirectory.create(path, signed, made.program, made.state, made.data, more)
+    return RunDirectory.create(path, logged_job(), made.program, made.state, made.data, {POLICY: POLICY_FILE.encode()})
 
 
 @pytest.fixture
@@ -69,20 +56,42 @@ def trained(once: Once, tmp_path: Path, train: list[str]) -> RunDirectory:
 
 
 @pytest.mark.slow
-def test_a_logged_run_is_trained_audited_and_its_logs_are_told_of(
-    trained: RunDirectory, tmp_path: Path, command: Commands
+def test_another_machine_follows_the_logs(trained: RunDirectory, tmp_path: Path, command: Commands) -> None:
+    """On more threads by the trainer's thresholds; by the proven ones on torch's default instructions, uncompiled."""
+    entries = [log_of(trained, step).count for step in range(1, STEPS + 1)]
+    assert sum(entries) > STEPS
+    audit = ["audit", trained.path, "--output", tmp_path / "own", "--threads", 2, "--permute", 6]
+    own = command.tell(*audit, "--policy", trained.path / POLICY)
+    torch.set_num_threads(1)
+    elsewhere = ["audit", trained.path, "--output", tmp_path / "proven", "--threads", 1, "--permute", 9, "--json"]
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "TIEBREAK_NATIVE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tiebreak", *map(str, elsewhere)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for found, name in ((own, "own"), (json.loads(done.stdout), "proven")):
+        assert (found["verdict"], found["steps"]) == ("agrees", [1, STEPS])
+        assert found["replayed_root"] == trained.heads()[-1].head.run_root.hex()
+        log, replay = found["log"], RunDirectory.open(tmp_path / name)
+        assert (log["entries"], log["steps"], log["elsewhere"], log["missing"]) == (sum(entries), STEPS, 0, 0)
+        assert log["findings"] == []
+        assert [log_of(replay, step) for step in (1, STEPS)] == [log_of(trained, step) for step in (1, STEPS)]
+    words = command("audit", trained.path, "--output", tmp_path / "words")
+    assert f"logs       {sum(entries)} entries in {STEPS} steps; 0 were needed here" in words
+    assert "nothing to dispute" in command("dispute", trained.path, tmp_path / "own")
+
+
+def test_training_says_what_it_logged(
+    trained: RunDirectory, train: list[str], tmp_path: Path, command: Commands
 ) -> None:
-    entries = sum(log_of(trained, step).count for step in range(1, STEPS + 1))
-    assert entries > STEPS
-    policy_of().save(tmp_path / "own.json")
-    audit, replay = ["audit", trained.path], tmp_path / "replay"
-    log = command.tell(*audit, "--output", replay, "--permute", 3, "--policy", tmp_path / "own.json")["log"]
-    assert (log["entries"], log["steps"], log["elsewhere"], log["missing"]) == (entries, STEPS, 0, 0)
-    assert log["findings"] == []
-    assert "logs       " in command(*audit, "--sample", 2, "--seed", "a")
-    words = command(*audit, "--output", tmp_path / "words")
-    assert f"logs       {entries} entries in {STEPS} steps; 0 were needed here" in words
-    assert "nothing to dispute" in command("dispute", trained.path, replay)
+    again, aloud, until = make_run(tmp_path / "again").path, train[:-1], 2 * INTERVAL
+    entries = [log_of(trained, step).count for step in range(1, STEPS + 1)]
+    lines = map(json.loads, command(*aloud, "--json", "--until", until, again).splitlines())
+    begun, *steps, ended = (event for event in lines if event["event"] != "checkpoint")
+    assert begun["policy"].startswith("logged, 32 bits")
+    assert [event["entries"] for event in steps] == entries[:until]
+    assert (ended["entries"], ended["log_bytes"]) == (sum(entries[:until]), RunDirectory.open(again).log_bytes())
+    assert f"logs     {sum(entries[until:])} entries in {STEPS - until} steps; " in command(*aloud, again)
 
 
 def test_withheld_logs_are_no_fraud_and_no_audit(trained: RunDirectory, tmp_path: Path, command: Commands) -> None:
@@ -118,9 +127,9 @@ def test_an_auditor_does_not_believe_the_trainers_thresholds(
     trained: RunDirectory, tmp_path: Path, command: Commands
 ) -> None:
     """With ones that are too small it would round wrong, and accuse."""
-    assert read_policy(trained) == policy_of()
+    assert policy_of(trained) == POLICY_FILE
     (trained.path / POLICY).write_text("{}")
     command("audit", trained.path, "--output", tmp_path / "replay")
     assert not (tmp_path / "replay" / "policy.json").exists()
     with pytest.raises(EncodingError, match=r"policy\.json"):
-        read_policy(trained)
+        policy_of(trained)

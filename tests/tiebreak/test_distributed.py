@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.tiny import CLIENT, DOMAIN, make_tiny_task
 from tests.source_tree import ROOT
-from tests.tiebreak.parties import Once, Parties
+from tests.tiebreak.parties import Once, Parties, tiny_run
 from tests.waiting import until
 from tiebreak.api.distributed import joined
 from tiebreak.api.running import make_interpreter
 from tiebreak.cli.key import load_key
-from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError
@@ -34,16 +31,10 @@ def runs(parties: Parties, once: Once, tmp_path: Path) -> tuple[RunDirectory, Ru
     key = load_key(parties.path("trainer.pem"))
 
     def make(folder: Path) -> None:
-        compiled = compile_task(make_tiny_task(STEPS, INTERVAL))
-        job = draft_job(
-            compiled, steps=STEPS, checkpoint_interval=INTERVAL, client=CLIENT.address, trainer=key.address,
-            terms=Terms(),
-        )  # fmt: skip
-        signed = sign_job(job, DOMAIN, client=CLIENT, trainer=key)
         folder.mkdir()
         for name in ("together", "alone"):
-            made = RunDirectory.create(folder / name, signed, compiled.program, compiled.state, compiled.data)
-        Worker(made, make_interpreter(compiled.program, job=job), key=key).work()
+            made = tiny_run(folder / name, STEPS, INTERVAL, key)
+        Worker(made, make_interpreter(made.program, job=made.job), key=key).work()
 
     folder = once("distributed", make)
     shutil.copytree(folder / "together", tmp_path / "together")

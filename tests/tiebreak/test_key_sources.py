@@ -45,27 +45,18 @@ DOMAIN = Domain(chain_id=1 << 70, contract=Address(b"\xab" * 20))
 # ---------------------------------------------------------------- files
 
 
-def test_new_keys_are_random() -> None:
-    assert new_key().address != new_key().address
-
-
-def test_a_saved_key_is_encrypted_private_and_comes_back(tmp_path: Path) -> None:
+def test_a_saved_key_is_encrypted_private_never_overwritten_and_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     save_key(KEY, path, PASSPHRASE)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_bytes().startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
-    assert load_key(path, PASSPHRASE).sign(DIGEST) == KEY.sign(DIGEST)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "key.pem"
-    save_key(KEY, path, PASSPHRASE)
     before = path.read_bytes()
     with pytest.raises(ConfigurationError, match="already exists"):
         save_key(new_key(), path, PASSPHRASE)
     assert path.read_bytes() == before
+    assert load_key(path, PASSPHRASE).sign(DIGEST) == KEY.sign(DIGEST)
     assert list(tmp_path.iterdir()) == [path]
+    assert new_key().address != new_key().address
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o602, 0o610])

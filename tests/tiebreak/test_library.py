@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiebreak.parties import Parties
+from tests.tiebreak.parties import Parties, flip
 from tiebreak.api import offers
 from tiebreak.api.bundle import ORIGINS, load_bundle
 from tiebreak.cli.key import load_key
@@ -101,13 +101,16 @@ def names(folder: Path) -> set[str]:
 def test_what_was_published_is_a_run_that_can_be_audited(
     parties: Parties, trained: RunDirectory, shelf: Shelf, tmp_path: Path
 ) -> None:
-    found = take(trained, tmp_path / "there", shelf, published(trained, shelf, 3), count=3)
+    body = published(trained, shelf, 3, states=True)
+    found = fetch(tmp_path / "there", shelf, trained.job, trained.agreement.domain, [body], 3, states=True)
     assert found.missing.keys() == {"offer.bin", "seal.bin", "state_dict.tsv", "unchecked.txt"}
     assert not any(found.missing.values())
     assert parties.audit(tmp_path / "there", tmp_path / "replay") == 0
     there = RunDirectory.open(tmp_path / "there")
     assert there.records() == trained.records()
     assert there.state(7).keys() == trained.state(7).keys()
+    assert there.kept() == [0, 3, 6, 7]
+    assert parties.audit(there.path, tmp_path / "r", "--sample", "1", "--seed", "s") == 0
 
 
 def test_fetching_again_moves_on_with_the_run(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
@@ -119,15 +122,6 @@ def test_fetching_again_moves_on_with_the_run(trained: RunDirectory, shelf: Shel
     assert set(second.taken) == {"heads/000000000003.bin", RECORDS, LAST_STATE}
     assert [head.head.count for head in RunDirectory.open(folder).heads()] == [1, 3]
     assert take(trained, folder, shelf, published(trained, shelf, 3), count=3).taken == []
-
-
-def test_all_states_make_samples_possible(
-    parties: Parties, trained: RunDirectory, shelf: Shelf, tmp_path: Path
-) -> None:
-    body = published(trained, shelf, 3, states=True)
-    fetch(tmp_path / "there", shelf, trained.job, trained.agreement.domain, [body], 3, states=True)
-    assert RunDirectory.open(tmp_path / "there").kept() == [0, 3, 6, 7]
-    assert parties.audit(tmp_path / "there", tmp_path / "r", "--sample", "1", "--seed", "s") == 0
 
 
 def test_a_broken_transfer_goes_on_where_it_stopped(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
@@ -288,8 +282,7 @@ def test_only_the_trainer_accepts(parties: Parties, offered: Path) -> None:
 
 
 def test_an_offer_over_other_data_is_not_accepted(parties: Parties, offered: Path) -> None:
-    raw = (offered / DATA).read_bytes()
-    (offered / DATA).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    flip(offered / DATA)
     with pytest.raises(VerificationError, match="expected root"):
         offers.accept(offered, load_key(parties.path("trainer.pem")))
     assert not (offered / JOB).exists()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.tiebreak.parties import Commands, Parties
+from tests.tiebreak.parties import Commands, Parties, flip
 from tiebreak.api import ownership
 from tiebreak.api.judging import read_posts
 from tiebreak.api.keys import new_key
@@ -87,9 +87,9 @@ def test_the_disputed_weights_are_those_of_the_same_head(desk: Desk, parties: Pa
     link = ["--model", weights, "--certificate", certificate]
     assert desk.check(*link)["weights"] == "the disputed ones are the run's"
     assert "expected the disputed weights and their certificate" in desk.check("--model", weights, code=1)
-    flipped(weights)
+    flip(weights)
     assert "expected tensors under state root" in desk.check(*link, code=2)
-    flipped(weights)
+    flip(weights)
     other = Desk(parties, tmp_path / "other", desk.command, parties.cheating(tmp_path / "cheat", 2))
     (tmp_path / "other").mkdir()
     other.answered()
@@ -99,12 +99,6 @@ def test_the_disputed_weights_are_those_of_the_same_head(desk: Desk, parties: Pa
 def test_a_false_segment_is_not_reproduced(desk: Desk, parties: Parties, tmp_path: Path) -> None:
     desk.run = parties.cheating(tmp_path / "cheat", 2)
     assert "segment 0, steps 1 to 3: expected record" in desk.answered().check(code=2)
-
-
-def flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 THIRD, SIXTH = (f"checkpoints/{step:012d}.safetensors" for step in (3, 6))
@@ -154,11 +148,11 @@ FORGERIES: dict[str, tuple[Callable[[Desk], object], str]] = {
         lambda desk: desk.challenge.write_bytes(replace(desk.asked(), nonce=bytes(32)).encode()),
         "expected an answer to the challenge of this check",
     ),
-    "other changes": (lambda desk: flipped(desk.proof / "changes.bin"), "expected the claim of changes"),
-    "other records": (lambda desk: flipped(desk.proof / "records.bin"), "records with the signed root"),
-    "unsigned head": (lambda desk: flipped(first(desk.proof / "heads")), "heads/000000000003.bin"),
+    "other changes": (lambda desk: flip(desk.proof / "changes.bin"), "expected the claim of changes"),
+    "other records": (lambda desk: flip(desk.proof / "records.bin"), "records with the signed root"),
+    "unsigned head": (lambda desk: flip(first(desk.proof / "heads")), "heads/000000000003.bin"),
     "no head": (lambda desk: first(desk.proof / "heads").unlink(), "expected at least one signed head"),
-    "other data": (lambda desk: flipped(desk.proof / "data.safetensors"), "data.safetensors"),
+    "other data": (lambda desk: flip(desk.proof / "data.safetensors"), "data.safetensors"),
     "withheld": (lambda desk: (desk.proof / THIRD).unlink(), "expected the opened state after step 3, got none"),
     "linked": (linked, "a symbolic link"),
     "not finite": (

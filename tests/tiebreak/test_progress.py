@@ -81,15 +81,6 @@ def test_progress_off_a_terminal_is_a_few_lines(steps: int, lines: int) -> None:
     assert all(re.search(r" steps/s, \d:\d\d:\d\d left$", line) for line in later)
 
 
-def test_progress_on_a_terminal_ends_complete() -> None:
-    console, stream = recorded(terminal=True)
-    with training_progress(console, "digits", 5, done=2) as on_step:
-        for step in (3, 4, 5):
-            on_step(step, 0.25)
-    assert "5/5" in stream.getvalue()
-    assert "loss 0.25" in stream.getvalue()
-
-
 @pytest.mark.parametrize(("title", "steps"), [("training", 72), ("training digits", 1_000_000)])
 def test_progress_fits_80_columns_and_no_word_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, title: str, steps: int
@@ -98,13 +89,14 @@ def test_progress_fits_80_columns_and_no_word_is_cut_off(
     monkeypatch.setattr(progress_module.Bar, "update", lambda bar, *a, **b: (update(bar, *a, **b), bar.refresh()))
     console, stream = recorded(terminal=True, width=80)
     with training_progress(console, title, steps, done=steps // 2) as on_step:
-        for step in (steps // 2 + 1, steps - 1):
+        for step in (steps // 2 + 1, steps - 1, steps):
             on_step(step, -1.2345e-5, "arithmetic 70.0%, resolving 10.0%")
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n").splitlines()
     assert "…" not in stream.getvalue()
     assert max(map(len, drawn)) <= 80
     bars = [line for line in drawn if f"{steps - 1}/{steps}" in line]
     assert re.search(rf"^{title} .+ {steps - 1}/{steps} loss -1.234e-05 \S+ steps/s +(\d:\d\d:\d\d|-:--:--)", bars[-1])
+    assert f"{steps}/{steps} loss -1.234e-05" in stream.getvalue(), "it ends complete"
     assert drawn[-1] == f"{title}: arithmetic 70.0%, resolving 10.0%"
 
 

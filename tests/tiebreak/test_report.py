@@ -148,9 +148,6 @@ def test_write_makes_three_files(tmp_path: Path) -> None:
     assert sorted(paths) == ["report.html", "report.md", "result.json"]
     assert json.loads(paths["result.json"].read_text())["seconds"] == 93.4
     assert paths["report.md"].read_text().count("| digits |") >= 3
-
-
-def test_share() -> None:
     assert [report.share(*parts) for parts in ((0, 10), (0, 0), (1, 1000))] == ["0", "0", "1.0e-03"]
 
 

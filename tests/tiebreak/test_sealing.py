@@ -154,8 +154,7 @@ def offered(parties: Parties, tmp_path: Path, command: Commands) -> Path:
         cards[name] = Card.of(key).text(key)
     (tmp_path / "stranger.card").write_text(cards["stranger"] + "\n")
     to = ["--seal-to", cards["trainer"], "--seal-to", str(tmp_path / "stranger.card")]
-    trainer = f"0x{load_key(parties.path('trainer.pem')).address.hex()}"
-    client = ["--key", str(parties.path("client.pem")), "--trainer", trainer]
+    client = ["--key", str(parties.path("client.pem")), "--trainer", parties.address("trainer")]
     folder = tmp_path / "offered"
     command("offer", parties.path("captured"), *client, *to, "-o", folder)
     return folder
@@ -197,10 +196,7 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
     same = {f.name: f.root for f in body.files if f.name.endswith(b".sealed")}
     assert same.items() <= {f.name: f.root for f in later.files}.items(), "the same plaintext is stored once"
     fetch(tmp_path / "auditors", shelf, offer.job, domain, [later, body], 3, unseal=opened_by(auditor))
-    assert parties.audit(tmp_path / "auditors", tmp_path / "replay") == 0
-    fetch(offered, shelf, offer.job, domain, [later], 3, unseal=opened_by(client))
-    assert RunDirectory.open(offered).state(7).keys() == made.state(7).keys()
-    left = names(mine) | names(offered) | names(tmp_path / "auditors")
+    left = names(mine) | names(tmp_path / "auditors")
     assert not [name for name in left if ".fetch" in name or name.endswith(".sealed")]
 
 
@@ -243,7 +239,7 @@ def test_a_job_is_not_sealed_away_from_its_trainer(parties: Parties, tmp_path: P
     card = command("key", stranger, "--card").strip()
     assert Card.read(card).address == load_key(stranger).address
     assert command("key", stranger, "--show").strip() == f"0x{Card.read(card).address.hex()}"
-    trainer = f"0x{load_key(parties.path('trainer.pem')).address.hex()}"
+    trainer = parties.address("trainer")
     who = ["--key", parties.path("client.pem"), "--trainer", trainer]
     error = command("offer", parties.path("captured"), *who, "--seal-to", card, "-o", no, code=1)
     assert f"expected a card of trainer {trainer}" in error

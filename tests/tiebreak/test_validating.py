@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import looks
-from tests.tiebreak.parties import STEPS, Commands, Parties
+from tests.tiebreak.parties import STEPS, Commands, Parties, flip
 from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.running import Machine
 from tiebreak.api.validating import validate
@@ -22,7 +21,6 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
-from tiebreak.sim.world.workshop import Workshop
 
 Told = Callable[..., str]
 
@@ -128,10 +126,7 @@ def test_only_kept_states_can_be_looked_at(parties: Parties, tmp_path: Path, tol
     opened = RunDirectory.open(folder)
     opened.drop_state(6)
     assert "of 1 of 3 segments; of others no state was kept" in told(folder, "--share", "100%")
-    state = opened.state_path(3)
-    content = bytearray(state.read_bytes())
-    content[-1] ^= 1
-    state.write_bytes(content)
+    flip(opened.state_path(3))
     assert "the state after step 3 is withheld or damaged" in told(folder, "--share", "100%", code=3)
     opened.drop_state(3)
     opened.drop_state(7)
@@ -147,18 +142,3 @@ def test_a_run_with_logs_is_for_an_audit(parties: Parties, monkeypatch: pytest.M
     monkeypatch.setattr(type(opened.job), "is_logged", property(lambda _: True))
     with pytest.raises(ConfigurationError, match="policy logged"):
         validate(opened, 1.0, "x", Machine(threads=1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (None, (False, False, False, False)),
-        ("changed learning rate", (False, False, True, True)),
-        ("products in bfloat16", (False, True, True, True)),
-    ],
-)
-def test_what_each_look_sees_of_a_cheat(name: str | None, expected: tuple[bool, ...]) -> None:
-    cheat = None if name is None else looks.cheats()[name]
-    with looks.published(Workshop.open("exact"), cheat, 0) as (run, key):
-        assert tuple(looks.seen(run, key).values()) == expected

@@ -11,19 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.engine.tiny import TRAINER
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled
-from tiebreak.engine.data import source_of
-from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Progress, Worker
-from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import StateError, VerificationError
-from tiebreak.protocol.tags import Digest
 
 SCRIPT = r"""
 import os, resource, sys
@@ -84,22 +79,6 @@ def test_data_larger_than_memory_are_imported_committed_and_trained_on(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["a copy does not fit", "384 MB of torch.float32", "2 checkpoints"]
-
-
-def test_training_on_mapped_data_gives_the_roots_of_training_in_memory(
-    new_run: Callable[[str], RunDirectory], tiny: Compiled
-) -> None:
-    run = new_run("run")
-    data = run.data()
-    assert all(source_of(tensor) is not None for tensor in data.values())
-    Worker(run, Interpreter(tiny.program, Arithmetic()), key=TRAINER).work()
-    interpreter, state, roots = Interpreter(tiny.program, Arithmetic()), dict(tiny.state), list[Digest]()
-    in_memory = {name: tensor.clone() for name, tensor in data.items()}
-    for step in range(1, run.job.steps + 1):
-        state = interpreter.step(step, {name: tensor.clone() for name, tensor in state.items()}, in_memory).state
-        roots += [state_tree(identities(state)).root] if step % run.job.checkpoint_interval == 0 else []
-    assert [record.state_root for record in run.records()] == roots
-    assert all(torch.equal(in_memory[name], tensor) for name, tensor in run.data().items())
 
 
 def test_nothing_is_committed_over_data_that_change_in_the_meantime(

@@ -13,7 +13,6 @@ from tiebreak.protocol.commitments.streaming import SUBTREE_BYTES, TensorStream
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.isa import DType
-from tiebreak.protocol.trees import Frontier, Tree, fold_nodes
 
 
 def cut(data: memoryview, sizes: list[int]) -> Iterator[memoryview]:
@@ -56,13 +55,6 @@ def test_any_cuts_of_floats_with_strange_nans(count: int, sizes: list[int]) -> N
     assert streamed(DType.F32, (count,), cut(data, sizes)) == expected
 
 
-def test_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = memoryview(np.arange(SUBTREE_BYTES // 8 + 777, dtype="<i8").view(np.uint8).data)
-    expected = streamed(DType.I64, (len(data) // 8,), cut(data, [5]))
-    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    assert streamed(DType.I64, (len(data) // 8,), cut(data, [5])) == expected
-
-
 def test_too_few_and_too_many_bytes_are_refused() -> None:
     stream = TensorStream(DType.I64, (2,))
     stream.update(bytes(15))
@@ -70,12 +62,3 @@ def test_too_few_and_too_many_bytes_are_refused() -> None:
         stream.identity()
     with pytest.raises(EncodingError, match=r"expected 16 bytes for I64 .*, got more"):
         stream.update(bytes(2))
-
-
-@pytest.mark.parametrize("count", range(10))
-def test_a_growing_tree_of_subtrees_is_the_tree_of_their_leaves(count: int) -> None:
-    leaves = [bytes([n]) * 32 for n in range(4 * count)]
-    frontier = Frontier(2)
-    for start in range(0, len(leaves), 4):
-        frontier.append(fold_nodes(leaves[start : start + 4]))
-    assert frontier.root(4) == Tree(leaves, 6).root

@@ -11,17 +11,15 @@ from unittest import mock
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, random_reduction, sum_over
-from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main, ran_by
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, extreme_of, random_reduction, sum_over
+from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main, ran_by, tried
 from tiebreak.engine.arithmetic import Arithmetic, indexing, reduce, ziv
 from tiebreak.engine.arithmetic.kernels import sums as kernels
 from tiebreak.engine.arithmetic.reduce import fused
 from tiebreak.engine.run import qualify
 from tiebreak.protocol.numbers.float32 import round_ratio
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import Access, DType, Instruction, ReduceFunction
 from tiebreak.protocol.program.rounding import SumKind
 
 EXTREMES = ReduceFunction.MAX, ReduceFunction.ARGMAX
@@ -50,31 +48,6 @@ def matmul(r: random.Random) -> tuple[Instruction, list[int]]:
     b = (0, 1, n) if r.random() < 0.5 else (0, k, 1)
     accesses = Access(0, 0, (m * k, *a)), Access(1, 0, (k * n, *b))
     return sum_over((batch, m, n), (k,), *accesses), [batch * m * k, batch * k * n]
-
-
-def convolution(r: random.Random) -> tuple[Instruction, list[int]]:
-    """A convolution, or its gradient by the filters or by the (padded) image, without copies of windows."""
-    batch, planes, filters, size, window = r.randint(1, 2), r.randint(1, 3), r.randint(1, 4), r.randint(4, 6), 3
-    stride, out = r.randint(1, 2), 0
-    out = (size - window) // stride + 1
-    pixels, taps, places = size * size, window * window, out * out
-    match r.randrange(3):
-        case 0:
-            x = Access(0, 0, (planes * pixels, 0, stride * size, stride, pixels, size, 1))
-            w = Access(1, 0, (0, planes * taps, 0, 0, taps, window, 1))
-            i = sum_over((batch, filters, out, out), (planes, window, window), x, w)
-            return i, [batch * planes * pixels, filters * planes * taps]
-        case 1:
-            g = Access(0, 0, (places, 0, 0, 0, filters * places, out, 1))
-            x = Access(1, 0, (0, pixels, size, 1, planes * pixels, stride * size, stride))
-            i = sum_over((filters, planes, window, window), (batch, out, out), g, x)
-            return i, [batch * filters * places, batch * planes * pixels]
-        case _:
-            wide = size + window - 1
-            g = Access(0, 0, (filters * wide * wide, 0, wide, 1, wide * wide, wide, 1))
-            w = Access(1, taps - 1, (0, taps, 0, 0, planes * taps, -window, -1))
-            i = sum_over((batch, planes, size, size), (filters, window, window), g, w)
-            return i, [batch * filters * wide * wide, filters * planes * taps]
 
 
 def plain(r: random.Random) -> tuple[Instruction, list[int]]:
@@ -120,34 +93,25 @@ def logs() -> int:
 
 def property_of(make: Callable[[random.Random], tuple[Instruction, list[int]]], examples: int) -> int:
     """Random instructions of a form, with hostile values, in order and permuted, at every precision."""
-    ran = []
 
-    @settings(max_examples=examples, deadline=None, database=None)
-    @given(st.integers(0, 2**32), st.integers(16, 32), st.sampled_from(STYLES))
-    def holds(seed: int, precision: int, style: str) -> None:
+    def holds(seed: int, precision: int) -> int:
         r = random.Random(seed)
         i, sizes = make(r)
-        maker = Maker(r)
-        operands = [maker.tensor(DType.F32, size, style) for size in sizes]
-        permute = seed if seed % 4 == 0 else None
-        ran.append(len(check(Arithmetic(permute=permute, precision=precision), i, operands)))
+        style = r.choice(STYLES)
+        operands = [Maker(r).tensor(DType.F32, size, style) for size in sizes]
+        return len(check(Arithmetic(permute=seed if seed % 4 == 0 else None, precision=precision), i, operands))
 
-    holds()
-    return sum(ran)
+    return tried(examples, holds)
 
 
 def views(examples: int) -> int:
     """Any access maps: strides of any sign, overlapping, ignored dims."""
-    ran = []
 
-    @settings(max_examples=examples, deadline=None, database=None)
-    @given(st.integers(0, 2**32), st.integers(16, 32))
-    def holds(seed: int, precision: int) -> None:
-        i, operands = random_reduction(Maker(random.Random(seed)), ReduceFunction.SUM, DType.F32)
-        ran.append(len(check(Arithmetic(precision=precision), i, operands)))
+    def holds(seed: int, precision: int) -> int:
+        made = random_reduction(Maker(random.Random(seed)), ReduceFunction.SUM, DType.F32)
+        return len(check(Arithmetic(precision=precision), *made))
 
-    holds()
-    return sum(ran)
+    return tried(examples, holds)
 
 
 def partial_sums(examples: int) -> int:
@@ -235,11 +199,7 @@ def extremes(examples: int) -> int:
                     ((rows, columns - 1), (1, 2), (columns, 1, columns, 1)),
                 ]
             )
-            function, access = r.choice(EXTREMES), Access(0, 0, strides)
-            dtype = DType.I64 if function == ReduceFunction.ARGMAX else DType.F32
-            i = Instruction(
-                opcode=Opcode.REDUCE, function=function, dtype=dtype, shape=shape, reduction=terms, operands=(access,)
-            )
+            i = extreme_of(r.choice(EXTREMES), shape, terms, strides)
             style = STYLES[seed % len(STYLES)]
             x = Maker(r).tensor(DType.F32, rows * columns, style)
             x[::2].neg_()  # so that NaN has either sign
@@ -469,19 +429,14 @@ MUTANTS: Mutants = {
 }  # fmt: skip
 
 
-def within(check: Callable[[], int]) -> Callable[[], int]:
+def within(check: Callable[[], Any]) -> Callable[[], Any]:
     """The check with small blocks."""
 
-    def run() -> int:
+    def run() -> Any:
         with small():
             return check()
 
     return run
-
-
-def killed_with_small_blocks() -> dict[str, str]:
-    with small():
-        return killed(MUTANTS, kernels, fused)
 
 
 FAST = {
@@ -494,7 +449,6 @@ SLOW = {
     "hard rows": decides_hard_rows,
     "views": lambda: views(40),
     "matmul": lambda: property_of(matmul, 20),
-    "convolution": lambda: property_of(convolution, 30),
     "plain": lambda: property_of(plain, 20),
     "settled": lambda: settles(20),
     "tails": settles_tails,
@@ -507,7 +461,7 @@ SLOW = {
     "twice": lambda: twice(left=0),
     "twice, few left": lambda: twice(left=8),
     "no reads": waits_for_nothing,
-    "vectors, small blocks": lambda: sum(counted(precision) for precision in (16, 32)),
+    "vectors, small blocks": counted,
     "near ties": logs,
     "partial sums": lambda: partial_sums(10),
 }
@@ -515,7 +469,7 @@ SUITE = Suite(
     fast={name: within(check) for name, check in FAST.items()},
     slow={name: within(check) for name, check in SLOW.items()},
     mutants=MUTANTS,
-    killed=killed_with_small_blocks,
+    killed=within(lambda: killed(MUTANTS, kernels, fused)),
 )
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.engine.lowering_bench import make_task
+from tests.engine.lowering_bench import make_task, stepped
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.threads import limited
 from tiebreak.engine.capture.compile import Compiled
@@ -71,15 +72,11 @@ def check(task: Task, cases: Callable[..., None], steps: int = 3) -> Trained:
 
 def train(compiled: Compiled, arithmetic: Arithmetic, steps: int) -> tuple[list[float], list[Digest], State]:
     """Losses, step records and the last state of the first steps."""
-    machine = Interpreter(compiled.program, arithmetic)
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
     losses, records = [], []
-    for step in range(1, steps + 1):
-        result = machine.step(step, state, data)
-        state = result.state
+    for step, result in enumerate(islice(stepped(compiled, arithmetic), steps), 1):
         losses.append(result.loss)
-        records.append(make_record(step, state, result.loss_bits).digest)
-    return losses, records, state
+        records.append(make_record(step, result.state, result.loss_bits).digest)
+    return losses, records, result.state
 
 
 def audit(compiled: Compiled, steps: int) -> list[Digest]:

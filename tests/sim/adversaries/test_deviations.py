@@ -44,8 +44,7 @@ def hesitant(at: int) -> tuple[Deviation, list[int]]:
     return tried(attempt), tries
 
 
-def test_what_changes_nothing_is_chosen_again_and_never_silently_honest() -> None:
-    workshop = Workshop.open("exact")
+def test_what_changes_nothing_is_chosen_again_and_never_silently_honest(workshop: Workshop) -> None:
     (third, tries), (never, _) = hesitant(3), hesitant(TRIES + 1)
     assert third(workshop, job_of(workshop), Random(0)).lie is not None
     assert tries == [1, 2, 3]

@@ -43,8 +43,7 @@ def test_a_run_that_stops_early_does_not_learn_any_more() -> None:
         assert len({work.oracle.record(step).digest for step in range(1, job.steps + 1)}) == job.steps
 
 
-def test_a_stale_checkpoint_holds_a_state_that_was_there_before() -> None:
-    workshop = Workshop.open("exact")
+def test_a_stale_checkpoint_holds_a_state_that_was_there_before(workshop: Workshop) -> None:
     older = {record.state_root for record in workshop.run().step_records} | {job_of(workshop).initial_record.state_root}
     for _, work in works("stale checkpoint"):
         assert work.lie is not None
@@ -52,8 +51,7 @@ def test_a_stale_checkpoint_holds_a_state_that_was_there_before() -> None:
 
 
 @pytest.mark.slow
-def test_somebody_elses_run_is_as_real_as_this_one() -> None:
-    workshop = Workshop.open("exact")
+def test_somebody_elses_run_is_as_real_as_this_one(workshop: Workshop) -> None:
     roots = [{r.state_root for r in workshop.another(stream).step_records} for stream in (3, 4, 5)]
     honest = {record.state_root for record in workshop.run().step_records}
     assert all(len(own) == 10 and not own & honest for own in roots)

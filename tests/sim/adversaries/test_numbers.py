@@ -52,8 +52,7 @@ def test_products_in_tf32_are_far_less_exact_than_native_sums() -> None:
     assert sorted(tf32)[len(tf32) // 2] > 100 * sorted(native)[len(native) // 2]
 
 
-def test_a_sum_is_bent_at_any_place() -> None:
-    workshop = Workshop.open("exact")
+def test_a_sum_is_bent_at_any_place(workshop: Workshop) -> None:
     places = set()
     for seed in range(6):
         duel = convict("bent partial sum", 2 * seed)

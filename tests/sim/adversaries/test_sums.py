@@ -96,9 +96,8 @@ def test_a_sum_that_is_not_finite_is_a_nan_or_infinite(hardware: Hardware) -> No
         assert not np.isfinite(hardware.sum(factors([(1.0, 1.0), (bad, 1.0)]), 32)[0])
 
 
-def test_every_sum_of_a_step_is_made_again_from_what_the_step_read() -> None:
+def test_every_sum_of_a_step_is_made_again_from_what_the_step_read(workshop: Workshop) -> None:
     """With sums that change nothing, the run is the honest one: all operands are found, in the right order."""
-    workshop = Workshop.open("exact")
     sums = [n for n, i in enumerate(workshop.program.body) if is_f32_sum(i)]
     assert len(sums) > 10
     precise = Hardware(factor=lambda x: x, single=False, last=np.rint)

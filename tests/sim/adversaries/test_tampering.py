@@ -21,11 +21,6 @@ from tiebreak.sim.adversaries.tampering import (
 from tiebreak.sim.world.workshop import Workshop
 
 
-@pytest.fixture(scope="module")
-def workshop() -> Workshop:
-    return Workshop.open("exact")
-
-
 def test_a_deviation_has_its_steps() -> None:
     observer = putting({})
     tamper = during((2, 5), lambda _: observer)

@@ -13,15 +13,13 @@ from tiebreak.sim.world.small_task import BETAS, DROPOUT, IMAGES, LABELS, SCHEDU
 from tiebreak.sim.world.workshop import Workshop
 
 
-def test_labels_are_poisoned_in_the_batch_or_in_the_data() -> None:
-    workshop = Workshop.open("exact")
+def test_labels_are_poisoned_in_the_batch_or_in_the_data(workshop: Workshop) -> None:
     program, job = workshop.program, job_of(workshop)
     leaves = Counter(deviation("poisoned label").work(workshop, job, Random(seed)).lie.leaf for seed in range(12))  # type: ignore[union-attr]
     assert set(leaves) == {only(program, Opcode.GATHER, LABELS), source(program, SourceKind.DATA, LABELS)}
 
 
-def test_a_backdoor_stands_in_images_and_labels() -> None:
-    workshop = Workshop.open("exact")
+def test_a_backdoor_stands_in_images_and_labels(workshop: Workshop) -> None:
     program, job = workshop.program, job_of(workshop)
     work = deviation("backdoor trigger").work(workshop, job, Random(3))
     assert work.lie is not None
@@ -36,8 +34,7 @@ def test_a_backdoor_stands_in_images_and_labels() -> None:
 
 
 @pytest.mark.parametrize("name", ["changed data order", "same batch repeated"])
-def test_another_order_draws_agreed_data_only(name: str) -> None:
-    workshop = Workshop.open("exact")
+def test_another_order_draws_agreed_data_only(name: str, workshop: Workshop) -> None:
     program, job = workshop.program, job_of(workshop)
     arrays = [source(program, SourceKind.DATA, name) for name in (IMAGES, LABELS)]
     for seed in range(3):
@@ -54,8 +51,7 @@ def test_the_settings_are_in_the_program() -> None:
     assert constants(program, 0.123) == []
 
 
-def test_a_wrong_step_reads_a_rate_of_the_schedule() -> None:
-    workshop = Workshop.open("exact")
+def test_a_wrong_step_reads_a_rate_of_the_schedule(workshop: Workshop) -> None:
     job = job_of(workshop)
     rate = only(workshop.program, Opcode.GATHER, "learning_rate")
     agreed = {workshop.evidence().tensor(step, rate) for step in range(1, job.steps + 1)}
@@ -67,8 +63,7 @@ def test_a_wrong_step_reads_a_rate_of_the_schedule() -> None:
         assert work.oracle.tensor(work.lie.step, rate) in agreed
 
 
-def test_another_dropout_seed_leaves_the_order_of_examples_alone() -> None:
-    workshop = Workshop.open("exact")
+def test_another_dropout_seed_leaves_the_order_of_examples_alone(workshop: Workshop) -> None:
     job, program = job_of(workshop), workshop.program
     work = deviation("changed dropout seed").work(workshop, job, Random(1))
     assert work.lie is not None

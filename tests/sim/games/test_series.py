@@ -40,23 +40,6 @@ def test_a_summary_follows_from_the_games_in_the_folder(tmp_path: Path) -> None:
     assert not (tmp_path / VIOLATIONS).exists()
 
 
-def test_sittings_and_processes_do_not_matter(tmp_path: Path) -> None:
-    once = series().run(tmp_path / "once", processes=1, resume=False)
-    series(games=7).run(tmp_path / "twice", processes=2, resume=False)
-    started: list[int] = []
-    seen: list[int] = []
-    twice = series().run(
-        tmp_path / "twice",
-        processes=2,
-        resume=True,
-        on_start=started.append,
-        on_record=lambda record: seen.append(record["game"]),
-    )
-    assert started == [7]
-    assert sorted(seen) == list(range(7, 20))
-    assert once | {"speed": None} == twice | {"speed": None}
-
-
 def test_what_breaks_a_promise_is_kept_as_lines(tmp_path: Path) -> None:
     summary = series("breaking:1,honest:1", games=4).run(tmp_path, processes=1, resume=False)
     assert summary["promises"]["broken"] == summary["errors"] == 2

@@ -1,9 +1,5 @@
 """Whole games: who ends up with what, to the wei, and that nothing in them is left to chance."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from random import Random
 
@@ -12,7 +8,6 @@ import pytest
 from tests.parts import slow_except
 from tests.sim.world.cheats import (
     LEAF,
-    Accuser,
     Forger,
     Garbled,
     Mute,
@@ -23,7 +18,6 @@ from tests.sim.world.cheats import (
     party,
     seats,
 )
-from tiebreak.sim.world.agents import Auditor
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
 from tiebreak.sim.world.game import GameResult, play
 from tiebreak.sim.world.workshop import Workshop
@@ -105,31 +99,3 @@ def test_messages_that_are_none_are_refused_and_the_game_goes_on(workshop: Works
 
 
 # ---------------------------------------------------------------- what a game depends on
-
-
-@pytest.mark.slow
-def test_the_same_line_gives_the_same_game(workshop: Workshop) -> None:
-    cast = cheating(workshop, auditors=seats(Auditor, Accuser))
-    first, again = (play(cast, "twice", Random(12)) for _ in range(2))
-    assert first == again
-    other = play(cast, "twice", Random(13))
-    assert other != first, "keys and salts are of the seed, and calldata costs by its zeros"
-    assert other.violations == first.violations == ()
-
-
-@pytest.mark.slow
-def test_another_process_plays_the_same_game(workshop: Workshop) -> None:
-    here = play(cheating(workshop), "elsewhere", Random(14)).to_json()
-    script = (
-        "import json; from random import Random\n"
-        "from tiebreak.sim.world.workshop import Workshop; from tiebreak.sim.world.game import play\n"
-        "from tests.sim.world.cheats import cheating\n"
-        "cast = cheating(Workshop.open('exact'))\n"
-        "play(cast, 'before', Random(99))\n"
-        "print(json.dumps(play(cast, 'elsewhere', Random(14)).to_json()))"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
-    printed = subprocess.run(  # our own interpreter, our own script
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
-    )
-    assert json.loads(printed.stdout) == json.loads(json.dumps(here))

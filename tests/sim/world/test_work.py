@@ -15,11 +15,6 @@ from tiebreak.sim.world.work import Bound, Lie, Work, first_lie
 from tiebreak.sim.world.workshop import Workshop
 
 
-@pytest.fixture(scope="module")
-def workshop() -> Workshop:
-    return Workshop.open("exact")
-
-
 def changed(workshop: Workshop, leaf: int, *steps: int) -> Work:
     """One more in the last element of a leaf, in these steps."""
 

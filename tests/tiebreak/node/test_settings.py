@@ -60,16 +60,13 @@ def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
         settings.read("trainer", tmp_path, {"TIEBREAK_MOST_STEPS": "many"})
 
 
-@pytest.mark.parametrize(("text", "wei"), [("0.05", 5 * 10**16), ("1", 10**18), ("0.000000000000000001", 1)])
-def test_amounts_are_exact(tmp_path: Path, text: str, wei: int) -> None:
-    assert settings.write("client", tmp_path, balance_floor=text).wei("balance_floor") == wei
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1e3", "0.0000000000000000001"])
-def test_other_amounts_are_refused(tmp_path: Path, text: str) -> None:
-    found = settings.write("client", tmp_path, balance_floor=text)
-    with pytest.raises(ConfigurationError, match="balance_floor: expected ether"):
-        found.wei("balance_floor")
+def test_amounts_are_exact_and_others_are_refused(tmp_path: Path) -> None:
+    for text, wei in (("0.05", 5 * 10**16), ("1", 10**18), ("0.000000000000000001", 1)):
+        assert settings.write("client", tmp_path / text, balance_floor=text).wei("balance_floor") == wei
+    for number, text in enumerate(("", "-1", "1e3", "0.0000000000000000001")):
+        found = settings.write("client", tmp_path / f"wrong {number}", balance_floor=text)
+        with pytest.raises(ConfigurationError, match="balance_floor: expected ether"):
+            found.wei("balance_floor")
 
 
 def test_what_is_no_address_is_refused(tmp_path: Path) -> None:

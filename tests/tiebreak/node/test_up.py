@@ -258,7 +258,8 @@ def test_auditors_are_paid_for_seats(
     """
     monkeypatch.setattr(up, "AFTER_SECONDS", 15)
     story = list[str]()
-    plan = plan_of(tmp_path / "town", cheat=cheat, seats=2, embedded=town is Sealing)
+    terms = TERMS | {"challenge-window": 60}  # time for the heads beside whatever else runs
+    plan = plan_of(tmp_path / "town", cheat=cheat, seats=2, embedded=town is Sealing, terms=terms)
     ending = play(town(plan, story.append), story).ending
     assert ending.status == ("slashed" if cheat else "settled")
     order = [min(at for moment, at in ending.moments.items() if re.fullmatch(words, moment)) for words in STORY]

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from tests.tiebreak.parties import flip
 from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.runs import agree_on
 from tiebreak.engine.run.directory import RunDirectory
@@ -84,10 +85,7 @@ def test_a_damaged_disk_accuses_nobody(agreed: RunDirectory, folder: Path) -> No
     """A replay of bad data comes to no result, and is tried again."""
     own = bench(folder)
     trained = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
-    data = folder / "jobs" / agreed.job.id.hex() / "data.safetensors"
-    raw = bytearray(data.read_bytes())
-    raw[-1] ^= 1
-    data.write_bytes(raw)
+    flip(folder / "jobs" / agreed.job.id.hex() / "data.safetensors")
     found = own.do(replay(agreed, trained, 0))
     assert isinstance(found, Failed)
     assert "root" in found.reason
