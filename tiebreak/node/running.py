@@ -105,6 +105,7 @@ def _made(settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, jo
         floor=floor,
         stop=stop,
     )
+    mail.note = driver.note_hub
     if isinstance(ground, ChainGround):
         ground.know(machine)
     crews.warm_up()
