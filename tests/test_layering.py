@@ -211,6 +211,20 @@ def test_weights_are_checked_without_torch() -> None:
     assert ways_to({"torch"}, "tiebreak.api.certifying", executed()) != []
 
 
+def test_no_party_has_a_cheat_in_its_process() -> None:
+    """What a trainer runs leads to no adversary; what `tiebreak up --cheat` starts in its place does."""
+
+    def cheats(*modules: str) -> set[str]:
+        seen, waiting = set[str](), {*modules}
+        while waiting:
+            seen |= waiting
+            waiting = {name for module in waiting for name in executed()[module] if name in executed()} - seen
+        return {module for module in seen if is_in(module, "tiebreak.sim.adversaries") or "cheat" in module}
+
+    assert cheats("tiebreak.node.running", "tiebreak.node.workbench", "tiebreak.cli.party") == set()
+    assert cheats("tiebreak.node.tampered") >= {"tiebreak.sim.adversaries.tampering"}
+
+
 @pytest.mark.parametrize(
     ("check", "source"),
     [

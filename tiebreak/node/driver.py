@@ -12,7 +12,6 @@ for nothing new.
 
 import heapq
 import json
-import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -339,11 +338,8 @@ class Driver:
             self._letters.clear()
             try:
                 self._send_all()
-            except TiebreakError as error:  # not a hub of this chain, say: a party with games goes on without one
-                self._note(str(error))
-            except sqlite3.ProgrammingError:
-                if not self.stop.is_set():
-                    raise  # else the journal was closed meanwhile
+            except Exception as error:  # not a hub of this chain, say: a party with games goes on without one
+                self._note_error(error)
 
     def _send_all(self) -> None:
         if self.journal.fact("hub") != self.mail.hub:
@@ -359,7 +355,7 @@ class Driver:
                 place = self.mail.post(waiting.wire).place
             except TiebreakError as error:
                 # It may be too early, as for a move in a game that its challenger has not opened there yet.
-                self._note(f"does not take a post yet: {error}")
+                self.note_hub(f"does not take a post yet: {error}")
                 continue
             self.journal.heard(waiting, place)
 
@@ -370,31 +366,39 @@ class Driver:
         self._letters.set()
 
     def _read_mail(self) -> None:
-        """Runs in a thread of its own: reads everything that the hub has."""
+        """Runs in a thread of its own: reads everything that the hub has, whatever goes wrong with some of it."""
         while not self.stop.is_set():
             try:
-                for letter in self.mail.follow(0):
-                    self.inbox.put(partial(self._read, letter))
-                    if self.stop.is_set():
-                        return
-            except MailForgot:
-                self._say_all_again()
-                if isinstance(self.ground, Listening):
-                    self.notes.error("hub", "the posts that made the board are gone; start this party again")
-                    self.stop.set()  # then it makes the board anew, of what comes now
-            except TiebreakError as error:
-                self._note(str(error))
+                self._read_all()
+            except Exception as error:
+                self._note_error(error)
                 self.stop.wait(PAUSE_SECONDS)
+
+    def _read_all(self) -> None:
+        try:
+            for letter in self.mail.follow(0):
+                self.inbox.put(partial(self._read, letter))
+                if self.stop.is_set():
+                    return
+        except MailForgot:
+            self._say_all_again()
+            if isinstance(self.ground, Listening):
+                self.notes.error("hub", "the posts that made the board are gone; start this party again")
+                self.stop.set()  # then it makes the board anew, of what comes now
 
     def _learn(self, job: Job) -> None:
         if isinstance(self.ground, Learning):
             self.ground.learn(job)
 
-    def _note(self, text: str) -> None:
-        """Note a trouble with the hub, once."""
+    def note_hub(self, text: str) -> None:
+        """Note a trouble with the hub, once. Threads of the mail call this."""
         if text != self._trouble:
             self.notes.warn("hub", text)
         self._trouble = text
+
+    def _note_error(self, error: Exception) -> None:
+        if not self.stop.is_set():  # else the journal was closed meanwhile
+            self.note_hub(str(error) if isinstance(error, TiebreakError) else repr(error))
 
     def _read(self, letter: Letter) -> None:
         """Process a post. What it claims is checked by the machine, or by the library."""

@@ -41,7 +41,7 @@ class Roots:
 def open_hub(url: str, domain: Domain) -> Mail:
     """A hub that answers. Raises `ConfigurationError` if none does, or if it serves another chain."""
     mail = Mail(url, domain)
-    timer = Timer(HUB_SECONDS, mail.stop.set)
+    timer = Timer(HUB_SECONDS, mail.close)
     timer.start()
     try:
         assert mail.hub

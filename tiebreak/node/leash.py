@@ -23,6 +23,11 @@ def _watch() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if __name__ == "__main__":
+def hold() -> None:
+    """Let this process end with its standard input."""
     Thread(target=_watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    hold()
     runpy.run_module("tiebreak", run_name="__main__", alter_sys=True)

@@ -2,7 +2,8 @@
 
 A hub may be away, slow, or lie. What it hands out counts only with its own signature and the sender's, in strictly
 growing places; pieces of a blob count by their digests. Whatever else comes is dropped, noted in `Mail.lies`, and asked
-for again after a pause that grows, so a bad hub costs time.
+for again after a pause that grows, so a bad hub costs time. Whatever exception its bytes raise, the hub is "away"; and
+no byte prolongs a request, since a timer cuts the connection.
 
 The standard library's client reads a body straight into the buffer that is hashed and written: at the speeds of a
 loopback or of a fast network, copies are what a download waits for.
@@ -12,6 +13,8 @@ import base64
 import contextlib
 import http.client
 import json
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,7 +23,7 @@ from dataclasses import dataclass
 from io import FileIO
 from random import SystemRandom
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from tiebreak.node.pieces import Part, good_bytes, pieces_of, write_at
 from tiebreak.protocol.commitments import keys
@@ -36,7 +39,6 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.errors import (
     CannotCheck,
     ConfigurationError,
-    ProofError,
     StateError,
     TiebreakError,
     VerificationError,
@@ -50,7 +52,7 @@ MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
 PAGE: Final = 200
 SECONDS: Final = 30.0
-"""For one answer, and for silence in a stream: a hub pings every 15 seconds."""
+"""For a request with its answer, a MiB of a blob, or a line of a stream: a hub pings every 15 seconds."""
 FIRST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 30.0
 _CHANCE: Final = SystemRandom()
@@ -118,22 +120,19 @@ class Mail:
         stop: threading.Event | None = None,
         seconds: float = SECONDS,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"expected the URL of a hub, such as http://127.0.0.1:8787, got {url}")
-        self._parts, self._domain, self._seconds = parts, domain, seconds
+        self._parts, self._domain, self._seconds = _parts_of(url), domain, seconds
         self._hub, self.stop = hub, stop or threading.Event()
         self.lies = 0
         """How often the hub said what does not verify."""
-        self._streams: set[http.client.HTTPConnection] = set()
+        self.note: Callable[[str], None] = lambda _: None
+        """Is told why the hub is asked again."""
+        self._lines: set[_Line] = set()
 
     def close(self) -> None:
-        """Set `stop`, and wake those who follow."""
+        """Set `stop`, and end all requests that are under way."""
         self.stop.set()
-        for connection in list(self._streams):
-            if (socket := connection.sock) is not None:
-                with contextlib.suppress(OSError):
-                    socket.shutdown(2)
+        for line in list(self._lines):
+            line.cut()
 
     # ------------------------------------------------------------------ posts
 
@@ -202,34 +201,29 @@ class Mail:
                         yield letter
             except MailStopped:
                 return
-            except (_Away, VerificationError, OSError, http.client.HTTPException) as error:
-                self.lies += isinstance(error, VerificationError)
-            except MailRefused as error:
-                if error.status not in _PASSING:
-                    raise
+            except Exception as error:
+                self._passing(error)
             with contextlib.suppress(MailStopped):
                 pause.wait()
 
     def _listen(self, after: int, jobs: Sequence[bytes]) -> Iterator[tuple[Letter | None, int]]:
         query = "&".join([f"after={after}", "posts=1", *(f"job={job.hex()}" for job in jobs)])
-        connection = self._connect()
-        self._streams.add(connection)
-        try:
-            connection.request("GET", f"{self._parts.path.rstrip('/')}/stream?{query}")
-            response = connection.getresponse()
+        with self._connected() as line:
+            response = line.answer("GET", f"/stream?{query}")
             if response.status != 200:
                 raise MailRefused(response.status, _reason(response.read(1000)))
+            idle = 0
             while not self.stop.is_set():
-                line = response.readline(MAX_EVENT_BYTES + 1)
-                if not line.endswith(b"\n"):
-                    raise _Away("the stream ended")
-                if line.startswith(b"data: "):
-                    received = ReceivedPost.unpack("event", unpack(_event(line[6:]), MAX_EVENT_BYTES))
+                line.renew()
+                data = response.readline(MAX_EVENT_BYTES + 1)
+                idle += len(data)
+                if not data.endswith(b"\n") or idle > 2 * MAX_EVENT_BYTES:
+                    raise _Away("the stream ended, or was flooded with what is no post")
+                if data.startswith(b"data: "):
+                    received = ReceivedPost.unpack("event", unpack(_event(data[6:]), MAX_EVENT_BYTES))
                     letter, after = self._letter(received, after, jobs)
+                    idle = 0
                     yield letter, after
-        finally:
-            self._streams.discard(connection)
-            connection.close()
 
     def _letter(self, received: ReceivedPost, after: int, jobs: Sequence[bytes]) -> tuple[Letter | None, int]:
         """The letter and its place. None for one whose sender's signature is bad; a bad one of the hub is a lie."""
@@ -242,7 +236,7 @@ class Mail:
         keys.verify(named.digest(self._domain), received.signature, self.hub)
         try:
             return Letter(received=received, signed=signed, body=signed.verify(self._domain)), received.place
-        except VerificationError:
+        except Exception:  # a stranger's post, which must not keep back those behind it
             self.lies += 1
             return None, received.place
 
@@ -284,7 +278,7 @@ class Mail:
                 if type(held) is not int or not 0 <= held <= size or (held % PIECE_BYTES and held != size):
                     raise VerificationError(f"expected how much of {size} bytes the hub holds, got {held!r:.80}")
                 body = Part(file, held, size)
-                found = self._json("PUT", f"{where}?offset={held}", body, length=size - held)
+                found = self._json("PUT", f"{where}?offset={held}", body)
             except MailRefused as error:
                 if error.status != 409:
                     raise
@@ -321,10 +315,8 @@ class Mail:
                     for end in pieces:
                         held = end
                         pause.reset()
-            except (_Away, ProofError, OSError, http.client.HTTPException) as error:
-                if isinstance(error, OSError) and error.errno in _OURS:
-                    raise
-                self.lies += isinstance(error, ProofError)
+            except Exception as error:
+                self._passing(error)
             if held < size and held == before:
                 pause.wait()
         file.truncate(size)
@@ -344,30 +336,26 @@ class Mail:
         A second thread hashes one piece while this one writes the piece before and reads the piece behind it: two
         writers would wait for each other, and larger blocks would no longer be in the processor's cache.
         """
-        connection = self._connect()
-        with ThreadPoolExecutor(1) as pool:
-            try:
-                headers = {"Range": f"bytes={held}-{size - 1}"}
-                connection.request("GET", f"{self._parts.path.rstrip('/')}/blobs/{root.hex()}", headers=headers)
-                response = connection.getresponse()
-                if response.status != 206:
-                    reason = _reason(response.read(1000))
-                    raise _Away(f"{response.status}: {reason}")
-                views = [memoryview(bytearray(PIECE_BYTES)) for _ in range(2)]
-                before: tuple[int, memoryview, Future[None]] | None = None
-                for at in [*range(held, size, PIECE_BYTES), size]:
-                    if self.stop.is_set():
-                        raise MailStopped("stopped while a blob was fetched")
-                    number, view = at // PIECE_BYTES, views[at // PIECE_BYTES % 2][: size - at]
-                    _fill(response, view)
-                    if before is not None:
-                        before[2].result()
-                    checked = pool.submit(check_piece, digests, number, view) if view else None
-                    if before is not None:
-                        yield write_at(file.fileno(), before[1], before[0])
-                    before = None if checked is None else (at, view, checked)
-            finally:
-                connection.close()
+        with self._connected() as line, ThreadPoolExecutor(1) as pool:
+            headers = {"Range": f"bytes={held}-{size - 1}"}
+            response = line.answer("GET", f"/blobs/{root.hex()}", headers=headers)
+            if response.status != 206:
+                reason = _reason(response.read(1000))
+                raise _Away(f"{response.status}: {reason}")
+            views = [memoryview(bytearray(PIECE_BYTES)) for _ in range(2)]
+            before: tuple[int, memoryview, Future[None]] | None = None
+            for at in [*range(held, size, PIECE_BYTES), size]:
+                if self.stop.is_set():
+                    raise MailStopped("stopped while a blob was fetched")
+                number, view = at // PIECE_BYTES, views[at // PIECE_BYTES % 2][: size - at]
+                line.renew()
+                _fill(response, view)
+                if before is not None:
+                    before[2].result()
+                checked = pool.submit(check_piece, digests, number, view) if view else None
+                if before is not None:
+                    yield write_at(file.fileno(), before[1], before[0])
+                before = None if checked is None else (at, view, checked)
 
     # ------------------------------------------------------------------ requests
 
@@ -377,51 +365,54 @@ class Mail:
         while True:
             try:
                 return once()
-            except MailRefused as error:
-                if error.status not in _PASSING:
-                    raise
-            except (_Away, VerificationError, OSError, http.client.HTTPException) as error:
-                if isinstance(error, OSError) and error.errno in _OURS:
-                    raise
-                self.lies += isinstance(error, VerificationError)
+            except Exception as error:
+                self._passing(error)
             pause.wait()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        assert self._parts.hostname is not None
-        return kind(self._parts.hostname, self._parts.port, timeout=self._seconds, blocksize=1 << 20)
+    def _passing(self, error: Exception) -> None:
+        """Note why an answer does not count. Raises the error if it is not the hub's, or is the hub's last word."""
+        is_ours = isinstance(error, TiebreakError) and not isinstance(error, VerificationError)
+        if isinstance(error, MailRefused):
+            is_ours = error.status not in _PASSING
+        elif isinstance(error, OSError):
+            is_ours = error.errno in _OURS
+        if is_ours:
+            raise error
+        self.lies += isinstance(error, VerificationError)
+        if not self.stop.is_set():
+            self.note(f"is asked again: {str(error)[:200] or repr(error)}")
 
-    def _ask(
-        self, method: str, path: str, body: Any = None, *, length: int | None = None, limit: int = MAX_ANSWER_BYTES
-    ) -> bytes:
-        """One request. Raises `MailRefused` for an answer that refuses, `_Away` for none, or one that is too large."""
-        connection = self._connect()
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator["_Line"]:
+        line = _Line(self._parts, self._seconds)
+        self._lines.add(line)
         try:
-            headers = {"Content-Length": str(len(body) if length is None else length)} if body is not None else {}
-            try:
-                connection.request(method, self._parts.path.rstrip("/") + path, body, headers)
-            except OSError:
-                # A hub that refuses a long body answers before it has read it all, and then closes.
-                if length is None:
-                    raise
-            response = connection.getresponse()
-            end = time.monotonic() + self._seconds
+            if self.stop.is_set():
+                raise MailStopped("stopped before the hub was asked")
+            line.connect()
+            yield line
+        finally:
+            self._lines.discard(line)
+            line.close()
+
+    def _ask(self, method: str, path: str, body: bytes | Part | None = None, *, limit: int = MAX_ANSWER_BYTES) -> bytes:
+        """One request. Raises `MailRefused` for an answer that refuses, `_Away` for none, or one that is too large."""
+        with self._connected() as line:
+            response = line.answer(method, path, body)
             parts, held = [], 0
             while data := response.read1(1 << 16):
                 parts.append(data)
                 held += len(data)
-                if held > limit or time.monotonic() > end:
-                    raise _Away(f"expected at most {limit} bytes within {self._seconds} seconds, got more")
+                if held > limit:
+                    raise _Away(f"expected at most {limit} bytes, got more")
             if response.length not in (None, 0) and method != "HEAD":
                 raise _Away("the answer was cut off")
-        finally:
-            connection.close()
         if not 200 <= response.status < 300:
             raise MailRefused(response.status, _reason(b"".join(parts)))
         return b"".join(parts)
 
-    def _json(self, method: str, path: str, body: Any = None, *, length: int | None = None) -> dict[str, Any]:
-        data = self._ask(method, path, body, length=length, limit=1 << 16)
+    def _json(self, method: str, path: str, body: bytes | Part | None = None) -> dict[str, Any]:
+        data = self._ask(method, path, body, limit=1 << 16)
         try:
             found = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -429,6 +420,92 @@ class Mail:
         if not isinstance(found, dict):
             raise VerificationError(f"expected an object, got {data[:80]!r}")
         return found
+
+
+class _Line:
+    """A connection for one request, cut some seconds after `renew` was called last, whatever the hub sends.
+
+    A socket's own time-out starts again with each byte that comes, so a hub that drips would hold its caller for ever.
+    """
+
+    def __init__(self, parts: SplitResult, seconds: float) -> None:
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._http = kind(str(parts.hostname), parts.port, timeout=seconds, blocksize=PIECE_BYTES)
+        self._tls = ssl.create_default_context() if secure else None
+        self._path, self._seconds = parts.path.rstrip("/"), seconds
+        self._plain: socket.socket | None = None
+        """The connection below TLS: a TLS socket cannot be shut while another thread reads it."""
+        self._is_cut, self._is_over = False, threading.Event()
+        self.renew()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def renew(self) -> None:
+        """Give the hub time for the next part of its answer."""
+        self._end = time.monotonic() + self._seconds
+
+    def _watch(self) -> None:
+        while (left := self._end - time.monotonic()) > 0:
+            if self._is_over.wait(left):
+                return
+        self.cut()
+
+    def cut(self) -> None:
+        """End what another thread does with the connection: it gets an error, or no more bytes."""
+        self._is_cut = True
+        if (plain := self._plain) is not None:
+            with contextlib.suppress(OSError):
+                plain.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._http.close()
+        if self._plain is not None:
+            self._plain.close()
+
+    def connect(self) -> None:
+        """Try one address of the hub after another. Raises `_Away` if none answers."""
+        problem: object = "it has no address"
+        try:
+            found = socket.getaddrinfo(self._http.host, self._http.port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, address in found:
+                made = socket.socket(family, kind, protocol)
+                made.settimeout(self._seconds)
+                self._plain = made.dup()
+                try:
+                    if self._is_cut:
+                        raise TimeoutError("no answer in time")
+                    made.connect(address)
+                    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    host = self._http.host
+                    self._http.sock = made if self._tls is None else self._tls.wrap_socket(made, server_hostname=host)
+                    return
+                except OSError as error:
+                    problem = error
+                    made.close()
+                    self._plain.close()
+        except (OSError, UnicodeError) as error:
+            problem = error
+        raise _Away(f"{problem}")
+
+    def answer(
+        self, method: str, path: str, body: bytes | Part | None = None, *, headers: dict[str, str] | None = None
+    ) -> http.client.HTTPResponse:
+        """Send a request. The head of the answer has come, and its body is still to be read."""
+        headers = headers or ({} if body is None else {"Content-Length": str(len(body))})
+        try:
+            sent = self._pieces_of(body) if isinstance(body, Part) else body
+            self._http.request(method, self._path + path, sent, headers)
+        except OSError:
+            # A hub that refuses a long body answers before it has read it all, and then closes.
+            if not isinstance(body, Part):
+                raise
+        return self._http.getresponse()
+
+    def _pieces_of(self, part: Part) -> Iterator[bytes]:
+        while data := part.read(PIECE_BYTES):
+            self.renew()  # for this piece
+            yield data
 
 
 class _Pause:
@@ -449,6 +526,14 @@ class _Pause:
 
 _OURS: Final = frozenset({2, 13, 20, 21, 27, 28, 30, 122})
 """Errors of this machine's files (ENOENT, EACCES, ENOSPC, ...), which no other attempt would mend."""
+
+
+def _parts_of(url: str) -> SplitResult:
+    with contextlib.suppress(ValueError):  # of a port that is none
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise ConfigurationError(f"expected the URL of a hub, such as http://127.0.0.1:8787, got {url}")
 
 
 def _fill(response: http.client.HTTPResponse, view: memoryview) -> None:

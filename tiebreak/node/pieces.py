@@ -20,6 +20,9 @@ class Part:
     def __init__(self, file: FileIO, at: int, end: int) -> None:
         self._file, self._at, self._end = file, at, end
 
+    def __len__(self) -> int:
+        return self._end - self._at
+
     def read(self, size: int) -> bytes:
         data = os.pread(self._file.fileno(), min(size, self._end - self._at), self._at)
         self._at += len(data)

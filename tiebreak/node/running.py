@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event as Flag
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tiebreak.api.readers import opened_by
 from tiebreak.node.driver import Driver, Ground
@@ -28,15 +28,21 @@ from tiebreak.protocol.parties.posts import Body
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    Serve = Callable[[Connection, Bench], None] | None
 SECRET: Final = "secret of seals"  # noqa: S105  # the name of one
 
 
-def run(settings: Settings, key: PrivateKey | None, *, as_json: bool = False, verbose: bool = False) -> None:
+def run(
+    settings: Settings, key: PrivateKey | None, *, as_json: bool = False, verbose: bool = False, serve: "Serve" = None
+) -> None:
     """Let the party live until SIGTERM or Ctrl-C."""
     os.umask(0o077)
     stop = Flag()
     with _told_to_stop(stop):
-        driver = open_party(settings, key, stop, as_json=as_json, verbose=verbose)
+        driver = open_party(settings, key, stop, as_json=as_json, verbose=verbose, serve=serve)
         try:
             if settings.metrics_port:
                 serve_metrics(settings.metrics_port, driver)
@@ -46,9 +52,10 @@ def run(settings: Settings, key: PrivateKey | None, *, as_json: bool = False, ve
 
 
 def open_party(
-    settings: Settings, key: PrivateKey | None, stop: Flag, *, as_json: bool = False, verbose: bool = False
-) -> Driver:
-    """The party of a folder, as its journal has it.
+    settings: Settings, key: PrivateKey | None, stop: Flag, *, as_json: bool = False, verbose: bool = False,
+    serve: "Serve" = None,
+) -> Driver:  # fmt: skip
+    """The party of a folder, as its journal has it. `serve`: of its bench.
 
     Raises `ConfigurationError` if the folder belongs to another board or key, `StateError` if it is in use.
     """
@@ -58,13 +65,15 @@ def open_party(
     belongs = {"role": role, "address": own, "board": settings.board.lower()}
     journal = Journal(settings.folder, belongs)
     try:
-        return _made(settings, key, stop, notes, journal)
+        return _made(settings, key, stop, notes, journal, serve)
     except BaseException:
         journal.close()
         raise
 
 
-def _made(settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, journal: Journal) -> Driver:
+def _made(
+    settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, journal: Journal, serve: "Serve"
+) -> Driver:
     shelf = Shelf(settings.folder)
     pace = Pace(
         block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
@@ -90,7 +99,7 @@ def _made(settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, jo
             machine = Watcher(jobs=settings.digests("jobs"), **more)
     bench = Bench(
         folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
-        threads=settings.threads, device=settings.device, cheat=settings.cheat, most_bytes=settings.most_bytes,
+        threads=settings.threads, device=settings.device, serve=serve, most_bytes=settings.most_bytes,
         secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
     )  # fmt: skip
     crews = Crews(bench, None if key is None else opened_by(key))
@@ -105,6 +114,7 @@ def _made(settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, jo
         floor=floor,
         stop=stop,
     )
+    mail.note = driver.note_hub
     if isinstance(ground, ChainGround):
         ground.know(machine)
     crews.warm_up()

@@ -51,7 +51,6 @@ class Settings:
     most_stake: str = "0"
     jobs: tuple[str, ...] = ()
     step_wei: int = 0
-    cheat: str = ""
 
     @property
     def path(self) -> Path:
@@ -175,8 +174,6 @@ def read(role: str, folder: Path, environment: Mapping[str, str] = MappingProxyT
         raise ConfigurationError(f"{path}: expected TOML, got a file that cannot be read: {error}") from error
     kinds = get_type_hints(Settings)
     known = [name for name, (roles, _) in _WORDS.items() if role in roles]
-    if role == "trainer":
-        known.append("cheat")  # for demonstrations: not in the file that `init` writes
     for name in known:
         if (given := environment.get(PREFIX + name.upper())) is not None:
             found[name] = _from_text(given, kinds[name])

@@ -95,10 +95,10 @@ class Child:
 
     def __init__(
         self, name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str],
-        on_line: Callable[[str, str], None] = lambda _name, _line: None,
+        on_line: Callable[[str, str], None] = lambda _name, _line: None, *, module: str = "tiebreak.node.leash",
     ) -> None:  # fmt: skip
         self.name = name
-        command = [sys.executable, "-m", "tiebreak.node.leash", *arguments]
+        command = [sys.executable, "-m", module, *arguments]
         self.log = folder / f"{name}.log"
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -215,9 +215,9 @@ class Town:
         said = "".join(f"{name} {at:.1f} s, " for name, at in found.items())
         return f"after the command: {said}{self.ending.status} {self.ending.seconds:.1f} s"
 
-    def _start(self, name: str, *arguments: str, **environment: str) -> Child:
+    def _start(self, name: str, *arguments: str, **given: Any) -> Child:
         listen = self._heard if name in self.plan.parties else lambda _name, _line: None
-        child = Child(name, arguments, self.plan.folder, self._environment | environment, listen)
+        child = Child(name, arguments, self.plan.folder, self._environment, listen, **given)
         self._children[name] = child
         return child
 
@@ -269,8 +269,11 @@ class Town:
 
     def start(self, name: str) -> None:
         """Start a party, or start it again after it was killed."""
-        cheat = {"TIEBREAK_CHEAT": self.plan.cheat} if self.plan.cheat and name == "trainer" else {}
-        self._start(name, _role(name), "run", str(self.plan.folder / name), "--json", **cheat)
+        folder = str(self.plan.folder / name)
+        if self.plan.cheat and name == "trainer":
+            self._start(name, self.plan.cheat, folder, module="tiebreak.node.cheating")
+        else:
+            self._start(name, _role(name), "run", folder, "--json")
 
     def kill(self, name: str) -> None:
         """End a process as SIGKILL does."""

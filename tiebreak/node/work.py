@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 
     from tiebreak.protocol.parties.posts import LibraryBody
 
-CHEATS: Final = {
-    "label": "one label of one batch is changed",
-    "rate": "one step uses another learning rate",
-    "weight": "one bit of one weight in a checkpoint is flipped",
-    "tf32": "one sum of products is truncated to TF32",
-}
-"""What a trainer can be told to do instead of the job, for demonstrations."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 STOP_SECONDS: Final = 5
 
@@ -62,7 +55,8 @@ class Bench:
     device: str = "cpu"
     secret: bytes = b""
     """From which an auditor derives its seals."""
-    cheat: str = ""
+    serve: "Callable[[Connection, Bench], None] | None" = None
+    """What the process does instead of the tasks, for demonstrations; no setting and no variable leads here."""
 
 
 # ---------------------------------------------------------------- tasks
@@ -292,7 +286,7 @@ class Crew:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._bench), daemon=True)
+        self._process = context.Process(target=self._bench.serve or _serve, args=(theirs, self._bench), daemon=True)
         self._process.start()
         theirs.close()
         self._pipe = ours

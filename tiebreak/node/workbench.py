@@ -16,9 +16,6 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-from torch import Tensor
-
 from tiebreak.api.audits import open_replay
 from tiebreak.api.environment import usable_cores
 from tiebreak.api.offers import complete, open_offer
@@ -36,7 +33,6 @@ from tiebreak.node.exchange import Roots
 from tiebreak.node.library import fetch, parts, publish, secret_of
 from tiebreak.node.mail import Mail
 from tiebreak.node.work import (
-    CHEATS,
     Answer,
     Bench,
     Compute,
@@ -53,15 +49,12 @@ from tiebreak.node.work import (
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.records import run_tree
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
+from tiebreak.protocol.errors import CannotCheck, StateError, TiebreakError, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.program.isa import DType
-from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries import tampering
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -73,7 +66,7 @@ TELL_SECONDS: Final = 0.5
 """How often losses are told."""
 
 
-def serve(pipe: "Connection", bench: Bench) -> None:
+def serve(pipe: "Connection", bench: Bench, make: "Callable[..., Workbench] | None" = None) -> None:
     """Answers tasks until the pipe ends, and then ends the process, whatever is under way."""
     os.umask(0o077)
     said: SimpleQueue[Any] = SimpleQueue()
@@ -96,7 +89,7 @@ def serve(pipe: "Connection", bench: Bench) -> None:
         found: Unsealed = said.get()  # no task comes before the last is done
         return found
 
-    table = Workbench(bench, pipe.send, ask)
+    table = (make or Workbench)(bench, pipe.send, ask)
     Thread(target=listen, daemon=True).start()
     while True:
         pipe.send(table.do(said.get()))
@@ -274,16 +267,14 @@ class Workbench:
 
     def _interpreter(self, run: RunDirectory, attempt: int = 0) -> Interpreter:
         """What computes a run: on this machine's settings, and in later attempts with sums in random orders."""
-        job, bench = run.job, self._bench
-        if (job.id, attempt) not in self._interpreters:
-            permute = PERMUTATION + attempt if attempt else None
-            machine = Machine(threads=self._threads, device=bench.device, permute=permute)
-            made = machine.interpreter(run)
-            if bench.cheat:
-                made = tampering.Tampered(made, cheat(bench.cheat, run.program, job).tamper)
-            self._interpreters[job.id, attempt] = made
+        if (run.job.id, attempt) not in self._interpreters:
+            self._interpreters[run.job.id, attempt] = self._make_interpreter(run, attempt)
         use_threads(1 if attempt else self._threads)
-        return self._interpreters[job.id, attempt]
+        return self._interpreters[run.job.id, attempt]
+
+    def _make_interpreter(self, run: RunDirectory, attempt: int) -> Interpreter:
+        permute = PERMUTATION + attempt if attempt else None
+        return Machine(threads=self._threads, device=self._bench.device, permute=permute).interpreter(run)
 
     def _sampler(self, run: RunDirectory) -> Sampler:
         if run.job.id not in self._samplers:
@@ -335,36 +326,3 @@ def _is_own_fault(task: Task) -> bool:
 def _root(run: RunDirectory, count: int) -> Digest:
     job = run.job
     return run_tree([record.digest for record in run.records()[:count]], job.steps, job.checkpoint_interval).root
-
-
-def cheat(name: str, program: Program, job: Job) -> tampering.Cheat:
-    """The lie of this name in the second half of a job. Raises `ConfigurationError` if there is no place for it."""
-    step = job.first_step(job.checkpoints // 2) + (job.segment_steps(job.checkpoints // 2) - 1) // 2
-    match name:
-        case "label":
-            labels = [entry for entry in program.data_spec() if "label" in entry]
-            if not labels:
-                raise ConfigurationError(f"expected data named label for this cheat, got {sorted(program.data_spec())}")
-            leaf = tampering.gathers_of(program, labels[0])[0]
-            return tampering.Cheat(
-                name="changed label",
-                step=step,
-                leaf=leaf,
-                element=0,
-                change=lambda old: torch.where(old > 0, old - 1, 1),
-            )
-        case "rate":
-            return tampering.changed_learning_rate(program, step=step, factor=1.5)
-        case "weight":
-            entry = next(name for name, (dtype, _) in program.state_spec().items() if dtype is DType.F32)
-            return tampering.flipped_weight_bit(program, state=entry, step=step, element=0)
-        case "tf32":
-            leaf = next(n for n in tampering.long_sums(program, 16) if program.body[n].numel > 16)
-            return tampering.Cheat(name="sum in TF32", step=step, leaf=leaf, element=7, change=_truncated)
-    raise ConfigurationError(f"expected a cheat of {', '.join(CHEATS)}, got {name!r}")
-
-
-def _truncated(value: Tensor) -> Tensor:
-    """In TF32's precision; if it has no more than that, with one bit of it changed."""
-    found = tampering.as_tf32(value)
-    return found if not torch.equal(found, value) else tampering.flip_bit(value, 13)

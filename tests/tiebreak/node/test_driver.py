@@ -143,7 +143,7 @@ def test_a_hub_that_goes_away_in_the_middle_of_a_game(tmp_path: Path, fate: str)
         if fate == "replaced":
             for role in list(there.drivers):
                 there.drivers.pop(role).close()
-                there.join(role, **({"cheat": "rate"} if role == "trainer" else {}))
+                there.join(role, "rate" if role == "trainer" else "")
         there.end(job)
         letters, _ = there.drivers["client"].mail.page(0)  # type: ignore[attr-defined]
         senders = {letter.post.sender for letter in letters}

@@ -1,14 +1,19 @@
 """Mail against hubs that lie, drip, cut and come back: nothing false is believed, and what is true arrives."""
 
 import base64
+import contextlib
+import io
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +31,10 @@ from tests.tiebreak.node.hubs import (
     steps,
     upload,
 )
+from tiebreak.node import driver as driver_module
 from tiebreak.node import mail as mail_module
+from tiebreak.node.driver import Driver
+from tiebreak.node.log import Log
 from tiebreak.node.mail import Mail, MailForgot, MailRefused, MailStopped
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
@@ -34,7 +42,7 @@ from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties.posts import Received, ReceivedPost, SignedPost
 from tiebreak.protocol.tags import Digest
 
-Script = Callable[[bytes], list[bytes | float]]
+Script = Callable[[bytes], Iterable[bytes | float]]
 """From the head of a request to what is sent, with pauses in seconds; the connection is closed at the end."""
 
 
@@ -122,6 +130,7 @@ LIES: dict[str, list[bytes | float]] = {
     "a server error": [answer(b"oops", "500 Oops")],
     "a full disk": [answer(b'{"error": "full"}', "507 Full")],
     "a redirect to itself": [answer(b"", "503 Later", "Location: /posts")],
+    "a negative chunk": [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n"],
 }
 
 
@@ -223,6 +232,8 @@ def test_a_stream_that_breaks_lies_and_repeats_is_followed_to_its_end() -> None:
         [STREAM, b"data: " + b"x" * (2 << 20)],
         [STREAM, event(receipt(steps(0), 9, key=TRAINER))],
         [answer(b"", "503 Later")],
+        [STREAM.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n")],
+        [STREAM, b": no post\n" * (1 << 18)],
         [STREAM, *(event(item) for item in made[2:]), 5.0],
     )
 
@@ -242,6 +253,121 @@ def test_a_stream_that_breaks_lies_and_repeats_is_followed_to_its_end() -> None:
         assert client.lies == 3
         assert asked[0].startswith(b"/stream?after=0&")
         assert all(path.startswith(b"/stream?after=2&") for path in asked[1:])
+
+
+ENDLESS: dict[str, tuple[bytes, bytes]] = {
+    "answers that go on": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "a head that drips": (b"HTTP/1.1 200 OK\r\nA: ", b"x"),
+    "a body that drips": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+}
+
+
+@pytest.mark.parametrize("start", [*ENDLESS.values(), (b"", b"")], ids=[*ENDLESS, "silence"])
+def test_no_answer_outlives_its_deadline_or_a_stop(start: tuple[bytes, bytes]) -> None:
+    """The hub sends for ever, or holds the connection without a word; each byte would prolong a socket's own limit."""
+    came, over, notes = threading.Event(), threading.Event(), list[str]()
+
+    def endless() -> Iterator[bytes | float]:
+        yield start[0]
+        while not over.is_set():
+            came.set()
+            yield 0.002
+            yield start[1]
+
+    first = iter([endless()])
+    with liar(lambda _: next(first, [answer(as_json(GOOD))])) as url:
+        client = mail(url, seconds=0.5)
+        client.note = notes.append
+        assert client.post(OFFER).place == 3
+        assert notes[0].startswith("is asked again: ")
+    asked: list[Callable[[Mail], object]] = [lambda client: client.page(0), lambda client: list(client.follow(0))]
+    for ask in asked:
+        came.clear()
+        with liar(lambda head: chain([STREAM] if b"/stream" in head else [], endless())) as url:
+            client = mail(url, seconds=600)
+            threading.Thread(target=lambda client=client: came.wait() and client.close()).start()
+            with contextlib.suppress(MailStopped):
+                ask(client)
+            assert client.stop.is_set()
+    over.set()
+
+
+TOKENS = (b"-5", b"\r\n", b"9" * 20, b"chunked", b"100 Continue", b"\0", b"\xff", b"[" * 1000, b": ", b"1e999", b"null")
+
+
+def mutated(data: bytes, rng: Random) -> bytes:
+    """With some bytes replaced, inserted, doubled or left out; most often in its head."""
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(min(len(data), rng.choice((30, 120, 1 << 16))))
+        token = rng.choice((rng.randbytes(1), rng.choice(TOKENS), data[at : at + 40] * 2, b""))
+        data = data[:at] + token + data[at + rng.choice((0, 1, len(token), 20)) :] or b"x"
+    return data
+
+
+def until(ask: Callable[[], Any]) -> Any:
+    """What comes of it, however often the hub refuses, or says that it serves another chain."""
+    while True:
+        with contextlib.suppress(MailRefused, ConfigurationError):
+            return ask()
+
+
+def test_no_bytes_of_a_hub_deafen_a_party(monkeypatch: pytest.MonkeyPatch, cases: Callable[[int], None]) -> None:
+    """Every answer of a true hub, with random damage: it is believed or asked for again, and nothing else happens."""
+    monkeypatch.setattr(mail_module, "FIRST_PAUSE", 0.0)
+    rng, true = Random(36), receipt(OFFER, 3)
+    named = {"address": f"0x{HUB.address.hex()}", "chainId": str(DOMAIN.chain_id), "contract": DOMAIN.contract.hex()}
+    bodies = {
+        b"POST": answer(as_json(true)),
+        b"/posts": answer(page(true)),
+        b"/key": answer(json.dumps(named).encode()),
+    }
+    damaged = 0
+
+    def script(head: bytes) -> list[bytes | float]:
+        nonlocal damaged
+        asked = head.split(b"\r\n")[0]
+        if b"/stream" in asked:
+            chunk = event(receipt(OFFER, 1 + int(asked.split(b"=")[1].split(b"&")[0])))
+            found = STREAM[:-2] + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(chunk) + chunk
+        else:
+            found = next(body for name, body in bodies.items() if name in asked)
+        damaged += (is_damaged := rng.random() < 0.9)
+        return [mutated(found, rng) if is_damaged else found]
+
+    with liar(script) as url:
+        for _ in range(60):
+            client = mail(url)
+            assert until(lambda client=client: client.post(OFFER)).place == 3
+            letters, last = until(lambda client=client: client.page(2))
+            assert ([letter.received for letter in letters], last) in (([], 2), ([], 3), ([true], 3))
+            assert until(lambda client=client: next(client.follow(2))).received.wire == OFFER
+            assert len(until(lambda: mail(url, hub=None).hub)) == 20
+    cases(damaged)
+    assert damaged > 600
+
+
+def test_a_thread_of_the_mail_outlives_every_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "PAUSE_SECONDS", 0.0)
+    stop, written, errors = threading.Event(), io.StringIO(), list[Exception]()
+
+    class Broken:
+        def follow(self, _: int) -> Iterator[Any]:
+            if not errors:
+                stop.set()
+                return iter(())
+            raise errors.pop(0)
+
+        @property
+        def hub(self) -> Any:
+            return next(self.follow(0), None)
+
+    for run in (Driver._read_mail, Driver._send_mail):
+        stop.clear()
+        errors[:] = [ValueError("-5"), TypeError(), StateError("away")]
+        given: dict[str, Any] = dict.fromkeys(("machine", "ground", "journal", "shelf", "crews"))
+        given["journal"] = SimpleNamespace(fact=lambda _: None)
+        run(Driver(mail=Broken(), notes=Log("auditor", stream=written), stop=stop, **given))  # type: ignore[arg-type]
+    assert written.getvalue().count("WARNING hub") == 6
 
 
 @pytest.mark.parametrize("case", ["the same", "empty", "filled again"])

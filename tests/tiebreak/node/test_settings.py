@@ -2,12 +2,15 @@
 
 import io
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from tiebreak.node import settings
+from tiebreak.node import cheating, settings
 from tiebreak.node.log import Log
+from tiebreak.protocol.chain.devnet import dev_secrets
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 
 
@@ -41,6 +44,7 @@ def test_an_existing_file_is_not_overwritten_and_a_folder_without_settings_is_re
         ("clients = [1]", r"clients: expected a list of texts, got \[1\]"),
         ("jobs = []", "expected settings of a trainer .*, got jobs"),
         ("surprise = 1", "got surprise"),
+        ('cheat = "rate"', "got cheat"),
         ("hub = ", "expected TOML"),
     ],
 )
@@ -50,12 +54,31 @@ def test_what_is_no_setting_is_refused(tmp_path: Path, line: str, message: str) 
         settings.read("trainer", tmp_path, {})
 
 
+@pytest.mark.parametrize(
+    ("chain", "secret", "is_own"),
+    [
+        ("", 7, True),
+        ("http://127.0.0.1:8545", dev_secrets(1)[0], True),
+        ("http://127.0.0.1:8545", 7, False),
+        ("https://mainnet.example", dev_secrets(1)[0], False),
+        ("http://127.0.0.1:8545,https://mainnet.example", dev_secrets(1)[0], False),
+        ("/run/geth.ipc", dev_secrets(1)[0], False),
+    ],
+)
+def test_a_cheat_plays_only_where_nobody_has_a_stake(tmp_path: Path, chain: str, secret: int, *, is_own: bool) -> None:
+    """On another chain, and with a key that is not public, the demonstration of `tiebreak up` refuses to start."""
+    found = settings.write("trainer", tmp_path, chain=chain)
+    with nullcontext() if is_own else pytest.raises(ConfigurationError, match="nobody cheats for a stake"):
+        cheating.check(found, PrivateKey.from_int(secret))
+
+
 def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
     settings.write("trainer", tmp_path, hub="http://file")
     names = {"TIEBREAK_HUB": "http://environment", "TIEBREAK_MOST_STEPS": "12", "TIEBREAK_JSON_LOG": "true"}
     found = settings.read("trainer", tmp_path, {**names, "TIEBREAK_CLIENTS": "0x" + "01" * 20, "TIEBREAK_JOBS": "x"})
     assert (found.hub, found.most_steps, found.json_log) == ("http://environment", 12, True)
     assert found.addresses("clients") == (b"\x01" * 20,)
+    assert settings.read("trainer", tmp_path, {"TIEBREAK_CHEAT": "rate"}) == settings.read("trainer", tmp_path, {})
     with pytest.raises(ConfigurationError, match="most_steps: expected a whole number, got 'many'"):
         settings.read("trainer", tmp_path, {"TIEBREAK_MOST_STEPS": "many"})
 

@@ -1,8 +1,9 @@
 """What the process of a crew computes: the same root on other settings, and on what a kill has left."""
 
+import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from multiprocessing import Pipe, Process
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,6 +15,8 @@ from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.runs import agree_on
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
+from tiebreak.node import settings as party_settings
+from tiebreak.node.tampered import TamperedWorkbench
 from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Drop, Failed, Steps, Task, Turn
 from tiebreak.node.workbench import REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -56,8 +59,9 @@ def answer(bench: Workbench, task: Task) -> Answer:
 
 
 def bench(folder: Path, told: list[Steps] | None = None, cheat: str = "") -> Workbench:
-    made = Bench(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", threads=1, cheat=cheat)
-    return Workbench(made, (lambda _: None) if told is None else told.append)
+    made = Bench(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", threads=1)
+    given = made, (lambda _: None) if told is None else told.append
+    return TamperedWorkbench(cheat, *given) if cheat else Workbench(*given)
 
 
 def replay(agreed: RunDirectory, root: bytes, attempt: int, agreed_count: int = 0) -> Compute:
@@ -106,6 +110,28 @@ def test_a_cheat_computes_something_else(agreed: RunDirectory, folder: Path, che
     task = Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)
     lie = answer(bench(folder, cheat=cheat), task).root
     assert answer(bench(folder), replay(agreed, lie, 0)).root != lie
+
+
+def test_no_environment_variable_changes_what_a_party_computes(
+    agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every variable that a setting has, or once had, and those that the engine reads, in a process that works."""
+    expected = answer(bench(folder), task := Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job))
+    shutil.rmtree(folder / "jobs")
+    shutil.copytree(agreed.path, folder / "jobs" / agreed.job.id.hex())
+    party_settings.write("trainer", folder)
+    names = [field.name for field in fields(party_settings.Settings)]
+    given = {f"TIEBREAK_{name.upper()}": "1" for name in [*names, "cheat", "native", "seed"]} | {
+        "TIEBREAK_CHEAT": "rate"
+    }
+    for name, value in (given | {"TIEBREAK_DEVICE": "cpu", "TIEBREAK_JSON_LOG": "true"}).items():
+        monkeypatch.setenv(name, value)
+    found = party_settings.read("trainer", folder, os.environ)
+    crew = Crew(Bench(folder=folder, domain=OFF_CHAIN, hub=found.hub, threads=found.threads, device=found.device))
+    answers = SimpleQueue[Answer]()
+    crew.ask(task, answers.put)
+    assert answers.get(timeout=60) == expected
+    crew.stop()
 
 
 def test_a_replay_for_a_game_that_is_over_ends_after_a_step(

@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from tests.tiebreak.node import hubs
 from tiebreak.api.bundle import Bundle, capture_bundle
 from tiebreak.api.chains import Devnet, devnet
 from tiebreak.api.offers import offer_on
-from tiebreak.node import settings
+from tiebreak.node import cheating, settings
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub.app import HubSettings
 from tiebreak.node.hub.limits import Limits
@@ -39,15 +39,16 @@ class Town:
         self.keys = {role: key for role, (key, _) in zip(ROLES, chain.accounts[1:], strict=False)}
         self.drivers: dict[str, Driver] = {}
 
-    def join(self, role: str, **given: Any) -> Driver:
+    def join(self, role: str, cheat: str = "") -> Driver:
         """A party moves in, or comes back after it was closed."""
         folder = self.folder / role
         if not (folder / settings.FILE).exists():
             board = f"0x{self.chain.deployment.board.hex()}"
             more = {"block_seconds": 1, "step_seconds": 0, "confirmations": 0, "threads": 1}
             settings.write(role, folder, hub=self.hub_url, chain=self.chain_url, board=board, **more)
-        found = settings.read(role, folder, {f"TIEBREAK_{name.upper()}": value for name, value in given.items()})
-        driver = self.drivers[role] = open_party(found, None if role == "watch" else self.keys[role], Event())
+        serve = partial(cheating.serve, cheat) if cheat else None
+        key = None if role == "watch" else self.keys[role]
+        driver = self.drivers[role] = open_party(settings.read(role, folder, {}), key, Event(), serve=serve)
         driver.start()
         return driver
 

@@ -1,0 +1,69 @@
+"""What the process of a trainer computes that cheats. Only `tiebreak.node.cheating` starts it."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.node import workbench
+from tiebreak.node.cheating import CHEATS
+from tiebreak.node.work import Bench
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.program.program import Program
+from tiebreak.sim.adversaries import tampering
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+class TamperedWorkbench(workbench.Workbench):
+    def __init__(self, name: str, *given: Any) -> None:
+        super().__init__(*given)
+        self._name = name
+
+    def _make_interpreter(self, run: RunDirectory, attempt: int) -> Interpreter:
+        made = super()._make_interpreter(run, attempt)
+        return tampering.Tampered(made, cheat(self._name, run.program, run.job).tamper)
+
+
+def serve(name: str, pipe: "Connection", bench: Bench) -> None:
+    """As `workbench.serve`."""
+    workbench.serve(pipe, bench, partial(TamperedWorkbench, name))
+
+
+def cheat(name: str, program: Program, job: Job) -> tampering.Cheat:
+    """The lie of this name in the second half of a job. Raises `ConfigurationError` if there is no place for it."""
+    step = job.first_step(job.checkpoints // 2) + (job.segment_steps(job.checkpoints // 2) - 1) // 2
+    match name:
+        case "label":
+            labels = [entry for entry in program.data_spec() if "label" in entry]
+            if not labels:
+                raise ConfigurationError(f"expected data named label for this cheat, got {sorted(program.data_spec())}")
+            leaf = tampering.gathers_of(program, labels[0])[0]
+            return tampering.Cheat(
+                name="changed label",
+                step=step,
+                leaf=leaf,
+                element=0,
+                change=lambda old: torch.where(old > 0, old - 1, 1),
+            )
+        case "rate":
+            return tampering.changed_learning_rate(program, step=step, factor=1.5)
+        case "weight":
+            entry = next(name for name, (dtype, _) in program.state_spec().items() if dtype is DType.F32)
+            return tampering.flipped_weight_bit(program, state=entry, step=step, element=0)
+        case "tf32":
+            leaf = next(n for n in tampering.long_sums(program, 16) if program.body[n].numel > 16)
+            return tampering.Cheat(name="sum in TF32", step=step, leaf=leaf, element=7, change=_truncated)
+    raise ConfigurationError(f"expected a cheat of {', '.join(CHEATS)}, got {name!r}")
+
+
+def _truncated(value: Tensor) -> Tensor:
+    """In TF32's precision; if it has no more than that, with one bit of it changed."""
+    found = tampering.as_tf32(value)
+    return found if not torch.equal(found, value) else tampering.flip_bit(value, 13)
