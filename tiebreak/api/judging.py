@@ -113,8 +113,9 @@ def judge(
         "refused": dict(sorted(refused.items())),
     }
     if not problems:
-        found["claims"] = {_name(account): ether(abs(wei)) for account, wei in ledger.claims.items() if wei > 0}
-        found["debts"] = {_name(account): ether(abs(wei)) for account, wei in ledger.claims.items() if wei < 0}
+        gains = ledger.gains()
+        found["claims"] = {_name(account): ether(wei) for account, wei in gains.items() if wei > 0}
+        found["debts"] = {_name(account): ether(-wei) for account, wei in gains.items() if wei < 0}
     return found
 
 

@@ -236,6 +236,7 @@ def test_what_the_hub_did_not_sign_is_not_judged(judge: Judge) -> None:
     backdated = replace(export[0], at=START * 2, signature=signature)
     assert "instant" in judge([backdated, *export[1:]], code=2)
     cut = judge(export[:4])
+    assert (cut["claims"], cut["debts"]) == ({}, {}), "what is at stake is not owed"
     assert [job["status"] for job in cut["jobs"]] in ([], ["active"], ["offered"])
 
 
