@@ -2,24 +2,28 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import FALSE, KINDS, TALKED_FALSE, TALKED_TRUTH, TRUTH
 from tests.tiebreak.node.village import BLOCK, Village, Villager
 from tests.tiebreak.parties import Commands
-from tiebreak.api import onchain
+from tiebreak.api import judging, onchain
 from tiebreak.node.ground import HubGround
 from tiebreak.node.mail import Letter
-from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.keys import SIGNATURE_BYTES, PrivateKey
-from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.errors import StateError, TiebreakError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties import events as e
@@ -278,6 +282,44 @@ def test_a_transcript_that_was_cut_or_added_to_is_not_believed(judge: Judge) -> 
     judge(theirs, code=2)
     judge([*export[:2], *theirs[2:]], code=2)
     assert "(--hub)" in judge(export, "--chain-id", "0", code=3)["problems"][0]
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_no_change_of_a_transcript_changes_what_is_owed(data: st.DataObject) -> None:
+    """Whatever is left out, doubled, moved or damaged: it is refused or incomplete, or the judgement is the same."""
+    export = list(lived(FALSE).export)
+    end, hub = end_of(export), Address(HUB.address)
+    truth = judging.judge(export, [end], OFF_CHAIN, hub)
+    assert truth["complete"]
+    assert truth["debts"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, other = (data.draw(st.integers(0, len(export) - 1)) for _ in range(2))
+        entry, place = export[at], export[other].place
+        match data.draw(st.sampled_from(["drop", "double", "place", "post", "wire", "signature", "at"])):
+            case "drop":
+                del export[at]
+            case "double":
+                export.append(replace(entry, place=export[-1].place + 1))
+            case "place":
+                export[at], export[other] = replace(export[other], place=entry.place), replace(entry, place=place)
+            case "post":
+                export[at] = replace(entry, wire=export[other].wire)
+            case "at":
+                export[at] = replace(entry, at=entry.at + data.draw(st.integers(-BLOCK, BLOCK)))
+            case field:
+                raw = bytearray(getattr(entry, field))
+                raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+                export[at] = replace(entry, **{field: bytes(raw)})
+        if not export:
+            return
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("posts", "end")]
+        files[0].write_bytes(pack([entry.pack() for entry in export]))
+        files[1].write_bytes(pack(end.pack()))
+        with suppress(TiebreakError):
+            found = judging.judge(*judging.read_transcripts(files), OFF_CHAIN, hub)
+            assert found == truth or (not found["complete"] and not {"claims", "debts"} & found.keys())
 
 
 def read(entry: posts.ReceivedPost) -> posts.Body:
