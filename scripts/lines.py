@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 15_145,
+    "tiebreak/protocol/": 15_176,
     "tiebreak/engine/": 25_700,
     "tiebreak/sim/": 11_720,
-    "tiebreak/node/": 9_030,
-    "tiebreak/": 12_420,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/node/": 9_060,
+    "tiebreak/": 12_620,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 5_575,
 }
 SUFFIXES = {".py", ".c", ".h"}

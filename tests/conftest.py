@@ -66,6 +66,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 WAITING = ROOT / "tests" / "tiebreak" / "node"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this user's work is marked with lies in the folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+        yield
+
+
 class CaseCounter:
     """Counts the cases of one test."""
 

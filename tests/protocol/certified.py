@@ -28,7 +28,9 @@ def tensors(count: int) -> dict[str, Digest]:
     return {f"layers.{n}.weight": root(f"tensor {n}") for n in range(count)}
 
 
-def certificate(*, steps: int = 10, interval: int = 4, count: int = 5, shards: int = 1, **more: Any) -> Certificate:
+def certificate(
+    *, steps: int = 10, interval: int = 4, count: int = 5, shards: int = 1, domain: Domain = DOMAIN, **more: Any
+) -> Certificate:  # fmt: skip
     """For `count` tensors of a state that also has two moments for each, and a counter."""
     ids = {PREFIX + name: digest for name, digest in tensors(count).items()}
     ids |= {f"{moment}.{name}": root(moment + name) for moment in ("first", "second") for name in tensors(count)}
@@ -44,10 +46,10 @@ def certificate(*, steps: int = 10, interval: int = 4, count: int = 5, shards: i
     run_root = trees.fold(record.digest, job.checkpoints - 1, path)
     made = Certificate(
         agreement=SignedJob(
-            domain=DOMAIN, job=job, client_signature=job.sign(DOMAIN, CLIENT),
-            trainer_signature=job.sign(DOMAIN, TRAINER),
+            domain=domain, job=job, client_signature=job.sign(domain, CLIENT),
+            trainer_signature=job.sign(domain, TRAINER),
         ),
-        head=SignedHead.sign(Head(job_id=job.id, count=job.checkpoints, run_root=run_root), DOMAIN, TRAINER),
+        head=SignedHead.sign(Head(job_id=job.id, count=job.checkpoints, run_root=run_root), domain, TRAINER),
         record=record, path=path,
         files={f"model-{n + 1:05d}-of-{shards:05d}.safetensors": root(f"file {n}") for n in range(shards)},
         weights=Weights.of(tree, sorted(ids), {name: PREFIX + name for name in tensors(count)}, PREFIX),

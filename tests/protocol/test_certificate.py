@@ -23,6 +23,7 @@ from tests.protocol.certified import (
 )
 from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Attestation, Certificate, Weights
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload, base64, from_base64
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
 from tiebreak.protocol.errors import EncodingError, ProofError, SignatureError, VerificationError
@@ -125,6 +126,14 @@ def test_job_and_head_of_another_chain_or_board_are_refused() -> None:
         head = SignedHead.sign(MADE.head.head, domain, TRAINER)
         with pytest.raises(SignatureError):
             read(envelope(replace(MADE, head=head)).encode())
+
+
+def test_nothing_is_settled_or_paid_without_a_chain() -> None:
+    bare: dict[str, Any] = {"domain": OFF_CHAIN, "audits": (), "settlement": None}
+    read(envelope(certificate(**bare)).encode())
+    for invented in ({"audits": MADE.audits}, {"settlement": MADE.settlement}):
+        with pytest.raises(VerificationError, match="expected nothing that a chain has settled or paid"):
+            read(envelope(certificate(**bare | invented)).encode())
 
 
 def test_the_head_is_the_trainers_last_and_the_record_its_last() -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from eth_hash.auto import keccak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tests.vectors.posts import GAME, HEAD, HUB, JOB, bodies, signed_posts, transactions
+from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import (
     PIECE_BYTES,
     blob_root,
@@ -31,6 +33,7 @@ from tiebreak.protocol.parties.posts import (
     TRANSACTIONS,
     AnswerBody,
     Body,
+    Complete,
     GameBody,
     HeadBody,
     LibraryBody,
@@ -55,6 +58,27 @@ from tiebreak.protocol.tags import Digest
 
 VECTORS = Path(__file__).resolve().parent.parent / "vectors" / "posts.json"
 OTHER = make_job(nonce=8)
+
+
+def test_the_hubs_word_on_all_posts_is_the_hash_of_an_array() -> None:
+    """By EIP-712's own words; and it is the hub's alone."""
+    found = json.loads(VECTORS.read_text())
+    kind = keccak(b"Received(bytes32 content,uint64 place,uint64 at)")
+    structs = [
+        keccak(kind + bytes.fromhex(c["content"][2:]) + c["place"].to_bytes(32, "big") + c["at"].to_bytes(32, "big"))
+        for c in found["cases"]
+    ]
+    end = found["complete"]
+    assert keccak(b"".join(structs)).hex() == end["posts"][2:]
+    said = Complete(
+        job_id=JOB.id, posts=Digest(bytes.fromhex(end["posts"][2:])), at=end["at"],
+        signature=bytes.fromhex(end["signature"][2:]),
+    )  # fmt: skip
+    assert said.digest(DOMAIN).hex() == end["digest"][2:]
+    keys.verify(said.digest(DOMAIN), said.signature, HUB.address)
+    for other in (replace(said, at=said.at + 1), replace(said, job_id=OTHER.id), replace(said, posts=OTHER.id)):
+        with pytest.raises(SignatureError):
+            keys.verify(other.digest(DOMAIN), said.signature, HUB.address)
 
 
 def test_the_vectors_are_read_alike(cases: Callable[[], None]) -> None:

@@ -64,12 +64,17 @@ def test_a_certificate_is_made_signed_by_others_and_holds(desk: Desk, tmp_path: 
     desk.certify("stranger", folder=replay)
     told = desk.verify(desk.weights)
     for expected in (
-        "The certificate holds", "4 tensors in", desk.address("client"), "signed too, and so says that its own replay",
+        "The certificate holds for keys that anybody can make: no --require is given.\n",
+        "4 tensors in", desk.address("client"), "signed too, and so says that its own replay",
         "with no chain to judge them", "What it does not prove", "5 entries of the state", "anybody can make keys",
     ):  # fmt: skip
         assert expected in told
     required = [x for who in ("client", "stranger") for x in ("--require", desk.address(who))]
     found = json.loads(desk.verify(desk.weights, "--json", *required))
+    assert found["required"] == required[1::2]
+    assert desk.verify(desk.weights, *required).startswith(
+        f"The certificate holds, signed by {required[1]}, {required[3]}.\n"
+    )
     assert (found["holds"], [one["by"] for one in found["signatures"]]) == (True, ["trainer", "client", "auditor"])
     before = desk.certificate.read_bytes()
     card = desk.certify("client", "--card")
@@ -169,12 +174,55 @@ def test_a_folder_of_several_files(desk: Desk, tmp_path: Path) -> None:
     (folder / "again.safetensors").write_bytes(first.read_bytes())
     assert "expected each tensor once" in desk.verify(folder, code=2)
     (folder / "again.safetensors").unlink()
+    assert "'model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors'" in desk.verify(folder, code=2)
     (tmp_path / "outside").write_bytes(first.read_bytes())
     first.unlink()
     first.symlink_to(tmp_path / "outside")
     assert "got a symbolic link" in desk.verify(folder, code=2)
     (tmp_path / "empty").mkdir()
     assert "files in the folder, got none" in desk.verify(tmp_path / "empty", code=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("pytorch_model.bin", "", "'pytorch_model.bin'"), ("modeling.py", "", "'modeling.py'"),
+        ("adapter_config.json", "{}", "'adapter_config.json'"), ("checkpoint-1", None, "'checkpoint-1'"),
+        ("pytorch_model.bin.index.json", "{}", "'pytorch_model.bin.index.json'"),
+        ("config.json", '{"transformers_weights": "x"}', "'config.json with transformers_weights'"),
+        ("tokenizer_config.json", '{"auto_m\\u0061p": {}}', "'tokenizer_config.json with auto_map'"),
+    ],
+)  # fmt: skip
+def test_a_folder_from_which_a_loader_takes_something_else(
+    desk: Desk, tmp_path: Path, name: str, content: str | None, named: str
+) -> None:
+    folder = tmp_path / "pretrained"
+    folder.mkdir()
+    desk.weights.rename(folder / "model.safetensors")
+    for harmless in ("config.json", "tokenizer.json", "README.md", "LICENSE"):
+        (folder / harmless).write_text("[" if harmless == "config.json" else "{}")
+    desk.verify(folder)
+    if content is None:
+        (folder / name).mkdir()
+    else:
+        (folder / name).write_text(content)
+    assert f"got {named}: who loads the folder" in desk.verify(folder, code=2)
+    told = desk.verify(folder, "--others")
+    assert f"'{name}'" in told
+    (folder / "model.safetensors").rename(folder / "renamed.safetensors")
+    assert "'renamed.safetensors'" in desk.verify(folder, code=2)
+
+
+def test_no_file_of_a_folder_is_left_away_silently(desk: Desk, tmp_path: Path) -> None:
+    """The certified weights are renamed, and what transformers loads comes after many harmless names."""
+    folder = tmp_path / "pretrained"
+    folder.mkdir()
+    desk.weights.rename(folder / "weights.safetensors")
+    for number in range(30):
+        (folder / f"a-{number:02}{'x' * 90}.txt").write_text("")
+    (folder / "pytorch_model.bin").write_text("")
+    assert "got 'pytorch_model.bin', 'weights.safetensors': who" in desk.verify(folder, code=2)
+    assert " and 11 more." in desk.verify(folder, "--others")
 
 
 def test_files_that_are_no_weights_or_no_certificate(desk: Desk, tmp_path: Path) -> None:

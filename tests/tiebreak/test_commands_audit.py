@@ -1,6 +1,7 @@
 """`tiebreak audit`: an honest run passes, another fails with what was signed and what is true."""
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -11,6 +12,7 @@ import pytest
 
 from tests.tiebreak.parties import STEPS, Commands, Parties
 from tests.tiebreak.test_commands_train import root_of
+from tiebreak.api.audits import MARK
 from tiebreak.cli.audit import COULD_NOT_CHECK, AuditFailure
 from tiebreak.engine.run.audit import compare, detection_probability, draw_segments, kept_steps
 from tiebreak.engine.run.directory import RunDirectory
@@ -69,7 +71,8 @@ def test_an_honest_run_agrees(honest: Path, audit: Audit) -> None:
 def test_a_run_under_way_is_audited_as_far_as_it_is_signed(parties: Parties, tmp_path: Path, audit: Audit) -> None:
     folder = parties.signed(tmp_path / "run")
     assert "expected at least one signed head, got none" in audit(folder, code=1)
-    for until, line in (("4", "agrees: 1 checkpoints, 3 steps"), ("6", "agrees: 2 checkpoints, 6 steps")):
+    resumed = f"agrees: 2 checkpoints, 6 steps, 3 of them replayed before, in {audit.replay}"
+    for until, line in (("4", "agrees: 1 checkpoints, 3 steps"), ("6", resumed)):
         assert parties.train(folder, "--until", until) == 0
         assert audit.last(folder) == line
 
@@ -238,3 +241,24 @@ def test_a_replay_of_another_job_is_not_resumed(parties: Parties, honest: Path, 
     assert "got another job's" in audit.error(honest)
     (audit.replay / "job.bin").unlink()
     assert "expected a new or empty directory" in audit.error(honest)
+
+
+def test_only_what_this_user_began_in_that_place_is_resumed(
+    cheating: Path, honest: Path, audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive may bring a replay that agrees with its lie, also with the mark of another place or user."""
+    shutil.copytree(cheating, audit.replay)
+    foreign = "expected a replay that you began in this place, got one that anybody may have made"
+    assert foreign in audit.error(cheating)
+    mine = tmp_path / "mine"
+    own = Audit(audit.command, mine)
+    assert own.last(honest) == f"agrees: 3 checkpoints, {STEPS} steps"
+    assert own.last(honest) == f"agrees: 3 checkpoints, {STEPS} steps, {STEPS} of them replayed before, in {mine}"
+    assert json.loads(own(honest, "--json"))["steps_resumed"] == STEPS
+    shutil.copy(mine / MARK, audit.replay)
+    assert foreign in audit.error(cheating)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    assert foreign in own.error(honest)
+    key = tmp_path / "another user" / "tiebreak" / "own-work.key"
+    assert key.stat().st_size == 32
+    assert key.parent.stat().st_mode & 0o077 == 0

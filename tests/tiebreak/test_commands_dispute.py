@@ -60,7 +60,7 @@ def test_a_run_that_leaves_the_program_loses(
 
 def test_the_first_head_may_be_true(parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute) -> None:
     cheating = parties.cheating(tmp_path / "cheating", 5)
-    assert dispute(cheating, honest, "--count", 1) == "nothing to dispute: head 1 is what the program produces\n"
+    assert dispute(cheating, honest, "--count", 1) == f"nothing to dispute: head 1 has the root of {honest}\n"
     assert "trainer loses" in dispute(cheating, honest, "--count", 2)
     opened = open_run(cheating, threads=1)
     assert opened.dispute(honest, count=1) is None
@@ -115,4 +115,4 @@ def test_a_damaged_run(parties: Parties, honest: Path, tmp_path: Path, dispute: 
     (broken / "records.bin").write_bytes(bytes(76))
     assert "EncodingError" in dispute.error(honest, broken, code=2)
     # Its heads are true: what else lies in its folder is not asked for.
-    assert dispute(broken, honest) == "nothing to dispute: head 3 is what the program produces\n"
+    assert dispute(broken, honest) == f"nothing to dispute: head 3 has the root of {honest}\n"

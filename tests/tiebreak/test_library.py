@@ -1,6 +1,7 @@
 """Publishing and fetching the files of a job, from honest and from hostile publishers; offers and their acceptance."""
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from io import FileIO
@@ -13,6 +14,7 @@ from tiebreak.api import offers
 from tiebreak.api.bundle import ORIGINS, load_bundle
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_exactly
+from tiebreak.engine.logged.policy import POLICY
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.node import library
 from tiebreak.node.library import Part, fetch, pack, parts, publish
@@ -284,6 +286,15 @@ def test_only_the_trainer_accepts(parties: Parties, offered: Path) -> None:
 def test_an_offer_over_other_data_is_not_accepted(parties: Parties, offered: Path) -> None:
     flip(offered / DATA)
     with pytest.raises(VerificationError, match="expected root"):
+        offers.accept(offered, load_key(parties.path("trainer.pem")))
+    assert not (offered / JOB).exists()
+
+
+@pytest.mark.parametrize("name", [RECORDS, POLICY])
+def test_work_in_an_offer_is_not_gone_on_with(parties: Parties, offered: Path, name: str) -> None:
+    """A trainer would sign heads over records, or round by thresholds, that the client made up."""
+    shutil.copy(parties.path("run") / RECORDS, offered / name)
+    with pytest.raises(VerificationError, match=f"expected an offer without work in it, got a {name}"):
         offers.accept(offered, load_key(parties.path("trainer.pem")))
     assert not (offered / JOB).exists()
 

@@ -265,7 +265,7 @@ def test_tasks_are_all_segments_in_order_and_share_no_state(honest: RunDirectory
 
 def test_a_ledger_is_of_one_audit_and_one_process(honest: RunDirectory, tmp_path: Path) -> None:
     together(honest, Here(honest), tmp_path / "ledger", [1, 2])
-    with pytest.raises(ConfigurationError, match="the ledger of another audit; name a new file, or delete this one"):
+    with pytest.raises(ConfigurationError, match="the ledger of another audit, or one that you did not begin in this"):
         together(honest, Here(honest), tmp_path / "ledger", [1, 3])
     opened = Ledger(tmp_path / "mine", {"job": "x"})
     with pytest.raises(StateError, match="expected a file that this process alone may write, got: database is locked"):
@@ -281,6 +281,20 @@ def test_a_ledger_is_of_one_audit_and_one_process(honest: RunDirectory, tmp_path
         other.execute("CREATE TABLE audit (x)")
     with pytest.raises(EncodingError, match="expected a ledger of `tiebreak audit`, got: "):
         Ledger(tmp_path / "other", {})
+
+
+def test_a_planted_ledger_acquits_nobody(honest: RunDirectory, liar: RunDirectory, tmp_path: Path) -> None:
+    """What the honest job's own ledger says of it, planted for a lie: as it is, moved, and without its key."""
+    together(honest, Here(honest), tmp_path / "ledger")
+    planted = tmp_path / "planted"
+    for change in ("", "DELETE FROM audit", "DROP TABLE audit", "DROP TABLE task"):
+        shutil.copy(tmp_path / "ledger", planted)
+        with closing(sqlite3.connect(planted)) as file, file:
+            file.execute(change)
+        with pytest.raises((ConfigurationError, EncodingError), match=f"{planted}: (the|expected a) ledger"):
+            together(honest, Here(honest), planted)
+    resumed = [together(run, Here(run), tmp_path / name).resumed for run, name in ((honest, "ledger"), (liar, "new"))]
+    assert resumed == [STEPS, 0]
 
 
 # ---------------------------------------------------------------- real processes

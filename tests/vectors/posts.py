@@ -126,6 +126,17 @@ def _blob(size: int) -> dict[str, Any]:
     return {"size": size, "pieces": [hex_of(piece) for piece in pieces], "root": hex_of(blob_root(size, pieces))}
 
 
+def _complete() -> dict[str, Any]:
+    """The hub's word on all of the cases."""
+    received = [
+        posts.Received(content=signed.post.content, place=place, at=1_700_000_000 + place)
+        for place, (signed, _, _) in enumerate(signed_posts(), start=1)
+    ]
+    end = posts.Complete(job_id=JOB.id, posts=posts.Complete.hash_of(received), at=received[-1].at, signature=bytes(65))
+    digest = end.digest(DOMAIN)
+    return {"posts": hex_of(end.posts), "at": end.at, "digest": hex_of(digest), "signature": hex_of(HUB.sign(digest))}
+
+
 def posted() -> dict[str, Any]:
     cases = [_post(signed, place) for place, (signed, _, _) in enumerate(signed_posts(), start=1)]
     blobs = [_blob(size) for size in (0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 5)]
@@ -135,5 +146,6 @@ def posted() -> dict[str, Any]:
         "contract": hex_of(DOMAIN.contract),
         "hub": hex_of(HUB.address),
         "cases": cases,
+        "complete": _complete(),
         "blobs": blobs,
     }

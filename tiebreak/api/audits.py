@@ -1,14 +1,17 @@
 """Audits of a signed run: either the whole run, kept as the auditor's own replay, or a selection of its segments."""
 
+import hmac
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from rich.console import Console
 
 from tiebreak.api.cluster import Cluster
-from tiebreak.api.environment import usable_cores
+from tiebreak.api.environment import own_mark, usable_cores
 from tiebreak.api.parallel import audit_in_parallel
 from tiebreak.api.progress import Tally, on_stderr, progress_of_workers
 from tiebreak.api.replayers import Assignment, Processes
@@ -36,6 +39,9 @@ from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingEr
 
 SHARES: Final = (0.01, 0.1)
 """Shares of false segments for which a sample's chance of detection is reported, besides a single false segment."""
+MARK: Final = "replayed.here"
+"""The file of a replay that says who made it (`own_mark`), in hex digits."""
+MARK_DIGITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -43,13 +49,14 @@ class WholeAudit:
     """The result of comparing a signed head with the auditor's own replay.
 
     fraud: the first checkpoint that differs; None if the audit agrees, and None if the trainer's records are not the
-    ones it signed. last_step: the last step that the head covers.
+    ones it signed. last_step: the last step that the head covers. resumed: the steps that were replayed before.
     """
 
     head: SignedHead
     comparison: Comparison
     fraud: SegmentReport | None
     last_step: int
+    resumed: int
     log: LogReport
 
     @property
@@ -88,18 +95,19 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
     """Recomputes the signed part of the run into `folder` and compares the result with the last head.
 
     Uses only the job's own inputs, each checked against the job's roots, and under policy `logged` the committed logs.
-    Continues a replay that is already in `folder`. Raises `ConfigurationError` if nothing is signed yet.
+    Continues a replay that this user began in `folder`. Raises `ConfigurationError` if nothing is signed yet, or if the
+    folder holds anything else.
     """
     head = trainer.last_head()
     if head is None:
         raise ConfigurationError(f"{trainer.path}: expected at least one signed head, got none; nothing to audit yet")
-    replay = open_replay(trainer, folder)
-    last = replay.job.last_step(head.head.count - 1)
+    replay, last = _own_replay(trainer, folder), trainer.job.last_step(head.head.count - 1)
+    resumed = min(last, replay.last_complete())
     logs: Logs = NO_LOGS
     if trainer.job.is_logged:
         logs = Journal(replay, CommittedLogs(LogFiles(trainer), signed_records(trainer)[0].__getitem__).step_log)
     tally = Tally()
-    with on_stderr("replaying", last, replay.last_complete(), quiet=quiet) as on_step:
+    with on_stderr("replaying", last, resumed, quiet=quiet) as on_step:
 
         def told(progress: Progress) -> None:
             tally.step(progress)
@@ -109,7 +117,22 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
         Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs).work(last)
     comparison = compare(replay, head)
     fraud = None if comparison.agrees else _first_difference(trainer, replay)
-    return WholeAudit(head=head, comparison=comparison, fraud=fraud, last_step=last, log=logs.report)
+    return WholeAudit(
+        head=head, comparison=comparison, fraud=fraud, last_step=last, resumed=resumed, log=logs.report
+    )  # fmt: skip
+
+
+def _own_replay(trainer: RunDirectory, folder: Path) -> RunDirectory:
+    """Opens a replay that this user began here, or begins one. Whatever else is there could be the trainer's own."""
+    mark = own_mark(trainer.job.id.hex(), folder).encode()
+    replay = open_replay(trainer, folder, {MARK: mark})
+    with replay.folder() as files:
+        if not files.holds(MARK) or not hmac.compare_digest(files.read(MARK, MARK_DIGITS), mark):
+            raise ConfigurationError(
+                f"{folder}: expected a replay that you began in this place, got one that anybody may have made; it is "
+                "not resumed: name a new folder with --output"
+            )
+    return replay
 
 
 def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
@@ -126,17 +149,19 @@ def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentRep
     return None
 
 
-def open_replay(trainer: RunDirectory, folder: Path) -> RunDirectory:
+def open_replay(
+    trainer: RunDirectory, folder: Path, more: Mapping[str, bytes] = MappingProxyType({})
+) -> RunDirectory:  # fmt: skip
     """Opens the auditor's replay of the same job, or creates it from the job's inputs.
 
-    Raises `ConfigurationError` if the folder holds a replay of another job.
+    more: further files of a new one. Raises `ConfigurationError` if the folder holds a replay of another job.
     """
     if (folder / "job.bin").exists():
         replay = RunDirectory.open(folder)
         if replay.job != trainer.job:
             raise ConfigurationError(f"{folder}: expected a replay of job {trainer.job.id.hex()}, got another job's")
         return replay
-    return RunDirectory.create(folder, trainer.agreement, trainer.program, trainer.state(0), trainer.data())
+    return RunDirectory.create(folder, trainer.agreement, trainer.program, trainer.state(0), trainer.data(), more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,11 @@
 Numbered plan of `verify`: (1) the certificate holds by itself: statement, job, head, record and signatures; (2) the
 parties who are asked for have signed; (3) only plain files are read, no tensor is in two of them, and an index, if
 there is one, says where each is; (4) the files have the SHA-256 that was signed for, whatever they are called now;
-(5) the tensors are those of the final state, all of them and no others. One pass over the files gives (4) and (5).
+(5) the tensors are those of the final state, all of them and no others; (6) what loads the folder loads these files and
+runs no code of it. One pass over the files gives (4) and (5).
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +30,18 @@ from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.tags import Digest
 
+WEIGHTS: Final = "model.safetensors"
+"""The name in the layout of `save_pretrained`."""
 INDEX: Final = "model.safetensors.index.json"
 MAX_INDEX_BYTES: Final = 1 << 24
 SUFFIX: Final = ".safetensors"
+HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
+"""Suffixes of files without weights and code: configuration, tokenizers, certificates and what people read."""
+ADAPTER: Final = "adapter_config.json"
+"""With it, transformers loads another model, which it names, in place of the weights beside it."""
+MISLEADING: Final = ("auto_map", "transformers_weights")
+"""Fields of a configuration that name code to run, or other files to load."""
+SHOWN: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +53,12 @@ class Found:
     tensors: dict[str, Digest]
     """The ids of all tensors, as a state tree has them, by the names in the files."""
     others: tuple[str, ...] = ()
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for people; what is left away is counted."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{', '.join(map(ascii, names[:SHOWN]))}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +124,7 @@ class Signed:
         elif certificate.agreement.domain.chain_id:
             said.append("That the job was settled and auditors were paid: no node of its chain was asked (--rpc).")
         if others:
-            said.append(f"Anything about other files, which decide how weights are used: {', '.join(others)[:200]!r}.")
+            said.append(f"Anything about other files, which decide how weights are used: {listed(others)}.")
         return said
 
 
@@ -120,12 +137,13 @@ def read_certificate(path: Path) -> Signed:
 
 
 def verify(
-    model: Path, certificate: Path, *, require: Sequence[Address] = (), resaved: bool = False
+    model: Path, certificate: Path, *, require: Sequence[Address] = (), resaved: bool = False, others: bool = False
 ) -> tuple[Signed, Found]:
     """Checks a .safetensors file, or a folder as `save_pretrained` writes it, against a certificate.
 
     require: who must have signed, beside the trainer. resaved: the files may have other bytes than were signed for, as
-    long as every tensor is the same. Raises `VerificationError`.
+    long as every tensor is the same. others: the folder may hold other files from which a loader could take weights or
+    code. Raises `VerificationError`.
     """
     signed = read_certificate(certificate)  # (1)
     for address in require:  # (2)
@@ -133,7 +151,36 @@ def verify(
             raise SignatureError(f"{certificate}: expected a signature by 0x{address.hex()}, got none")
     found = read_weights(model)
     check(signed.certificate, found, model, resaved=resaved)
+    if not others and (doubtful := [] if not model.is_dir() else _doubtful(model, found)):  # (6)
+        raise VerificationError(
+            f"{model}: expected {WEIGHTS}, or {INDEX} with the files that it names, and no other weights or code, got "
+            f"{listed(doubtful)}: who loads the folder may get something else; --others leaves that to you"
+        )
     return signed, found
+
+
+def _doubtful(model: Path, found: Found) -> list[str]:
+    """What could make `from_pretrained` take other weights than those of the files, or code from the folder."""
+    # It takes `WEIGHTS` where there is one, else what the index names, else files of other formats.
+    indexed = INDEX in found.others and WEIGHTS not in found.files
+    doubtful = [] if indexed else [name for name in found.files if name != WEIGHTS]
+    for name in found.others:
+        suffix = Path(name).suffix
+        misleads = name == ADAPTER or (name.endswith(".index.json") and name != INDEX)
+        if misleads or suffix not in HARMLESS or (model / name).is_dir():
+            doubtful.append(name)
+        elif name.endswith("config.json"):
+            doubtful += [f"{name} with {field}" for field in MISLEADING if field in _fields(model / name)]
+    return sorted(doubtful)
+
+
+def _fields(path: Path) -> Mapping[str, object]:
+    """The fields of a JSON document; none if it is not one that a loader reads either."""
+    try:
+        found = json.loads(read_file(path, MAX_INDEX_BYTES))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool = False) -> None:
@@ -145,8 +192,8 @@ def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool 
     expected, got = (sorted(digest.hex() for digest in files.values()) for files in (certificate.files, found.files))
     if expected != got and not resaved:  # (4)
         raise VerificationError(
-            f"{model}: expected files of the SHA-256 that was signed for, {', '.join(expected)[:200]}, got "
-            f"{', '.join(got)[:200]}; each tensor is the certified one, so pass --resaved if you saved them again"
+            f"{model}: expected files of the SHA-256 that was signed for, {listed(expected)}, got "
+            f"{listed(got)}; each tensor is the certified one, so pass --resaved if you saved them again"
         )
 
 

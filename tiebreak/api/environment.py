@@ -1,7 +1,10 @@
-"""The machine and software that produced a result, for people who compare numbers."""
+"""The machine and software that produced a result, for people who compare numbers, and the mark of this user's work."""
 
+import hmac
 import os
 import platform
+import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -10,9 +13,12 @@ import torch
 
 from tiebreak.engine.arithmetic import elementwise, reduce, scatter
 from tiebreak.engine.data import hashing
+from tiebreak.engine.data.disk import Folder, storing
 from tiebreak.engine.native import EMULATION, enabled
 
 _CPUINFO = Path("/proc/cpuinfo")
+_KEY = "own-work.key"
+_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +98,24 @@ def cuda_driver() -> str:
     """The version of the kernel driver, as Linux reports it."""
     file = Path("/sys/module/nvidia/version")
     return file.read_text().strip() if file.is_file() else "unknown"
+
+
+def own_mark(of: str, path: Path) -> str:
+    """What shows that this user made some work, named by `of`, at this path: its HMAC by a secret of this user.
+
+    Work that can be resumed carries it, because a stranger's archive may hold work that looks the same. The secret is
+    in `$XDG_STATE_HOME/tiebreak`, else `~/.local/state/tiebreak`. Raises `StorageError` if it cannot be kept there.
+    """
+    base = os.environ.get("XDG_STATE_HOME")
+    folder = (Path(base) if base else Path.home() / ".local" / "state") / "tiebreak"
+    with storing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with Folder(folder) as files:
+            if not files.holds(_KEY):
+                new = f"{_KEY}.{os.getpid()}"
+                files.write(new, secrets.token_bytes(_KEY_BYTES))
+                with suppress(FileExistsError):  # another process was faster
+                    os.link(folder / new, folder / _KEY)
+                files.remove(new)
+            secret = files.read(_KEY, _KEY_BYTES)
+    return hmac.new(secret, f"{of}\0{path.resolve()}".encode(errors="surrogateescape"), "sha256").hexdigest()

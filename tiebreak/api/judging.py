@@ -2,8 +2,10 @@
 
 Numbered plan of `judge`, which takes files from anybody: (1) each entry has its one encoding, (2) the hub signed for
 the place and the instant of each, and for no two posts in one place; later places have no earlier instants, (3) each
-sender signed its post, (4) the ledger applies the rules. Entries that fail (3) are nobody's and are counted; whatever
-fails (1) or (2) is not this hub's statement, and the judgement is refused.
+sender signed its post, (4) the ledger applies the rules, (5) the posts of each job are all that the hub has, as it
+signed for the whole of them. Whatever fails (1) or (2) is not this hub's statement, and the judgement is refused. If an
+entry fails (3), a job fails (5), or nobody says which hub is meant, something may be missing: that is reported, and
+what is owed is not.
 """
 
 from collections import Counter
@@ -19,21 +21,34 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import Fields, unpack
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.ledger import BURNED, Ledger, Refusal
-from tiebreak.protocol.parties.posts import Received, ReceivedPost, SignedPost
+from tiebreak.protocol.parties.posts import Complete, Received, ReceivedPost, SignedPost
+from tiebreak.protocol.tags import Digest
 
 _SIDES: Final = {Side.DEFENDER: "trainer", Side.CHALLENGER: "challenger"}
 MAX_FILE_BYTES: Final = 1 << 30
 
 
 def read_posts(paths: Sequence[Path]) -> list[ReceivedPost]:
-    """The posts in some files, as a hub hands them out (`GET /posts`), by place. Raises `VerificationError`."""
+    """The posts in some files, by place. See `read_transcripts`."""
+    return read_transcripts(paths)[0]
+
+
+def read_transcripts(paths: Sequence[Path]) -> tuple[list[ReceivedPost], list[Complete]]:
+    """What a hub hands out, in some files: posts (`GET /posts`), by place, and its word on all posts of a job.
+
+    Raises `VerificationError`.
+    """
     found: dict[int, ReceivedPost] = {}
+    ends = []
     for path in paths:
         data = path.read_bytes()
         try:
             rows = unpack(data, MAX_FILE_BYTES)  # (1)
             if not isinstance(rows, list):
                 raise EncodingError("expected a list of posts, got something else")
+            if rows and isinstance(rows[0], bytes):
+                ends.append(Complete.unpack("end", rows))
+                continue
             fields = Fields("posts", rows, len(rows))
             read = [ReceivedPost.unpack(*fields.next()) for _ in rows]
         except EncodingError as error:
@@ -41,14 +56,21 @@ def read_posts(paths: Sequence[Path]) -> list[ReceivedPost]:
         for post in read:
             if found.setdefault(post.place, post) != post:
                 raise VerificationError(f"{path}: expected one post in place {post.place}, got two")  # (2)
-    return [found[place] for place in sorted(found)]
+    return [found[place] for place in sorted(found)], ends
 
 
-def judge(posts: Sequence[ReceivedPost], domain: Domain, hub: Address | None = None) -> dict[str, Any]:
-    """What the posts come to, as a document. Without a hub's address, all must be signed by one, which is named."""
+def judge(
+    posts: Sequence[ReceivedPost], ends: Sequence[Complete], domain: Domain, hub: Address | None = None
+) -> dict[str, Any]:
+    """What the posts come to, as a document; `problems` says why that may not be all, and is empty if it is.
+
+    Without a hub's address, all must be signed by one, which is named.
+    """
     ledger, last = Ledger(domain), 0
     refused: Counter[str] = Counter()
-    stray = 0
+    problems = [] if hub else ["expected the address of the hub that the parties used (--hub), got none"]
+    numbers: set[tuple[bytes, bytes, int]] = set()
+    received: dict[Digest, list[Received]] = {end.job_id: [] for end in ends}
     for entry in posts:
         signed = SignedPost.decode(entry.wire)  # (1)
         named = Received(content=signed.post.content, place=entry.place, at=entry.at)
@@ -56,28 +78,57 @@ def judge(posts: Sequence[ReceivedPost], domain: Domain, hub: Address | None = N
         keys.verify(named.digest(domain), entry.signature, hub)  # (2)
         if entry.at < last:
             raise VerificationError(f"place {entry.place}: expected an instant of {last} or later, got {entry.at}")
-        last = entry.at
+        last, post = entry.at, signed.post
+        if (name := (post.job_id, post.sender, post.number)) in numbers:
+            raise VerificationError(f"place {entry.place}: expected one post of a sender and a number, got another")
+        numbers.add(name)
+        received.setdefault(post.job_id, []).append(named)
         try:
             body = signed.verify(domain)  # (3)
-        except VerificationError:
-            stray += 1
+        except VerificationError as error:
+            problems.append(f"place {entry.place}: {error}")
             continue
         try:
-            ledger.read(signed.post, body, entry.at)  # (4)
+            ledger.read(post, body, entry.at)  # (4)
         except Refusal as error:
             refused[error.name] += 1
+    until = last
+    if hub is not None:
+        said = {end.job_id: end for end in sorted(ends, key=lambda end: end.at)}
+        for end in ends:
+            keys.verify(end.digest(domain), end.signature, hub)
+        problems += [
+            problem for job, all_ in received.items() if (problem := _missing(job, all_, said.get(job)))
+        ]  # (5)
+        until = max(last, min((end.at for end in said.values()), default=0))
     board = ledger.board
-    return {
+    found = {
+        "complete": not problems,
+        "problems": problems,
         "posts": len(posts),
-        "stray_posts": stray,
         "hub": None if hub is None else f"0x{hub.hex()}",
-        "until": last,
+        "until": until,
         "jobs": [_job(job) for job in board.jobs.values()],
-        "games": [_game(game, last) for game in board.games.values()],
+        "games": [_game(game, until) for game in board.games.values()],
         "refused": dict(sorted(refused.items())),
-        "claims": {_name(account): ether(abs(wei)) for account, wei in ledger.claims.items() if wei > 0},
-        "debts": {_name(account): ether(abs(wei)) for account, wei in ledger.claims.items() if wei < 0},
     }
+    if not problems:
+        gains = ledger.gains()
+        found["claims"] = {_name(account): ether(wei) for account, wei in gains.items() if wei > 0}
+        found["debts"] = {_name(account): ether(-wei) for account, wei in gains.items() if wei < 0}
+    return found
+
+
+def _missing(job: Digest, received: Sequence[Received], end: Complete | None) -> str:
+    """Why these may not be all posts of a job; nothing if its hub says that they are."""
+    if end is None:
+        return f"job {job.hex()}: expected the hub's word on its end (GET /posts/end?job=ID), got none"
+    if end.posts != Complete.hash_of(received):
+        return (
+            f"job {job.hex()}: expected the posts that the hub had at {end.at}, got {len(received)} that are fewer, "
+            "more or others; fetch all pages, then the end"
+        )
+    return ""
 
 
 def _job(job: PublicJob) -> dict[str, Any]:

@@ -127,7 +127,8 @@ def objections(offered: RunDirectory, pace: Pace) -> tuple[str, ...]:
 def accept(folder: Path, key: PrivateKey, policy: Policy | None = None) -> RunDirectory:
     """Signs an offer as its trainer, whatever its terms, and makes a run of its folder. See `complete`.
 
-    policy: the trainer's own thresholds, for a job of policy `logged` [default: the proven bounds].
+    policy: the trainer's own thresholds, for a job of policy `logged` [default: the proven bounds]. Raises
+    `VerificationError` if the sender of the offer put work or thresholds into it: the run would go on from them.
     """
     offered, logged = open_offer(folder), as_policy(policy)
     if key.address != offered.job.trainer:
@@ -135,6 +136,11 @@ def accept(folder: Path, key: PrivateKey, policy: Policy | None = None) -> RunDi
             f"expected the key of trainer 0x{offered.job.trainer.hex()}, got 0x{key.address.hex()}"
         )
     make_logging(offered.job, logged)  # refuses a policy that is not for this job
+    if not offered.agreement.trainer_signature:
+        with offered.folder() as files:
+            for name in (RECORDS, POLICY):
+                if files.holds(name) and files.size(name):
+                    raise VerificationError(f"{folder}: expected an offer without work in it, got a {name}")
     if logged is not None:
         with offered.folder(to_write=True) as files:
             files.write(POLICY, logged.encode())

@@ -312,7 +312,7 @@ def check(
     drawn = made.drawn(challenge)  # (3)
     found = Ownership(signer=_signer(made, challenge), drawn=drawn, count=len(made.records))  # (4)
     if model is not None and certificate is not None:
-        signed, _ = certificates.verify(model, certificate, resaved=True)
+        signed, _ = certificates.verify(model, certificate, resaved=True, others=True)
         if signed.certificate.head.head != made.head.head:  # (8)
             raise VerificationError(
                 f"{certificate}: expected the head of run root {made.head.head.run_root.hex()}, got one of "

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from tiebreak.api.environment import own_mark
 from tiebreak.api.replayers import Advance, Event, Lost, Outcome, Replayers, Task
 from tiebreak.engine.run.audit import SegmentAudit, SegmentReport, kept_steps
 from tiebreak.engine.run.directory import RunDirectory
@@ -74,14 +75,15 @@ class Ledger:
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
         """Opens the ledger of the audit with this key, or makes an empty one.
 
-        Raises `ConfigurationError` if it is another audit's, `StateError` if a process is at work on it.
+        Raises `ConfigurationError` if it is another audit's or was not made here by this user (it would acquit whom its
+        maker likes), `StateError` if a process is at work on it.
         """
-        self.path, self._began = path, time.monotonic()
+        self.path, self._began, words = path, time.monotonic(), json.dumps(key, sort_keys=True)
         with ExitStack() as stack:
             try:
                 self._file = sqlite3.connect(path, isolation_level=None, timeout=0)
                 stack.callback(self._file.close)
-                self._open(json.dumps(key, sort_keys=True))
+                self._open(f"{words} {own_mark(words, path)}")
             except sqlite3.DatabaseError as error:
                 if error.sqlite_errorcode in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
                     raise EncodingError(f"{path}: expected a ledger of `tiebreak audit`, got: {error}") from error
@@ -91,18 +93,22 @@ class Ledger:
     def _open(self, key: str) -> None:
         self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._file.execute("BEGIN EXCLUSIVE")
-        self._file.execute("CREATE TABLE IF NOT EXISTS audit (key TEXT NOT NULL, seconds REAL NOT NULL)")
-        self._file.execute(
-            "CREATE TABLE IF NOT EXISTS task"
-            " (number INTEGER PRIMARY KEY, segments TEXT NOT NULL, steps INTEGER NOT NULL, outcome TEXT)"
-        )
-        found = self._file.execute("SELECT key, seconds FROM audit").fetchone()
-        if found is None:
+        # A file that holds anything at all is not begun by us: it could bring outcomes, or a trigger that makes some.
+        if self._file.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            self._file.execute("CREATE TABLE audit (key TEXT NOT NULL, seconds REAL NOT NULL)")
+            self._file.execute(
+                "CREATE TABLE task"
+                " (number INTEGER PRIMARY KEY, segments TEXT NOT NULL, steps INTEGER NOT NULL, outcome TEXT)"
+            )
             self._file.execute("INSERT INTO audit VALUES (?, 0)", [key])
-        elif found[0] != key:
-            raise ConfigurationError(f"{self.path}: the ledger of another audit; name a new file, or delete this one")
+        found = self._file.execute("SELECT key, seconds FROM audit").fetchone()
+        if found is None or found[0] != key:
+            raise ConfigurationError(
+                f"{self.path}: the ledger of another audit, or one that you did not begin in this place; name a new "
+                "file, or delete this one"
+            )
         self._file.execute("COMMIT")
-        self._spent = 0.0 if found is None else float(found[1])
+        self._spent = float(found[1])
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Keeps the tasks of an audit that begins."""
@@ -194,6 +200,7 @@ class _Audit:
         tasks = ledger.tasks()
         self._steps = {task.number: task.steps for task in tasks}
         self._done = ledger.outcomes()
+        self._resumed = sum(outcome.steps for outcome in self._done.values())
         self._unsaved: list[Outcome] = []
         self._suspects: dict[int, Outcome] = {}
         """Tasks in which a segment disagrees, until it is computed again."""
@@ -299,7 +306,8 @@ class _Audit:
         """What all tasks up to the first that disagrees say together. Raises the problem that comes before it."""
         if self._end in self._problems:
             raise self._problems[self._end]
-        audit, job = SegmentAudit(total=len(self._records), wanted=wanted, seconds=seconds), self._run.job
+        job = self._run.job
+        audit = SegmentAudit(total=len(self._records), wanted=wanted, resumed=self._resumed, seconds=seconds)
         checked: dict[int, StepRecord] = {}
         for outcome in (self._done[number] for number in sorted(self._done) if number <= self._end):
             checked |= {checkpoint: StepRecord.decode(record) for checkpoint, record in outcome.checked}

@@ -7,6 +7,7 @@ from typing import Final
 
 from safetensors.torch import save_file
 
+from tiebreak.api.certificates import WEIGHTS
 from tiebreak.api.onchain import board_of, check_settled
 from tiebreak.api.runs import Run
 from tiebreak.engine.data.disk import Folder, storing
@@ -15,8 +16,6 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.tags import Digest
 
-WEIGHTS: Final = "model.safetensors"
-"""The name in the layout of `save_pretrained`."""
 CONFIGURATION: Final = (".json", ".txt", ".model", ".jinja")
 """What lies beside the weights in that layout: configuration and tokenizer, as text or as data. No code is copied."""
 

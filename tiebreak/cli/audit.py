@@ -48,7 +48,7 @@ class AuditFailure(VerificationError):
 
 @click.command()
 @click.argument("run", type=FOLDER)
-@output_option("replay", "The auditor's own run directory of a whole audit; one that exists is resumed.")
+@output_option("replay", "The auditor's own run directory of a whole audit. One that you began there is resumed.")
 @click.option("--segment", type=click.IntRange(0), help="Check only the steps up to this checkpoint (from 0).")
 @click.option("--from-step", type=click.IntRange(1), help="Check the segments from the one with this step on.")
 @click.option("--to-step", type=click.IntRange(1), help="Check the segments up to the one with this step.")
@@ -145,6 +145,7 @@ def _whole(trainer: "RunDirectory", output: Path, machine: "Machine", report: di
     comparison = done.comparison
     root = comparison.replayed.hex()
     report |= _of_head(done.head) | {"kind": "whole", "steps": [1, done.last_step], "replayed_root": root}
+    report["steps_resumed"] = done.resumed
     if trainer.job.is_logged:
         report["log"] = _of_log(done.log)
     if not comparison.agrees:
@@ -152,7 +153,8 @@ def _whole(trainer: "RunDirectory", output: Path, machine: "Machine", report: di
         finder = f"`tiebreak dispute {trainer.path} {output}`"
         raise _failure(report, trainer, done.fraud, comparison.count, finder, details)
     lines = _log_words(done.log) if trainer.job.is_logged else []
-    return [f"run root {root}", *lines, f"agrees: {comparison.count} checkpoints, {done.last_step} steps"]
+    before = f", {done.resumed} of them replayed before, in {output}" if done.resumed else ""
+    return [f"run root {root}", *lines, f"agrees: {comparison.count} checkpoints, {done.last_step} steps{before}"]
 
 
 def _failure(
@@ -211,6 +213,7 @@ def _of_audit(done: "SegmentAudit") -> dict[str, Any]:
         "started_after_steps": done.starts,
         "refused_states": done.refused,
         "steps_replayed": done.steps,
+        "steps_resumed": done.resumed,
         "seconds": round(done.seconds, 3),
     }
 
@@ -240,8 +243,9 @@ def _words(done: "SegmentAudit") -> list[str]:
     rate = f", {done.steps / done.seconds:.3g} a second" if done.seconds else ""
     left = done.total - len(done.checked)
     starts = [*map(str, done.starts[:SHOWN_STARTS]), *(["..."] if len(done.starts) > SHOWN_STARTS else [])]
+    before = f", {done.resumed} of them before, as the ledger says" if done.resumed else ""
     return [
-        f"replayed   {done.steps} steps{rate}, from the states after steps {', '.join(starts)}",
+        f"replayed   {done.steps} steps{before}{rate}, from the states after steps {', '.join(starts)}",
         f"unchecked  {left} of {done.total} signed segments" if left else "unchecked  nothing that is signed",
         f"agrees: steps {', '.join(f'{first} to {last}' for first, last in spans)}",
     ]

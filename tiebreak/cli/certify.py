@@ -81,21 +81,25 @@ def certify(
 @click.option("--require", type=AddressType(), multiple=True, help="Also ask for a signature by this address; may be "
               "repeated.")  # fmt: skip
 @click.option("--resaved", is_flag=True, help="Accept other bytes of the files, if each tensor is the certified one.")
+@click.option("--others", is_flag=True, help="Accept a folder with files from which a loader could take other weights "
+              "or code.")  # fmt: skip
 @rpc_option(required=False)
 @click.option("--attestation-verifier", "verifier", metavar="COMMAND", help="Run `COMMAND TYPE NONCE` on the "
               "evidence in the certificate, which is its standard input, and show what it says.")  # fmt: skip
 @click.option("--require-attestation", is_flag=True, help="Exit with 2 unless that command ends with 0.")
 @json_option
 def verify(
-    model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, rpc: str | None, verifier: str | None,
-    require_attestation: bool, as_json: bool,
+    model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, others: bool, rpc: str | None,
+    verifier: str | None, require_attestation: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Check that MODEL is what its CERTIFICATE says.
 
     MODEL is a .safetensors file, or a folder as `save_pretrained` writes it. Without a network the command checks the
     signatures of client and trainer under the job, the trainer's under the head, and all under the certificate; that
     each tensor in MODEL is one of the final state that the head commits to, all that the certificate is for and no
-    others; and the SHA-256 of the files. With --rpc it also asks a node whether the job was settled with this head.
+    others; and the SHA-256 of the files. A folder must be one of which transformers loads these very files: weights in
+    other formats, code, and names that it does not take are refused. With --rpc it also asks a node whether the job was
+    settled with this head.
     Whoever must have signed, you say: addresses of parties whom you trust.
 
     It says what that proves, and what it does not. Exit codes: 0 it holds, 2 it does not, 1 not possible as asked. What
@@ -103,21 +107,31 @@ def verify(
     """
     if require_attestation and verifier is None:
         raise ConfigurationError("expected --attestation-verifier with --require-attestation, got none")
-    signed, found = api.certificates.verify(model, certificate, require=require, resaved=resaved)
+    signed, found = api.certificates.verify(model, certificate, require=require, resaved=resaved, others=others)
     proves = [*signed.proves(), f"Each of the {len(found.tensors)} tensors in {model} is one of that final state."]
     open_ = signed.leaves_open(chain_asked=rpc is not None, others=found.others)
     if rpc is not None:
         api.onchain.check_ending(api.onchain.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")
     said = None if verifier is None else api.attesting.ask(signed.certificate, verifier)
+    required = [f"0x{address.hex()}" for address in require]
     code = 2 * (require_attestation and (said is None or said.code != 0))
     if as_json:
-        document = {"holds": True, **_document(signed, found), "proves": proves, "not_proven": open_}
+        document = {
+            "holds": True,
+            "required": required,
+            **_document(signed, found),
+            "proves": proves,
+            "not_proven": open_,
+        }
         if verifier is not None:
             document["attestation_verifier"] = None if said is None else asdict(said)
         tell(document, as_json=True)
         return code
-    click.echo("The certificate holds.\n\nWhat it proves:")
+    by = (
+        f", signed by {', '.join(required)}." if required else " for keys that anybody can make: no --require is given."
+    )
+    click.echo(f"The certificate holds{by}\n\nWhat it proves:")
     click.echo("\n".join(f"  - {line}" for line in proves))
     click.echo("\nWhat it does not prove:")
     click.echo("\n".join(f"  - {line}" for line in open_))

@@ -30,7 +30,7 @@ def dispute(run: Path, replay: Path, count: int | None, threads: int | None, dev
     defended, own = api.disputes.open_both(run, replay)
     found = api.disputes.dispute(defended, own, machine, count)
     if found is None:
-        click.echo(f"nothing to dispute: head {count or len(defended.heads())} is what the program produces")
+        click.echo(f"nothing to dispute: head {count or len(defended.heads())} has the root of {replay}")
         return
     show(found)
 

@@ -42,12 +42,13 @@ from tiebreak.node.hub import streams as streams_module
 from tiebreak.node.hub.clerk import Clerk
 from tiebreak.node.hub.limits import Buckets, Limits, Recent
 from tiebreak.node.hub.store import Store
+from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties.posts import Received, ReceivedPost
+from tiebreak.protocol.parties.posts import Complete, Received, ReceivedPost
 from tiebreak.protocol.tags import Digest
 
 STRANGER = PrivateKey.from_int(9)
@@ -147,6 +148,22 @@ def placed_signed_and_listed(hub: Running) -> Received:
     assert hub.hub.store.games(JOB.id) == [(GAME, CHALLENGER.address)]
     assert hub.hub.store.job_of_game(GAME) == JOB.id
     return received[0]
+
+
+def test_the_hub_signs_for_all_posts_of_a_job(hub: Running) -> None:
+    for n, wire in enumerate((OFFER, steps(0), steps(1))):
+        hub.mail().post(wire)
+        status, _, body = ask(hub, "GET", f"/posts/end?job={JOB.id.hex()}")
+        assert status == 200
+        said, found = Complete.unpack("end", unpack(body, 1 << 10)), page(hub, f"job={JOB.id.hex()}")
+        keys.verify(said.digest(DOMAIN), said.signature, HUB.address)
+        received = [
+            Received(content=posts.SignedPost.decode(one.wire).post.content, place=one.place, at=one.at)
+            for one in found
+        ]
+        assert (said.posts, len(found), said.job_id) == (Complete.hash_of(received), n + 1, JOB.id)
+        assert said.at >= found[-1].at
+    assert ask(hub, "GET", "/posts/end")[0] == 400
 
 
 def test_the_same_post_is_answered_as_before_and_another_is_refused(hub: Running) -> None:

@@ -2,24 +2,28 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import FALSE, KINDS, TALKED_FALSE, TALKED_TRUTH, TRUTH
 from tests.tiebreak.node.village import BLOCK, Village, Villager
 from tests.tiebreak.parties import Commands
-from tiebreak.api import onchain
+from tiebreak.api import judging, onchain
 from tiebreak.node.ground import HubGround
 from tiebreak.node.mail import Letter
-from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
-from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
+from tiebreak.protocol.commitments.keys import SIGNATURE_BYTES, PrivateKey
+from tiebreak.protocol.errors import StateError, TiebreakError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties import events as e
@@ -125,12 +129,32 @@ Judge = Callable[..., Any]
 def judge(tmp_path: Path, command: Commands) -> Judge:
     """The command, over an export: what it prints, or its complaint."""
 
-    def judged(export: list[posts.ReceivedPost], *options: str, code: int = 0) -> Any:
-        path = tmp_path / "transcript"
-        path.write_bytes(pack([entry.pack() for entry in export]))
-        return command.tell("judge", path, *options, code=code)
+    def judged(
+        export: list[posts.ReceivedPost], *options: str, whole: list[posts.ReceivedPost] | None = None, code: int = 0
+    ) -> Any:
+        files = [tmp_path / "posts", tmp_path / "end"]
+        files[0].write_bytes(pack([entry.pack() for entry in export]))
+        files[1].write_bytes(pack(end_of(export if whole is None else whole).pack()))
+        hub = options or ("--hub", f"0x{HUB.address.hex()}")
+        out, err = command.printed("judge", *files[: 2 if whole != [] else 1], *hub, "--json", code=code)
+        return err if code == 2 else json.loads(out)
 
     return judged
+
+
+def end_of(export: list[posts.ReceivedPost]) -> posts.Complete:
+    """The hub's word that these are all."""
+    received = [
+        posts.Received(content=posts.SignedPost.decode(entry.wire).post.content, place=entry.place, at=entry.at)
+        for entry in export
+    ]
+    at = export[-1].at if export else START
+    made = posts.Complete(
+        job_id=TRUTH.job.id, posts=posts.Complete.hash_of(received), at=at, signature=bytes(SIGNATURE_BYTES)
+    )
+    if export:
+        made = replace(made, job_id=posts.SignedPost.decode(export[0].wire).post.job_id)
+    return replace(made, signature=HUB.sign(made.digest(OFF_CHAIN)))
 
 
 @pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["by posted moves", "in talk"])
@@ -149,7 +173,7 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
     assert [game["right"] for game in found["games"]] == ["challenger"]
     assert [job["status"] for job in found["jobs"]] == ["slashed"]
     assert found["hub"] == f"0x{HUB.address.hex()}"
-    assert found["stray_posts"] == 0
+    assert (found["complete"], found["problems"]) == (True, [])
 
 
 def test_a_ledger_is_read_like_a_chain() -> None:
@@ -200,7 +224,7 @@ def test_seats_are_refused_without_a_chain() -> None:
 
 def test_a_true_run_is_owed_its_reward(judge: Judge) -> None:
     commune = lived(TRUTH)
-    found = judge(commune.export, "--hub", f"0x{HUB.address.hex()}")
+    found = judge(commune.export)
     assert [job["status"] for job in found["jobs"]] == ["settled"]
     assert set(found["claims"]) == {f"0x{TRAINER.address.hex()}"}
     assert set(found["debts"]) == {f"0x{CLIENT.address.hex()}"}
@@ -210,10 +234,93 @@ def test_what_the_hub_did_not_sign_is_not_judged(judge: Judge) -> None:
     commune = lived(TRUTH)
     export = commune.export
     swapped = replace(export[0], at=export[0].at + 1)
-    judge([swapped, *export[1:]], "--hub", f"0x{HUB.address.hex()}", code=2)
+    judge([swapped, *export[1:]], code=2)
     later = posts.Received(content=posts.SignedPost.decode(export[0].wire).post.content, place=1, at=START * 2)
     signature = HUB.sign(later.digest(OFF_CHAIN))
     backdated = replace(export[0], at=START * 2, signature=signature)
     assert "instant" in judge([backdated, *export[1:]], code=2)
     cut = judge(export[:4])
+    assert (cut["claims"], cut["debts"]) == ({}, {}), "what is at stake is not owed"
     assert [job["status"] for job in cut["jobs"]] in ([], ["active"], ["offered"])
+
+
+def placed(entry: posts.ReceivedPost, wire: bytes, place: int, at: int, hub: PrivateKey = HUB) -> posts.ReceivedPost:
+    """An entry with another post, as a hub signs for it."""
+    content = posts.SignedPost.decode(wire).post.content
+    signature = hub.sign(posts.Received(content=content, place=place, at=at).digest(OFF_CHAIN))
+    return replace(entry, wire=wire, place=place, at=at, signature=signature)
+
+
+def test_a_transcript_that_was_cut_or_added_to_is_not_believed(judge: Judge) -> None:
+    """The convicted trainer posts that it settles, and hands over what was posted without challenge, moves, ending."""
+    job, export = FALSE.job, lived(FALSE).export
+    settle = posts.TransactionBody(transaction=e.Settle(job_id=job.id))
+    late = posts.Post.of(settle, job_id=job.id, number=1 << 20, sender=TRAINER.address)
+    wire = posts.SignedPost.sign(late, OFF_CHAIN, TRAINER).encode()
+    place, at = export[-1].place + 1, export[-1].at + job.challenge_window + 1
+    whole = [*export, placed(export[0], wire, place, at)]
+    found = judge(whole)
+    assert [one["status"] for one in found["jobs"]] == ["slashed"]
+    own = ("CreateJob", "AcceptJob", "PostHead", "Settle")
+    cut = [entry for entry in whole if any(f"{name}(" in repr(read(entry)) for name in own)]
+    for end, said in ((whole, "expected the posts that the hub had at"), ([], "expected the hub's word on its end")):
+        found = judge(cut, whole=end, code=3)
+        assert [one["status"] for one in found["jobs"]] == ["settled"], "which is what it would have believed"
+        assert said in found["problems"][0]
+        assert not {"claims", "debts"} & found.keys()
+    assert judge(whole, whole=export, code=3)["problems"], "what came after the hub's word is not under it"
+
+    challenge = next(n for n, entry in enumerate(whole) if "Challenge(" in repr(read(entry)))
+    signed = posts.SignedPost.decode(whole[challenge].wire)
+    unsigned = replace(signed, signature=TRAINER.sign(bytes(32))).encode()
+    broken = [*whole[:challenge], replace(whole[challenge], wire=unsigned), *whole[challenge + 1 :]]
+    assert f"place {whole[challenge].place}: " in judge(broken, code=3)["problems"][0]
+
+    doubled = [*whole, placed(export[0], export[1].wire, place + 1, at)]
+    assert "expected one post of a sender and a number" in judge(doubled, code=2)
+    theirs = [placed(entry, entry.wire, entry.place, entry.at, TRAINER) for entry in cut]
+    judge(theirs, code=2)
+    judge([*export[:2], *theirs[2:]], code=2)
+    assert "(--hub)" in judge(export, "--chain-id", "0", code=3)["problems"][0]
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_no_change_of_a_transcript_changes_what_is_owed(data: st.DataObject) -> None:
+    """Whatever is left out, doubled, moved or damaged: it is refused or incomplete, or the judgement is the same."""
+    export = list(lived(FALSE).export)
+    end, hub = end_of(export), Address(HUB.address)
+    truth = judging.judge(export, [end], OFF_CHAIN, hub)
+    assert truth["complete"]
+    assert truth["debts"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, other = (data.draw(st.integers(0, len(export) - 1)) for _ in range(2))
+        entry, place = export[at], export[other].place
+        match data.draw(st.sampled_from(["drop", "double", "place", "post", "wire", "signature", "at"])):
+            case "drop":
+                del export[at]
+            case "double":
+                export.append(replace(entry, place=export[-1].place + 1))
+            case "place":
+                export[at], export[other] = replace(export[other], place=entry.place), replace(entry, place=place)
+            case "post":
+                export[at] = replace(entry, wire=export[other].wire)
+            case "at":
+                export[at] = replace(entry, at=entry.at + data.draw(st.integers(-BLOCK, BLOCK)))
+            case field:
+                raw = bytearray(getattr(entry, field))
+                raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+                export[at] = replace(entry, **{field: bytes(raw)})
+        if not export:
+            return
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("posts", "end")]
+        files[0].write_bytes(pack([entry.pack() for entry in export]))
+        files[1].write_bytes(pack(end.pack()))
+        with suppress(TiebreakError):
+            found = judging.judge(*judging.read_transcripts(files), OFF_CHAIN, hub)
+            assert found == truth or (not found["complete"] and not {"claims", "debts"} & found.keys())
+
+
+def read(entry: posts.ReceivedPost) -> posts.Body:
+    return posts.SignedPost.decode(entry.wire).verify(OFF_CHAIN)

@@ -87,7 +87,8 @@ class SegmentAudit:
     total: number of committed segments. wanted: the segments that were to be checked. checked: a report for every
     segment that was replayed in full, in order; there are more of these than wanted if the trainer dropped checkpoints.
     starts: the steps whose states the replays started from. refused: the steps whose states exist but do not match
-    their records. log: the combined report of following the logs.
+    their records. resumed: those of the `steps` that an earlier call replayed. log: the combined report of following
+    the logs.
     """
 
     total: int
@@ -96,6 +97,7 @@ class SegmentAudit:
     starts: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     steps: int = 0
+    resumed: int = 0
     seconds: float = 0.0
     log: LogReport = field(default_factory=LogReport)
 

@@ -40,6 +40,7 @@ from tiebreak.protocol.errors import ProofError, StateError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties.posts import MAX_POST_BYTES
+from tiebreak.protocol.tags import Digest
 
 MAX_PAGE: Final = 1000
 MAX_JOBS: Final = 256
@@ -155,6 +156,10 @@ class Hub:
             return await answer
         finally:
             self.waiting -= 1
+
+    async def at_the_desk(self, ask: Callable[[], T]) -> T:
+        """Ask the clerk between two batches."""
+        return await asyncio.get_running_loop().run_in_executor(self._desk, ask)
 
     async def serve_posts(self) -> None:
         """Take what waits, batch after batch: while one is on its way to the disk, the next one gathers."""
@@ -289,6 +294,7 @@ class _Api:
         return [
             Route("/posts", self.add_post, methods=["POST"]),
             Route("/posts", self.list_posts, methods=["GET"]),
+            Route("/posts/end", self.end_posts, methods=["GET"]),
             Route("/stream", self.stream, methods=["GET"]),
             Route("/blobs/{root}", self.put_blob, methods=["PUT"]),
             Route("/blobs/{root}", self.get_blob, methods=["GET", "HEAD"]),
@@ -322,11 +328,24 @@ class _Api:
         after = _number(request, "after", 0, (1 << 63) - 1, 0)
         limit = _number(request, "limit", 1, MAX_PAGE, 500)
         jobs, games = _digests(request, "job", MAX_JOBS), _digests(request, "game", 1)
+        self._charge_read(request)
+        game = games[0] if games else None
+        return PostsPage(self.hub, request, after=after, jobs=jobs, game=game, limit=limit)
+
+    def _charge_read(self, request: Request) -> None:
         if not self.hub.reads.take(_address(request)):
             most = self.hub.limits.reads_per_minute
             raise HTTPException(429, f"expected at most {most} pages of posts a minute by one address, got more")
-        game = games[0] if games else None
-        return PostsPage(self.hub, request, after=after, jobs=jobs, game=game, limit=limit)
+
+    async def end_posts(self, request: Request) -> Response:
+        (job,) = _digests(request, "job", 1) or [b""]
+        if not job:
+            raise HTTPException(400, "expected one job, got none")
+        self._charge_read(request)
+        clerk = self.hub.clerk
+        with self.hub.reading.by(request):
+            said = await _read(clerk.complete, Digest(job), await self.hub.at_the_desk(clerk.stand))
+        return Response(pack(said.pack()), media_type="application/msgpack")
 
     async def stream(self, request: Request) -> Response:
         after = _number(request, "after", 0, (1 << 63) - 1, 0)

@@ -9,7 +9,7 @@ sender may write it there, (6) what it opens is within the limits, (7) it gets a
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import sqlalchemy.exc
@@ -23,6 +23,7 @@ from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties.posts import (
     Body,
+    Complete,
     GameBody,
     LibraryBody,
     OfferBody,
@@ -31,6 +32,7 @@ from tiebreak.protocol.parties.posts import (
     SignedPost,
     check_author,
 )
+from tiebreak.protocol.tags import Digest
 
 _KNOWN: Final = 10_000
 """Jobs and games whose parties are kept in memory; others are read from the store again."""
@@ -94,6 +96,18 @@ class Clerk:
             text = f"expected room and a database to store posts, got {type(error).__name__}; try again later"
             return [found if isinstance(found, Answer) else Answer(status=507, error=text) for found in checked]
         return answers
+
+    def stand(self) -> tuple[int, int]:
+        """The last place, and an instant before which no further post counts. To be asked between two batches."""
+        self._at = max(self._at, int(self._clock()))
+        return self._place, self._at
+
+    def complete(self, job_id: Digest, stand: tuple[int, int]) -> Complete:
+        """The hub's word on the posts of a job, as things stood. In any thread."""
+        place, at = stand
+        posts = Complete.hash_of(self._store.received(job_id, place))
+        said = Complete(job_id=job_id, posts=posts, at=at, signature=bytes(keys.SIGNATURE_BYTES))
+        return replace(said, signature=self._key.sign(said.digest(self._domain)))
 
     def _checked(self, wire: bytes) -> tuple[SignedPost, Body] | Answer:
         try:

@@ -15,7 +15,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.packing import unpack
-from tiebreak.protocol.parties.posts import MAX_POST_BYTES, ReceivedPost
+from tiebreak.protocol.parties.posts import MAX_POST_BYTES, Received, ReceivedPost
 from tiebreak.protocol.tags import Digest
 
 VERSION: Final = "1"
@@ -182,6 +182,14 @@ class Store:
                 if held > most - MAX_POST_BYTES:
                     break
         return found
+
+    def received(self, job_id: bytes, until: int) -> list[Received]:
+        """What the hub signed for the posts of a job, up to a place, in order."""
+        c = _posts.c
+        query = sql.select(c.content, c.place, c.at).where(c.job_id == job_id, c.place <= until).order_by(c.place)
+        with self.engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return [Received(content=Digest(bytes(content)), place=place, at=at) for content, place, at in rows]
 
     def jobs(self) -> list[Job]:
         """All jobs that were offered here, in the order of their offers."""

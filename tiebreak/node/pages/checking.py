@@ -18,9 +18,12 @@ JobOf = Callable[[Digest], Job | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is right or wrong with a file, and what follows from that. `facts` name what the file is about."""
+    """What is right or wrong with a file, and what follows from that. `facts` name what the file is about.
 
-    holds: bool
+    holds: None where this hub cannot know.
+    """
+
+    holds: bool | None
     title: str
     facts: tuple[tuple[str, str], ...] = ()
     proves: tuple[str, ...] = ()
@@ -45,22 +48,31 @@ def check(data: bytes, domain: Domain, job_of: JobOf) -> Finding:
     """Find out what a file is and whether it holds. job_of: the jobs that this hub knows, for heads and receipts."""
     if data.lstrip().startswith(b"{"):
         try:
-            return _of_certificate(Signed.read(data), domain)
+            return _of_certificate(Signed.read(data), domain, job_of)
         except VerificationError as error:
             return Finding(holds=False, title=f"A certificate that does not hold: {words.clipped(str(error))}")
     try:
-        return _check_job(SignedJob.decode(data), domain)
+        return _check_job(SignedJob.decode(data), domain, job_of)
     except EncodingError:
         pass
     except VerificationError as error:
         return Finding(holds=False, title=f"A job file that does not hold: {words.clipped(str(error))}")
     try:
-        return _check_head(data, domain, job_of)
+        signed = SignedHead.decode(data)
+    except VerificationError:
+        return Finding(holds=None, title="Nothing that this page can check: no certificate, job, head or receipt")
+    job = job_of(signed.head.job_id)
+    if job is None:
+        about = f"about job {words.short(signed.head.job_id)}, which this hub does not know"
+        return Finding(holds=None, title=f"A head or a receipt that may hold: it is {about}")
+    try:
+        return _check_head(signed, job, domain)
     except VerificationError as error:
-        return Finding(holds=False, title=f"This file does not hold: {words.clipped(str(error))}")
+        return Finding(holds=False, title=f"For this hub’s board, it does not hold: {words.clipped(str(error))}")
 
 
-def _of_certificate(signed: Signed, domain: Domain) -> Finding:
+def _of_certificate(signed: Signed, domain: Domain, job_of: JobOf) -> Finding:
+    here, unknown = _place(signed.certificate.agreement, domain, job_of)
     found, job = signed.certificate, signed.certificate.job
     facts = [
         ("Job", job.id.hex()), ("Program", job.program_root.hex()), ("First state", job.initial_state_root.hex()),
@@ -72,18 +84,28 @@ def _of_certificate(signed: Signed, domain: Domain) -> Finding:
         holds=True,
         title="A certificate whose signatures and roots hold",
         facts=tuple(facts),
-        proves=(*signed.proves(), _place(found.agreement.domain == domain)),
-        leaves_open=("Whether weights that you have are its: `tiebreak verify` says so.", *signed.leaves_open()),
+        proves=(*signed.proves(), *here),
+        leaves_open=(
+            "Whether weights that you have are its: `tiebreak verify` says so.",
+            *signed.leaves_open(),
+            *unknown,
+        ),
     )
 
 
-def _place(here: bool) -> str:
-    return f"It counts on {'the board that this hub follows' if here else 'another board than this hub’s'}."
+def _place(signed: SignedJob, domain: Domain, job_of: JobOf) -> tuple[list[str], list[str]]:
+    """Where a job counts, as far as that is known here, and what is not."""
+    if signed.domain != domain:
+        return ["It was signed for another chain or board than this hub’s."], []
+    if job_of(signed.job.id) is None:
+        return [], ["Whether it counts anywhere: this hub has not seen the job."]
+    where = "for the board that this hub follows" if domain.chain_id else "for no chain"
+    return [f"It was signed {where}, and the job was offered at this hub."], []
 
 
-def _check_job(signed: SignedJob, domain: Domain) -> Finding:
+def _check_job(signed: SignedJob, domain: Domain, job_of: JobOf) -> Finding:
     signed.verify()
-    job = signed.job
+    job, (here, unknown) = signed.job, _place(signed, domain, job_of)
     facts = (
         ("Job", job.id.hex()), ("Client", words.address(job.client)), ("Trainer", words.address(job.trainer)),
         ("Program", job.program_root.hex()), ("First state", job.initial_state_root.hex()),
@@ -96,17 +118,13 @@ def _check_job(signed: SignedJob, domain: Domain) -> Finding:
         proves=(
             "The client and the trainer both signed this program, first state, data and terms. "
             "These three roots fix every byte of the run.",
-            _place(signed.domain == domain),
+            *here,
         ),
-        leaves_open=("Whether the run was done, and done right: that is for a head and a replay of it to say.",),
+        leaves_open=("Whether the run was done, and done right: a head and a replay of it have to say.", *unknown),
     )
 
 
-def _check_head(data: bytes, domain: Domain, job_of: JobOf) -> Finding:
-    signed = SignedHead.decode(data)
-    job = job_of(signed.head.job_id)
-    if job is None:
-        raise VerificationError(f"it is about job {words.short(signed.head.job_id)}, which this hub does not know")
+def _check_head(signed: SignedHead, job: Job, domain: Domain) -> Finding:
     facts = (
         ("Job", job.id.hex()), ("Checkpoints", f"{signed.head.count} of {job.checkpoints}"),
         ("Up to step", f"{job.last_step(signed.head.count - 1):,}"), ("Run root", signed.head.run_root.hex()),

@@ -204,7 +204,7 @@ class Feed:
                     if (seen := self._read(received)) is not None:
                         self._take(seen)
             if self._ledger is not None and self._place > before:
-                self._board = snapshot(self._ledger.board, self._ledger.claims)
+                self._board = snapshot(self._ledger.board, self._ledger.gains())
 
     def _read(self, received: ReceivedPost) -> Seen | None:
         with suppress(VerificationError):

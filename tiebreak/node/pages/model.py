@@ -308,6 +308,8 @@ class PartyRow:
 class Overview:
     jobs: tuple[JobCard, ...]
     games: tuple[GameView, ...]
+    is_known: bool
+    """Whether there is a board from which the numbers come; without one they are unknown, not zero."""
     running: int
     open_games: int
     at_stake: int

@@ -164,7 +164,7 @@ class _Pages:
         try:
             data = checking.file_in(body, content_type)
         except EncodingError as error:
-            return checking.Finding(holds=False, title=f"Nothing to check: {words.clipped(str(error))}")
+            return checking.Finding(holds=None, title=f"Nothing to check: {words.clipped(str(error))}")
         return checking.check(data, self._source.domain, self._job_of)
 
     def _job_of(self, job_id: Digest) -> Job | None:
@@ -175,7 +175,8 @@ class _Pages:
         path = request.url.path.removesuffix("/live") or "/"
         shown = {"now": source.now(), "path": path}
         parts = self._templates.get_template("parts.html").make_module(shown)
-        return {**found, **shown, "parts": parts, "chain": source.chain, "place": source.place()}
+        return {**found, **shown, "parts": parts, "chain": source.chain, "on_paper": source.on_paper,
+                "place": source.place()}  # fmt: skip
 
     def _sections(self, template: str, shown: Mapping[str, Any]) -> dict[str, str]:
         """The live parts of a page: the blocks of its template whose names begin with `live_`."""

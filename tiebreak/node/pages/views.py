@@ -6,6 +6,7 @@ Everything that others chose (posts, names in programs) is text of theirs, clipp
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Final
 
@@ -59,8 +60,8 @@ def overview(source: Source) -> Overview:
         opened = [game for game in known.games.values() if not game.is_over]
         convicted = sum(loser_of(game.state) is Side.DEFENDER for game in known.games.values())
         stake = sum(job.job.reward + job.job.trainer_stake for job in live) + sum(game.stake for game in opened)
-    return Overview(jobs=tuple(cards), games=shown, running=len(live), open_games=len(opened), at_stake=stake,
-                    convicted=convicted)  # fmt: skip
+    return Overview(jobs=tuple(cards), games=shown, is_known=board is not None or source.on_paper, running=len(live),
+                    open_games=len(opened), at_stake=stake, convicted=convicted)  # fmt: skip
 
 
 def job(source: Source, job_id: Digest) -> JobView | None:
@@ -84,7 +85,7 @@ def job(source: Source, job_id: Digest) -> JobView | None:
             games=tuple(views),
             terms=tuple(terms_of(agreed)),
             facts=_facts(agreed, job_id),
-            money=tuple(_job_money(known, agreed, public, on_paper=source.on_paper)),
+            money=tuple(_job_money(board, agreed, public, on_paper=source.on_paper)),
             happenings=tuple(_happenings(seen, agreed)),
             next_what=what,
             next_at=at,
@@ -316,9 +317,9 @@ def _facts(agreed: Job, job_id: Digest) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _job_money(board: Board, agreed: Job, public: PublicJob | None, *, on_paper: bool) -> list[Money]:
+def _job_money(board: Board | None, agreed: Job, public: PublicJob | None, *, on_paper: bool) -> list[Money]:
     status = public.status if public else JobStatus.NONE
-    holds = "at stake, on paper" if on_paper else "held by the board"
+    holds = "at stake" if on_paper else "held by the board"
     held = holds if public and not public.is_over else ""
     reward, stake = held or "promised by the client", held or "promised by the trainer"
     if status is JobStatus.SETTLED:
@@ -332,16 +333,19 @@ def _job_money(board: Board, agreed: Job, public: PublicJob | None, *, on_paper:
         reward, stake = "shared by receipts", "returned to the trainer"
     elif status is JobStatus.OFFERED:
         stake = "due at acceptance"
+    if board is None and not on_paper:
+        reward = stake = "as agreed; no board is followed here"
     rows = [Money(what="Reward", who=reward, wei=agreed.reward)]
     rows.append(Money(what="Trainer’s stake", who=stake, wei=agreed.trainer_stake))
     rows += [
         Money(what=f"Stake of game {words.short(game.id)}", who=_stake_goes(game) or holds, wei=game.stake)
-        for game in board.games_of(agreed.id)
+        for game in (board.games_of(agreed.id) if board else ())
     ]
+    if on_paper:  # nothing is paid, and what an account has gained or lost in all jobs is on the page of parties
+        return [replace(row, who=f"{row.who}, on paper") for row in rows]
     for name, account in (("client", agreed.client), ("trainer", agreed.trainer)):
-        if credit := board.credit(account):
-            what = f"{'Gained' if credit > 0 else 'Lost'} so far, on paper" if on_paper else "Can be withdrawn"
-            rows.append(Money(what=what, who=f"by the {name}", wei=credit))
+        if board and (credit := board.credit(account)):
+            rows.append(Money(what="Can be withdrawn", who=f"by the {name}, from all jobs", wei=credit))
     return rows
 
 

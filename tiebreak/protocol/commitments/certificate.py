@@ -207,6 +207,8 @@ class Certificate:
 
     def verify(self) -> None:
         """Raise `VerificationError` unless job and head are signed, and the record is the head's last."""
+        if not self.agreement.domain.chain_id and (self.settlement or self.audits):
+            raise VerificationError("certificate: expected nothing that a chain has settled or paid, as it names none")
         self.agreement.verify()  # (2)
         job, head = self.job, self.head.head
         self.head.verify(job, self.agreement.domain)  # (3)

@@ -73,6 +73,15 @@ class Ledger:
     def claim(self, account: Address) -> int:
         return self.claims.get(account, 0)
 
+    def gains(self) -> dict[Address, int]:
+        """What each account has gained or lost in what is over. What is at stake in the rest is neither yet."""
+        found, jobs, games = dict(self.claims), self.board.jobs.values(), self.board.games.values()
+        staked = [(job.job.client, job.job.reward) for job in jobs if not job.is_over]
+        staked += [(job.job.trainer, job.job.trainer_stake) for job in jobs if job.status is JobStatus.ACTIVE]
+        for account, wei in staked + [(game.challenger, game.stake) for game in games if not game.is_over]:
+            found[account] += wei
+        return found
+
     # ------------------------------------------------------------------ posts
 
     def read(self, post: Post, body: Body, at: int) -> None:

@@ -4,6 +4,7 @@
     content   H(`tb.post.` || post)
     on wire   msgpack array [post (bin), signature (bin 65) over EIP-712 `Post(bytes32 content)`]
     received  the hub's answer: EIP-712 `Received(bytes32 content,uint64 place,uint64 at)`, signed by its key
+    complete  its word on all posts of a job: EIP-712 `Complete(bytes32 jobId,bytes32 posts,uint64 at)`, by its key
 
 A hub is trusted by nobody. What a post carries is checked by whoever reads it, as if it came by any other way; the
 envelope only says who sent it, so that a hub can refuse what strangers write. Its number is the sender's own, counted
@@ -15,11 +16,13 @@ sender signed the content. `check_author` then decides (5) whether this sender m
 """
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Self, cast, get_args, get_origin, get_type_hints
+
+from eth_hash.auto import keccak
 
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
@@ -523,6 +526,26 @@ class ReceivedPost(Record):
         received = Received(content=signed.post.content, place=self.place, at=self.at)
         keys.verify(received.digest(domain), self.signature, hub)
         return signed, signed.verify(domain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete(Record):
+    """A hub's statement that it has taken these posts of a job and no others, and takes none for an instant before."""
+
+    job_id: Root
+    posts: Root
+    """EIP-712's hash of an array of `Received`, in the order of places (`hash_of`)."""
+    at: U64
+    signature: Signature
+
+    @staticmethod
+    def hash_of(posts: Iterable[Received]) -> Digest:
+        return Digest(keccak(b"".join(hash_struct("Received", Received.kinds(), one.values) for one in posts)))
+
+    def digest(self, domain: Domain) -> Digest:
+        """The digest that the hub signs."""
+        *kinds, _ = self.kinds().items()
+        return typed_digest(domain, hash_struct("Complete", dict(kinds), self.values[:-1]))
 
 
 # ---------------------------------------------------------------- between machines and posts

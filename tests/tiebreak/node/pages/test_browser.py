@@ -98,7 +98,7 @@ def reader(chromium: Browser, address: str) -> Iterator[Page]:
     opened.on("request", lambda sent: problems.append(sent.url) if not sent.url.startswith(address) else None)
     yield opened
     context.close()
-    # A file that does not hold is answered with 422, which Chromium notes in the console.
+    # A file that cannot be checked is answered with 422, which Chromium notes in the console.
     assert [text for text in problems if "status of 422" not in text] == []
 
 
@@ -188,7 +188,7 @@ def test_a_dropped_file_is_checked(page: Page, site: Site) -> None:
     with page.expect_navigation() as answered:
         page.evaluate(drop)
     assert answered.value.status == 422
-    assert "does not hold" in page.inner_text(".finding")
+    assert "Nothing that this page can check" in page.inner_text(".finding")
 
 
 def test_the_keyboard_reaches_every_link(page: Page, site: Site) -> None:

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from tests.protocol import certified
 from tests.tiebreak.node.pages.staged import Staged
 from tiebreak.node.pages import checking, routes
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import EncodingError
@@ -50,8 +50,8 @@ def signed_job(domain: Domain = DOMAIN) -> SignedJob:
 def test_a_job_a_head_and_a_receipt_hold() -> None:
     status, text = dropped(signed_job().encode())
     assert (status, "A job that both parties signed" in text, JOB.program_root.hex() in text) == (200, True, True)
-    assert "on the board that this hub follows" in text
-    assert "another board" in dropped(signed_job(replace(DOMAIN, chain_id=5)).encode())[1]
+    assert "It was signed for the board that this hub follows, and the job was offered" in text
+    assert "signed for another chain or board" in dropped(signed_job(replace(DOMAIN, chain_id=5)).encode())[1]
     status, text = dropped(SignedHead.sign(HEAD, DOMAIN, TRAINER).encode())
     assert (status, "trainer signed" in text, HEAD.run_root.hex() in text) == (200, True, True)
     status, text = dropped(LogReceipt.sign(HEAD, DOMAIN, CLIENT).encode())
@@ -64,10 +64,14 @@ def test_a_certificate_is_checked_without_its_weights() -> None:
     assert status == 200
     for expected in (
         "A certificate whose signatures and roots hold", made.record.state_root.hex(), "SHA-256 of model-00001",
-        "Signed by auditor", "on the board that this hub follows", "Whether weights that you have are its",
+        "Signed by auditor", "this hub has not seen the job", "Whether weights that you have are its",
         "anybody can make keys", "no node of its chain was asked",
     ):  # fmt: skip
         assert expected in text
+    proven, unknown = text.split("What it does not")
+    assert ("this hub has not seen" in proven, "board that this hub" in proven + unknown) == (False, False)
+    bare = certified.certificate(domain=OFF_CHAIN, audits=(), settlement=None)
+    assert "signed for another chain or board" in dropped(certified.envelope(bare).encode())[1]
     elsewhere = replace(made, agreement=replace(made.agreement, domain=replace(DOMAIN, chain_id=5)))
     for other in (certified.envelope(made, certified.CLIENT), certified.envelope(elsewhere)):
         status, text = dropped(other.encode())
@@ -79,9 +83,7 @@ def test_a_certificate_is_checked_without_its_weights() -> None:
     [
         (replace(signed_job(), trainer_signature=STRANGER.sign(JOB.digest(DOMAIN))).encode(), "does not hold"),
         (SignedHead.sign(replace(HEAD, count=4), DOMAIN, TRAINER).encode(), "at most 3 checkpoints"),
-        (SignedHead.sign(replace(HEAD, job_id=Digest(b"\5" * 32)), DOMAIN, TRAINER).encode(), "does not know"),
-        (b"<script>alert(1)</script>", "does not hold"),
-        (b"", "Nothing to check"),
+        (SignedHead.sign(HEAD, DOMAIN, STRANGER).encode(), "For this hub’s board, it does not hold"),
         (b'{"payload": "<script>alert(1)</script>"}', "A certificate that does not hold"),
     ],
 )  # fmt: skip
@@ -90,6 +92,23 @@ def test_what_does_not_hold_is_said(data: bytes, said: str) -> None:
     assert status == 422
     assert said in text
     assert "<script>alert" not in text
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (SignedHead.sign(replace(HEAD, job_id=Digest(b"\5" * 32)), DOMAIN, TRAINER).encode(), "does not know"),
+        (b"<script>alert(1)</script>", "Nothing that this page can check"),
+        (b"", "Nothing to check"),
+    ],
+)  # fmt: skip
+def test_what_is_unknown_is_neither_false_nor_true(data: bytes, said: str) -> None:
+    status, text = dropped(data)
+    assert status == 422
+    assert said in text
+    (title,) = [line for line in text.splitlines() if line.startswith("<h2 ")]
+    assert 'class="soft"' in title
+    assert "does not hold" not in text
 
 
 @pytest.mark.parametrize(

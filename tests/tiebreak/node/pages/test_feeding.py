@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, make_job
 from tests.protocol.town import FALSE
 from tests.tiebreak.node.pages.staged import Staged, moments
 from tests.tiebreak.node.test_ledger import lived
-from tiebreak.node.pages import feeding, views, words
+from tiebreak.node.pages import feeding, routes, views, words
 from tiebreak.node.pages.feeding import Feed, Outlook
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.errors import CannotCheck
@@ -79,6 +81,7 @@ def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
     view = views.job(feed, job_id)
     assert view is not None
     assert view.card.status == "Offered"  # no board is followed
+    assert {money.who for money in view.money} == {"as agreed; no board is followed here"}
 
 
 def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +188,12 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     run, store = FALSE, Store()
     commune = lived(run)
     feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
-    statuses, walked = [], set()
+    statuses, walked, early = [], set(), set[int]()
     for post in commune.export:
         store.rows.append(post)
         (card,) = views.overview(feed).jobs
+        if card.status != "Trainer convicted":
+            early |= {row.credit for row in views.parties(feed)}
         statuses += [card.status] if card.status not in statuses else []
         walked |= {len(game.walk.stages) for game in views.overview(feed).games}
     assert statuses == ["Offered", "Training", "Trained, may be challenged", "Disputed", "Trainer convicted"]
@@ -204,7 +209,10 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     assert [credit[account] for account in accounts] == [0, -stake, stake // 2]
     view = views.job(feed, run.job.id)
     assert view is not None
-    assert ("Lost so far, on paper", "by the trainer", -stake) in [(m.what, m.who, m.wei) for m in view.money]
+    assert early == {0}, "what is at stake is not lost"
+    rest = "half to the prover, the rest burnt, on paper"
+    assert ("Trainer’s stake", rest, stake) in [(m.what, m.who, m.wei) for m in view.money]
+    assert not [m for m in view.money if "so far" in m.what or "withdrawn" in m.what]
     assert "stakes on a challenge" in " ".join(one.sentence for one in view.happenings)
 
 
@@ -215,3 +223,5 @@ def test_posts_of_a_chain_that_is_not_followed_make_no_board(tmp_path: Path) -> 
     assert not feed.on_paper
     with feed.reading() as board:
         assert board is None
+    text = TestClient(Starlette(routes=routes(feed))).get("/").text
+    assert (text.count("<b>?</b>"), "Unknown: no board" in text, "Everybody who replayed" in text) == (4, True, False)

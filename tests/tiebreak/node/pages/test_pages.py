@@ -209,7 +209,7 @@ def test_a_job_that_is_only_offered_and_a_game_that_is_only_opened() -> None:
     source = final()
     job_id, game_id = ids(source)
     game = source.board.games[game_id]
-    empty = Staged(domain=source.domain, at=source.at, board=Board(), seen={}, known=None, chain="")
+    empty = Staged(domain=source.domain, at=source.at, board=Board(), seen={}, known=None, chain="", on_paper=True)
     text = parsed(client(empty).get("/").text).text
     assert "No run was offered yet" in text
     assert "no chain" in text
