@@ -21,14 +21,12 @@ from tests.chain.support import (
     head,
     moves_in,
     numbered,
-    offer,
 )
 from tiebreak.protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Reverted, calls
 from tiebreak.protocol.chain.calls import Call, create_job
 from tiebreak.protocol.commitments import eip712
 from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.seats import nonce_of
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Concede, Descend
 from tiebreak.protocol.program.rounding import Policy
@@ -89,21 +87,6 @@ def accepted_by_python(job: Job, policy: int, precision: int, tolerances: int) -
     return True
 
 
-def test_calls_about_seats_need_an_active_job(chain: EmbeddedChain) -> None:
-    secret = next(NONCES).to_bytes(32, "big")
-    job = replace(JOB, nonce=nonce_of(secret), seats=2, seat_fee=3, seat_bond=5)
-    offer(chain, job)
-    for key, call in (
-        (TRAINER, calls.seal_head(job.id, 3, RUN)),
-        (STRANGER, calls.draw_seats(job, secret)),
-        (CHALLENGER, calls.seal_root(job.id, 0, RUN, job.seat_bond)),
-        (STRANGER, calls.open_head(head(chain, job, 3), RUN)),
-    ):
-        with pytest.raises(Reverted) as error:
-            chain.send(key, call)
-        assert error.value.name == "WrongJobStatus", call.kind
-
-
 def test_policies_are_taken_and_refused_as_in_python(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
     tolerances = [n << 8 * kind for kind in range(3) for n in (0, 1, 2, 3, 63, 64, 65, 128, 255)]
     asked = [(policy, 24, packed) for policy in (0, 1) for packed in (*tolerances, 2 | 64 << 8 | 1 << 16, 1 << 24)]
@@ -111,11 +94,11 @@ def test_policies_are_taken_and_refused_as_in_python(chain: EmbeddedChain, cases
     taken = 0
     for policy, precision, packed in asked:
         job = numbered(next(NONCES))
-        unsigned = create_job(job, bytes(65))
+        offer = create_job(job, bytes(65))
         at = [*Job.kinds()].index("policy")
         changed = (*job.values[:at], policy, precision, packed, *job.values[at + 3 :])
         with pytest.raises(Reverted) as error:
-            chain.send(CLIENT, replace(unsigned, arguments=(changed, bytes(65))))
+            chain.send(CLIENT, replace(offer, arguments=(changed, bytes(65))))
         # The job's ranges are checked before the trainer's signature.
         accepted = error.value.name == "MalformedSignature"
         assert error.value.name in ("MalformedSignature", "InvalidJob")

@@ -1,14 +1,11 @@
 """The calls for what parties ask for."""
 
-from collections.abc import Callable
 from typing import get_args
 
 import pytest
 
 from tests.chain.support import CHALLENGER, JOB, RUN
-from tests.vectors.posts import transactions
 from tiebreak.protocol.chain import Reverted, calls
-from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.transacting import _CALLS, call_of
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.game.moves import Concede
@@ -28,15 +25,6 @@ def test_every_transaction_has_one_way_to_a_call() -> None:
     asked = {type(wanted) for wanted in ON_BOARD} | {e.JoinPool}
     assert _CALLS.keys() | asked == set(get_args(e.Transaction))
     assert not _CALLS.keys() & asked
-
-
-def test_calls_that_need_no_board_are_read_back(cases: Callable[[], None]) -> None:
-    for wanted in transactions():
-        if type(wanted) in _CALLS:
-            call = call_of(wanted, Board())
-            found = Call.decode(call.data, call.value)
-            assert (found.kind, found.data) == (call.kind, call.data)
-            cases()
 
 
 @pytest.mark.parametrize("wanted", ON_BOARD, ids=lambda wanted: type(wanted).__name__)
