@@ -51,8 +51,9 @@ JOB = Job(
 
 
 def new_chain() -> EmbeddedChain:
-    """An embedded chain with both contracts and funded parties."""
+    """An embedded chain with both contracts and funded parties, whose clock this machine's does not overtake."""
     chain = EmbeddedChain()
+    chain.advance(24 * 3600)
     for key in (CLIENT, TRAINER, CHALLENGER, STRANGER):
         chain.fund(key.address, 10_000 * ETHER)
     chain.deploy(STRANGER)

@@ -1,6 +1,5 @@
 """What Python declares against what the compiler wrote: a drift between Solidity and Python fails here."""
 
-import json
 import re
 import subprocess
 import sys
@@ -231,14 +230,6 @@ def test_names_go_both_ways() -> None:
     for _, entry in ENTRIES:
         for field in entry.get("inputs", []):
             assert camel_case(snake_case(field["name"])) == field["name"]
-
-
-def test_artifacts_are_the_named_contracts() -> None:
-    """Examples have artifacts too, but Python does not call them."""
-    names = {path.stem for path in (ROOT / "contracts" / "artifacts").glob("*.json")}
-    assert set(CONTRACTS) <= names
-    for name in names:
-        assert set(json.loads((ROOT / "contracts" / "artifacts" / f"{name}.json").read_text())) >= {"abi", "bytecode"}
 
 
 def test_what_takes_seconds_is_imported_when_a_node_is_talked_to() -> None:

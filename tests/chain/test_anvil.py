@@ -11,7 +11,7 @@ from tests.chain.duel import lying_duel, play
 from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER, moves_in, numbered, offer
 from tests.chain.tiny import EVERY, FUNCTIONS
 from tests.waiting import until
-from tiebreak.protocol.chain import Chain, ContractMismatch, JobStatus, NodeError, Reverted, calls
+from tiebreak.protocol.chain import Chain, JobStatus, NodeError, Reverted, calls
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, dev_secrets, find_anvil, free_port, run_anvil
 from tiebreak.protocol.chain.outbox import BLOCKS_TO_RAISE, Fate, Outbox
@@ -46,12 +46,6 @@ def mined_by_hand(chain: Chain) -> Iterator[None]:
 
 def rpc(chain: Chain, method: str, *params: object) -> object:
     return chain._node.web3.provider.make_request(method, list(params))["result"]  # type: ignore[arg-type]
-
-
-def test_what_was_deployed_can_be_attached_to(chain: Chain) -> None:
-    assert Chain.connect(chain._node.web3.provider.endpoint_uri).attach(chain.deployment.board) == chain.deployment  # type: ignore[attr-defined]
-    with pytest.raises(ContractMismatch):
-        Chain(chain._node).attach(chain.deployment.referee)
 
 
 def test_a_duel_on_anvil(chain: Chain) -> None:
@@ -111,15 +105,15 @@ def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
         chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))  # nothing waits: it is refused and not sent
 
 
-def fresh_outbox(chain: Chain, secret: int, **settings: object) -> tuple[Outbox, list[bytes]]:
-    """An outbox of a fresh account, with its journal."""
-    key, journal = PrivateKey.from_int(secret), list[bytes]()
+def fresh_outbox(chain: Chain, secret: int, **settings: object) -> Outbox:
+    """An outbox of a fresh account."""
+    key = PrivateKey.from_int(secret)
     rpc(chain, "anvil_setBalance", "0x" + key.address.hex(), hex(ETHER))
-    return Outbox(chain._node, key, record=journal.append, **settings), journal  # type: ignore[arg-type]
+    return Outbox(chain._node, key, **settings)  # type: ignore[arg-type]
 
 
 def test_a_transaction_that_the_market_outran_is_replaced(chain: Chain) -> None:
-    box, _ = fresh_outbox(chain, 0xF00D)
+    box = fresh_outbox(chain, 0xF00D)
     with mined_by_hand(chain):
         sent = [box.post(TRAINER.address, b"", 1, gas=21_000) for _ in range(2)]
         first = [one.bid for one in sent]
@@ -133,22 +127,8 @@ def test_a_transaction_that_the_market_outran_is_replaced(chain: Chain) -> None:
         assert {one.receipt["status"] for one in sent if one.receipt is not None} == {1}
 
 
-def test_after_a_restart_on_both_sides_nothing_is_lost_or_sent_twice(chain: Chain) -> None:
-    box, journal = fresh_outbox(chain, 0xF00E)
-    with mined_by_hand(chain):
-        for name in (b"a", b"b"):
-            box.post(TRAINER.address, b"", 1, gas=21_000, name=name)
-        rpc(chain, "anvil_dropAllTransactions")
-        again = Outbox(chain._node, box._signer, journal=journal)
-        assert again.post(TRAINER.address, b"", 1, gas=21_000, name=b"b") is again.waiting[1]
-        again.look()
-        rpc(chain, "evm_mine")
-        assert [(one.name, one.fate) for one in again.look()] == [(b"a", Fate.MINED), (b"b", Fate.MINED)]
-        assert chain._node.count(box._signer.address) == 2
-
-
 def test_a_reorganised_transaction_is_sent_again(chain: Chain) -> None:
-    box, _ = fresh_outbox(chain, 0xF00F, confirmations=2)
+    box = fresh_outbox(chain, 0xF00F, confirmations=2)
     sent = box.post(TRAINER.address, b"", 1, gas=21_000)
     assert box.look() == ()
     assert sent.receipt is not None

@@ -65,28 +65,6 @@ def test_every_clock_at_its_edge(chain: EmbeddedChain, phase: Phase, replay_time
     at_the_last_second(duel, move)
 
 
-@pytest.mark.slow
-def test_the_first_selection_in_a_replayed_tree_has_an_allowance(chain: EmbeddedChain) -> None:
-    """The steps, values and terms: the challenger has to compute them. The run and the chunks it has already."""
-    duel, players = lying_duel(chain, EVERY, 3, SUM, levels=1, clock=400, replay_time=900)
-    last: Move | None = None
-    allowed = []
-    while not duel.state.is_over:
-        if duel.state.phase is Phase.SELECT:
-            allowed.append((duel.state.level.name, duel.state.allowance > 0))
-            chain.travel_to(duel.state.last + max(1, duel.state.allowance))
-        rest = duel.state.challenger_rest
-        free = duel.state.allowance > 0
-        last = players[duel.state.mover].move(duel.state, last)
-        assert duel.try_move(last), duel.contract_refusal
-        assert not free or duel.state.challenger_rest == rest
-        duel.wait()
-    seen = dict.fromkeys(allowed)
-    assert {level for level, free in seen if free} == {"STEPS", "VALUES", "TERMS"}
-    assert ("RUN", True) not in seen
-    assert ("VALUES", False) in seen, "only the first"
-
-
 def test_the_last_second_is_in_time(chain: EmbeddedChain) -> None:
     job = new_job(EVERY, levels=1, clock=300, replay_time=50)
     duel = Duel(chain, Run(EVERY, job))

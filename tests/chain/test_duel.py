@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.chain.duel import Duel, lying_duel, new_job, parties, play
-from tests.chain.support import CHALLENGER, TRAINER, moves_in
+from tests.chain.support import CHALLENGER, TRAINER
 from tests.chain.tiny import EVERY, FUNCTIONS, STEPS, Liar, Run, Setting, ordinary_element
 from tests.parts import slow_except
 from tiebreak.protocol.chain import EmbeddedChain
@@ -98,34 +98,13 @@ def test_a_false_challenge_loses_its_stake(chain: EmbeddedChain, leaf: int) -> N
     """The challenger is the one whose run is wrong; at the end it has nothing to prove, and concedes."""
     job = new_job(EVERY, levels=1 + leaf % 5)
     honest = Run(EVERY, job)
-    duel = Duel(chain, honest)
+    duel = Duel(chain, honest, head_count=2)
     before = chain.credit(TRAINER.address)
     play(duel, parties(honest, Liar(EVERY, job, 3, leaf)))
     verdict = duel.state.verdict
     assert verdict is not None
     assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.CONCEDED)
     assert chain.credit(TRAINER.address) - before == job.challenger_stake // 2
-
-
-@pytest.mark.slow
-def test_a_challenge_without_any_difference_loses(chain: EmbeddedChain) -> None:
-    job = new_job(EVERY, levels=2)
-    duel = Duel(chain, Run(EVERY, job), head_count=2)
-    play(duel, parties(Run(EVERY, job), Run(EVERY, job)))
-    assert duel.state.verdict is not None
-    assert duel.state.verdict.winner is Side.DEFENDER
-
-
-@pytest.mark.slow
-def test_both_sides_can_learn_the_moves_from_the_chain_alone(chain: EmbeddedChain) -> None:
-    duel, players = lying_duel(chain, EVERY, 4, SUM, levels=3)
-    while not duel.state.is_over:
-        seen = moves_in(chain, duel.id, duel.last_block)
-        duel.wait()
-        assert duel.try_move(players[duel.state.mover].move(duel.state, seen[-1] if seen else None))
-    assert duel.state.verdict is not None
-    assert duel.state.verdict.winner is Side.CHALLENGER
-    assert len(moves_in(chain, duel.id, duel.started.block)) == duel.state.moves
 
 
 @pytest.mark.slow

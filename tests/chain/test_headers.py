@@ -34,15 +34,6 @@ def test_a_tree_has_the_root_of_another_implementation(values: dict[bytes, bytes
     assert tree_root(values) == other.root_hash
 
 
-@given(st.lists(st.binary(min_size=1, max_size=40), max_size=300))
-def test_a_list_of_receipts_has_the_root_of_another_implementation(values: list[bytes]) -> None:
-    other = HexaryTrie({})
-    pairs = {rlp(n.to_bytes((n.bit_length() + 7) // 8, "big")): value for n, value in enumerate(values)}
-    for key, value in pairs.items():
-        other[key] = value
-    assert tree_root(pairs) == other.root_hash
-
-
 @dataclass(frozen=True)
 class Logging:
     """A chain with a block that logs something, and the first of the blocks that count here."""

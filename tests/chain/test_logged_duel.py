@@ -1,14 +1,14 @@
 """Games of policy `logged` in both machines: who follows the committed log never loses, who does not does."""
 
-from random import Random
+from functools import partial
 
 import pytest
 
-from tests.chain.duel import SECRET, Duel, parties, play
-from tests.chain.random_play import RandomWalker, logged_duel_job
+from tests.chain.duel import Duel, parties, play
+from tests.chain.random_play import logged_duel_job
 from tests.chain.support import events_of, moves_in
 from tests.parts import slow_except
-from tests.protocol.logged import STEP, Misled, bits_of, exact_sum, neighbours_of, random_logs
+from tests.protocol.logged import CHEATS, STEP, Forked, Misled, bits_of, exact_sum, find, random_logs, swapped
 from tests.protocol.runs import Logs, Run, program
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.commitments.job import Job
@@ -16,13 +16,11 @@ from tiebreak.protocol.commitments.log_tree import NO_WORD
 from tiebreak.protocol.game.moves import OpenChunk, OpenSteps, OpenValues, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.game.sides import Oracle
-from tiebreak.protocol.program.rounding import Direction, SumKind, pack_tolerances
+from tiebreak.protocol.program.rounding import SumKind, pack_tolerances
 
 LOGS, OTHER_LOGS = random_logs(1), random_logs(2)
 PRODUCTS, PLAIN, SCATTER, MAP = 13, 14, 20, 24
 """Sums of 15, 4 and 9 terms: the second is judged at once. The third has three chunks, as the map has."""
-TIGHT = pack_tolerances(dict.fromkeys(SumKind, 12))
-"""Hardly any sum is near a middle."""
 
 
 PLACES = [(step, element) for step in (4, 3, 1) for element in (290, 140, 8, 5, 0)]
@@ -60,57 +58,15 @@ def test_a_lie_in_a_logged_run_is_convicted(chain: EmbeddedChain, leaf: int, int
     assert duel.state.level is (Level.TERMS if leaf in (PRODUCTS, SCATTER) else Level.CHUNKS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_an_honest_trainer_wins_by_its_log(chain: EmbeddedChain, seed: int) -> None:
-    """Against a challenger that goes anywhere, and against one that audits by another log."""
-    job = logged_duel_job(levels=1 + seed, interval=1 + seed % 3)
-    honest = Run(job, logs=LOGS)
-    duel = duel_about(chain, honest)
-    walker = RandomWalker(honest, SECRET)
-    walker.rng = Random(seed)
-    play(duel, {**parties(honest, honest), Side.CHALLENGER: walker})
-    assert judged(duel)[0] is Side.DEFENDER
-    duel = duel_about(chain, honest, nonce=1)
-    play(duel, parties(honest, Run(job, logs=OTHER_LOGS)))
-    assert judged(duel)[0] is Side.DEFENDER
-
-
-CHEATS: dict[str, tuple[bool, bool]] = {
-    "a direction far from a tie": (False, True),
-    "off without an entry": (True, False),
-    "against the entry": (True, True),
-}
-"""Whether the disputed sum lies near a middle, and whether the log has an entry for it."""
-
-
-def cheat(leaf: int, near: bool, has_entry: bool) -> tuple[Misled, Run, Direction]:
-    """A run with the other neighbour of one sum, the honest one, and what the log says of that sum."""
-    for seed in range(1, 60):
-        job = logged_duel_job(levels=5, **{} if near else {"tolerances": TIGHT})
-        run = Run(job, logs=random_logs(seed))
-        for step in (1, 3, 4, 5):
-            codes = run.directions(step, leaf)
-            for element in range(program().body[leaf].numel):
-                code, right = codes.get(element, Direction.NONE), bits_of(run, step, leaf, element)
-                if (code != Direction.NONE) != has_entry or not exact_sum(run, step, leaf, element):
-                    continue
-                lower, found = neighbours_of(run, step, leaf, element)
-                magnitude = right & 0x7FFFFFFF
-                wrong = lower if magnitude != lower else lower + STEP
-                # Far from a middle an entry tempts only if it names the other neighbour.
-                tempts = near or not has_entry or (code is Direction.UP) == (wrong > magnitude)
-                if found == near and tempts and wrong != magnitude:
-                    bits = wrong | right & 0x80000000
-                    return Misled(job, run.logs, step, leaf, element, bits, bent=False), run, code
-    raise AssertionError(f"no such element of value {leaf}")
+DUEL_JOB = partial(logged_duel_job, levels=5)
 
 
 @pytest.mark.parametrize("what", slow_except(CHEATS, "off without an entry"))
 @pytest.mark.parametrize("leaf", slow_except([PRODUCTS, PLAIN, SCATTER], PLAIN))
 def test_who_does_not_follow_the_log_loses(chain: EmbeddedChain, leaf: int, what: str) -> None:
     """The partial sums are true. A long sum's last one does not give the claimed bits: there is nothing to show."""
-    liar, honest, code = cheat(leaf, *CHEATS[what])
+    place = find(leaf, what, DUEL_JOB)
+    liar, honest, code = place.misled(place.wrong), place.run, place.code
     # Who audits by such arithmetic and challenges the true run loses.
     duel = duel_about(chain, honest)
     play(duel, parties(honest, liar))
@@ -126,47 +82,16 @@ def test_who_does_not_follow_the_log_loses(chain: EmbeddedChain, leaf: int, what
 # ---------------------------------------------------------------- logs
 
 
-class Forked(Run):
-    """Values by its own logs, records with the root of others."""
-
-    def log_root(self, step: int):  # type: ignore[no-untyped-def]
-        return LOGS.segment(self.job, self.job.checkpoint_of(step)).root
-
-
 @pytest.mark.slow
-def test_an_entry_that_is_missing_from_the_committed_log_loses(chain: EmbeddedChain) -> None:
-    """A trainer that follows a log, and commits to one without entries. It can open neither."""
-    job = logged_duel_job(levels=5)
-    run, empty = Run(job, logs=LOGS), Logs({})
-
-    class Silent(Run):
-        def log_tree(self, step: int):  # type: ignore[no-untyped-def]
-            return empty.tree(step)
-
-        def log_root(self, step: int):  # type: ignore[no-untyped-def]
-            return empty.segment(self.job, self.job.checkpoint_of(step)).root
-
-    silent = Silent(job, logs=LOGS)
-    assert silent.computed(4).values == run.computed(4).values
-    duel = duel_about(chain, silent)
-    play(duel, parties(silent, Run(job, logs=empty)))
-    assert judged(duel)[0] is Side.CHALLENGER
-    assert duel.state.step == 1
-    assert duel.state.word == NO_WORD
-    assert duel.state.leaf in (PRODUCTS, PLAIN, SCATTER)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("swapped", [False, True])
-def test_other_logs_than_the_committed_ones_cannot_be_opened(chain: EmbeddedChain, swapped: bool) -> None:
+@pytest.mark.parametrize(("logs", "step"), [(OTHER_LOGS, 1), (swapped(LOGS), 3)], ids=["others", "swapped"])
+def test_other_logs_than_the_committed_ones_cannot_be_opened(chain: EmbeddedChain, logs: Logs, step: int) -> None:
     """Two steps of a segment have changed their logs; or all logs are others."""
     job = logged_duel_job(levels=5)
-    steps = {3: LOGS.of(4), 4: LOGS.of(3), **{step: LOGS.of(step) for step in (1, 2, 5)}}
-    forked = Forked(job, logs=Logs(steps) if swapped else OTHER_LOGS)
+    forked = Forked(job, logs, LOGS)
     duel = duel_about(chain, forked)
     play(duel, parties(forked, Run(job, logs=LOGS)))
     assert judged(duel) == (Side.CHALLENGER, Reason.CONCEDED)
-    assert duel.state.step == (3 if swapped else 1)
+    assert duel.state.step == step
 
 
 def lie_at_140(job: Job) -> Misled:

@@ -2,15 +2,15 @@
 
 import pytest
 
+from tests.chain.support import CLIENT, JOB, TRAINER
 from tiebreak.protocol.chain import InsufficientFunds, JobStatus, NodeError, Reverted, calls
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.simulated import BASE_FEE, SimulatedChain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
-from tiebreak.protocol.tags import Digest
 
-DEPLOYER, CLIENT, TRAINER, POOR = (PrivateKey.from_int(n) for n in (71, 72, 73, 74))
+DEPLOYER, POOR = (PrivateKey.from_int(n) for n in (71, 74))
 START = 2_000_000_000
 RICH = 10**20
 
@@ -25,24 +25,12 @@ def chain(contracts: SimulatedChain) -> SimulatedChain:
     return contracts.begin({CLIENT.address: RICH, TRAINER.address: RICH, POOR.address: 5}, START)
 
 
-def a_job(nonce: int = 1) -> Job:
-    roots = {
-        name: Digest(bytes([n]) * 32) for n, name in enumerate(("program_root", "initial_state_root", "data_root"))
-    }
-    numbers = {"body_count": 3, "state_count": 2, "data_count": 0, "steps": 9, "checkpoint_interval": 3, "clock": 50}
-    terms = {"reward": 7, "trainer_stake": 5, "challenger_stake": 3, "challenge_window": 100, "replay_time": 10}
-    terms |= {"talk_time": 0, "audit_time": 0, "deadline": 1000}
-    return Job(
-        client=CLIENT.address, trainer=TRAINER.address, descent_levels=2, nonce=nonce, **roots, **numbers, **terms
-    )
-
-
 def create(chain: SimulatedChain, job: Job) -> Call:
     return calls.create_job(job, TRAINER.sign(job.digest(chain.domain)))
 
 
 def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: SimulatedChain) -> None:
-    job, draft = a_job(), chain.draft(START + 12)
+    job, draft = JOB, chain.draft(START + 12)
     offered = draft.add(CLIENT, create(chain, job))
     accepted = draft.add(TRAINER, calls.accept_job(job.id, job.trainer_stake))
     assert draft.read(Call("job", (job.id,))).status is JobStatus.ACTIVE
@@ -56,7 +44,7 @@ def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: Simula
 
 
 def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: SimulatedChain) -> None:
-    draft, call = chain.draft(START + 1), calls.accept_job(a_job().id, 5)
+    draft, call = chain.draft(START + 1), calls.accept_job(JOB.id, 5)
     with pytest.raises(Reverted) as caught:
         draft.add(TRAINER, call)
     assert caught.value.name == "WrongJobStatus"
@@ -70,7 +58,7 @@ def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: S
 def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
     gas = []
     for reads in (0, 3):
-        chain, job = contracts.begin({CLIENT.address: RICH, TRAINER.address: RICH}, START), a_job()
+        chain, job = contracts.begin({CLIENT.address: RICH, TRAINER.address: RICH}, START), JOB
         draft = chain.draft(START + 1)
         draft.add(CLIENT, create(chain, job))
         for _ in range(reads):
@@ -83,7 +71,7 @@ def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
 
 def test_chains_that_begin_know_nothing_of_each_other(contracts: SimulatedChain) -> None:
     first, second = (contracts.begin({CLIENT.address: RICH}, START) for _ in range(2))
-    job, draft = a_job(), first.draft(START + 1)
+    job, draft = JOB, first.draft(START + 1)
     draft.add(CLIENT, create(first, job))
     draft.seal()
     assert first.job_state(job.id).status is JobStatus.OFFERED
@@ -106,7 +94,7 @@ def test_a_transaction_that_no_block_takes(chain: SimulatedChain) -> None:
     draft = chain.draft(START + 1)
     with pytest.raises(NodeError, match="refused the transaction"):
         draft.add(CLIENT, Call("", raw=b"\xff" * 1_000_000))
-    assert draft.add(CLIENT, create(chain, a_job())).reverted is None, "nothing is left of it"
+    assert draft.add(CLIENT, create(chain, JOB)).reverted is None, "nothing is left of it"
 
 
 def test_time_goes_forward(chain: SimulatedChain) -> None:
@@ -121,4 +109,4 @@ def test_a_chain_has_to_begin(contracts: SimulatedChain) -> None:
 
 def test_a_call_that_is_refused_when_read(chain: SimulatedChain) -> None:
     with pytest.raises(Reverted, match="WrongJobStatus"):
-        chain.draft(START + 1).read(calls.settle(a_job().id))
+        chain.draft(START + 1).read(calls.settle(JOB.id))

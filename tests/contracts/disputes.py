@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from tests.contracts.context import Context, Target
 from tests.contracts.roundings import any_rounding, unpacked
+from tests.protocol.instructions import counted, drawn, gathered, mapped, reduced, scattered, shuffled, windowed
+from tests.protocol.runs import make_job
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import identify, tensor_tree
 from tiebreak.protocol.errors import VerificationError
@@ -24,16 +26,11 @@ from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
     Access,
     DType,
-    GatherParams,
     Instruction,
-    IotaParams,
     MapFunction,
     Opcode,
-    RandomParams,
     ReduceFunction,
     ScatterFunction,
-    ScatterParams,
-    ShuffleParams,
     WindowFunction,
     WindowParams,
     row_major,
@@ -47,29 +44,10 @@ F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 SLOTS: Final = 3
 REFUSED: Final = "refused"
 DEPTH: Final = 2
-SMALL: Final = Job(
-    client=b"\x01" * 20,
-    trainer=b"\x02" * 20,
-    program_root=EMPTY,
-    body_count=4,
-    state_count=SLOTS,
-    data_count=SLOTS,
-    initial_state_root=EMPTY,
-    data_root=EMPTY,
-    steps=7,
-    checkpoint_interval=3,
-    reward=0,
-    trainer_stake=0,
-    challenger_stake=1,
-    challenge_window=1,
-    clock=1,
-    replay_time=0,
-    talk_time=0,
-    audit_time=0,
-    deadline=1,
-    descent_levels=1,
-    nonce=0,
-)
+SMALL: Final = replace(
+    make_job(steps=7, interval=3), program_root=EMPTY, body_count=4, state_count=SLOTS, data_count=SLOTS,
+    initial_state_root=EMPTY, data_root=EMPTY,
+)  # fmt: skip
 """A job of which a leaf's verdict needs the roots and the counts."""
 Data = tuple[DType, tuple[int, ...], bytes]
 """dtype, shape and data of a tensor."""
@@ -217,8 +195,7 @@ SIGNATURES = [(f, row) for f, rows in MAP_SIGNATURES.items() for row in rows]
 
 def map_of(function: MapFunction, dtype: DType, arity: int, count: int) -> Instruction:
     """A function of `map` on whole tensors of `count` elements."""
-    operands = tuple(Access(k, 0, (1,)) for k in range(arity))
-    return Instruction(opcode=Opcode.MAP, function=function, dtype=dtype, shape=(count,), operands=operands)
+    return mapped(function, dtype, (count,), *(Access(k, 0, (1,)) for k in range(arity)))
 
 
 def affine(
@@ -242,8 +219,7 @@ def random_map(rng: random.Random) -> Made:
     dims = shape(rng)
     made = [affine(rng, k, dims) for k in range(len(types))]
     tensors = [tensor(rng, dtype, size) for dtype, (_, size) in zip(types, made, strict=True)]
-    operands = tuple(access for access, _ in made)
-    return Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=dims, operands=operands), tensors
+    return mapped(function, result, dims, *(access for access, _ in made)), tensors
 
 
 def random_reduce(rng: random.Random, function: ReduceFunction, dtype: DType) -> Made:
@@ -256,14 +232,8 @@ def random_reduce(rng: random.Random, function: ReduceFunction, dtype: DType) ->
     tensors = [tensor(rng, dtype, size, pool) for _, size in made]
     if is_sum:
         tensors = [(F32, (size,), pack(F32, summands(rng, size))) for _, size in made]
-    return Instruction(
-        opcode=Opcode.REDUCE,
-        function=function,
-        dtype=I64 if function == ReduceFunction.ARGMAX else dtype,
-        shape=dims,
-        reduction=reduction,
-        operands=tuple(access for access, _ in made),
-    ), tensors
+    result = I64 if function == ReduceFunction.ARGMAX else dtype
+    return reduced(result, dims, reduction, *(access for access, _ in made), function=function), tensors
 
 
 def random_gather(rng: random.Random) -> Made:
@@ -273,13 +243,7 @@ def random_gather(rng: random.Random) -> Made:
     stride, bound = rng.randrange(-3, 4), rng.randrange(1, 5)
     reach = stride * (bound - 1)
     table = replace(table, offset=table.offset - min(0, reach))
-    return Instruction(
-        opcode=Opcode.GATHER,
-        dtype=dtype,
-        shape=dims,
-        operands=(table, index),
-        params=GatherParams(index_stride=stride, bound=bound),
-    ), [
+    return gathered(dtype, dims, table, index, stride=stride, bound=bound), [
         tensor(rng, dtype, size + abs(reach)),
         tensor(rng, I64, indices, [*range(-1, bound + 1), (1 << 63) - 1, -(1 << 63)]),
     ]
@@ -295,15 +259,7 @@ def random_scatter(rng: random.Random, function: ScatterFunction = ScatterFuncti
     free = [not m for m in matched] + [True] * len(reduction)
     made = [affine(rng, k, dims + reduction, free) for k in range(2)]
     size = prod(dim for d, dim in enumerate(dims) if matched[d])
-    return Instruction(
-        opcode=Opcode.SCATTER_SUM,
-        function=function,
-        dtype=F32,
-        shape=dims,
-        reduction=reduction,
-        operands=tuple(access for access, _ in made),
-        params=ScatterParams(match=match),
-    ), [
+    return scattered(dims, reduction, *(access for access, _ in made), match=match, function=function), [
         (F32, (made[0][1],), pack(F32, summands(rng, made[0][1]))),
         tensor(rng, I64, made[1][1], range(-1, size + 1)),
     ]
@@ -318,30 +274,23 @@ def random_window(rng: random.Random, function: WindowFunction) -> Made:
     fill = int.from_bytes(pack(dtype, [element(rng, dtype)]), "little") if function == WindowFunction.FILL else 0
     params = WindowParams(lo=lo, hi=hi, step=step, fill=fill)
     made = [affine(rng, 0, params.extents)] + [affine(rng, 1, dims)] * (function == WindowFunction.ELSE)
-    return Instruction(
-        opcode=Opcode.WINDOW,
-        function=function,
-        dtype=dtype,
-        shape=dims,
-        operands=tuple(access for access, _ in made),
-        params=params,
-    ), [tensor(rng, dtype, size) for _, size in made]
+    operands = (access for access, _ in made)
+    found = windowed(dtype, dims, *operands, lo=lo, hi=hi, step=step, fill=fill)
+    return found, [tensor(rng, dtype, size) for _, size in made]
 
 
 def random_iota(rng: random.Random) -> Made:
     """Any offset and strides: it wraps."""
     dims = shape(rng, 5)
-    params = IotaParams(offset=element(rng, I64), strides=tuple(element(rng, I64) for _ in dims))
-    return Instruction(opcode=Opcode.IOTA, dtype=I64, shape=dims, params=params), []
+    return counted(dims, offset=element(rng, I64), strides=tuple(element(rng, I64) for _ in dims)), []
 
 
 def random_random(rng: random.Random) -> Made:
     """Any seed, step and stream."""
     dims = shape(rng, 9)
-    operands = tuple(Access(k, rng.randrange(3), (0,) * len(dims)) for k in range(2))
-    params = RandomParams(stream=rng.getrandbits(32))
-    drawn = Instruction(opcode=Opcode.RANDOM, dtype=F32, shape=dims, operands=operands, params=params)
-    return drawn, [tensor(rng, I64, operand.offset + 1) for operand in operands]
+    operands = [Access(k, rng.randrange(3), (0,) * len(dims)) for k in range(2)]
+    made = drawn(dims, *operands, stream=rng.getrandbits(32))
+    return made, [tensor(rng, I64, operand.offset + 1) for operand in operands]
 
 
 def random_shuffle(rng: random.Random) -> Made:
@@ -351,18 +300,9 @@ def random_shuffle(rng: random.Random) -> Made:
     n = min(max(rng.choice((rng.randrange(1, 20), power, rng.randrange(1 << 40))), 1), 1 << 40)
     (index, size), (epoch, epochs) = affine(rng, 0, dims), affine(rng, 2, dims)
     seed = Access(1, rng.randrange(2), (0,) * len(dims))
-    places = [
-        0,
-        n - 1,
-        n // 2,
-        rng.randrange(n),
-        rng.randrange(n),
-        rng.randrange(n),
-        rng.choice((-1, n, I64_EDGES[-2])),
-    ]
-    params = ShuffleParams(n=n, stream=rng.getrandbits(32))
-    shuffled = Instruction(opcode=Opcode.SHUFFLE, dtype=I64, shape=dims, operands=(index, seed, epoch), params=params)
-    return shuffled, [tensor(rng, I64, size, places), tensor(rng, I64, seed.offset + 1), tensor(rng, I64, epochs)]
+    places = [0, n - 1, n // 2, *(rng.randrange(n) for _ in range(3)), rng.choice((-1, n, I64_EDGES[-2]))]
+    made = shuffled(dims, index, seed, epoch, n=n, stream=rng.getrandbits(32))
+    return made, [tensor(rng, I64, size, places), tensor(rng, I64, seed.offset + 1), tensor(rng, I64, epochs)]
 
 
 KINDS: dict[str, Callable[[random.Random], Made]] = {

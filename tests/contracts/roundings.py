@@ -3,9 +3,10 @@
 import random
 from typing import Final
 
+from tests.protocol.instructions import reduced, scattered
 from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode, round_f32
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.isa import Access, DType, Instruction
 from tiebreak.protocol.program.reference import pack
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Direction, Rounding
 
@@ -81,14 +82,7 @@ def edge_instruction(rng: random.Random, packed: int) -> tuple[Instruction, list
         tensors.append((DType.F32, (FOUR,), pack(DType.F32, [(127 - scale) << 23] * FOUR)))
     if kind == "scatter":
         tensors.append((DType.I64, (FOUR,), pack(DType.I64, [0] * FOUR)))
-    operands = tuple(Access(k, 0, (0, 1)) for k in range(len(tensors)))
-    scatters = kind == "scatter"
-    return Instruction(
-        opcode=Opcode.SCATTER_SUM if scatters else Opcode.REDUCE,
-        function=0 if scatters else ReduceFunction.SUM,
-        dtype=DType.F32,
-        shape=(1,),
-        reduction=(FOUR,),
-        operands=operands,
-        params=ScatterParams(match=(1,)) if scatters else None,
-    ), tensors
+    operands = [Access(k, 0, (0, 1)) for k in range(len(tensors))]
+    if kind == "scatter":
+        return scattered((1,), (FOUR,), *operands, match=(1,)), tensors
+    return reduced(DType.F32, (1,), (FOUR,), *operands), tensors

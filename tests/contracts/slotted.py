@@ -4,10 +4,11 @@ import random
 from dataclasses import replace
 
 from tests.contracts.context import Context, Target
-from tests.contracts.disputes import DEPTH, F32, I64, SLOTS, SMALL, Dispute, element
+from tests.contracts.disputes import DEPTH, F32, SLOTS, SMALL, Dispute, element
+from tests.protocol.instructions import STEP_NUMBER, committed, const, source
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf, state_leaf
 from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, Params, Slot, SourceConst, SourceKind
+from tiebreak.protocol.program.isa import DType, SourceKind
 from tiebreak.protocol.program.program import encode_instruction, instruction_digest
 from tiebreak.protocol.program.reference import pack
 from tiebreak.protocol.tags import Digest
@@ -38,9 +39,7 @@ def slotted(rng: random.Random, kind: str) -> Dispute:
     leaves = [rng.randbytes(32) for _ in range(SLOTS)]
     leaves[slot] = leaf
     tree = Tree(leaves)
-    function = SourceKind.STATE if kind == "state" else SourceKind.DATA
-    params = Slot(slot=slot, name=name)
-    encoded = encode_instruction(Instruction(opcode=Opcode.SOURCE, function=function, dtype=F32, params=params))
+    encoded = encode_instruction(source(SourceKind[kind.upper()], name, F32, slot=slot))
     context = replace(context, instruction_leaf=instruction_digest(encoded))
     siblings = tuple(tree.proof(slot))
     if kind == "data":
@@ -67,22 +66,18 @@ def slotted(rng: random.Random, kind: str) -> Dispute:
 
 
 def _scalar(rng: random.Random, context: Context, kind: str) -> Dispute:
-    dtype = rng.choice(list(DType)) if kind == "const" else I64
-    params: Params = None
+    made = STEP_NUMBER
     if kind == "const":
-        params = SourceConst(bits=int.from_bytes(pack(dtype, [element(rng, dtype)]), "little"))
-    function = SourceKind.CONST if kind == "const" else SourceKind.STEP
-    encoded = encode_instruction(Instruction(opcode=Opcode.SOURCE, function=function, dtype=dtype, params=params))
+        dtype = rng.choice(list(DType))
+        made = const(int.from_bytes(pack(dtype, [element(rng, dtype)]), "little"), dtype)
+    encoded = encode_instruction(made)
     return Dispute(SMALL, replace(context, instruction_leaf=instruction_digest(encoded)), Prove(instruction=encoded))
 
 
 def _commit(context: Context, slot: int, name: str, tensor_digest: bytes) -> Dispute:
     value = context.position
     body = Tree([tensor_digest if k == value else bytes([k] * 32) for k in range(4)])
-    params = Slot(slot=slot, name=name)
-    encoded = encode_instruction(
-        Instruction(opcode=Opcode.COMMIT, dtype=F32, operands=(Access(value, 0, ()),), params=params)
-    )
+    encoded = encode_instruction(committed(name, F32, (), value, slot=slot))
     leaf = (1 << DEPTH) + slot
     program = Tree([instruction_digest(encoded) if k == leaf else bytes([k] * 32) for k in range(2 << DEPTH)])
     witness = TensorWitness(tensor_id=tensor_digest, siblings=tuple(body.proof(value)))

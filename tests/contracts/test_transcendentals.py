@@ -13,8 +13,7 @@ from typing import Any
 from web3 import EthereumTesterProvider, Web3
 
 from tests.hardest.search import RANGES
-from tests.vectors.generate import FILES, render
-from tests.vectors.transcendentals import CASES, RUN, anchors, argument, run_digest
+from tests.vectors.transcendentals import CASES, anchors, argument
 from tiebreak.protocol.chain.artifacts import load_artifact
 from tiebreak.protocol.chain.node import node_errors
 from tiebreak.protocol.numbers.transcendental import _ln2, _two_over_root_pi, pi
@@ -88,15 +87,9 @@ def test_each_end_of_each_range(cases: Callable[[], None]) -> None:
                 cases()
 
 
-def test_the_bulk_file_is_of_this_rule(cases: Callable[[int], None]) -> None:
-    """The file is made by the generator, and its digests are of the reference's results, not of nothing."""
-    content = FILES["transcendentals.json"]()
-    assert (ROOT / "tests" / "vectors" / "transcendentals.json").read_text("ascii") == render(content)
+def test_the_bulk_file_is_not_of_a_few_results(cases: Callable[[int], None]) -> None:
+    """That the file is what the generator makes is in tests/protocol/test_vectors.py."""
     for function in FUNCTIONS:
-        digests = bytes.fromhex(content[function.name.lower()]["digests"][2:])
-        assert len(digests) == CASES // RUN * 4
         near = anchors(function)
-        assert digests[-4:] == run_digest(function, CASES - RUN, near)
-        results = {FUNCTIONS[function](*argument(function, case, near)) for case in range(CASES)}
-        assert len(results) > CASES // 3
+        assert len({FUNCTIONS[function](*argument(function, case, near)) for case in range(CASES)}) > CASES // 3
         cases(CASES)

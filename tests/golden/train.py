@@ -14,19 +14,15 @@ from pathlib import Path
 import torch
 
 from tests.golden.bundle import INTERVAL, STEPS, load
+from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
 from tiebreak.engine.arithmetic import Arithmetic, elementwise, reduce, scatter
 from tiebreak.engine.data.tensors import from_bytes, identities
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import Worker, make_record
-from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Job, SignedJob
-from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.records import StepRecord, data_tree, state_tree
+from tiebreak.protocol.commitments.job import SignedJob
+from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.program.program import Program
-
-CLIENT, TRAINER = PrivateKey.from_int(31), PrivateKey.from_int(32)
-DOMAIN = Domain(chain_id=9, contract=Address(bytes(19) + b"\x09"))
 
 
 @dataclass(frozen=True)
@@ -51,29 +47,7 @@ def inputs(name: str) -> Inputs:
 
 def make_run(path: Path, made: Inputs) -> RunDirectory:
     """A run of `STEPS` steps."""
-    job = Job(
-        client=CLIENT.address,
-        trainer=TRAINER.address,
-        program_root=made.program.root,
-        body_count=len(made.program.body),
-        state_count=len(made.program.commits),
-        data_count=len(made.program.data_slots),
-        initial_state_root=state_tree(identities(made.state)).root,
-        data_root=data_tree(identities(made.data)).root,
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        reward=1,
-        trainer_stake=1,
-        challenger_stake=1,
-        challenge_window=1,
-        clock=1,
-        replay_time=0,
-        talk_time=0,
-        audit_time=0,
-        deadline=1,
-        descent_levels=1,
-        nonce=0,
-    )
+    job = job_over(made.program, identities(made.state), identities(made.data), steps=STEPS, interval=INTERVAL)
     digest = job.digest(DOMAIN)
     signed = SignedJob(
         domain=DOMAIN, job=job, client_signature=CLIENT.sign(digest), trainer_signature=TRAINER.sign(digest)

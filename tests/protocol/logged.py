@@ -1,5 +1,7 @@
 """Runs of policy `logged` on `programs.every_kind`: random logs, of which the tolerance lets many count, and cheats."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 
@@ -18,6 +20,7 @@ from tiebreak.protocol.program.rounding import (
     sum_kind,
 )
 from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.tags import Digest
 
 TOLERANCES = pack_tolerances({SumKind.PLAIN: 2, SumKind.PRODUCTS: 2, SumKind.SCATTER: 2})
 """Within a quarter of the gap: about half of all inexact sums are near a middle."""
@@ -90,6 +93,22 @@ def nearest_bits(run: Run, step: int, leaf: int, element: int) -> int:
     return round_sum(held, SUM_EXPONENT, element_rounding(i, precision=job.precision, tolerances=job.tolerances))
 
 
+class Forked(Run):
+    """Values by its own logs, records with the root of those that it has published."""
+
+    def __init__(self, job: Job, logs: Logs, published: Logs) -> None:
+        super().__init__(job, logs=logs)
+        self._published = published
+
+    def log_root(self, step: int) -> Digest:
+        return self._published.segment(self.job, self.job.checkpoint_of(step)).root
+
+
+def swapped(logs: Logs) -> Logs:
+    """Two steps of a segment change their logs: the same words under the same root, in another order."""
+    return Logs({3: logs.of(4), 4: logs.of(3), **{step: logs.of(step) for step in (1, 2, 5)}})
+
+
 class Misled(Run):
     """An element of a logged sum that is not what its sum and its log make it.
 
@@ -103,3 +122,63 @@ class Misled(Run):
     def encoded(self, step: int, value: int, index: int) -> list[bytes]:
         true = super().encoded(step, value, index)
         return bend(self, step, value, index, true, 1) if self._bent and (step, value, index) == self._at else true
+
+
+TIGHT = pack_tolerances(dict.fromkeys(SumKind, 12))
+"""Hardly any sum is near a middle."""
+CHEATS: dict[str, tuple[bool, bool]] = {
+    "a direction far from a tie": (False, True),
+    "off without an entry": (True, False),
+    "against the entry": (True, True),
+}
+"""Whether the disputed sum lies near a middle, and whether the log has an entry for it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An element of a logged sum in an honest run."""
+
+    run: Run
+    step: int
+    leaf: int
+    element: int
+
+    @property
+    def code(self) -> Direction:
+        return self.run.directions(self.step, self.leaf).get(self.element, Direction.NONE)
+
+    @property
+    def right(self) -> int:
+        return bits_of(self.run, self.step, self.leaf, self.element)
+
+    @property
+    def wrong(self) -> int:
+        """The other neighbour of the sum, with its sign."""
+        d, _ = neighbours_of(self.run, self.step, self.leaf, self.element)
+        return (d if self.right & 0x7FFFFFFF != d else d + STEP) | self.right & 0x80000000
+
+    def fits(self, near: bool, entry: bool) -> bool:
+        held = exact_sum(self.run, self.step, self.leaf, self.element)
+        if not held or neighbours_of(self.run, self.step, self.leaf, self.element)[1] != near:
+            return False
+        right, wrong = self.right & 0x7FFFFFFF, self.wrong & 0x7FFFFFFF
+        # Far from a middle, an entry tempts only where it names the other neighbour.
+        tempts = near or not entry or (self.code == Direction.UP) == (wrong > right)
+        return wrong not in (right, 0) and (self.code != Direction.NONE) == entry and tempts
+
+    def misled(self, bits: int, *, bent: bool = False) -> Misled:
+        """The run of somebody who claims these bits here."""
+        return Misled(self.run.job, self.run.logs, self.step, self.leaf, self.element, bits, bent=bent)
+
+
+@cache
+def find(leaf: int, cheat: str, make: Callable[..., Job] = logged_job) -> Place:
+    """The first element of a value with which this cheat is possible, in the runs by some logs."""
+    near, entry = CHEATS[cheat]
+    for seed in range(1, 60):
+        run = Run(make() if near else make(tolerances=TIGHT), logs=random_logs(seed))
+        for step in (1, 3, 4, 5):
+            for element in range(program().body[leaf].numel):
+                if (found := Place(run, step, leaf, element)).fits(near, entry):
+                    return found
+    raise AssertionError(f"no element of value {leaf} for {cheat}")

@@ -83,7 +83,15 @@ def program() -> Program:
     return EVERY.program
 
 
-def make_job(
+def make_job(*, setting: Setting = EVERY, **options: int | None) -> Job:
+    """A job on the program, with the options of `job_over`."""
+    return job_over(setting.program, setting.state_ids(setting.start), setting.data_ids(), **options)  # type: ignore[arg-type]
+
+
+def job_over(
+    program: Program,
+    state: Mapping[str, Digest],
+    data: Mapping[str, Digest],
     *,
     steps: int = STEPS,
     interval: int = INTERVAL,
@@ -91,18 +99,17 @@ def make_job(
     nonce: int = 7,
     precision: int = 32,
     tolerances: int | None = None,
-    setting: Setting = EVERY,
 ) -> Job:
-    """A job on the program; with tolerances, of policy `logged`."""
+    """A job on any program, by the ids of its initial state and data; with tolerances, of policy `logged`."""
     return Job(
         client=CLIENT.address,
         trainer=TRAINER.address,
-        program_root=setting.program.root,
-        body_count=len(setting.program.body),
-        state_count=len(setting.program.commits),
-        data_count=len(setting.program.data_slots),
-        initial_state_root=state_tree(setting.state_ids(setting.start)).root,
-        data_root=data_tree(setting.data_ids()).root,
+        program_root=program.root,
+        body_count=len(program.body),
+        state_count=len(program.commits),
+        data_count=len(program.data_slots),
+        initial_state_root=state_tree(state).root,
+        data_root=data_tree(data).root,
         steps=steps,
         checkpoint_interval=interval,
         policy=int(Policy.EXACT if tolerances is None else Policy.LOGGED),

@@ -1,8 +1,7 @@
 """Games about runs of policy `logged`: who follows the committed logs never loses, who does not does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,19 +12,21 @@ from tests.parts import slow_except
 from tests.protocol import walks
 from tests.protocol.bounds import check_length
 from tests.protocol.logged import (
+    CHEATS,
     STEP,
     SUMS,
     TOLERANCES,
-    Misled,
+    Forked,
     bits_of,
     exact_sum,
+    find,
     is_near,
     logged_job,
     nearest_bits,
-    neighbours_of,
     random_logs,
+    swapped,
 )
-from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, make_job, program, stuck
+from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, program, stuck
 from tests.protocol.walks import WALKS, Walks, check_invariants, other, walk
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import NO_WORD, LogTree, code_in, word_leaf
@@ -75,21 +76,6 @@ def test_logs_count_in_these_runs(cases: Callable[[], None]) -> None:
     assert not HONEST.directions(2, SCATTER), "one step logs nothing"
 
 
-def test_a_run_without_entries_is_that_of_policy_exact() -> None:
-    empty, exact = Run(JOB, logs=Logs({})), Run(make_job(precision=16))
-    for step in range(STEPS + 1):
-        assert empty.state(step) == exact.state(step)
-    assert empty.record(3).log_root != ZERO_DIGEST == exact.record(3).log_root
-    assert HONEST.state(STEPS) != exact.state(STEPS)
-
-
-def test_records_of_a_segment_hold_one_log_root() -> None:
-    roots = [HONEST.record(step).log_root for step in range(STEPS + 1)]
-    assert roots[0] == ZERO_DIGEST
-    assert roots[1] == roots[2] != roots[3] == roots[4] != roots[5]
-    assert roots[5] == LOGS.tree(5).root, "a segment of one step"
-
-
 # ---------------------------------------------------------------- 9 and 10, and the length of walks
 
 jobs = st.builds(
@@ -131,70 +117,12 @@ def test_10_an_honest_challenger_wins_wherever_the_lie_is(
 # ---------------------------------------------------------------- cheats with values and entries
 
 
-TIGHT = logged_job(tolerances=pack_tolerances(dict.fromkeys(SumKind, 12)))
-"""Hardly any sum is near a middle."""
-CHEATS: dict[str, tuple[bool, bool]] = {
-    "a direction far from a tie": (False, True),
-    "off without an entry": (True, False),
-    "against the entry": (True, True),
-}
-"""Whether the disputed sum lies near a middle, and whether the log has an entry for it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """An element of a logged sum in an honest run."""
-
-    run: Run
-    step: int
-    leaf: int
-    element: int
-
-    @property
-    def code(self) -> Direction:
-        return self.run.directions(self.step, self.leaf).get(self.element, Direction.NONE)
-
-    @property
-    def right(self) -> int:
-        return bits_of(self.run, self.step, self.leaf, self.element)
-
-    @property
-    def wrong(self) -> int:
-        """The other neighbour of the sum."""
-        d, _ = neighbours_of(self.run, self.step, self.leaf, self.element)
-        return d if self.right & 0x7FFFFFFF != d else d + STEP
-
-    def fits(self, near: bool, entry: bool) -> bool:
-        held = exact_sum(self.run, self.step, self.leaf, self.element)
-        if not held or neighbours_of(self.run, self.step, self.leaf, self.element)[1] != near:
-            return False
-        if self.wrong in (self.right & 0x7FFFFFFF, 0):
-            return False
-        # Far from a middle, an entry tempts only where it names the other neighbour.
-        tempts = near or (self.code == Direction.UP) == (self.wrong > self.right & 0x7FFFFFFF)
-        return (self.code != Direction.NONE) == entry and (not entry or tempts)
-
-
-@cache
-def find(leaf: int, cheat: str) -> Place:
-    """The first element of a value with which this cheat is possible, in the runs by some logs."""
-    near, entry = CHEATS[cheat]
-    for seed in range(1, 60):
-        run = Run(JOB if near else TIGHT, logs=random_logs(seed))
-        for step in (1, 3, 4, 5):
-            for element in range(program().body[leaf].numel):
-                if (found := Place(run, step, leaf, element)).fits(near, entry):
-                    return found
-    raise AssertionError(f"no element of value {leaf} for {cheat}")
-
-
 @pytest.mark.parametrize("bent", [False, True])
 @pytest.mark.parametrize("cheat", CHEATS)
 @pytest.mark.parametrize("leaf", slow_except([PRODUCTS, PLAIN, SCATTER], SCATTER))
 def test_who_does_not_follow_the_log_loses_at_that_element(leaf: int, cheat: str, bent: bool) -> None:
     at = find(leaf, cheat)
-    wrong = at.wrong | at.right & 0x80000000
-    liar = Misled(at.run.job, at.run.logs, at.step, leaf, at.element, wrong, bent=bent)
+    wrong, liar = at.wrong, at.misled(at.wrong, bent=bent)
     end = end_of(liar, at.run)
     assert (end.verdict.winner, end.step, end.leaf, end.element) == (Side.CHALLENGER, at.step, leaf, at.element)
     assert end.direction is at.code
@@ -217,7 +145,7 @@ def test_no_neighbour_is_no_neighbour(cheat: str) -> None:
     """Near a middle a log chooses between two numbers, not among others."""
     at = find(SCATTER, cheat)
     for bits in (at.right + 2 * STEP, at.right + 1, at.right ^ 0x80000000):
-        end = end_of(Misled(at.run.job, at.run.logs, at.step, SCATTER, at.element, bits, bent=False), at.run)
+        end = end_of(at.misled(bits), at.run)
         assert (end.verdict.winner, end.element) == (Side.CHALLENGER, at.element)
 
 
@@ -270,15 +198,8 @@ class Opened(Run):
 @pytest.mark.parametrize("interval", [1, 2, 5])
 def test_who_computes_by_other_logs_than_its_head_commits_to_loses(interval: int) -> None:
     """Both ways: the head commits to the published logs, the values follow others, and either may be opened."""
-
-    class Forked(Run):
-        """Values by its own logs, records with the root of the published ones."""
-
-        def log_root(self, step: int) -> Digest:
-            return LOGS.segment(self.job, self.job.checkpoint_of(step)).root
-
     job = logged_job(interval=interval)
-    honest, forked = Run(job, logs=LOGS), Forked(job, logs=OTHER_LOGS)
+    honest, forked = Run(job, logs=LOGS), Forked(job, OTHER_LOGS, LOGS)
     assert forked.record(1).log_root == honest.record(1).log_root
     assert forked.run_tree(job.checkpoints).root != honest.run_tree(job.checkpoints).root
     truthful = end_of(forked, honest, OpensOther(forked, LOGS, Phase.OPEN_VALUES))
@@ -294,14 +215,7 @@ def test_who_computes_by_other_logs_than_its_head_commits_to_loses(interval: int
 
 
 def test_a_log_swapped_inside_the_segment_loses() -> None:
-    """Two steps of a segment change their logs: the same words under the same root, in another order."""
-    swapped = Logs({3: LOGS.of(4), 4: LOGS.of(3), **{step: LOGS.of(step) for step in (1, 2, 5)}})
-
-    class Swapped(Run):
-        def log_root(self, step: int) -> Digest:
-            return LOGS.segment(self.job, self.job.checkpoint_of(step)).root
-
-    liar = Swapped(JOB, logs=swapped)
+    liar = Forked(JOB, swapped(LOGS), LOGS)
     assert liar.record(2).digest == HONEST.record(2).digest
     assert liar.record(4).digest != HONEST.record(4).digest
     at, refused = stuck(Defender(liar), Challenger(HONEST, SECRET))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
-from tests.protocol.instructions import reduced
+from tests.protocol.instructions import Shape, reduced, scattered
 from tests.protocol.oracles import INF, NAN, SIGN, Stream
 from tiebreak.protocol.program.accumulator import (
     SUM_BYTES,
@@ -22,7 +22,7 @@ from tiebreak.protocol.program.accumulator import (
     initial,
     kind_of,
 )
-from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, row_major
 from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES, BLOCK_TERMS, PartialSums, Terms, after_leaves
 from tiebreak.protocol.program.reference import accumulators, pack, unpack
 
@@ -134,7 +134,8 @@ def test_sizes_are_checked() -> None:
 # ---------------------------------------------------------------- through access maps
 
 
-FORMS = [
+Form = tuple[Opcode, int, DType, tuple[DType, ...]]
+FORMS: list[Form] = [
     (Opcode.REDUCE, ReduceFunction.SUM, F32, (F32,)),
     (Opcode.REDUCE, ReduceFunction.SUM, F32, (F32, F32)),
     (Opcode.REDUCE, ReduceFunction.SUM_BF16, F32, (F32, F32)),
@@ -147,10 +148,18 @@ FORMS = [
 ]
 
 
+def of_form(form: Form, shape: Shape, terms: Shape, operands: Sequence[Access]) -> Instruction:
+    opcode, function, dtype, _ = form
+    if opcode == Opcode.REDUCE:
+        return reduced(dtype, shape, terms, *operands, function=ReduceFunction(function))
+    return scattered(shape, terms, *operands, match=row_major(shape))
+
+
 @st.composite
 def instructions(draw: st.DrawFn) -> tuple[Instruction, list[int], tuple[DType, ...]]:
     """A reduction, the sizes of its operands' tensors (exactly what it reaches), and their dtypes."""
-    opcode, function, dtype, dtypes = draw(st.sampled_from(FORMS))
+    form = draw(st.sampled_from(FORMS))
+    opcode, *_, dtypes = form
     shape = tuple(draw(st.lists(st.integers(1, 3), min_size=opcode == Opcode.SCATTER_SUM, max_size=2)))
     reduction = tuple(draw(st.lists(st.integers(1, 5), max_size=3)))
     accesses, sizes = [], []
@@ -162,16 +171,7 @@ def instructions(draw: st.DrawFn) -> tuple[Instruction, list[int], tuple[DType, 
         low, high = Access(number, 0, tuple(strides)).extent(shape + reduction)
         accesses.append(Access(number, -low, tuple(strides)))
         sizes.append(high - low + 1)
-    params = ScatterParams(match=tuple(prod(shape[d + 1 :]) for d in range(len(shape))))
-    made = Instruction(
-        opcode=opcode,
-        function=function,
-        dtype=dtype,
-        shape=shape,
-        reduction=reduction,
-        operands=tuple(accesses),
-        params=params if opcode == Opcode.SCATTER_SUM else None,
-    )
+    made = of_form(form, shape, reduction, accesses)
     return made, sizes, dtypes
 
 
@@ -209,9 +209,9 @@ def test_terms_are_read_where_the_access_maps_say(
     slow_except(FORMS, *FORMS[1::3]),
     ids=lambda form: f"{form[0].name} {form[1]} {'x'.join(t.name for t in form[3])}",
 )
-def test_over_several_blocks(form: tuple[Opcode, int, DType, tuple[DType, ...]]) -> None:
+def test_over_several_blocks(form: Form) -> None:
     """Two blocks and a little, three dims of which none divides a block; the last terms are the special ones."""
-    opcode, function, dtype, dtypes = form
+    opcode, *_, dtypes = form
     reduction = (7, 11, 433)
     terms = prod(reduction)
     assert 2 * BLOCK_TERMS < terms < 3 * BLOCK_TERMS
@@ -221,15 +221,8 @@ def test_over_several_blocks(form: tuple[Opcode, int, DType, tuple[DType, ...]])
     floats[-9:] = [LARGEST, LARGEST | SIGN, INF, 0, NAN, SIGN | INF, SIGN, 1, ONE]
     longs = [stream.bits(64) - 2**63 for _ in range(terms)] if opcode == Opcode.REDUCE else [0, 1] * terms
     strides = [(4763, 433, 1), (1, 7, 77)]
-    instruction = Instruction(
-        opcode=opcode,
-        function=function,
-        dtype=dtype,
-        shape=(2,),
-        reduction=reduction,
-        operands=tuple(Access(k, 0, (0, *strides[k])) for k in range(len(dtypes))),
-        params=ScatterParams(match=(1,)) if opcode == Opcode.SCATTER_SUM else None,
-    )
+    operands = [Access(k, 0, (0, *strides[k])) for k in range(len(dtypes))]
+    instruction = of_form(form, (2,), reduction, operands)
     tensors = [pack(t, (floats if t == F32 else longs)[:terms]) for t in dtypes]
     assert by_blocks(instruction, 1, tensors, dtypes) == by_reference(instruction, 1, tensors, dtypes)
 

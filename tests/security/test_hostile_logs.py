@@ -170,21 +170,6 @@ def test_a_frame_with_a_window_of_a_gigabyte() -> None:
     is_refused_cheaply(windowed, f"expected a window of at most 65536 bytes, got {1 << 30}")
 
 
-def test_a_small_file_may_name_every_element_but_costs_no_more_than_its_entries() -> None:
-    """Each of 16 million elements named by a few kilobytes: a legal log, of nine bytes an entry."""
-    sums, each = 64, 1 << 18
-    program = program_of((each,) * sums)
-    blocks = sums * each // BLOCK
-    block = b"\1" + part(zstd(bytes(BLOCK))) + part(zstd(b"\xff" * (BLOCK // 8)))
-    data = header(sums * each) + block * blocks
-    assert len(data) < 24_000
-
-    def read() -> None:
-        assert decode_sparse(data, program, 1).count == sums * each
-
-    assert peak_of(read) < 9 * (sums + 3) * each + 64 * BLOCK
-
-
 def damaged(data: bytes, program: Program, changes: Sequence[int]) -> dict[str, set[int]]:
     """Every byte changed in these ways: by outcome, the places at which it came. What comes out is always a log."""
     log = decode_sparse(data, program, 1)

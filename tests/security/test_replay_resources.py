@@ -3,7 +3,6 @@
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
-from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, make_job
+from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
 from tiebreak.api.keys import save_key
 from tiebreak.cli.train import train
 from tiebreak.engine.arithmetic import Arithmetic
@@ -24,14 +23,12 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, State, StepResult
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import by_rules, play
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.trees import Tree
 from tiebreak.sim.adversaries.tampering import Tampered
 
 STATE = {"w": torch.tensor([3.0e38, 1.0])}
@@ -48,15 +45,7 @@ def doubling() -> Program:
 
 def make_run(path: Path) -> RunDirectory:
     program = doubling()
-    job = replace(
-        make_job(steps=STEPS, interval=INTERVAL),
-        program_root=program.root,
-        body_count=len(program.body),
-        state_count=1,
-        data_count=0,
-        initial_state_root=state_tree(identities(STATE)).root,
-        data_root=Tree([]).root,
-    )
+    job = job_over(program, identities(STATE), {}, steps=STEPS, interval=INTERVAL)
     return RunDirectory.create(path, sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER), program, STATE, {})
 
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.protocol import runs
-from tests.protocol.runs import CLIENT, DOMAIN, TRAINER
+from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
 from tiebreak.api.bundle import load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.disk import Folder, StorageError, read_file
@@ -24,7 +23,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
-from tiebreak.protocol.commitments.records import data_tree, state_tree
+from tiebreak.protocol.commitments.records import data_tree
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
@@ -43,15 +42,7 @@ def make_program() -> Program:
 
 
 def make_job(program: Program, *, steps: int = 8, interval: int = 2) -> Job:
-    return replace(
-        runs.make_job(steps=steps, interval=interval),
-        program_root=program.root,
-        body_count=len(program.body),
-        state_count=1,
-        data_count=1,
-        initial_state_root=state_tree(identities(STATE)).root,
-        data_root=data_tree(identities(DATA)).root,
-    )
+    return job_over(program, identities(STATE), identities(DATA), steps=steps, interval=interval)
 
 
 def make_run(path: Path, **terms: int) -> RunDirectory:
