@@ -2,9 +2,13 @@
 
 import ast
 import re
+import runpy
 import sys
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from tests.source_tree import ROOT, committed_files, imports_of, package_modules, parse
 from tiebreak.protocol.tags import Tag
@@ -278,3 +282,10 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
                     f"{name} imports {top}, which pyproject.toml does not ask for"
                 )
                 cases()
+
+
+def test_a_slow_search_of_the_model_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = runpy.run_path(str(ROOT / "model" / "check.py"))["command"]
+    command.__globals__["SECONDS"] = 1e-3
+    assert command([sys.executable, "-c", "print(7)"], tmp_path) == "7\n"
+    assert f"{Path(sys.executable).name} goes on after" in capfd.readouterr().err
