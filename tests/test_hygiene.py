@@ -72,6 +72,24 @@ def test_every_solidity_test_has_a_runner() -> None:
             assert where.endswith(".t.sol"), f"no runner collects {where}"
 
 
+def guards(tree: ast.AST) -> list[int]:
+    """Lines of assertions that neither narrow a type nor say which promise of the code itself they check."""
+    narrow = ("is not None", "isinstance(")
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert) and node.msg is None and not any(n in ast.unparse(node.test) for n in narrow)
+    ]
+
+
+def test_no_assertion_guards_against_hostile_input(cases: Callable[[], None]) -> None:
+    """`python -O` leaves assertions out."""
+    for module, path in package_modules().items():
+        assert guards(parse(path)) == [], f"{module}: raise an error, or say which promise of ours it checks"
+        cases()
+    assert guards(ast.parse("assert name != '..'\nassert mail.hub\nassert x is not None\nassert a, 'ours'")) == [1, 2]
+
+
 def without_comments(solidity: str) -> str:
     """Strings with // in them do not occur in what is looked for here."""
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", solidity, flags=re.DOTALL)
