@@ -24,6 +24,7 @@ HERE: Final = Path(__file__).resolve().parent
 MEMORY_MB: Final = 4000
 DEPTH: Final = 10_000
 SECONDS: Final = 600
+"""After which a search that goes on says so; a slow machine takes as long as it takes."""
 JOBS: Final = 2
 """Runs at a time, each of which may take `MEMORY_MB`."""
 
@@ -169,11 +170,20 @@ def require_tools() -> None:
 
 
 def command(arguments: list[str], folder: Path) -> str:
-    """Run one tool in a folder; what it printed."""
-    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
-    if done.returncode:
-        sys.exit(f"expected {arguments[0]} to succeed, got exit status {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout
+    """Run one tool in a folder, however long it takes; what it printed."""
+    start = time.monotonic()
+    with subprocess.Popen(
+        arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        printed = None
+        while printed is None:
+            try:
+                printed, _ = process.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                print(f"{Path(arguments[0]).name} goes on after {time.monotonic() - start:.0f} s", file=sys.stderr)
+    if process.returncode:
+        sys.exit(f"expected {arguments[0]} to succeed, got exit status {process.returncode}:\n{printed}")
+    return printed
 
 
 def verify(run: Run, folder: Path) -> Iterator[Result]:

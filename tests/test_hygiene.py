@@ -2,9 +2,13 @@
 
 import ast
 import re
+import runpy
 import sys
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from tests.source_tree import ROOT, committed_files, imports_of, package_modules, parse
 from tiebreak.protocol.tags import Tag
@@ -66,6 +70,24 @@ def test_every_solidity_test_has_a_runner() -> None:
             where = path.relative_to(ROOT).as_posix()
             assert where.startswith("contracts/test/"), f"no runner collects {where}"
             assert where.endswith(".t.sol"), f"no runner collects {where}"
+
+
+def guards(tree: ast.AST) -> list[int]:
+    """Lines of assertions that neither narrow a type nor say which promise of the code itself they check."""
+    narrow = ("is not None", "isinstance(")
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert) and node.msg is None and not any(n in ast.unparse(node.test) for n in narrow)
+    ]
+
+
+def test_no_assertion_guards_against_hostile_input(cases: Callable[[], None]) -> None:
+    """`python -O` leaves assertions out."""
+    for module, path in package_modules().items():
+        assert guards(parse(path)) == [], f"{module}: raise an error, or say which promise of ours it checks"
+        cases()
+    assert guards(ast.parse("assert name != '..'\nassert mail.hub\nassert x is not None\nassert a, 'ours'")) == [1, 2]
 
 
 def without_comments(solidity: str) -> str:
@@ -278,3 +300,10 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
                     f"{name} imports {top}, which pyproject.toml does not ask for"
                 )
                 cases()
+
+
+def test_a_slow_search_of_the_model_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = runpy.run_path(str(ROOT / "model" / "check.py"))["command"]
+    command.__globals__["SECONDS"] = 1e-3
+    assert command([sys.executable, "-c", "print(7)"], tmp_path) == "7\n"
+    assert f"{Path(sys.executable).name} goes on after" in capfd.readouterr().err

@@ -208,6 +208,15 @@ def test_without_a_cap_bids_stop_at_a_multiple_of_the_market_and_at_the_balance(
         post(outbox(FakeNode(funds=1)))
 
 
+def test_who_cannot_bear_a_doubled_price_bids_what_it_has_while_the_next_block_takes_that() -> None:
+    """The market's price is 2 gwei with the tip; a first bid that has the money is 3."""
+    for tenths, most in ((29, 29), (20, 20), (35, 30)):
+        post(outbox(node := FakeNode(funds=100_000 * tenths * GWEI // 10 + 7)), value=7)
+        assert bid_of(node.heard[0]).most == most * GWEI // 10
+    with pytest.raises(InsufficientFunds):
+        post(outbox(FakeNode(funds=100_000 * 2 * GWEI - 1)))
+
+
 def test_an_old_version_may_be_the_one_that_is_mined() -> None:
     node = FakeNode()
     box = outbox(node)

@@ -12,7 +12,7 @@ import torch
 from tests.conftest import CaseCounter
 from tests.engine.together import at_once
 from tiebreak.engine.distributed.exchange import ExchangeError
-from tiebreak.engine.distributed.nearby import LEAST, Nearby
+from tiebreak.engine.distributed.nearby import LEAST, Nearby, _listener
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "SOCK_SEQPACKET"), reason="needs Linux")
 WORKERS = 3
@@ -105,3 +105,11 @@ def test_workers_that_do_not_do_the_same_are_stopped() -> None:
         b.begin([torch.ones(2)] * 2, [torch.zeros(1), torch.zeros(2)])
         with pytest.raises(ExchangeError, match="expected 12 bytes of worker 1, got 8"):
             wait()
+
+
+def test_a_name_that_somebody_took_first_is_an_error_that_says_so() -> None:
+    name = f"\0tiebreak-{random.randbytes(8).hex()}-1"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken:
+        taken.bind(name)
+        with pytest.raises(ExchangeError, match=f"expected the socket {name[1:]} to be free, got .*in use"):
+            _listener(name, 2)

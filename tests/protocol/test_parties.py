@@ -322,14 +322,29 @@ def test_what_time_heals_is_sent_again_with_the_next_block(error: str) -> None:
     assert second == first
 
 
-@pytest.mark.parametrize("error", ["IllegalMove", ""])
-def test_what_is_refused_for_good_is_told_and_not_sent_again(error: str) -> None:
+def test_what_is_refused_for_good_is_told_and_not_sent_again() -> None:
     client = KnowingClient(**known(board_with(JobStatus.OFFERED), CLIENT))
-    now = START + JOB.challenge_window
+    now, error = START + JOB.challenge_window, "IllegalMove"
     (first,) = (a for a in client.observe(e.Tick(at=now)) if isinstance(a, e.Transact))
     (alarm,) = (a for a in client.observe(e.Refused(at=now, place=first.place, error=error)) if isinstance(a, e.Alarm))
-    assert alarm.is_error is (error == ""), "a person can fill an account"
+    assert not alarm.is_error
     assert not calls(client.observe(e.Tick(at=now + 10 * BLOCK)))
+
+
+def test_a_lack_of_money_passes_and_is_an_error_while_it_lasts() -> None:
+    """Each block anew, however long the account stays empty; a challenge does not offer more for that."""
+    client = KnowingClient(**known(board_with(JobStatus.OFFERED), CLIENT))
+    now = START + JOB.challenge_window
+    actions = client.observe(e.BoardChanged(at=now, block=now))
+    for _ in range(198):
+        (first,) = (a for a in actions if isinstance(a, e.Transact))
+        (alarm,) = (a for a in client.observe(e.Refused(at=now, place=first.place, error="")) if isinstance(a, e.Alarm))
+        assert alarm.is_error, "a person can fill an account"
+        assert client.refusals(first.place) == 0
+        assert not calls(client.observe(e.Tick(at=now + BLOCK - 1)))
+        now += BLOCK
+        actions = client.observe(e.BoardChanged(at=now, block=now))
+    assert first in actions
 
 
 # ---------------------------------------------------------------- before a stake is risked

@@ -202,3 +202,12 @@ def test_a_folder_names_what_it_refuses(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="inside"):
             folder.add("plain")
         assert folder.names() == ["link", "pipe", "plain"]
+
+
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "secret").write_bytes(b"1")
+    with Folder(tmp_path / "inside") as folder:
+        for name in ("..", ".", "", "../secret", "/etc/passwd"):
+            with pytest.raises(EncodingError, match="expected the name of a file in it"):
+                folder.read(name, 10)

@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import os
 import subprocess
 import sys
 import tomllib
@@ -172,6 +173,19 @@ def test_a_key_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TIEBREAK_PASSPHRASE", "correct horse battery")
     assert not HEAVY & running(["key", str(tmp_path / "key.pem")])
     assert (tmp_path / "key.pem").is_file()
+
+
+def test_the_passphrase_is_no_variable_of_what_a_command_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+    monkeypatch.setattr("tiebreak.api.keys.save_key", lambda *given: asked.append((given[-1], dict(os.environ))))
+    for passphrase in ("correct horse battery", "another"):
+        monkeypatch.setenv("TIEBREAK_PASSPHRASE", passphrase)
+        assert run(tiebreak, ["key", str(tmp_path / "key.pem")]) == 0
+        given, environment = asked.pop()
+        assert given == passphrase
+        assert passphrase not in environment.values()
 
 
 def test_a_library_of_an_extra_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,25 +1,24 @@
 """`tiebreak key`: makes a signing key in an encrypted file; and key files for other commands.
 
 A passphrase comes from TIEBREAK_PASSPHRASE or a prompt, never from an argument: every user of a machine can see the
-arguments of all its processes.
+arguments of all its processes. Nor does it stay in the environment, which every process that a command starts inherits.
 """
 
 import os
 from pathlib import Path
-from typing import Final
 
 import click
 
 from tiebreak import api
 from tiebreak.api import keys
+from tiebreak.cli.options import PASSPHRASE_VARIABLE
 from tiebreak.protocol.commitments.keys import PrivateKey
-
-PASSPHRASE_VARIABLE: Final = "TIEBREAK_PASSPHRASE"  # noqa: S105 (a name, not a secret)
 
 
 def passphrase(path: Path, *, confirm: bool = False) -> str:
     """The passphrase of a key file. With `confirm`, for a new key, it is asked for twice."""
-    given = os.environ.get(PASSPHRASE_VARIABLE)
+    command = click.get_current_context(silent=True)
+    given = command.meta.get(PASSPHRASE_VARIABLE) if command else os.environ.get(PASSPHRASE_VARIABLE)
     if given is not None:
         return given
     asked: str = click.prompt(f"Passphrase of {path}", hide_input=True, confirmation_prompt=confirm, err=True)

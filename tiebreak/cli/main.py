@@ -6,6 +6,7 @@ us, and a missing library of an extra. Any other exception is a bug and keeps it
 """
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import Final
 
 import click
 
+from tiebreak.cli.options import PASSPHRASE_VARIABLE
 from tiebreak.protocol.errors import TiebreakError, VerificationError
 
 CONFIGURATION: Final = 1
@@ -118,12 +120,18 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="tiebreak")
-def tiebreak() -> None:
+@click.pass_context
+def tiebreak(context: click.Context) -> None:
     """Train models so that anyone can check the result, bit by bit.
 
     A training run is fixed by its program, its initial state and its data: every result is the correctly rounded value
     of its exact one, so two honest parties always get the same bytes. `tiebreak demo` shows the whole path.
     """
+    if (given := os.environ.pop(PASSPHRASE_VARIABLE, None)) is not None:
+        context.meta[PASSPHRASE_VARIABLE] = (
+            given  # for `tiebreak.cli.key` alone, not for processes that a command starts
+        )
+        context.call_on_close(lambda: os.environ.setdefault(PASSPHRASE_VARIABLE, given))
 
 
 def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import click
 from tiebreak.cli.devnet import terminated
 from tiebreak.cli.options import output_option
 from tiebreak.node import up as town
-from tiebreak.node.cheating import CHEATS
+from tiebreak.node.up import CHEATS
 from tiebreak.protocol.commitments.job import MAX_SEATS
 from tiebreak.protocol.errors import VerificationError
 

@@ -25,13 +25,6 @@ from tiebreak.protocol.errors import ConfigurationError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-CHEATS: Final = {
-    "label": "one label of one batch is changed",
-    "rate": "one step uses another learning rate",
-    "weight": "one bit of one weight in a checkpoint is flipped",
-    "tf32": "one sum of products is truncated to TF32",
-}
-"""What a trainer can be told to do instead of the job, for demonstrations."""
 ACCOUNTS: Final = 20
 """How many accounts of a chain for development are looked at."""
 
@@ -55,7 +48,7 @@ def serve(name: str, pipe: "Connection", bench: Bench) -> None:
 def main(name: str, folder: Path) -> None:
     """Run the trainer of a folder, which cheats."""
     found = settings.read("trainer", folder)
-    key = load_key(folder / found.key, os.environ["TIEBREAK_PASSPHRASE"])
+    key = load_key(folder / found.key, os.environ.pop("TIEBREAK_PASSPHRASE"))
     check(found, key)
     running.run(found, key, as_json=True, serve=partial(serve, name))
 

@@ -124,7 +124,7 @@ class Driver:
         self, machine: Machine, *, ground: Ground, mail: Mail, journal: Journal, shelf: Shelf, crews: Crews | None,
         notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
-        """`machine` has the journal's records and the ground's board. `floor`: see `Settings.balance_floor`."""
+        """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
         self.machine, self.ground, self.mail, self.journal = machine, ground, mail, journal
         self.shelf, self.crews, self.notes = shelf, crews, notes
         if crews is not None:

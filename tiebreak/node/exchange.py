@@ -44,7 +44,7 @@ def open_hub(url: str, domain: Domain) -> Mail:
     timer = Timer(HUB_SECONDS, mail.close)
     timer.start()
     try:
-        assert mail.hub
+        _ = mail.hub
     except MailStopped as error:
         raise ConfigurationError(f"expected a hub at {url}, got no answer in {HUB_SECONDS:.0f} seconds") from error
     finally:

@@ -38,7 +38,7 @@ class Log:
         self._write("ERROR", event, text, more)
 
     def _write(self, level: str, event: str, text: str, more: dict[str, Any]) -> None:
-        text = " ".join(text.split())  # one line, whatever a stranger put into it
+        text = printable(" ".join(text.split()))  # one line, whatever a stranger put into it
         with self._lock:
             self.counts[level, event] = self.counts.get((level, event), 0) + 1
             if self._as_json:
@@ -46,14 +46,14 @@ class Log:
                 line = json.dumps({**document, "text": text, **more})
             else:
                 named = "".join(f"  {name} {value}" for name, value in more.items())
-                line = f"{time.strftime('%H:%M:%S')} {self._who:<8}{level:<8}{event:<9}{_printable(text)}{named}"
+                line = f"{time.strftime('%H:%M:%S')} {self._who:<8}{level:<8}{event:<9}{text}{named}"
                 if self._stream.isatty() and level in _COLOURS:
                     line = f"{_COLOURS[level]}{line}\x1b[0m"
             self._stream.write(line + "\n")
             self._stream.flush()
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without control characters, which a stranger could use to write to the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 

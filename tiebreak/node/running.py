@@ -20,6 +20,7 @@ from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer, Watch
 from tiebreak.node.settings import Settings
 from tiebreak.node.work import Bench, Crews
 from tiebreak.protocol.chain import Chain
+from tiebreak.protocol.chain.gas import DEAREST
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES
@@ -82,7 +83,7 @@ def _made(
     ground = _ground(settings, key, journal, pace, lambda: driver)
     journal.require("chain", str(ground.domain.chain_id))
     mail = Mail(settings.hub, ground.domain, hub=settings.address("hub_key") if settings.hub_key else None, stop=stop)
-    floor = settings.wei("balance_floor")
+    floor = floor_of(settings)
     more: dict[str, Any] = {
         "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
         "shelf": shelf,
@@ -134,6 +135,11 @@ def _ground(
         driver().post(job_id, body, tag=tag)
 
     return HubGround(OFF_CHAIN, None if key is None else key.address, post, pace=pace)
+
+
+def floor_of(settings: Settings) -> int:
+    """The wei without which an account is too poor to play games."""
+    return DEAREST * settings.spike_gwei * 10**9
 
 
 def policy(settings: Settings) -> Policy:

@@ -38,7 +38,7 @@ class Settings:
     step_seconds: int = 1
     slowdown: int = 1
     key: str = "key.pem"
-    balance_floor: str = "0.05"
+    spike_gwei: int = 20
     processes: int = 1
     threads: int = 0
     device: str = "cpu"
@@ -105,7 +105,11 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
         _KEYED,
         "The key file in this folder (`tiebreak key`). Its passphrase comes from TIEBREAK_PASSPHRASE, or is asked for.",
     ),
-    "balance_floor": (_KEYED, "Ether below which the account is too poor to play games: an error in the log."),
+    "spike_gwei": (
+        _KEYED,
+        "The price of gas, in gwei, at which the account should still pay for the dearest transaction of a game: with\n"
+        "less than that it is too poor to play games, which is an error in the log.",
+    ),
     "processes": (
         _WORKING,
         "Processes that work at once, each for other jobs and with memory of its own. If they share cores,\n"

@@ -9,7 +9,7 @@ from torch import Tensor
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.node import workbench
-from tiebreak.node.cheating import CHEATS
+from tiebreak.node.up import CHEATS
 from tiebreak.node.work import Bench
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError

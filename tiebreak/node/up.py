@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from tiebreak.api import keys
 from tiebreak.node import settings
+from tiebreak.node.log import printable
 from tiebreak.node.parties import deliver
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -37,6 +38,13 @@ TERMS: Final = {
 """Short enough to be watched. A job in earnest has hours and days here (`tiebreak economics`)."""
 START_SECONDS: Final = 60
 STOP_SECONDS: Final = 5
+CHEATS: Final = {
+    "label": "one label of one batch is changed",
+    "rate": "one step uses another learning rate",
+    "weight": "one bit of one weight in a checkpoint is flipped",
+    "tf32": "one sum of products is truncated to TF32",
+}
+"""What a trainer can be told to do instead of the job, for demonstrations."""
 PARTIES: Final = ("client", "trainer", "auditor")
 SECOND: Final = "auditor2"
 """Of a job with seats: the seats of one that is drawn twice say less."""
@@ -317,7 +325,7 @@ class Town:
         return round(time.monotonic() - self._started, 1)
 
     def _tell(self, who: str, text: str) -> None:
-        self._say(f"{self._seconds():6.1f} s  {who:<9}{text}")
+        self._say(f"{self._seconds():6.1f} s  {who:<9}{printable(text)}")
 
     def _story(self) -> None:
         """Tell what the parties log, until the job has ended and the plan says to end then."""

@@ -2,7 +2,10 @@
 
 
 class TiebreakError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base of every error this project raises on purpose. Its text may quote strangers, and is safe on a terminal."""
+
+    def __str__(self) -> str:
+        return "".join(c if c.isprintable() or c == "\n" else "?" for c in super().__str__())
 
 
 class VerificationError(TiebreakError):

@@ -164,6 +164,11 @@ def test_a_refusal_is_told_and_a_stop_ends_the_waiting() -> None:
     ):
         mail(url).post(OFFER)
     assert e.value.status == 403
+    hidden = answer(b'{"error": "\\u001b[2J\\u202eno"}', "403 No"), answer(b"\x1b]0;no\x07", "403 No")
+    for refusal in hidden:
+        with liar(script_of([refusal])) as url, pytest.raises(MailRefused) as e:
+            mail(url).post(OFFER)
+        assert str(e.value).isprintable(), "a hub's words write to nobody's terminal"
     with liar(script_of([answer(b'{"error": "no"}', "400 No")])) as url, pytest.raises(MailRefused, match="400: no"):
         next(iter(mail(url).follow(0)))
     stop = Waited()

@@ -9,9 +9,13 @@ import pytest
 
 from tiebreak.node import cheating, settings
 from tiebreak.node.log import Log
+from tiebreak.node.running import floor_of
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.devnet import dev_secrets
+from tiebreak.protocol.chain.gas import EXECUTED, UNMEASURED, gas_limit
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("role", settings.ROLES)
@@ -85,11 +89,11 @@ def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
 
 def test_amounts_are_exact_and_others_are_refused(tmp_path: Path) -> None:
     for text, wei in (("0.05", 5 * 10**16), ("1", 10**18), ("0.000000000000000001", 1)):
-        assert settings.write("client", tmp_path / text, balance_floor=text).wei("balance_floor") == wei
+        assert settings.write("trainer", tmp_path / text, least_reward=text).wei("least_reward") == wei
     for number, text in enumerate(("", "-1", "1e3", "0.0000000000000000001")):
-        found = settings.write("client", tmp_path / f"wrong {number}", balance_floor=text)
-        with pytest.raises(ConfigurationError, match="balance_floor: expected ether"):
-            found.wei("balance_floor")
+        found = settings.write("trainer", tmp_path / f"wrong {number}", least_reward=text)
+        with pytest.raises(ConfigurationError, match="least_reward: expected ether"):
+            found.wei("least_reward")
 
 
 def test_what_is_no_address_is_refused(tmp_path: Path) -> None:
@@ -113,3 +117,10 @@ def test_an_event_is_one_line(as_json: bool) -> None:
         found = json.loads(line)
         assert (found["level"], found["who"], found["event"], found["job"]) == ("WARNING", "trainer", "hub", "ab")
     assert notes.counts == {("WARNING", "hub"): 1}
+
+
+def test_the_floor_pays_for_the_dearest_transaction_at_the_price_that_the_owner_bears(tmp_path: Path) -> None:
+    found = settings.write("auditor", tmp_path, spike_gwei=35)
+    dearest = gas_limit(Call("", raw=bytes([1]) * MAX_MESSAGE_BYTES)) + (EXECUTED["prove"] - UNMEASURED) * 3 // 2
+    assert max(EXECUTED.values()) == EXECUTED["prove"]
+    assert floor_of(found) == dearest * 35 * 10**9

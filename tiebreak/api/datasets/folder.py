@@ -67,7 +67,7 @@ class ArrayWriter:
         if not self._elements:
             raise ConfigurationError(f"{self.path.stem}: expected at least one row, got none; look at the source")
         rows, rest = divmod(self._elements, prod(self.row))
-        assert not rest
+        assert not rest, "rows were added whole"
         text = f"{{'descr': '{self._kind.str}', 'fortran_order': False, 'shape': {(rows, *self.row)}, }}".encode()
         self._file.seek(0)
         head = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")

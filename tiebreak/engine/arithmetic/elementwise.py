@@ -433,7 +433,8 @@ class _Code:
 
     def encode(self, found: Kernel) -> npt.NDArray[np.int64]:
         """The words that `chain_run` reads."""
-        assert len(self.registers) <= _MAX_REGISTERS
+        if len(self.registers) > _MAX_REGISTERS:
+            raise ValueError(f"expected at most {_MAX_REGISTERS} registers of a chain, got {len(self.registers)}")
         slots = self._slots()
         slot_bytes = found.tile * DType.I64.size + _STAGGER
         words = [len(self.registers), len(self.operations), (max(slots.values(), default=-1) + 1) * slot_bytes]

@@ -242,8 +242,8 @@ class Folder:
         return file
 
     def _status(self, name: str) -> os.stat_result:
-        assert name not in ("", ".", "..")
-        assert "/" not in name
+        if name in ("", ".", "..") or "/" in name:
+            raise EncodingError(f"{self.path}: expected the name of a file in it, got {name!r}")
         return os.stat(name, dir_fd=self._handle, follow_symlinks=False)
 
     def _open(self, name: str, flags: int, *, new: bool = False) -> FileIO:

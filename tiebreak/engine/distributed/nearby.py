@@ -233,7 +233,10 @@ def _listener(address: str, workers: int) -> socket.socket | None:
     if not hasattr(os, "memfd_create"):
         return None
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    made.bind(address)
+    try:
+        made.bind(address)
+    except OSError as error:  # whoever sees the names of the others in /proc/net/unix can take this one
+        raise ExchangeError(f"expected the socket {address[1:]} to be free, got {error}; start again") from error
     made.listen(workers)
     return made
 

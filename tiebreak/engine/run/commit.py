@@ -89,7 +89,7 @@ class Committer:
 
         log_root: that of the segment, whose logs must already be on disk.
         """
-        assert self._flying is None
+        assert self._flying is None, "one state is committed at a time"
         device, ready = next(iter(state.values())).device, None
         self._copied = runs_on(device)
         if self._copied:

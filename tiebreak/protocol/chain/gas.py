@@ -8,6 +8,7 @@ margin.
 from typing import Final
 
 from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 
 BASE: Final = 21_000
 BYTE: Final = 40
@@ -62,6 +63,9 @@ Where that is paid out at the end of a game, it is the payout's. Those of seats 
 first slot, and `sealRoot` for 31 empty slots that are drawn before. `tests/chain/test_gas.py` compares this table with
 `contracts/snapshots`, `contracts/.gas-snapshot` and `benchmarks/results`.
 """
+
+DEAREST: Final = BASE + BYTE * MAX_MESSAGE_BYTES + max(EXECUTED.values()) * MARGIN[0] // MARGIN[1]
+"""The limit of a proof as large as a message may be: no transaction of a game has more."""
 
 
 def gas_limit(call: Call) -> int:

@@ -160,8 +160,10 @@ class Outbox:
         if name and (same := next((sent for sent in self.waiting if sent.name == name), None)) is not None:
             return same
         market, account = self._node.market(), self._signer.address
-        bid = first_bid(market, self._cap_now(market))
-        number, bid = self._number(bid, market)
+        # Who has less than what bears a doubled price bids what it has, if the next block would take that.
+        self._node.require(account, value + gas * min(self._cap_now(market), market.base + market.tip))
+        affordable = (self._node.balance(account) - value) // gas
+        number, bid = self._number(first_bid(market, min(self._cap_now(market), affordable)), market)
         self._node.require(account, value + gas * bid.most)
         sent = Sent(name=name, to=to, data=data, value=value, gas=gas, deadline=deadline, number=number, bid=bid)
         seen = self._node.newest()

@@ -219,17 +219,17 @@ class Machine:
     def _refused(self, event: e.Refused) -> None:
         sending = self._sending.setdefault(event.place, _Sending())
         sending.is_pending = False
+        if not event.error:  # whoever fills the account finds it tried with the next block
+            sending.retry_at = self.next_slot()
+            self.do(e.Alarm(is_error=True, text=f"{event.place[0]!s}: the account's balance does not cover it"))
+            return
         sending.refusals += 1
         # A move may have stood behind other moves than its own, in a block that took the place of one that vanished.
-        if event.error in PASSING or (event.error and event.place[0] == "move"):
+        if event.error in PASSING or event.place[0] == "move":
             sending.retry_at = self.next_slot()
             return
         sending.is_given_up = True
-        what = str(event.place[0])
-        if event.error:
-            self.alarm(f"{what}: the board refused it with {event.error}")
-        else:
-            self.alarm(f"{what}: the account's balance does not cover it", is_error=True)
+        self.alarm(f"{event.place[0]!s}: the board refused it with {event.error}")
 
     def next_slot(self) -> int:
         """When the next block is due, if blocks come on schedule."""

@@ -231,7 +231,7 @@ def plan_parts(
     sizes = tuple(d.size for d in output)
     spread = tuple(d.size if any(d.strides) else 1 for d in output)
     placed = _placed(output)
-    assert len(placed) == len(groups.result)
+    assert len(placed) == len(groups.result), "each dimension of the result has its place"
     return [Part(groups, first, tuple(starts), sizes, spread, tuple(reduction), slab, placed)]
 
 
