@@ -12,11 +12,10 @@ for nothing new.
 
 import heapq
 import json
-import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
@@ -168,6 +167,7 @@ class Driver:
         """What the trainer's own process told last."""
         self._drafted: set[str] = set()
         self._noted: dict[Digest, str] = {}
+        self._disagreed: set[str] = set()
         self._published: set[tuple[Digest, int]] = set()
 
     # ------------------------------------------------------------------ the loop
@@ -182,8 +182,9 @@ class Driver:
         """Catch up with the board, wake the machine, and begin to listen."""
         if self.has_key:
             self._ask_balance(self.machine.address)
-        self._poll()
-        self.tell(e.Started(at=self.ground.now()))
+        for part in (self._poll, lambda: self.tell(e.Started(at=self.ground.now()))):
+            with self._apart("start"):
+                part()
         for target in (self._read_mail, self._send_mail):
             self._threads.append(Thread(target=target, daemon=True))
             self._threads[-1].start()
@@ -193,12 +194,24 @@ class Driver:
         """Process what came, or what comes within these seconds, and follow the ground if it is time to."""
         with suppress(Empty):
             wait = max(0.0, min(seconds, self._due - time.monotonic()))
-            self.inbox.get(timeout=wait)() if wait else self.inbox.get_nowait()()
+            came = self.inbox.get(timeout=wait) if wait else self.inbox.get_nowait()
+            with self._apart("post"):
+                came()
         if time.monotonic() >= self._due:
-            self._poll()
-            self._tick()
-            self._look_after()
+            for part in (self._poll, self._tick, self._look_after):
+                with self._apart("loop"):
+                    part()
             self._due = time.monotonic() + POLL_SECONDS
+
+    @contextmanager
+    def _apart(self, what: str) -> Iterator[None]:
+        """Keep one thing from ending all: what it raises is an ERROR, unless the driver stops by it."""
+        try:
+            yield
+        except Exception as error:
+            if self.stop.is_set():
+                raise
+            self.notes.error(what, f"unexpected {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End what the driver started. The machine can be started again from its journal."""
@@ -220,7 +233,8 @@ class Driver:
         try:
             while self._events:
                 for action in self.machine.observe(self._events.popleft()):
-                    self._carry_out(action)
+                    with self._apart(type(action).__name__):
+                        self._carry_out(action)
         finally:
             self._is_busy = False
 
@@ -271,7 +285,11 @@ class Driver:
     def _carry_out(self, action: e.Action) -> None:
         match action:
             case e.Record():
-                self.journal.append(action)
+                try:
+                    self.journal.append(action)
+                except Exception:
+                    self.stop.set()  # what is not kept must not be said, so nothing goes on
+                    raise
             case e.Wake(at=at):
                 if at not in self._ticks:
                     heapq.heappush(self._ticks, at)
@@ -341,9 +359,9 @@ class Driver:
                 self._send_all()
             except TiebreakError as error:  # not a hub of this chain, say: a party with games goes on without one
                 self._note(str(error))
-            except sqlite3.ProgrammingError:
-                if not self.stop.is_set():
-                    raise  # else the journal was closed meanwhile
+            except Exception as error:
+                if not self.stop.is_set():  # else the journal was closed meanwhile
+                    self._note(f"unexpected {type(error).__name__}: {error}")
 
     def _send_all(self) -> None:
         if self.journal.fact("hub") != self.mail.hub:
@@ -382,8 +400,9 @@ class Driver:
                 if isinstance(self.ground, Listening):
                     self.notes.error("hub", "the posts that made the board are gone; start this party again")
                     self.stop.set()  # then it makes the board anew, of what comes now
-            except TiebreakError as error:
-                self._note(str(error))
+            except Exception as error:
+                is_ours = isinstance(error, TiebreakError)
+                self._note(f"{error}" if is_ours else f"unexpected {type(error).__name__}: {error}")
                 self.stop.wait(PAUSE_SECONDS)
 
     def _learn(self, job: Job) -> None:
@@ -672,7 +691,11 @@ class Driver:
         self._is_proven = linked.is_proven
 
     def _note_board(self) -> None:
-        """Note what has become of jobs and games."""
+        """Note what has become of jobs and games, and what of the board is not as the rules say."""
+        for line in getattr(self.machine.board, "disagreements", ()):
+            if line not in self._disagreed:
+                self._disagreed.add(line)
+                self.notes.error("board", line)
         for job in self.machine.jobs():
             words = JobStatus(job.status).name.lower()
             if self._noted.get(job.id) != words:
