@@ -370,10 +370,15 @@ contract BoardHandler is GameBase {
             ++verdicts;
             return;
         }
-        state.phase = IGame.Phase(1 + (seed >> 8) % (uint8(IGame.Phase.OVER) - 1));
-        state.level = IGame.Level((seed >> 16) % 5);
-        state.height = uint8((seed >> 24) % 65);
-        state.node = bytes32(seed);
+        (uint64 steps, uint64 interval) = board.segments(state.jobId);
+        (state.level, state.step, state.node) = (IGame.Level.VALUES, 1, bytes32(seed));
+        state.leaves = steps < interval ? steps : interval;
+        // The first choice in a tree of values, or a proof of the first commit.
+        bool proves = seed >> 8 & 1 == 0;
+        (state.phase, state.fresh) = (proves ? IGame.Phase.PROVE : IGame.Phase.SELECT, !proves);
+        state.height = proves ? 0 : state.depth + 1;
+        state.position = proves ? uint64(1) << state.depth : 0;
+        state.instruction = uint32(state.position);
         bytes memory snapshot = _encode(state);
         uint32 sequence = state.sequence + 1;
         bytes memory signed = _stateSignature(byTrainer ? other : TRAINER_KEY, sequence, _idOf(snapshot));

@@ -3,8 +3,9 @@ pragma solidity ^0.8.30;
 
 import {Duration, Instant} from "../src/game/Time.sol";
 import {Snapshots} from "../src/game/Snapshots.sol";
+import {Turns} from "../src/game/Turns.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
-import {IJobBoard} from "../src/interfaces/IJobBoard.sol";
+import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {GameBase} from "./GameBase.sol";
 import {GameTrees} from "./GameTrees.sol";
@@ -12,6 +13,11 @@ import {GameTrees} from "./GameTrees.sol";
 /// @notice States that the sides signed in talk: what enters, what is judged at once, and who forked.
 contract GameTalkTest is GameBase {
     uint64 private constant TALKED = 500;
+
+    /// A game of the vectors, with its job's steps and checkpoint interval.
+    Turns.Game private _vector;
+    uint64 private _steps;
+    uint64 private _interval;
 
     /// A state of the game as play on chain came to it.
     struct Reached {
@@ -185,26 +191,69 @@ contract GameTalkTest is GameBase {
         _play(challenger, move);
     }
 
-    /// Two that work together may enter anything that decodes. It stands here as signed, and ends by the clocks.
-    function testFuzz_whatever_enters_ends(bytes32[4] memory words, bytes16 rest, uint256 seed) external {
-        _start();
-        bytes memory snapshot = abi.encodePacked(words, rest);
-        snapshot[0] = bytes1(uint8(1 + seed % 9));
-        snapshot[1] = bytes1(uint8((seed >> 8) % 5));
-        snapshot[2] = bytes1(uint8((seed >> 16) % 65));
-        snapshot[3] = bytes1(uint8((seed >> 24) % 2));
-        for (uint256 i = 16; i < 19; ++i) {
-            snapshot[i] = 0;
+    /// Two that work together may enter whatever agrees with itself and the job. It stands here as signed, no move from
+    /// there fails but with an error of these contracts, and the game ends by the clocks.
+    function testFuzz_whatever_enters_ends(uint256 seed, bytes32 node, bytes32 log) external {
+        Reached memory r = _reach(seed % 6);
+        uint256 changes = seed >> 8 & 3;
+        if (changes > 1) (r.snapshot, changes) = (_changed(r.snapshot, 48, 32, node), changes - 2);
+        if (changes > 0) r.snapshot = _changed(r.snapshot, 112, 32, log);
+        for (uint256 i = 0; i < (seed >> 16 & 3); ++i) {
+            uint8 value = uint8(seed >> 32 + 24 * i);
+            uint256 place = uint8(seed >> 40 + 24 * i) % 48;
+            r.snapshot =
+                _changed(r.snapshot, place, 1, bytes32(bytes1(seed >> 48 + 24 * i & 1 == 0 ? value : value & 7)));
         }
-        _play(challenger, _entry(TRAINER_KEY, uint32(1 + (seed >> 32) % (1 << 15)), snapshot));
-        IGame.GameState memory state = games.game(gameId);
-        require(uint8(state.phase) == uint8(snapshot[0]) && state.height == uint8(snapshot[2]), "as signed");
-        _equal(words[0] & bytes32(uint256(type(uint64).max)), bytes32(uint256(state.leaves)), "leaves");
+        (bool entered, bytes memory why) = _try(challenger, _entry(TRAINER_KEY, r.sequence, r.snapshot));
+        if (!entered) {
+            require(bytes4(why) == IGame.InvalidSnapshot.selector, "named");
+            return;
+        }
+        _requireAt(r);
+        referee.answerWith(node);
+        _try(challenger, _entryAndProof(TRAINER_KEY, r, SALT));
+        bytes32[] memory nodes = new bytes32[](seed >> 128 & 7);
+        for (uint256 i = 0; i < nodes.length; ++i) {
+            nodes[i] = node;
+        }
+        _tryMoves(seed >> 136 & 3, node, nodes);
+        if (games.game(gameId).phase == IGame.Phase.OVER) return;
         address side = games.mover(gameId);
         _warp(START + TALKED + 2 * CLOCK + REPLAY + 1); // more than any allowance
         _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
         if (side == trainer) _defenderLost(IGame.Reason.TIMEOUT);
         else _challengerLost(IGame.Reason.TIMEOUT);
+    }
+
+    function _tryMoves(uint256 index, bytes32 node, bytes32[] memory nodes) private {
+        bytes memory chunk = new bytes(512);
+        _try(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
+        _try(challenger, abi.encodeCall(IGame.select, (gameId, node, index, nodes, 0)));
+        _try(trainer, abi.encodeCall(IGame.openSteps, (gameId, nodes, nodes, 0, 0, 0)));
+        _try(trainer, abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, nodes, nodes, 0, nodes)));
+        _try(trainer, abi.encodeCall(IGame.openTensor, (gameId, chunk, nodes, nodes)));
+        _try(trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk, node, nodes)));
+        _try(challenger, abi.encodeCall(IGame.selectElement, (gameId, index, chunk, node)));
+        uint64 element = games.game(gameId).element;
+        _try(trainer, abi.encodeCall(IGame.openTerms, (gameId, 1, 1, element, nodes, chunk, nodes)));
+    }
+
+    /// @dev A call that may be refused, but by an error with a name.
+    function _try(address who, bytes memory move) private returns (bool success, bytes memory why) {
+        VM.prank(who);
+        (success, why) = address(games).call(move);
+        require(success || (why.length >= 4 && bytes4(why) != 0x4e487b71), "no panic, and not without a word");
+    }
+
+    function _changed(bytes memory snapshot, uint256 place, uint256 size, bytes32 value)
+        private
+        pure
+        returns (bytes memory other)
+    {
+        other = abi.encodePacked(snapshot);
+        for (uint256 i = 0; i < size; ++i) {
+            other[place + i] = value[i];
+        }
     }
 
     // ---------------------------------------------------------------- judged at once
@@ -317,7 +366,7 @@ contract GameTalkTest is GameBase {
     // ---------------------------------------------------------------- what Python writes
 
     function decode(bytes calldata snapshot) external pure returns (IGame.GameState memory) {
-        return Snapshots.decode(snapshot);
+        return Snapshots.read(snapshot);
     }
 
     function identify(bytes calldata snapshot) external view returns (bytes32) {
@@ -340,5 +389,67 @@ contract GameTalkTest is GameBase {
             require(!decoded, "refused");
         }
         require(count > 40 && refused.length > 5, "cases");
+    }
+
+    function enterVector(bytes calldata snapshot, uint256 descentLevels) external view {
+        Snapshots.decode(snapshot, _vector, descentLevels, IJobBoard(address(this)));
+    }
+
+    function segments(JobId) external view returns (uint64, uint64) {
+        return (_steps, _interval);
+    }
+
+    /// What enters, and what is refused in the words of Python: whole games, and each state with a field changed.
+    function test_what_enters_as_in_the_vectors() external {
+        string memory json = VM.readFile("../tests/vectors/snapshots.json");
+        uint256 taken;
+        uint256 refused;
+        for (uint256 game = 0; game < 2; ++game) {
+            string memory one = string.concat(".entered[", VM.toString(game), "].");
+            _steps = uint64(VM.parseJsonUint(json, string.concat(one, "steps")));
+            _interval = uint64(VM.parseJsonUint(json, string.concat(one, "checkpointInterval")));
+            _vector.policy = uint8(VM.parseJsonUint(json, string.concat(one, "policy")));
+            _vector.depth = uint8(VM.parseJsonUint(json, string.concat(one, "depth")));
+            _vector.bodyCount = uint24(VM.parseJsonUint(json, string.concat(one, "bodyCount")));
+            _vector.stateCount = uint24(VM.parseJsonUint(json, string.concat(one, "stateCount")));
+            _vector.count = uint64(VM.parseJsonUint(json, string.concat(one, "count")));
+            uint256 r = VM.parseJsonUint(json, string.concat(one, "descentLevels"));
+            uint256[] memory states = VM.parseJsonUintArray(json, string.concat(one, "states"));
+            for (uint256 i = 0; i < states.length; ++i) {
+                this.enterVector(_case(json, states[i]), r);
+            }
+            bytes memory changes = VM.parseJsonBytes(json, string.concat(one, "changes"));
+            for (uint256 place = 0; place < changes.length; place += 12) {
+                bytes memory snapshot = _case(json, uint8(changes[place]));
+                snapshot =
+                    _changed(snapshot, uint8(changes[place + 1]), uint8(changes[place + 2]), _word(changes, place + 4));
+                uint256 offset = uint8(changes[place + 3]);
+                (bool entered, bytes memory why) =
+                    address(this).staticcall(abi.encodeCall(this.enterVector, (snapshot, r)));
+                require(entered == (offset == 255), "taken");
+                if (entered) {
+                    ++taken;
+                    continue;
+                }
+                ++refused;
+                uint256 size = offset < 6 ? 1 : offset < 8 ? 2 : offset < 40 ? 8 : offset < 48 ? 4 : 32;
+                uint256 value = uint256(_word(snapshot, offset)) >> 256 - 8 * size;
+                require(
+                    keccak256(why) == keccak256(abi.encodeWithSelector(IGame.InvalidSnapshot.selector, offset, value)),
+                    "words"
+                );
+            }
+        }
+        require(taken > 50 && refused > 300, "cases");
+    }
+
+    function _case(string memory json, uint256 number) private pure returns (bytes memory) {
+        return VM.parseJsonBytes(json, string.concat(".cases[", VM.toString(number), "].encoded"));
+    }
+
+    function _word(bytes memory data, uint256 place) private pure returns (bytes32 word) {
+        assembly ("memory-safe") {
+            word := mload(add(add(data, 32), place))
+        }
     }
 }

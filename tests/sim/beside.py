@@ -32,8 +32,8 @@ from tiebreak.sim.world.game import GameResult, watch
 from tiebreak.sim.world.world import World
 
 SEATED = {name for name in CATALOGUE if "seat" in name} | {"sealed head never opened"}
-ON_A_CHAIN = SEATED | {one.name for one in blocks.ADVERSARIES}
-"""A ledger has no seats and no blocks."""
+ON_A_CHAIN = SEATED | {one.name for one in blocks.ADVERSARIES} | {"garbage entered"}
+"""A ledger has no seats and no blocks, and takes no state that posted moves did not lead to."""
 
 # ---------------------------------------------------------------- from logs alone
 

@@ -22,6 +22,7 @@ FAST = (
     "two ways in one talk",
     "state entered over moves on the chain",
     "swapped logs",
+    "garbage entered",
     "reorganised blocks",
     "seats bought, all but one",
 )

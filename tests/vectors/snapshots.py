@@ -1,15 +1,18 @@
 """Snapshots of games: snapshots.json."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tests.protocol.logged import SUMS, logged_job, random_logs
 from tests.protocol.runs import Liar, Run
-from tests.protocol.walks import WALKS, walk
+from tests.protocol.walks import WALKS, Walk, walk
 from tests.vectors.inputs import Stream
 from tests.vectors.instructions import hex_of
 from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Head, Job
+from tiebreak.protocol.errors import InvalidSnapshot
 from tiebreak.protocol.game.snapshot import SNAPSHOT_BYTES, Snapshot, Standing
+from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.packing import Kind, Uint, camel_case
 from tiebreak.protocol.tags import Digest
 
@@ -24,12 +27,53 @@ _OFFSETS: Final = {
 """Of the fields that are checked: a byte's place, and values that it has in no game."""
 
 
-def _played() -> Iterator[Snapshot]:
-    """The states of two games, and of three more the one before the proof."""
+def logged_walk() -> Walk:
     job, logs = logged_job(), random_logs(1)
-    logged = walk(Liar(job, 4, next(iter(SUMS)), logs=logs), Run(job, logs=logs))
-    for states in (WALKS["terms"], logged, *(WALKS[name][-1:] for name in ("element", "commit", "data source"))):
-        yield from (Snapshot.of(before) for before, _, _ in states)
+    return walk(Liar(job, 4, next(iter(SUMS)), logs=logs), Run(job, logs=logs))
+
+
+def _played() -> Iterator[GameState]:
+    """The states of two games, and of three more the one before the proof."""
+    for states in (WALKS["terms"], logged_walk(), *(WALKS[name][-1:] for name in ("element", "commit", "data source"))):
+        yield from (before for before, _, _ in states)
+
+
+def changed(snapshot: bytes, at: int, value: bytes) -> bytes:
+    return snapshot[:at] + value + snapshot[at + len(value) :]
+
+
+def refusal(snapshot: bytes, job: Job, head: Head) -> InvalidSnapshot | None:
+    """What a game against the head says to a snapshot that enters."""
+    try:
+        Snapshot.decode(snapshot).require_reachable(job, head)
+    except InvalidSnapshot as error:
+        return error
+    return None
+
+
+def _entered(start: GameState, states: Mapping[int, bytes], s: Stream) -> Json:
+    """States of one job's games, by their numbers as cases, each with every field changed: what then enters."""
+    job, head = start.job, start.head
+    changes = []
+    for number, state in states.items():
+        at = 0
+        for kind in Snapshot.kinds().values():
+            size = min(8, kind.bits // 8) if isinstance(kind, Uint) else 8  # of a digest its beginning is changed
+            top, old = 8 * size, int.from_bytes(state[at : at + size], "big")
+            drawn = (0, 1, 2, 4, old + 1, old - 1, old ^ 1, s.bits(8), s.bits(8) << top - 8, (1 << top) - 1)
+            value = drawn[s.below(len(drawn))] % (1 << top)
+            if value != old:
+                new = value.to_bytes(size, "big")
+                error = refusal(changed(state, at, new), job, head)
+                answer = 255 if error is None else error.offset
+                changes.append(bytes([number, at, size, answer]) + new.ljust(8, b"\0"))
+            at += kind.bits // 8 if isinstance(kind, Uint) else 32
+    return {
+        "steps": job.steps, "checkpointInterval": job.checkpoint_interval, "descentLevels": job.descent_levels,
+        "policy": int(job.is_logged), "depth": job.half_depth, "bodyCount": job.body_count,
+        "stateCount": job.state_count, "count": head.count, "states": list(states),
+        "changes": hex_of(b"".join(changes)),
+    }  # fmt: skip
 
 
 def _bytes(s: Stream, count: int) -> bytes:
@@ -73,7 +117,11 @@ def _signed(found: Snapshot, s: Stream) -> Json:
 
 def snapshots() -> Json:
     s = Stream("snapshots")
-    played = list(_played())
+    states = list(_played())
+    played = [Snapshot.of(state) for state in states]
+    by_job: dict[Job, dict[int, bytes]] = {}
+    for number, state in enumerate(states):
+        by_job.setdefault(state.job, {})[number] = played[number].encode()
     found = [*played, *_drawn(s)]
     cases = [
         {
@@ -90,4 +138,5 @@ def snapshots() -> Json:
         "cases": cases,
         "refused": [hex_of(data) for data in _refused(played[0].encode())],
         "signed": _signed(played[0], s),
+        "entered": [_entered(start, by_job[start.job], s) for start in (WALKS["terms"][0][0], logged_walk()[0][0])],
     }

@@ -15,7 +15,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
@@ -167,6 +167,7 @@ class Driver:
         """What the trainer's own process told last."""
         self._drafted: set[str] = set()
         self._noted: dict[Digest, str] = {}
+        self._disagreed: set[str] = set()
         self._published: set[tuple[Digest, int]] = set()
 
     # ------------------------------------------------------------------ the loop
@@ -181,8 +182,9 @@ class Driver:
         """Catch up with the board, wake the machine, and begin to listen."""
         if self.has_key:
             self._ask_balance(self.machine.address)
-        self._poll()
-        self.tell(e.Started(at=self.ground.now()))
+        for part in (self._poll, lambda: self.tell(e.Started(at=self.ground.now()))):
+            with self._apart("start"):
+                part()
         for target in (self._read_mail, self._send_mail):
             self._threads.append(Thread(target=target, daemon=True))
             self._threads[-1].start()
@@ -192,12 +194,24 @@ class Driver:
         """Process what came, or what comes within these seconds, and follow the ground if it is time to."""
         with suppress(Empty):
             wait = max(0.0, min(seconds, self._due - time.monotonic()))
-            self.inbox.get(timeout=wait)() if wait else self.inbox.get_nowait()()
+            came = self.inbox.get(timeout=wait) if wait else self.inbox.get_nowait()
+            with self._apart("post"):
+                came()
         if time.monotonic() >= self._due:
-            self._poll()
-            self._tick()
-            self._look_after()
+            for part in (self._poll, self._tick, self._look_after):
+                with self._apart("loop"):
+                    part()
             self._due = time.monotonic() + POLL_SECONDS
+
+    @contextmanager
+    def _apart(self, what: str) -> Iterator[None]:
+        """Keep one thing from ending all: what it raises is an ERROR, unless the driver stops by it."""
+        try:
+            yield
+        except Exception as error:
+            if self.stop.is_set():
+                raise
+            self.notes.error(what, f"unexpected {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End what the driver started. The machine can be started again from its journal."""
@@ -219,7 +233,8 @@ class Driver:
         try:
             while self._events:
                 for action in self.machine.observe(self._events.popleft()):
-                    self._carry_out(action)
+                    with self._apart(type(action).__name__):
+                        self._carry_out(action)
         finally:
             self._is_busy = False
 
@@ -270,7 +285,11 @@ class Driver:
     def _carry_out(self, action: e.Action) -> None:
         match action:
             case e.Record():
-                self.journal.append(action)
+                try:
+                    self.journal.append(action)
+                except Exception:
+                    self.stop.set()  # what is not kept must not be said, so nothing goes on
+                    raise
             case e.Wake(at=at):
                 if at not in self._ticks:
                     heapq.heappush(self._ticks, at)
@@ -676,7 +695,11 @@ class Driver:
         self._is_proven = linked.is_proven
 
     def _note_board(self) -> None:
-        """Note what has become of jobs and games."""
+        """Note what has become of jobs and games, and what of the board is not as the rules say."""
+        for line in getattr(self.machine.board, "disagreements", ()):
+            if line not in self._disagreed:
+                self._disagreed.add(line)
+                self.notes.error("board", line)
         for job in self.machine.jobs():
             words = JobStatus(job.status).name.lower()
             if self._noted.get(job.id) != words:

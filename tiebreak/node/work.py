@@ -338,7 +338,7 @@ class Crew:
                 opened = self._opened(said)
                 with self._changed:  # another thread may be sending that something is dropped
                     self._pipe.send(opened)
-        except (EOFError, OSError) as error:
+        except Exception as error:
             return Failed(reason=self._bury(error))
         finally:
             with self._changed:

@@ -16,6 +16,18 @@ class EncodingError(VerificationError):
     """Bytes do not decode to exactly one well-formed value."""
 
 
+class InvalidSnapshot(EncodingError):
+    """A field of a snapshot that is not as in any place of the game (SPEC section 10.1), in the contract's words."""
+
+    def __init__(self, offset: int, value: int) -> None:
+        self.offset = offset
+        self.value = value
+        super().__init__(offset, value)
+
+    def __str__(self) -> str:
+        return f"InvalidSnapshot(offset={self.offset}, value={self.value})"
+
+
 class ProgramError(VerificationError):
     """A program breaks a rule of SPEC section 4. Names the instruction and the rule."""
 

@@ -175,7 +175,7 @@ contract Games is IGame {
         if (sequence > MAX_SEQUENCE) revert IndexOutOfRange(MAX_SEQUENCE, sequence);
         _requireSigned(gameId, sequence, snapshot, signature, msg.sender == trainer ? challenger : trainer);
         emit Entered(gameId, sequence, snapshot);
-        Snapshots.enter(state, turn, Snapshots.decode(snapshot));
+        Snapshots.enter(state, turn, Snapshots.decode(snapshot, state, turn.descentLevels, BOARD));
         turn.sequence = sequence;
         Turns.save(state, turn);
     }
@@ -194,7 +194,7 @@ contract Games is IGame {
         Turns.Game storage state = _load(gameId, turn);
         _requireSide(state.challenger);
         _requireSigned(gameId, sequence, snapshot, signature, state.trainer);
-        GameState memory signed = Snapshots.decode(snapshot);
+        GameState memory signed = Snapshots.decode(snapshot, state, turn.descentLevels, BOARD);
         if (signed.phase != Phase.PROVE) revert WrongPhase(Phase.PROVE, signed.phase);
         Snapshots.complete(signed, state);
         _judge(gameId, state, turn, signed, proof, salt, opened);

@@ -241,7 +241,7 @@ interface IGame {
     /// The state is not later than the one that stands here.
     error StaleState(uint256 standing, uint256 offered);
     error SnapshotLength(uint256 expected, uint256 actual);
-    /// The field at this offset of a snapshot is out of its range.
+    /// The field at this offset of a snapshot is not as in any place of the game (SPEC section 10.1).
     error InvalidSnapshot(uint256 offset, uint256 value);
     /// The two states do not conflict: one snapshot.
     error NoFork(bytes32 snapshot);
@@ -318,8 +318,9 @@ interface IGame {
     function prove(GameId gameId, IReferee.Proof calldata proof, bytes32 salt, bytes32[] calldata opened) external;
 
     /// @notice A state that the other side signed, later than what stands here, is where the game goes on. Caller: a side.
-    /// Legal during the talk. SAFETY: nothing else is checked, for whoever plays by the rules signs only what lawful play
-    /// led to, and wins from there; who signs anything else harms itself.
+    /// Legal during the talk. Its fields agree with each other and the job, so that the rules have an answer to every move
+    /// from there (SPEC section 10.1). SAFETY: its digests are not checked, for whoever plays by the rules signs only what
+    /// lawful play led to, and wins from there; who signs anything else harms itself.
     /// @param sequence moves made since the run root
     /// @param snapshot 144 bytes (SPEC section 10.1)
     /// @param signature the other side's, over EIP-712 `State(bytes32 gameId,uint32 sequence,bytes32 snapshot)`

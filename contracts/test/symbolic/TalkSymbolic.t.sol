@@ -22,7 +22,7 @@ contract TalkSymbolic is SymbolicBase {
     }
 
     function decode(bytes calldata snapshot) external pure returns (IGame.GameState memory) {
-        return Snapshots.decode(snapshot);
+        return Snapshots.read(snapshot);
     }
 
     function pack(Bytes calldata b) private pure returns (bytes memory) {

@@ -5,6 +5,7 @@ count on a chain, its board is copied after each look at it, so that a page neve
 of a block. Where they are posts, the hub's receipts are the clock, and a ledger makes the board of them.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -124,9 +125,13 @@ class Feed:
             threading.Thread(target=self._follow, args=(self._ground,), daemon=True, name="pages").start()
 
     def _follow(self, ground: Followed) -> None:
-        rest = threading.Event()
+        rest, trouble = threading.Event(), ""
         while True:
-            self.look(ground)
+            try:
+                self.look(ground)
+            except Exception as error:  # the pages show what was read before, and it is tried again
+                if trouble != (trouble := repr(error)):
+                    logging.getLogger(__name__).exception("the board cannot be followed")
             rest.wait(POLL_SECONDS)
 
     def look(self, ground: Followed) -> None:

@@ -30,6 +30,7 @@ from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import GameState, Level, Reason, Verdict
 from tiebreak.protocol.parties import board
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob, Seating, Slot
+from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program, instruction_digest
 from tiebreak.protocol.program.rounding import Direction
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
@@ -161,12 +162,24 @@ class FollowedBoard(board.Board):
     # ------------------------------------------------------------------ transactions
 
     def follow(self, seen: Seen) -> None:
-        about = [self._follow(part, seen) for part in _parts(seen.events)]
+        about = [self._isolated(part, seen) for part in _parts(seen.events)]
         for found in {found.id: found for found in about if found is not None}.values():
             found.costs.append((found.state.moves, seen.gas))
             found.height = self.height
             if found.is_over and not found.ended:
                 found.ended = seen.at
+
+    def _isolated(self, part: Sequence[Event], seen: Seen) -> PublicGame | None:
+        """Fold the events of one call in. Whatever that raises is a disagreement, and the others go on."""
+        try:
+            return self._follow(part, seen)
+        except Exception as error:
+            self._disagree(part, error)
+            return None
+
+    def _disagree(self, part: Sequence[Event], error: Exception) -> None:
+        says = f"{error}" if isinstance(error, TiebreakError) else f"{type(error).__name__}: {error}"
+        self.disagreements.append(f"{part[0].name}: the contract took it, Python says {says}")
 
     def _follow(self, part: Sequence[Event], seen: Seen) -> PublicGame | None:
         """Fold the events of one call in. Returns the game that it was about, if it is known."""
@@ -248,6 +261,7 @@ class FollowedBoard(board.Board):
         if ended is not None and ended["verdict"] is Outcome.VOID:
             found.void = True
             return
+        before = found.state
         try:
             if "Entered" in names:
                 self._enter(found, names["Entered"], seen.at)
@@ -255,17 +269,18 @@ class FollowedBoard(board.Board):
                 self._end(found, part, ended, call, seen.at)
             else:
                 self._move(found, part, call, seen.at)
-        except TiebreakError as error:
-            self.disagreements.append(f"{part[0].name}: the contract took it, Python says {error}")
+        except Exception as error:  # whatever it is, the other games go on
+            self._disagree(part, error)
             found.is_lost = True
-        self._compare(found, ended, call)
+        self._compare(found, before, ended, call)
 
-    def _compare(self, found: PublicGame, ended: dict[str, Any] | None, call: Call | None) -> None:
+    def _compare(self, found: PublicGame, before: GameState, ended: dict[str, Any] | None, call: Call | None) -> None:
         """What the chain says of a game's end holds, whatever the rules say."""
         ours = found.state.verdict
         if ended is None:
             if ours is not None:
                 self.disagreements.append(f"game {found.id.hex()[:8]}: over in Python, not on the chain")
+                found.state, found.is_lost = replace(before, moves=found.state.moves), True
             return
         theirs = _verdict(ended, f"so says the chain: {ended['reason'].name}")
         if ours is None or (ours.winner, ours.reason) != (theirs.winner, theirs.reason):
@@ -372,33 +387,36 @@ def standing_at(shown: Snapshot, start: GameState, sequence: int, program: Progr
     """The state of a game at a snapshot, for whoever has not heard the moves that led there.
 
     What was opened on the way is not in it, so it cannot be signed or proved from, only followed. None if it needs a
-    program that is not given, or is of no lawful play.
+    program that is not given, or is of none of its instructions. Raises `InvalidSnapshot` for what the contract
+    refuses.
     """
     job, phase, level = start.job, Phase(shown.phase), Level(shown.level)
+    shown.require_reachable(job, start.head)
     is_inner = level in (Level.CHUNKS, Level.TERMS)
-    try:
-        operation = program.instruction_at(shown.instruction) if is_inner and program is not None else None
-        in_segment = level is not Level.RUN or phase is Phase.OPEN_STEPS
-        checkpoint = job.checkpoint_of(shown.step) if in_segment else 0
-    except (ValueError, IndexError):
+    if is_inner and program is None:
         return None
-    if is_inner and (operation is None or program is None):
-        return None
+    operation = program.instruction_at(shown.instruction) if is_inner and program is not None else None
+    in_segment = level is not Level.RUN or phase is Phase.OPEN_STEPS
     is_element = level is Level.CHUNKS and phase in (Phase.OPEN_TERMS, Phase.PROVE)
-    past_chunk = phase is Phase.SELECT_ELEMENT or is_element
     state = replace(
         start, phase=phase, level=level, node=shown.node, height=shown.height, position=shown.position,
-        checkpoint=checkpoint, step=0 if level is Level.RUN else shown.step, leaf=shown.instruction,
-        operation=operation, chunk=shown.position if is_inner else 0, element=shown.element,
+        checkpoint=job.checkpoint_of(shown.step) if in_segment else 0, step=0 if level is Level.RUN else shown.step,
+        leaf=shown.instruction, operation=operation, chunk=shown.position if is_inner else 0, element=shown.element,
         direction=Direction(shown.summation >> 6), moves=sequence,
     )  # fmt: skip
     if operation is not None and program is not None:
         state = replace(state, instruction=instruction_digest(program.encoded_at(shown.instruction)))
         if is_element:
             state = replace(state, claimed=shown.node[::-1][: operation.dtype.size])
-    if job.is_logged and past_chunk:
-        return replace(state, word=shown.log)
-    return replace(state, log_root=shown.log) if level is Level.STEPS else replace(state, step_log=shown.log)
+    if (phase is Phase.SELECT_ELEMENT or is_element) and state.is_logged_sum:
+        state = replace(state, word=shown.log)
+    elif level is Level.STEPS:
+        state = replace(state, log_root=shown.log)
+    else:
+        state = replace(state, step_log=shown.log)
+    if operation is not None and (operation.opcode == Opcode.SOURCE or (level is Level.TERMS and not state.terms)):
+        return None  # it has no such tree
+    return None if replace(Snapshot.of(state), opened=shown.opened) != shown else state
 
 
 # ---------------------------------------------------------------- what an event says

@@ -90,10 +90,7 @@ def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
 
 def apply(state: GameState, move: Move, now: int) -> GameState:
     """The state after a move at instant `now`. Raises `IllegalMove`."""
-    if state.is_over:
-        raise IllegalMove("the game is over")
-    if move.KIND not in (state.phase, Phase.OVER):
-        raise IllegalMove(f"expected a move of kind {state.phase.name}, got {move.KIND.name}")
+    _require_kind(state, move)
     if isinstance(move, Concede):
         return concede(replace(state, moves=state.moves + 1), state.mover, now)
     timed = _spend(state, now)
@@ -103,6 +100,13 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
             f"expected a proof not before {state.earliest}, a clock after the move before, got one at {now}"
         )
     return _made(timed, move)
+
+
+def _require_kind(state: GameState, move: Move) -> None:
+    if state.is_over:
+        raise IllegalMove("the game is over")
+    if move.KIND not in (state.phase, Phase.OVER):
+        raise IllegalMove(f"expected a move of kind {state.phase.name}, got {move.KIND.name}")
 
 
 def _made(state: GameState, move: Move) -> GameState:
@@ -118,8 +122,9 @@ def follow(state: GameState, move: Move, now: int) -> GameState:
     """The state after a move that the chain took without ending the game, as its log shows the move.
 
     A log lacks the siblings that tie what a defender opens to what stood before, and the contract has checked them. All
-    other moves are complete, and judged as by `apply`.
+    other moves are complete, and judged as by `apply`. Raises `IllegalMove`.
     """
+    _require_kind(state, move)
     timed, job = _spend(state, now), state.job
     match move:
         case moves.OpenSteps():

@@ -8,8 +8,9 @@ A party signs a `Standing` after each of its moves, and may also sign one that i
 can `enter` it on the chain. So a party signs only what its own state machine reached by legal moves, and never two
 different snapshots of one sequence number: two such signatures (`Fork`) lose the game.
 
-Whoever decodes a snapshot knows nothing about whether lawful play leads there. Two colluding parties can sign any
-144 bytes that decode.
+Two colluding parties can sign any 144 bytes. The contract takes those whose fields agree with each other and with the
+job (`Snapshot.require_reachable`), so that every move from there has its rule. Whether lawful play led to the digests
+takes the walk to tell.
 """
 
 from dataclasses import dataclass
@@ -20,20 +21,32 @@ from eth_hash.auto import keccak
 from tiebreak.protocol.codec import Reader, check_bytes
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain, TypedData
+from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.commitments.records import chunk_count, chunk_length
-from tiebreak.protocol.errors import StateError, VerificationError
+from tiebreak.protocol.errors import InvalidSnapshot, StateError, VerificationError
 from tiebreak.protocol.game.moves import MAX_SIBLINGS, Phase
 from tiebreak.protocol.game.seals import element_answer
 from tiebreak.protocol.game.state import GameState, Level
+from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.packing import U8, U32, U64, Bytes32, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.program.accumulator import Kind, kind_of, leaf_count
-from tiebreak.protocol.program.isa import MAX_NUMEL, DType, Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+from tiebreak.protocol.trees import depth_of
 
 SNAPSHOT_BYTES: Final = 144
 MAX_RECEIPT_BYTES: Final = 256
 _MAX_FORK_BYTES: Final = 512
+_WALK: Final = (Phase.DESCEND, Phase.SELECT)
+_LEAF_PHASES: Final = {
+    Level.RUN: (Phase.OPEN_STEPS,),
+    Level.STEPS: (Phase.OPEN_VALUES,),
+    Level.VALUES: (Phase.OPEN_TENSOR, Phase.PROVE),
+    Level.CHUNKS: (Phase.OPEN_CHUNK, Phase.SELECT_ELEMENT, Phase.OPEN_TERMS, Phase.PROVE),
+    Level.TERMS: (Phase.PROVE,),
+}
+"""The moves at a leaf of each tree. Above the leaves of all of them, the moves are those of a walk."""
 Signature = Annotated[bytes, Raw(keys.SIGNATURE_BYTES)]
 
 
@@ -105,17 +118,119 @@ class Snapshot(Record):
 
     @classmethod
     def decode(cls, data: bytes) -> "Snapshot":
-        """Read 144 bytes. Raises `EncodingError` for another length, and for fields outside the ranges above."""
+        """Read 144 bytes. Raises `EncodingError` for another length, `InvalidSnapshot` for a field out of range."""
         reader = Reader(check_bytes("snapshot", data, SNAPSHOT_BYTES))
         found: dict[str, Any] = {}
         for name, kind in cls.kinds().items():
-            found[name] = reader.unsigned(kind.bits // 8) if isinstance(kind, Uint) else reader.take(32)
+            if not isinstance(kind, Uint):
+                found[name] = reader.take(32)
+                continue
+            value = found[name] = reader.unsigned(kind.bits // 8)
+            if value < kind.low or (kind.high is not None and value > kind.high):
+                raise InvalidSnapshot(_OFFSETS[name], value)
         return cls(**found)
+
+    def require_reachable(self, job: Job, head: Head) -> None:
+        """Raise `InvalidSnapshot` unless the fields agree with each other and with the job, as they do in every walk.
+
+        The checks, in their order, are those of the contract's `Snapshots.requireReachable`. Every move from here then
+        has its rule, and every place its tree. Digests are not checked, nor what only the program says.
+        """
+        phase, level, height = Phase(self.phase), Level(self.level), self.height
+        walks = phase in _WALK
+        self._hold("level", walks or phase in _LEAF_PHASES[level])
+        if level < Level.CHUNKS:
+            self._require_no_tensor(walks)
+        else:
+            self._require_tensor(job)
+        depth = self._require_tree(job, head)
+        self._hold(
+            "height", 1 <= height <= depth and (depth - height) % job.descent_levels == 0 if walks else not height
+        )
+        opens = phase is Phase.DESCEND and level is not Level.RUN
+        self._hold("fresh", self.fresh == (height == depth) and not (self.fresh and opens))
+        self._hold("position", not self.position >> (depth - height) if walks else self._is_leaf(job, head))
+        has_log = job.is_logged and level is not Level.RUN and not (level is Level.STEPS and self.leaves == 1)
+        self._hold("log", has_log or not any(self.log))
+
+    def _hold(self, name: str, holds: bool) -> None:
+        if not holds:
+            value = getattr(self, name)
+            raise InvalidSnapshot(_OFFSETS[name], value if isinstance(value, int) else int.from_bytes(value, "big"))
+
+    def _require_no_tensor(self, walks: bool) -> None:
+        """Before OPEN_TENSOR, and at a `source`, nothing is known of a tensor."""
+        for name in ("dtype", "last_chunk_bytes", "term_leaves", "summation"):
+            self._hold(name, getattr(self, name) == 0)
+        self._hold("instruction", self.instruction == (0 if self.level < Level.VALUES or walks else self.position))
+        self._hold("element", self.element == 0)
+        is_root = self.level == Level.RUN and self.fresh
+        self._hold("node", not is_root or self.node == self.opened)
+
+    def _require_tensor(self, job: Job) -> None:
+        """The tensor, its sum, and the element that was selected, if one was."""
+        in_terms, proves = self.level == Level.TERMS, self.phase == Phase.PROVE
+        selected = in_terms or proves or self.phase == Phase.OPEN_TERMS
+        self._hold("dtype", self.dtype <= max(DType))
+        size, last, terms = DType(self.dtype).size, self.last_chunk_bytes, self.term_leaves
+        self._hold("last_chunk_bytes", 0 < last <= CHUNK_BYTES and last % size == 0)
+        fits = terms != 1 and (not selected or (terms > 0) == (in_terms or not proves))
+        self._hold("term_leaves", terms <= MAX_TERMS // TERMS_PER_LEAF and fits)
+        accumulates, kind, code = self.summation & 15, self.summation >> 4 & 3, self.summation >> 6
+        sums = (accumulates > 0) == (terms > 0) and accumulates <= len(Kind)
+        logs = not kind or (job.is_logged and self.dtype == DType.F32)
+        self._hold("summation", sums and logs and (not code or (selected and kind > 0 and code != 3)))
+        self._hold("instruction", self.instruction < job.body_count)
+        self._hold("leaves", 1 <= self.leaves <= MAX_NUMEL // CHUNK_BYTES * size)
+        chunk, index = divmod(self.element, CHUNK_BYTES // size)
+        inside = index < (last if chunk + 1 == self.leaves else CHUNK_BYTES) // size
+        held = chunk < self.leaves and inside and (in_terms or chunk == self.position)
+        self._hold("element", held if selected else self.element == 0)
+        self._hold("node", not selected or in_terms or not any(self.node[:-size]))
+
+    def _require_tree(self, job: Job, head: Head) -> int:
+        """The depth of the tree in which the node stands, whose step and leaves must be the job's."""
+        level, in_run = Level(self.level), self.level == Level.RUN
+        if in_run and self.phase != Phase.OPEN_STEPS:
+            self._hold("step", self.step == 0)
+            self._hold("leaves", self.leaves == head.count)
+            return job.run_depth
+        self._hold("step", 1 <= self.step <= job.steps)
+        segment, place = divmod(self.step - 1, job.checkpoint_interval)
+        chosen = self.position if self.phase == Phase.OPEN_VALUES else 0
+        fits = place == 0 and segment == self.position if in_run else level is not Level.STEPS or place == chosen
+        self._hold("step", segment < head.count and fits)
+        length = job.segment_steps(segment)
+        if level < Level.CHUNKS:
+            self._hold("leaves", self.leaves == length and not (in_run and length == 1))
+        match level:
+            case Level.RUN:
+                return job.run_depth
+            case Level.VALUES:
+                return job.half_depth + 1
+        return depth_of(self.term_leaves if level is Level.TERMS else self.leaves)
+
+    def _is_leaf(self, job: Job, head: Head) -> bool:
+        """Whether the position is one of a leaf that is no padding."""
+        leaves = {Level.RUN: head.count, Level.TERMS: self.term_leaves}
+        if self.level != Level.VALUES:
+            return self.position < leaves.get(Level(self.level), self.leaves)
+        commit = self.position - (1 << job.half_depth)
+        return self.position < job.body_count if commit < 0 else self.phase == Phase.PROVE and commit < job.state_count
 
     @property
     def id(self) -> Digest:
         """What stands on the chain and is signed."""
         return tagged_hash(Tag.SNAPSHOT, self.encode())
+
+
+def _offsets() -> dict[str, int]:
+    bits = [kind.bits if isinstance(kind, Uint) else 256 for kind in Snapshot.kinds().values()]
+    return {name: sum(bits[:n]) // 8 for n, name in enumerate(Snapshot.kinds())}
+
+
+_OFFSETS: Final = _offsets()
+"""Where each field stands among the 144 bytes."""
 
 
 def opened(state: GameState) -> tuple[bytes, ...]:

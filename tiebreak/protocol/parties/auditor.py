@@ -105,8 +105,9 @@ class Watcher(Machine):
 
     def plan(self) -> None:
         for job in self.jobs():
-            if not job.is_over and self.concerns(job):
-                self._watch(job)
+            with self.apart(f"job {job.id.hex()[:8]}"):
+                if not job.is_over and self.concerns(job):
+                    self._watch(job)
         super().plan()
 
     def _watch(self, job: PublicJob) -> None:
@@ -217,7 +218,7 @@ class Auditor(Player, Sitter, Watcher):
         """Play the open games first, because their clocks are running."""
         for game in list(self.board.games.values()):
             if game.challenger == self.address:
-                self._play(game, Side.CHALLENGER)
+                self.play(game, Side.CHALLENGER)
         super().plan()
 
     def _watch(self, job: PublicJob) -> None:

@@ -148,7 +148,8 @@ class Client(Machine):
                 self.want(("create", job_id), e.CreateJob(job=draft, signature=signature))
         for job in self.jobs():
             if job.job.client == self.address:
-                self._follow(job)
+                with self.apart(f"job {job.id.hex()[:8]}"):
+                    self._follow(job)
         super().plan()
 
     def _offer(self, draft: Job) -> None:

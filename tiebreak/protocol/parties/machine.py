@@ -6,7 +6,8 @@ twice, late or never: the next one leads to the same plan. After a crash the rec
 Work that was under way is requested again, and statements are repeated byte for byte.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -50,6 +51,10 @@ PASSING: Final = frozenset(
 )
 """Refusals that time will resolve, or that come of others' transactions in the same block, or of a block that vanished.
 """
+
+
+UNEXPECTED: Final = "unexpected"
+"""How the alarm begins about what a part of a round raised."""
 
 
 @dataclass(slots=True)
@@ -119,8 +124,10 @@ class Machine:
                 self._sending.pop(event.place, None)
             case e.Refused():
                 self._refused(event)
-        self.learn(event)
-        self.plan()
+        with self.apart(type(event).__name__):
+            self.learn(event)
+        with self.apart("the plan"):
+            self.plan()
         if self._wake:
             self._actions.append(e.Wake(at=self._wake))
         actions, self._actions = tuple(self._actions), []
@@ -173,6 +180,14 @@ class Machine:
     def alarm(self, text: str, *, is_error: bool = False) -> None:
         """Alert the owner. Each text is sent only once."""
         self.once(e.Alarm(is_error=is_error, text=text))
+
+    @contextmanager
+    def apart(self, what: str) -> Iterator[None]:
+        """Keep a part of a round, about one game or job, from ending the rest: what it raises is an ERROR."""
+        try:
+            yield
+        except Exception as error:
+            self.alarm(f"{UNEXPECTED} in {what}: {type(error).__name__}: {error}", is_error=True)
 
     def wake(self, at: int) -> None:
         """Schedule another look at this instant. If several are requested, the earliest wins."""

@@ -99,7 +99,8 @@ class Player(Machine):
             case e.Started():
                 for game in self.board.games.values():  # repeat all: the last may have been lost in a crash
                     if not game.is_over:
-                        self._say_again(game)
+                        with self.apart(name_of(game)):
+                            self._say_again(game)
 
     def is_side(self, game: PublicGame) -> bool:
         """Whether this party is one of a game's two sides."""
@@ -108,6 +109,13 @@ class Player(Machine):
     def side_in(self, game: PublicGame) -> Side:
         """Which side of a game this party is."""
         return Side.DEFENDER if game.job.job.trainer == self.address else Side.CHALLENGER
+
+    def play(self, game: PublicGame, side: Side) -> None:
+        """Do what is due in a game. Nothing that it raises keeps the other games from their moves."""
+        with self.apart(name_of(game)):
+            if game.is_lost:
+                self.alarm(f"{name_of(game)}: where it stands on the chain cannot be known here", is_error=True)
+            self._play(game, side)
 
     def _play(self, game: PublicGame, side: Side) -> None:
         if not game.job.job.talk_time:
@@ -392,6 +400,10 @@ class Player(Machine):
             if wire is not None:
                 self._keep(game, wire)
                 self.do(e.ShowMove(game_id=game.id, wire=self.record(("said", *turn), wire)))
+
+
+def name_of(game: PublicGame) -> str:
+    return f"game {game.id.hex()[:8]}"
 
 
 def _turn_in(view: GameView) -> Turn:

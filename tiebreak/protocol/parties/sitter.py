@@ -43,9 +43,10 @@ class Sitter(Machine):
     def plan(self) -> None:
         for job in self.jobs():
             if job.job.seats:
-                self._join(job)
-                self._seal(job)
-                self._claim(job)
+                with self.apart(f"job {job.id.hex()[:8]}"):
+                    self._join(job)
+                    self._seal(job)
+                    self._claim(job)
         for bond, number in self.board.slots_of(self.address):
             since = self.board.pools[bond][number].since
             if self.leaves(bond) and self.has_come(since + POOL_SECONDS + 1):

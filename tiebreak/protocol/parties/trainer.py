@@ -139,14 +139,15 @@ class Trainer(Player):
         """Follow all of its own jobs and the games about them."""
         for job in self.jobs():
             if job.job.trainer == self.address:
-                self._follow(job)
+                with self.apart(f"job {job.id.hex()[:8]}"):
+                    self._follow(job)
         super().plan()
 
     def _follow(self, job: PublicJob) -> None:
         if job.status is JobStatus.OFFERED and self.accepts(job):
             self.want(("accept", job.id), e.AcceptJob(job_id=job.id))
         for game in self.board.games_of(job.id):
-            self._play(game, Side.DEFENDER)
+            self.play(game, Side.DEFENDER)
         if not is_active(job):
             return
         if job.job.is_logged:

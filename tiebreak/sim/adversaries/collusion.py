@@ -9,13 +9,18 @@ from random import Random
 from typing import Final
 
 from tiebreak.protocol.chain import ChainError, calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
-from tiebreak.protocol.game.moves import Descend
+from tiebreak.protocol.game.moves import Descend, Phase
 from tiebreak.protocol.game.rules import start
-from tiebreak.protocol.game.sides import Challenger, Party
+from tiebreak.protocol.game.sides import Challenger, Party, choose
+from tiebreak.protocol.game.snapshot import Snapshot, Standing
+from tiebreak.protocol.game.state import GameState, Level
+from tiebreak.protocol.packing import Uint
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.protocol.parties.events import JobDrafted
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import depth_of, fold_nodes
 from tiebreak.sim.adversaries.auditors import Bribed, bribe
 from tiebreak.sim.adversaries.base import (
     TRAINER,
@@ -34,6 +39,7 @@ from tiebreak.sim.adversaries.base import (
 )
 from tiebreak.sim.adversaries.heads import Withholding
 from tiebreak.sim.adversaries.mempool import Censor, bearable, diligent
+from tiebreak.sim.adversaries.talking import with_a_talk
 from tiebreak.sim.world.agents import Agent, Builder, Client, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import Cast, Seat, TrainerFactory
 from tiebreak.sim.world.work import Bound, Work
@@ -187,6 +193,68 @@ class SelfReporter(Scripted):
             yield from self.attempt(calls.report_equivocation(first, second_head(self, first)))
 
 
+def garbled(state: GameState, rng: Random) -> tuple[Snapshot, tuple[bytes, ...]]:
+    """A place of some tree, with nodes below it of nobody's run; in half of them, one field is anything it can hold."""
+    job, level = state.job, rng.choice(tuple(Level))
+    step = rng.randint(1, job.last_step(state.head.count - 1))
+    segment, in_run, inner = job.checkpoint_of(step), level is Level.RUN, level in (Level.CHUNKS, Level.TERMS)
+    leaves = state.head.count if in_run else 9 if inner else job.segment_steps(segment)
+    depth = {Level.RUN: job.run_depth, Level.VALUES: job.half_depth + 1}.get(level, depth_of(leaves))
+    height = depth - job.descent_levels if depth > job.descent_levels else depth
+    nodes = tuple(rng.randbytes(32) for _ in range(1 << min(height, job.descent_levels)))
+    node = fold_nodes(nodes)
+    fields: dict[str, int | bytes] = {
+        "phase": Phase.SELECT if height == depth and not in_run else Phase.DESCEND, "level": level, "height": height,
+        "fresh": height == depth, "dtype": 0, "summation": int(inner), "last_chunk_bytes": 512 * inner, "position": 0,
+        "element": 0, "leaves": leaves, "term_leaves": 9 * inner, "instruction": inner * rng.randrange(job.body_count),
+        "step": 0 if in_run else job.first_step(segment) if level is Level.STEPS else step,
+        "node": node, "opened": node, "log": bytes(32),
+    }  # fmt: skip
+    numbers = {name: kind for name, kind in Snapshot.kinds().items() if isinstance(kind, Uint)}
+    if rng.random() < 0.5:
+        name, kind = rng.choice(list(numbers.items()))
+        low, high = int(kind.low), (1 << kind.bits) - 1 if kind.high is None else int(kind.high)
+        fields[name] = rng.choice((low, high, rng.randint(low, high)))
+    shown = {name: int(value) if isinstance(value, int) else value for name, value in fields.items()}
+    return Snapshot(**shown), nodes  # type: ignore[arg-type]
+
+
+class Garbler(Scripted):
+    """Enters states of no lawful play that its master signed, and both move on from there."""
+
+    def follow(self, job: PublicJob) -> Process:
+        world, heads = self.world, self.world.mail.heads_of
+        yield from self.until(lambda: job.is_over or bool(heads(job.id)))
+        if job.is_over or not (
+            yield from self.attempt(calls.challenge(heads(job.id)[0].head, 0, world.board.price(job)))
+        ):
+            return
+        game = world.board.games[game_id(heads(job.id)[0].head.head, world.domain, self.address, 0)]
+        master = world.parties[TRAINER]
+        assert isinstance(master, Agent), "the cast has one"
+        while not game.is_stopped and game.state.talks(world.now):
+            (shown, nodes), sequence = garbled(game.state, self.rng), game.state.moves + 1
+            standing = Standing(game_id=game.id, sequence=sequence, snapshot=shown.id)
+            self.spam(
+                [Call("enter", (game.id, sequence, shown.encode(), master.key.sign(standing.digest(world.domain))))]
+            )
+            yield from self.sleep(2 * world.block_seconds)
+            for phase, mover, move in (
+                (Phase.DESCEND, master, Descend(nodes=nodes)),
+                (Phase.SELECT, self, choose(nodes, self.rng.randrange(len(nodes)) * (self.rng.random() < 0.2))),
+            ):
+                if game.state.phase is phase and not game.is_stopped:
+                    mover.spam([calls.move_call(game.state, move)])
+                    yield from self.sleep(2 * world.block_seconds)
+
+
+class Garbling(Trainer):
+    """Signs whatever its puppet wants, and plays only against others."""
+
+    def plays(self, game: PublicGame) -> bool:
+        return not isinstance(self.world.party_at(game.challenger), Garbler)
+
+
 def seat_pair(puppet: type[Agent]) -> Seating:
     """Seats a trainer with a puppet, the fastest of all auditors."""
 
@@ -318,6 +386,9 @@ ADVERSARIES: Final = (
         first=between(2, 4)),
     _conspiracy(seat_pair(SelfReporter), "self-report to keep the stake", Trainer,
         "half of its stake, which the challenger would have won", {Catch.EQUIVOCATION}, run=_SHARED),
+    _conspiracy(seat_pair(Garbler), "garbage entered", Garbling,
+        "that whoever follows the board stops", {Catch.RECOMPUTED, Catch.TIMEOUT, Catch.PADDING}, before=with_a_talk,
+        run=false_sum()),
     _conspiracy(seat_price_raiser, "a challenge made dear for others", Trainer,
         "that no honest challenger can put up its stake any more", run=false_sum()),
     _conspiracy(seat_second_trainer, "trainer that copies another", CopyingTrainer, "a reward without computing",

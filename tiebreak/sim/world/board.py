@@ -11,10 +11,10 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.following import FollowedBoard, Seen, TalkOf
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import verify
-from tiebreak.protocol.errors import IllegalMove, VerificationError
+from tiebreak.protocol.errors import IllegalMove, InvalidSnapshot, VerificationError
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Side
-from tiebreak.protocol.game.snapshot import Standing
+from tiebreak.protocol.game.snapshot import Snapshot, Standing
 from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
@@ -41,7 +41,7 @@ class Board(FollowedBoard):
         self.follow(Seen(events=applied.events, at=now, call=call, gas=applied.gas_used))
         started = [event.values["gameId"] for event in applied.events if event.name == "GameStarted"]
         played = self.games.get(started[0] if started else call.game_id or Digest(b""))
-        if theirs is not None and played is not None:
+        if theirs is not None and played is not None and not played.is_lost:
             where = f"game {played.id.hex()[:8]} after {len(played.moves)} moves"
             self.disagreements += [
                 f"{where}: {difference}"
@@ -56,6 +56,8 @@ class Board(FollowedBoard):
         if error.name in ("Panic", "Unknown"):
             self.disagreements.append(f"{call.kind}: expected an error of the contract, got {error}")
         found, move = self.games.get(call.game_id or Digest(b"")), call.move
+        if found is not None and error.name == "InvalidSnapshot" and str(error) != _refusal(found, call):
+            self.disagreements.append(f"{call.kind}: {error}, and Python said {_refusal(found, call)}")
         if found is not None and call.kind == "enter" and self._may_enter(found, call, sender, now):
             self.disagreements.append(f"{call.kind}: legal in Python, the contract said {error}")
         if found is None or move is None or found.is_stopped or found.mover() != sender or call.value:
@@ -84,6 +86,15 @@ class Board(FollowedBoard):
 
 
 # ---------------------------------------------------------------- both referees
+
+
+def _refusal(found: PublicGame, call: Call) -> str:
+    """What Python says to a snapshot that enters, in the words of an error of the contract."""
+    try:
+        Snapshot.decode(call.arguments[2]).require_reachable(found.job.job, found.head.head)
+    except InvalidSnapshot as error:
+        return f"the contract refused: {error}"
+    return "nothing"
 
 
 def differences(found: PublicGame, theirs: GameRecord, *, judged: bool = False) -> list[str]:

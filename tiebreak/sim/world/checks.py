@@ -23,7 +23,8 @@ from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
-from tiebreak.protocol.parties.events import Place, Record
+from tiebreak.protocol.parties.events import Alarm, Place, Record
+from tiebreak.protocol.parties.machine import UNEXPECTED
 from tiebreak.protocol.parties.trainer import AHEAD
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.agents import Agent, Trainer
@@ -233,7 +234,9 @@ def _is_stuck(finished: Finished, job: PublicJob) -> bool:
 
 def referees_agree(finished: Finished) -> list[str]:
     """Promise 5."""
-    return [f"5: {sentence}" for sentence in finished.world.board.disagreements]
+    alarms = [kept.text for agent in finished.agents.values() for kept in agent.kept if isinstance(kept, Alarm)]
+    unexpected = [text for text in alarms if text.startswith(UNEXPECTED)]
+    return [f"5: {sentence}" for sentence in [*finished.world.board.disagreements, *unexpected]]
 
 
 def first_lies(finished: Finished) -> list[str]:

@@ -145,6 +145,7 @@ class World:
         self.confirmations = confirmations
         self.weather = weather
         self.board = Board(chain.domain, self.talk_of)
+        self.board.program_of = lambda job: workshop.program if job.program_root == workshop.program.root else None
         self.mail = Mail(chain.domain, self.notify)
         self.parties: dict[str, Participant] = {}
         self.builder: Orders | None = None
