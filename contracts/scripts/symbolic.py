@@ -103,7 +103,7 @@ def digest(contract: str) -> str:
 
 
 def main() -> None:
-    """Prove all contracts, or those named or changed; write symbolic.json when all were proven."""
+    """Prove all contracts, or those named or changed, and write into symbolic.json what was proven."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("contracts", nargs="*", help="only these")
     parser.add_argument("--changed", action="store_true", help="only those that symbolic.json does not say are proven")
@@ -112,8 +112,8 @@ def main() -> None:
     subprocess.run(["forge", "build", "--root", str(HERE)], check=True)
     digests = {contract: digest(contract) for contract in everything}
     chosen = arguments.contracts or everything
+    proven = json.loads(PROVEN.read_text())
     if arguments.changed:
-        proven = json.loads(PROVEN.read_text())
         chosen = [contract for contract in chosen if proven.get(contract) != digests[contract]]
         print(f"changed since they were proven: {', '.join(chosen) or 'none'}")
     wrong = []
@@ -121,8 +121,8 @@ def main() -> None:
         wrong += failures("check_", PASSED, contract) + failures("wrong_", REFUTED, contract)
     if wrong:
         sys.exit("\n".join(wrong))
-    if chosen == everything and not arguments.changed:
-        PROVEN.write_text(json.dumps(digests, indent=2) + "\n")
+    kept = {contract: digests[contract] if contract in chosen else proven.get(contract) for contract in everything}
+    PROVEN.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 if __name__ == "__main__":
