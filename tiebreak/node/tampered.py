@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.node import workbench
 from tiebreak.node.up import CHEATS
@@ -16,9 +18,14 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries import tampering
+from tiebreak.sim.adversaries.forgery import ForgedEvidence
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+
+class BentEvidence(ForgedEvidence, workbench.RestlessEvidence):
+    """Its partial sums lead to what was committed: it is convicted of a number, not for want of an answer."""
 
 
 class TamperedWorkbench(workbench.Workbench):
@@ -29,6 +36,9 @@ class TamperedWorkbench(workbench.Workbench):
     def _make_interpreter(self, run: RunDirectory, attempt: int) -> Interpreter:
         made = super()._make_interpreter(run, attempt)
         return tampering.Tampered(made, cheat(self._name, run.program, run.job).tamper)
+
+    def _make_evidence(self, run: RunDirectory, attempt: int) -> Evidence:
+        return BentEvidence(run, self._interpreter(run, attempt), CommittedLogs.of(run), self._go_on)
 
 
 def serve(name: str, pipe: "Connection", bench: Bench) -> None:

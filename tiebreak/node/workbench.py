@@ -95,7 +95,7 @@ def serve(pipe: "Connection", bench: Bench, make: "Callable[..., Workbench] | No
         pipe.send(table.do(said.get()))
 
 
-class _Evidence(Evidence):
+class RestlessEvidence(Evidence):
     """Evidence whose replays end after a step if nobody needs them any more."""
 
     def __init__(self, run: RunDirectory, interpreter: Interpreter, logs: Logs, go_on: Callable[[], None]) -> None:
@@ -253,13 +253,14 @@ class Workbench:
         folder = self._folder(job) if turn.defends else self._replay_folder(job, turn.attempt)
         attempt = 0 if turn.defends else turn.attempt
         if (job.id, attempt) not in self._evidence:
-            run = RunDirectory.open(folder)
-            logs = CommittedLogs.of(run)
-            self._evidence[job.id, attempt] = _Evidence(run, self._interpreter(run, attempt), logs, self._go_on)
+            self._evidence[job.id, attempt] = self._make_evidence(RunDirectory.open(folder), attempt)
         evidence = self._evidence[job.id, attempt]
         party = Defender(evidence) if turn.defends else Challenger(evidence, self._bench.secret)
         resume(party, rules.start(job, turn.head, turn.game_id, turn.started), turn.line)
         return party.move(turn.state, turn.line[-1] if turn.line else None)
+
+    def _make_evidence(self, run: RunDirectory, attempt: int) -> Evidence:
+        return RestlessEvidence(run, self._interpreter(run, attempt), CommittedLogs.of(run), self._go_on)
 
     def _go_on(self) -> None:
         if self._now in self.dropped:

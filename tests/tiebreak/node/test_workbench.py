@@ -17,6 +17,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.node import settings as party_settings
 from tiebreak.node.tampered import TamperedWorkbench
+from tiebreak.node.up import CHEATS
 from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Drop, Failed, Steps, Task, Turn
 from tiebreak.node.workbench import REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -24,8 +25,9 @@ from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.game.moves import Move, Phase, Side
 from tiebreak.protocol.game.snapshot import Snapshot
+from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.small_task import INTERVAL, STEPS, small_task
@@ -59,7 +61,7 @@ def answer(bench: Workbench, task: Task) -> Answer:
 
 
 def bench(folder: Path, told: list[Steps] | None = None, cheat: str = "") -> Workbench:
-    made = Bench(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", threads=1)
+    made = Bench(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", threads=1, secret=bytes(32))
     given = made, (lambda _: None) if told is None else told.append
     return TamperedWorkbench(cheat, *given) if cheat else Workbench(*given)
 
@@ -105,11 +107,26 @@ def test_a_replay_that_a_kill_left_half_made_is_made_anew(agreed: RunDirectory, 
     assert answer(own, replay(agreed, trained, 1)).root == trained
 
 
-@pytest.mark.parametrize("cheat", ["rate", "label", "weight", "tf32"])
-def test_a_cheat_computes_something_else(agreed: RunDirectory, folder: Path, cheat: str) -> None:
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_each_cheat_of_up_is_convicted_by_a_number(agreed: RunDirectory, folder: Path, cheat: str) -> None:
+    """Its evidence fits its head down to the last opening, so a game goes on to what the referee recomputes."""
     task = Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)
-    lie = answer(bench(folder, cheat=cheat), task).root
-    assert answer(bench(folder), replay(agreed, lie, 0)).root != lie
+    liar, auditor = bench(folder, cheat=cheat), bench(folder)
+    lie = answer(liar, task).root
+    assert lie is not None
+    assert answer(auditor, replay(agreed, lie, 0)).root != lie
+    head, game = Head(job_id=agreed.job.id, count=COUNT, run_root=Digest(lie)), Digest(bytes(32))
+    state, line = rules.start(agreed.job, head, game, 1), list[Move]()
+    while not state.is_over:
+        defends = state.mover is Side.DEFENDER
+        turn = Turn(head=head, game_id=game, started=1, state=state, line=tuple(line), defends=defends)
+        work = e.Gather(game_id=game, sequence=state.moves, snapshot=Snapshot.of(state).id)
+        move = answer(liar if defends else auditor, Compute(work=work, job=agreed.job, turn=turn)).move
+        assert move is not None
+        line.append(move)
+        state = rules.apply(state, move, max(1, state.earliest))
+    assert state.verdict is not None
+    assert (state.verdict.winner, state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
 
 
 def test_no_environment_variable_changes_what_a_party_computes(
