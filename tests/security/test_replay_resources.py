@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
 from tiebreak.api.keys import save_key
-from tiebreak.cli.train import train
+from tiebreak.cli.main import tiebreak
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
@@ -114,11 +114,11 @@ def test_the_command_goes_on_with_a_diverging_run_when_told_so(tmp_path: Path, m
     run, key = make_run(tmp_path / "run"), tmp_path / "key.pem"
     save_key(TRAINER, key, "a long passphrase")
     monkeypatch.setenv("TIEBREAK_PASSPHRASE", "a long passphrase")
-    arguments = [str(run.path), "--key", str(key), "--threads", "1"]
-    stopped = CliRunner().invoke(train, arguments)
+    arguments = ["train", str(run.path), "--key", str(key), "--threads", "1"]
+    stopped = CliRunner().invoke(tiebreak, arguments)
     assert isinstance(stopped.exception, NotFiniteError)
     assert run.records() == []
-    finished = CliRunner().invoke(train, [*arguments, "--diverging"])
+    finished = CliRunner().invoke(tiebreak, [*arguments, "--diverging"])
     assert finished.exception is None
     assert [record.step for record in run.records()] == [INTERVAL, STEPS]
 
