@@ -260,6 +260,7 @@ contract BoardReceiptsTest is BoardBase, TestBase {
     function test_the_whole_range_of_rewards_is_shared_out(uint128 reward, uint64 steps, uint64 receipts) external {
         IJobBoard.Job memory job = _job(1);
         (job.reward, job.steps, job.checkpointInterval) = (reward, uint64(bound(steps, 1, type(uint64).max)), 1);
+        job.challengerStake = type(uint128).max;
         VM.deal(client, reward);
         JobId jobId = _offer(job);
         _accept(jobId);

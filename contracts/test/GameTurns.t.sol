@@ -313,7 +313,7 @@ contract GameTurnsTest is GameBase {
 
     function test_a_stake_of_one_wei_burns() external {
         IJobBoard.Job memory job = _job(1);
-        job.challengerStake = 1;
+        (job.reward, job.trainerStake, job.challengerStake) = (1, 1, 1);
         jobId = _offer(job);
         _accept(jobId);
         gameId = _challenge(jobId, 3, GameTrees.root(runLeaves), 0);

@@ -529,7 +529,7 @@ contract SeatsTest is BoardBase, TestBase {
         uint256 max = type(uint128).max;
         seats = 16;
         IJobBoard.Job memory job = _job(2);
-        (job.trainerStake, job.seatFee, job.seatBond) = (max, max, max);
+        (job.trainerStake, job.challengerStake, job.seatFee, job.seatBond) = (max, max, max, max);
         VM.deal(client, 20 * max);
         VM.deal(trainer, max);
         VM.deal(stranger, 20 * max);

@@ -143,9 +143,9 @@ def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str
         levels=levels,
         reward=reward,
         trainer_stake=trainer_stake,
-        # A smaller one no trainer accepts, or no job has, and then there is no game.
+        # A smaller one no trainer accepts, or no job has, and then there is no game; seats may make a job worth more.
         challenger_stake=max(
-            challenger_stake, -(-trainer_stake // MAX_STAKE_RATIO), -(-(reward + trainer_stake) // MAX_WORTH)
+            challenger_stake, -(-trainer_stake // MAX_STAKE_RATIO), -(-4 * (reward + trainer_stake) // MAX_WORTH)
         ),
         window=rng.choice((3600, 4 * 3600, 86400, 3 * 86400)),
         clock=rng.choice((600, 1800, 3600, 6 * 3600)),
