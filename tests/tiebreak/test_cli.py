@@ -44,6 +44,7 @@ def raising(error: BaseException) -> click.Group:
 
 ERRORS = [
     (errors.EncodingError("e"), 2, "EncodingError: e"),
+    (errors.InvalidSnapshot(8, 9), 2, "InvalidSnapshot: InvalidSnapshot(offset=8, value=9)"),
     (errors.ProgramError(3, "rule"), 2, "ProgramError: instruction 3: rule"),
     (errors.ProgramError(None, "rule"), 2, "ProgramError: program: rule"),
     (errors.ProofError("e"), 2, "ProofError: e"),

@@ -35,6 +35,8 @@ WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 MAX_INDEX_BYTES: Final = 1 << 24
 SUFFIX: Final = ".safetensors"
+TRAINING_ARGUMENTS: Final = "training_args.bin"
+"""A `Trainer` leaves its arguments there beside the weights that it saves; `from_pretrained` never opens it."""
 HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
 """Suffixes of files without weights and code: configuration, tokenizers, certificates and what people read."""
 ADAPTER: Final = "adapter_config.json"
@@ -167,7 +169,8 @@ def _doubtful(model: Path, found: Found) -> list[str]:
     for name in found.others:
         suffix = Path(name).suffix
         misleads = name == ADAPTER or (name.endswith(".index.json") and name != INDEX)
-        if misleads or suffix not in HARMLESS or (model / name).is_dir():
+        is_harmless = suffix in HARMLESS or name == TRAINING_ARGUMENTS
+        if misleads or not is_harmless or (model / name).is_dir():
             doubtful.append(name)
         elif name.endswith("config.json"):
             doubtful += [f"{name} with {field}" for field in MISLEADING if field in _fields(model / name)]
