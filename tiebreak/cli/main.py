@@ -128,9 +128,8 @@ def tiebreak(context: click.Context) -> None:
     of its exact one, so two honest parties always get the same bytes. `tiebreak demo` shows the whole path.
     """
     if (given := os.environ.pop(PASSPHRASE_VARIABLE, None)) is not None:
-        context.meta[PASSPHRASE_VARIABLE] = (
-            given  # for `tiebreak.cli.key` alone, not for processes that a command starts
-        )
+        # For `tiebreak.cli.key` alone, not for processes that a command starts.
+        context.meta[PASSPHRASE_VARIABLE] = given
         context.call_on_close(lambda: os.environ.setdefault(PASSPHRASE_VARIABLE, given))
 
 

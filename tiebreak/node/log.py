@@ -6,6 +6,7 @@ import time
 from threading import Lock
 from typing import Any, Final, TextIO
 
+from tiebreak.protocol.errors import printable
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import PublicGame
 
@@ -51,11 +52,6 @@ class Log:
                     line = f"{_COLOURS[level]}{line}\x1b[0m"
             self._stream.write(line + "\n")
             self._stream.flush()
-
-
-def printable(text: str) -> str:
-    """Without control characters, which a stranger could use to write to the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def subject(of: Any) -> dict[str, str]:

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.node import workbench
 from tiebreak.node.up import CHEATS
@@ -29,6 +27,10 @@ class BentEvidence(ForgedEvidence, workbench.RestlessEvidence):
 
 
 class TamperedWorkbench(workbench.Workbench):
+    """Computes a job, but for one lie, and shows evidence that fits it."""
+
+    EVIDENCE = BentEvidence
+
     def __init__(self, name: str, *given: Any) -> None:
         super().__init__(*given)
         self._name = name
@@ -37,12 +39,9 @@ class TamperedWorkbench(workbench.Workbench):
         made = super()._make_interpreter(run, attempt)
         return tampering.Tampered(made, cheat(self._name, run.program, run.job).tamper)
 
-    def _make_evidence(self, run: RunDirectory, attempt: int) -> Evidence:
-        return BentEvidence(run, self._interpreter(run, attempt), CommittedLogs.of(run), self._go_on)
-
 
 def serve(name: str, pipe: "Connection", bench: Bench) -> None:
-    """As `workbench.serve`."""
+    """Answers tasks until the pipe ends, as `workbench.serve` does, with the lie of this name among the answers."""
     workbench.serve(pipe, bench, partial(TamperedWorkbench, name))
 
 

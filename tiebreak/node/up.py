@@ -22,11 +22,10 @@ from typing import Any, Final
 
 from tiebreak.api import keys
 from tiebreak.node import settings
-from tiebreak.node.log import printable
 from tiebreak.node.parties import deliver
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.errors import ConfigurationError, StateError, printable
 
 MARKER: Final = ".tiebreak-up"
 """Marks a folder that this command made, so that the next one may empty it."""

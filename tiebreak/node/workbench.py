@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tiebreak.api.audits import open_replay
 from tiebreak.api.environment import usable_cores
@@ -110,6 +110,8 @@ class RestlessEvidence(Evidence):
 
 class Workbench:
     """Does one task after another, and keeps what was expensive to make."""
+
+    EVIDENCE: ClassVar = RestlessEvidence
 
     def __init__(
         self, bench: Bench, tell: Callable[[Steps], None], ask: Callable[[Envelope], Unsealed] | None = None
@@ -253,14 +255,13 @@ class Workbench:
         folder = self._folder(job) if turn.defends else self._replay_folder(job, turn.attempt)
         attempt = 0 if turn.defends else turn.attempt
         if (job.id, attempt) not in self._evidence:
-            self._evidence[job.id, attempt] = self._make_evidence(RunDirectory.open(folder), attempt)
+            run = RunDirectory.open(folder)
+            logs = CommittedLogs.of(run)
+            self._evidence[job.id, attempt] = self.EVIDENCE(run, self._interpreter(run, attempt), logs, self._go_on)
         evidence = self._evidence[job.id, attempt]
         party = Defender(evidence) if turn.defends else Challenger(evidence, self._bench.secret)
         resume(party, rules.start(job, turn.head, turn.game_id, turn.started), turn.line)
         return party.move(turn.state, turn.line[-1] if turn.line else None)
-
-    def _make_evidence(self, run: RunDirectory, attempt: int) -> Evidence:
-        return RestlessEvidence(run, self._interpreter(run, attempt), CommittedLogs.of(run), self._go_on)
 
     def _go_on(self) -> None:
         if self._now in self.dropped:

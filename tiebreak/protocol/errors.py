@@ -1,11 +1,16 @@
 """Error families, grouped by fault: the class tells who has to change something."""
 
 
+def printable(text: str) -> str:
+    """Without control characters other than line ends: a stranger could use them to write to the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 class TiebreakError(Exception):
     """Base of every error this project raises on purpose. Its text may quote strangers, and is safe on a terminal."""
 
     def __str__(self) -> str:
-        return "".join(c if c.isprintable() or c == "\n" else "?" for c in super().__str__())
+        return printable(super().__str__())
 
 
 class VerificationError(TiebreakError):

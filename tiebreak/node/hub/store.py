@@ -184,7 +184,7 @@ class Store:
         return found
 
     def received(self, job_id: bytes, until: int) -> list[Received]:
-        """What the hub signed for the posts of a job, up to a place, in order."""
+        """The content, place and instant of each post of a job up to a place, as its receipt has them, by place."""
         c = _posts.c
         query = sql.select(c.content, c.place, c.at).where(c.job_id == job_id, c.place <= until).order_by(c.place)
         with self.engine.connect() as connection:

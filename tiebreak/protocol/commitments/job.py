@@ -19,7 +19,7 @@ from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
-from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_GAMES, MAX_SECONDS, MAX_WORTH
+from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_GAMES, MAX_SECONDS, least_challenger_stake
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import U32, Fields, Raw, Record, Root, Uint, pack, unpack
@@ -86,7 +86,11 @@ class Job(Record):
         if self.tolerances and not self.is_logged:
             raise VerificationError(f"job: expected tolerances 0 under policy exact, got {self.tolerances:#x}")
         self._check_seats()
-        if self.challenger_stake < (least := -(-self.worth // MAX_WORTH)):
+        least = least_challenger_stake(
+            reward=self.reward, trainer_stake=self.trainer_stake, seats=self.seats, seat_fee=self.seat_fee,
+            seat_bond=self.seat_bond,
+        )  # fmt: skip
+        if self.challenger_stake < least:
             raise VerificationError(
                 f"job: expected a challenger's stake of at least {least} wei, got {self.challenger_stake}: for less a "
                 f"trainer could fill the job with {MAX_GAMES} games of its own and shut challengers out"
@@ -122,11 +126,6 @@ class Job(Record):
     @property
     def is_logged(self) -> bool:
         return self.policy == Policy.LOGGED
-
-    @property
-    def worth(self) -> int:
-        """All that a false run can win or keep, in wei: reward, stake, and the fees and bonds of seats."""
-        return self.reward + self.trainer_stake + self.seats * (self.seat_fee + self.seat_bond)
 
     @property
     def game_seconds(self) -> int:

@@ -17,6 +17,11 @@ as much, less one.
 """
 
 
+def least_challenger_stake(*, reward: int, trainer_stake: int, seats: int, seat_fee: int, seat_bond: int) -> int:
+    """The smallest challenger's stake, in wei, for which filling the job with games is not worth it (`MAX_WORTH`)."""
+    return -(-(reward + trainer_stake + seats * (seat_fee + seat_bond)) // MAX_WORTH)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """The negotiated fields of a job. Amounts are in wei, times in seconds.

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Self
 
-from tiebreak.protocol.commitments.terms import MAX_WORTH
+from tiebreak.protocol.commitments.job import MAX_SEATS
+from tiebreak.protocol.commitments.terms import least_challenger_stake
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.terms import MAX_STAKE_RATIO
 from tiebreak.sim.games.line import GameLine, require_known
@@ -134,6 +135,10 @@ def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str
     """A game of these adversaries, with terms drawn from the ranges worth playing."""
     auditors, levels = rng.choice((1, 1, 1, 2, 3)), rng.randint(1, 5)
     reward, trainer_stake, challenger_stake = _wei(rng, 16, 19), _wei(rng, 16, 19), _wei(rng, 15, 18)
+    # The seats that an adversary may give the job: each a tenth of the reward, and a bond of one wei more.
+    least = least_challenger_stake(
+        reward=reward, trainer_stake=trainer_stake, seats=MAX_SEATS, seat_fee=reward // 10, seat_bond=reward // 10 + 1
+    )
     return GameLine(
         seed=seed,
         game=game,
@@ -143,10 +148,8 @@ def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str
         levels=levels,
         reward=reward,
         trainer_stake=trainer_stake,
-        # A smaller one no trainer accepts, or no job has, and then there is no game; seats may make a job worth more.
-        challenger_stake=max(
-            challenger_stake, -(-trainer_stake // MAX_STAKE_RATIO), -(-4 * (reward + trainer_stake) // MAX_WORTH)
-        ),
+        # A smaller one no trainer accepts, or no job has, and then there is no game.
+        challenger_stake=max(challenger_stake, -(-trainer_stake // MAX_STAKE_RATIO), least),
         window=rng.choice((3600, 4 * 3600, 86400, 3 * 86400)),
         clock=rng.choice((600, 1800, 3600, 6 * 3600)),
         replay=rng.choice((0, 60, 600, 3600)),

@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, Final
 
-from tiebreak.protocol.commitments.terms import MAX_SECONDS, MAX_WORTH, Terms
+from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms, least_challenger_stake
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.terms import REPLAYS
 from tiebreak.sim.incentives.economics import JobEconomics
@@ -149,9 +149,12 @@ def recommend(f: Figures, gas: Mapping[str, int]) -> Recommendation:
     terms = replace(terms, trainer_stake=least_stake(f, gas, terms))
     terms = replace(terms, reward=reward_for(f, gas, terms))
     s = f.economics(terms, gas)
-    worth = terms.reward + terms.trainer_stake + terms.seats * (terms.seat_fee + terms.seat_bond)
+    least = least_challenger_stake(
+        reward=terms.reward, trainer_stake=terms.trainer_stake, seats=terms.seats, seat_fee=terms.seat_fee,
+        seat_bond=terms.seat_bond,
+    )  # fmt: skip
     loss = victims_loss(s) * f.margin / (1 - s.challenge_burn)
-    terms = replace(terms, challenger_stake=rounded_up(max(loss, Fraction(worth, MAX_WORTH))))
+    terms = replace(terms, challenger_stake=rounded_up(max(loss, Fraction(least))))
     planted = least_decoys(f.economics(replace(terms, seats=0), gas), f.profit)
     return Recommendation(terms=terms, planted=planted, conditions=conditions(f.economics(terms, gas)))
 
