@@ -76,7 +76,7 @@ contracts: setup ## Solidity: format, build, test, compare with Python, gas and 
 anvil: setup ## Games and parties on anvil, the node that `make contracts` installs; elsewhere these tests are skipped
 	@$(BIN)/python -c 'from tiebreak.protocol.chain.devnet import find_anvil; raise SystemExit(find_anvil() is None)' \
 		|| { echo "expected anvil, which make contracts installs, got none" >&2; exit 1; }
-	$(BIN)/python -m pytest -n0 -m "slow or not slow" -k anvil tests/chain tests/tiebreak/node
+	$(BIN)/python -m pytest -n0 -m "not nightly" -k anvil tests/chain tests/tiebreak/node
 
 model: ## The game and the job board, model-checked by SPIN within bounds, with mutants (minutes; needs spin and a C compiler)
 	$(PYTHON) model/check.py
@@ -85,7 +85,7 @@ model-quick: ## The same without the properties whose bounds are large
 	$(PYTHON) model/check.py --quick
 
 nightly: setup model hardest models ## What is too slow for each change and rarely tells anything (docs/verification.md)
-	$(BIN)/python -m tests.engine.interpreted.graphs every
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m nightly
 	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test symbolic
 	$(BIN)/mypy --python-version 3.13
 

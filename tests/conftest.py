@@ -241,7 +241,7 @@ def part_of(path: Path) -> str:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Saves the fast part the imports of files that are slow as a whole."""
     is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
-    fast = config.option.markexpr == "not slow"
+    fast = config.option.markexpr == "not slow and not nightly"
     return True if fast and is_test and part_of(collection_path) == "slow" else None
 
 

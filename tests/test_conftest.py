@@ -45,8 +45,8 @@ def test_a_run_is_green_where_it_should_be(
     (folder / "test_it.py").write_text(source)
     (folder.parent / "conftest.py").write_text(CONFTEST.read_text())
     (folder.parent / "floors.json").write_text(json.dumps({part: {} if floor is None else {"sub": floor}}))
-    pytester.makeini("[pytest]\nmarkers = slow\n")
-    marked = {"fast": "not slow", "slow": "slow"}[part]
+    pytester.makeini("[pytest]\nmarkers =\n slow\n nightly\n")
+    marked = {"fast": "not slow and not nightly", "slow": "slow"}[part]
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-m", marked, "tests", "--full")
     assert result.ret == status
     result.stdout.fnmatch_lines([line])

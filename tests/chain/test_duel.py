@@ -18,6 +18,8 @@ LEAVES = [
     *range(len(EVERY.program.body)),
     *(EVERY.program.leaf_of_commit(k) for k in range(len(EVERY.program.commits))),
 ]
+KINDS = {(i.opcode, i.is_reduction and i.terms > 4): k for k in LEAVES for i in [EVERY.program.instruction_at(k)]}
+"""A leaf of each opcode, and of each that reduces one with partial sums and one without."""
 CALLED = {
     MapFunction(i.function).name: leaf
     for leaf, i in enumerate(FUNCTIONS.program.body)
@@ -47,7 +49,7 @@ def convicted(chain: EmbeddedChain, setting: Setting, step: int, leaf: int, **op
     return duel  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("leaf", slow_except(LEAVES, SUM, LEAVES[-1]))
+@pytest.mark.parametrize("leaf", slow_except(LEAVES, SUM, LEAVES[-1], nightly=set(LEAVES) - {*KINDS.values()}))
 def test_a_lie_in_any_instruction_is_convicted(chain: EmbeddedChain, leaf: int) -> None:
     """Every leaf of the program with every kind; the steps take turns, so records come from all three places."""
     job = new_job(EVERY, levels=5)
@@ -61,7 +63,7 @@ def test_a_lie_in_any_instruction_is_convicted(chain: EmbeddedChain, leaf: int) 
     assert duel.state.level is expected
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CALLED)
 def test_a_lie_in_any_function_is_convicted(chain: EmbeddedChain, name: str) -> None:
     convicted(chain, FUNCTIONS, 3, CALLED[name], levels=4)
@@ -83,7 +85,7 @@ def test_a_sum_to_bfloat16_is_judged_at_it_whatever_the_jobs_precision(chain: Em
     assert (duel.state.level, duel.state.position) == (Level.TERMS, 50)
 
 
-@pytest.mark.parametrize("levels", slow_except([2, 3, 4, 5], 5))
+@pytest.mark.parametrize("levels", slow_except([2, 3, 4, 5], 5, nightly=(3, 4)))
 def test_every_width_of_the_descent(chain: EmbeddedChain, levels: int) -> None:
     """Down all five trees: 75 accumulators of a sum of 300 products; bent in the middle."""
     duel = convicted(chain, FUNCTIONS, 4, LOSS, levels=levels, bend_from=41)
@@ -93,7 +95,7 @@ def test_every_width_of_the_descent(chain: EmbeddedChain, levels: int) -> None:
     assert len(duel.gas[Phase.SELECT]) == depths
 
 
-@pytest.mark.parametrize("leaf", slow_except([3, SUM, SUM + 1, LEAVES[-1]], SUM))
+@pytest.mark.parametrize("leaf", slow_except([3, SUM, SUM + 1, LEAVES[-1]], SUM, nightly=(3, SUM + 1)))
 def test_a_false_challenge_loses_its_stake(chain: EmbeddedChain, leaf: int) -> None:
     """The challenger is the one whose run is wrong; at the end it has nothing to prove, and concedes."""
     job = new_job(EVERY, levels=1 + leaf % 5)

@@ -1,6 +1,7 @@
 """Games of policy `logged` in both machines: who follows the committed log never loses, who does not does."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -40,9 +41,14 @@ def judged(duel: Duel) -> tuple[Side, Reason]:
 
 # ---------------------------------------------------------------- values
 
+LEAVES_AND_INTERVALS = list(product((PRODUCTS, PLAIN, SCATTER, MAP), (1, 2, 5)))
+EACH = {(PRODUCTS, 1), (PLAIN, 5), (SCATTER, 2), (MAP, 2)}
+OTHERS = set(LEAVES_AND_INTERVALS) - EACH
 
-@pytest.mark.parametrize("interval", slow_except([1, 2, 5], 2))
-@pytest.mark.parametrize("leaf", slow_except([PRODUCTS, PLAIN, SCATTER, MAP], SCATTER))
+
+@pytest.mark.parametrize(
+    ("leaf", "interval"), slow_except(LEAVES_AND_INTERVALS, (SCATTER, 2), nightly=OTHERS, several=True)
+)
 def test_a_lie_in_a_logged_run_is_convicted(chain: EmbeddedChain, leaf: int, interval: int) -> None:
     """Segments of one step, of two (the last of one) and of five."""
     job = logged_duel_job(levels=5, interval=interval)
@@ -61,8 +67,16 @@ def test_a_lie_in_a_logged_run_is_convicted(chain: EmbeddedChain, leaf: int, int
 DUEL_JOB = partial(logged_duel_job, levels=5)
 
 
-@pytest.mark.parametrize("what", slow_except(CHEATS, "off without an entry"))
-@pytest.mark.parametrize("leaf", slow_except([PRODUCTS, PLAIN, SCATTER], PLAIN))
+LEAVES_AND_CHEATS = list(product((PRODUCTS, PLAIN, SCATTER), CHEATS))
+EACH_WITH_ONE = set(zip((PRODUCTS, PLAIN, SCATTER), CHEATS, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "what"),
+    slow_except(
+        LEAVES_AND_CHEATS, (PLAIN, "off without an entry"), nightly={*LEAVES_AND_CHEATS} - EACH_WITH_ONE, several=True
+    ),
+)
 def test_who_does_not_follow_the_log_loses(chain: EmbeddedChain, leaf: int, what: str) -> None:
     """The partial sums are true. A long sum's last one does not give the claimed bits: there is nothing to show."""
     place = find(leaf, what, DUEL_JOB)

@@ -36,7 +36,11 @@ MUTANTS = {"sums": 40, "chains": 33, "hashing": 13, "indices": 16, "graphs": 14}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "part"),
-    [*((name, "more") for name in MUTANTS), ("sums", "long"), ("graphs", "resnet")],
+    [
+        *((name, "more") for name in MUTANTS),
+        ("sums", "long"),
+        pytest.param("graphs", "golden", marks=pytest.mark.nightly),
+    ],
 )
 def test_the_interpreter_agrees_with_integers_on_more(name: str, part: str, cases: Callable[[int], None]) -> None:
     ran = json.loads(python("-m", f"tests.engine.interpreted.{name}", part))

@@ -240,7 +240,7 @@ def test_our_compositions(name: str, cases: CaseCounter) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_are_as_accurate_as_the_page_says(name: str, cases: CaseCounter) -> None:
-    assert far(name, 2, 60) == []
+    assert far(name, 2, 20) == []
     cases(2)
 
 

@@ -135,7 +135,7 @@ def plain_states(settings: Iterable[tuple[int, str]]) -> dict[str, set[str]]:
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(len(CAPABILITIES) < 2, reason="needs a CPU with avx2")
 def test_plain_fp32_forks_by_instruction_set_and_by_threads() -> None:
     """Each alone suffices for some model; every model has at least one state per instruction set."""
