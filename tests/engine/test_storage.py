@@ -1,6 +1,7 @@
 """The run directory under attack: everything truncated, flipped, oversized or out of place is refused by name."""
 
 import os
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,7 +75,7 @@ def test_damaged_files_are_refused(new_run: NewRun, file: str, damage: str) -> N
             path.unlink()
         case "empty":
             path.write_bytes(b"")
-    with pytest.raises(VerificationError):
+    with pytest.raises(VerificationError, match=re.escape(str(path))):
         read_everything(run.path)
 
 
@@ -131,7 +132,7 @@ def test_heads_are_checked_and_never_contradicted(new_run: NewRun) -> None:
     with pytest.raises(StateError, match="signed already"):
         run.write_head(SignedHead.sign(other, DOMAIN, TRAINER))
     run.write_head(SignedHead.sign(replace(head, count=2), DOMAIN, AUDITOR))
-    with pytest.raises(VerificationError):
+    with pytest.raises(VerificationError, match=r"heads/0*2\.bin"):
         run.heads()
 
 

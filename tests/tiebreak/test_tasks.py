@@ -79,7 +79,9 @@ def test_window_count_is_that_of_a_naive_enumeration(tokens: int, length: int, s
     assert examples.count({"t": torch.zeros(tokens, dtype=torch.int64)}) == len(naive)
 
 
-@pytest.mark.parametrize("make", [lambda: Windows("t", 0, 1), lambda: Batch(size=0, examples=Rows(("x",)))])
+@pytest.mark.parametrize(
+    "make", [lambda: Windows(name="t", length=0, stride=1), lambda: Batch(size=0, examples=Rows(names=("x",)))]
+)
 def test_examples_and_batches_are_not_empty(make: Callable[[], object]) -> None:
     with pytest.raises(ConfigurationError, match="expected"):
         make()
