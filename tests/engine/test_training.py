@@ -12,7 +12,6 @@ from tests.engine.processes import file_size
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.data.disk import StorageError
-from tiebreak.engine.data.tensors import identity
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import audit_segments, compare
 from tiebreak.engine.run.directory import RunDirectory
@@ -20,11 +19,8 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.train import Commit, Progress, Worker
 from tiebreak.protocol.commitments.job import Head, SignedHead
-from tiebreak.protocol.commitments.records import loss_id
 from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.tags import Digest
-from tiebreak.protocol.trees import parent, verify
 from tiebreak.sim.adversaries.tampering import Tampered
 
 from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
@@ -132,31 +128,6 @@ def test_a_segment_audit_finds_the_segment_of_a_lie_and_only_that(new_run: NewRu
     assert (audits[1].fraud.first_step, audits[1].fraud.last_step) == (4, 6)
     with pytest.raises(ConfigurationError, match="below 4"):
         audit_segments(run, interpreter(run), [4], run.records())
-
-
-def test_evidence_is_tied_together_as_the_game_needs(new_run: NewRun) -> None:
-    run = new_run("run")
-    root = train(run)
-    evidence = Evidence(run, interpreter(run))
-    assert evidence.run_tree(4).root == root
-    steps = evidence.steps_tree(1)
-    assert steps.node(0, 2) == evidence.run_tree(4).node(0, 1)  # the segment's last record is the checkpoint
-    assert evidence.record(0) == run.job.initial_record
-    program, step = run.program, 5
-    tree, record, half = evidence.value_tree(step), evidence.record(step), run.program.half_depth
-    assert tree.depth == half + 1
-    body_root = tree.node(half, 0)
-    loss = len(program.body) - 1
-    verify(body_root, half, loss, loss_id(record.loss_bits), tree.proof(loss)[:half])
-    state_root = tree.node(program.state_depth, (1 << half) >> program.state_depth)
-    assert state_root == record.state_root
-    assert tree.root == parent(body_root, tree.node(half, 1))
-    assert evidence.state_leaves(step).root == record.state_root
-    value = next(n for n, i in enumerate(program.body) if i.opcode == Opcode.REDUCE and i.terms > 4 and i.numel > 1)
-    assert evidence.accumulators(step, value, 1).count == -(-program.body[value].terms // 4)
-    state = next(n for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE and i.origin.startswith("model."))
-    assert evidence.state_id(step - 1, program.body[state].params.name) == tree.node(0, state)  # type: ignore[union-attr]
-    assert evidence.data_id("seed") == identity(run.data()["seed"])
 
 
 def test_evidence_needs_a_run_that_came_as_far(new_run: NewRun) -> None:
