@@ -1,6 +1,7 @@
 """Programs with logged sums of any size, logs of theirs, and a naive twin of their encoding."""
 
-from collections.abc import Iterable, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -28,6 +29,16 @@ def program_of(sizes: Sequence[int]) -> Program:
         total = b.sum(part, (1,)) if k % 2 else b.dot(part, part, (1,))
         state[f"s{k:03d}"] = b.add(total, total)
     return b.finish(state, b.const(1.0))
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes of the greatest allocation while it works, beyond what there was."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def row(program: Program) -> list[tuple[int, int]]:

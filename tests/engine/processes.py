@@ -1,11 +1,24 @@
-"""Pythons of their own, for what one process cannot do twice."""
+"""Pythons of their own, for what one process cannot do twice; and a disk that is full for this one."""
 
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from tests.source_tree import ROOT
+
+
+@contextmanager
+def file_size(limit: int) -> Iterator[None]:
+    """No file grows beyond this many bytes: a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def printed(*arguments: str, without: Collection[str] = (), **variables: str) -> str:

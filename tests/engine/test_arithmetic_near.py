@@ -230,17 +230,6 @@ def test_more_near_ties_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) 
     assert counts.elements == 2400
 
 
-@pytest.mark.slow
-def test_more_near_ties_than_expected() -> None:
-    """A million elements, all reported."""
-    left, right = torch.randn(1100, 3), torch.randn(3, 1000)
-    arithmetic = Arithmetic(logging=Logging.reporting_all())
-    _, ties = run(arithmetic, product(1100, 3, 1000), [left.view(-1), right.view(-1)])
-    assert len(ties)
-    assert torch.equal(torch.from_numpy(ties.elements), torch.arange(1_100_000))
-    assert arithmetic.stats.of("reduce.sum.products").logged == 1_100_000
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_same_with_any_number_of_threads(threads: int) -> None:
     """Long sums too, whose terms are cut into parts."""

@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -90,36 +89,6 @@ def test_scatters_over_random_views(seed: int, precision: int) -> None:
 @given(st.integers(0, 2**32))
 def test_wrapping_sums_over_random_views(seed: int) -> None:
     check(Arithmetic(), *random_reduction(Maker(random.Random(seed)), ReduceFunction.SUM, DType.I64))
-
-
-@pytest.mark.parametrize(
-    ("terms", "result"),
-    [
-        ([ONE, HALF_ULP], ONE),  # a tie, to even
-        ([ONE + 1, HALF_ULP], ONE + 2),  # a tie, to even, up
-        ([ONE, HALF_ULP, TINY], ONE + 1),
-        ([ONE, HALF_ULP, TINY | 0x80000000], ONE),
-        (NEXT_TO_A_TIE, ONE + 1),
-        ([*NEXT_TO_A_TIE[:2], TINY | 0x80000000, *NEXT_TO_A_TIE[3:]], ONE),
-        ([HUGE, HUGE, HUGE | 0x80000000], HUGE),
-        ([HUGE, bits_f32(2.0**103)], INF),  # exactly half an ulp above the greatest
-        ([HUGE, bits_f32(2.0**103), TINY | 0x80000000], HUGE),
-        ([ONE, ONE | 0x80000000], 0),
-        ([0x80000000, 0x80000000], 0),
-        ([0x80000000], 0),
-        ([TINY | 0x80000000], TINY | 0x80000000),
-        ([INF], NAN),
-        ([INF, ONE], NAN),
-        ([INF, INF | 0x80000000], NAN),
-        ([NAN], NAN),
-    ],
-)
-def test_by_hand(terms: list[int], result: int) -> None:
-    for seed in (None, 1, 2, 3):
-        assert run(Arithmetic(permute=seed), sum_of(terms), terms) == [result]
-    assert run(Arithmetic(), sum_of(terms, terms), terms, [ONE] * len(terms)) == [result]
-    scatter_like = replace(sum_of(terms), shape=(3,), operands=(Access(0, 0, (0, 1)),))
-    assert run(Arithmetic(), scatter_like, terms) == [result] * 3
 
 
 @pytest.mark.parametrize(("a", "b"), [(INF, 0), (0, INF), (NAN, 0), (INF, ONE)])

@@ -1,4 +1,4 @@
-"""What a captured step holds besides its operators: tied weights, schedules, masks and losses. Run in integers.
+"""What a captured step holds besides its operators: schedules, masks and losses. Run in integers.
 
 Each layer against autograd is in test_lowering_layers, optimizers are in test_optimizers.
 """
@@ -8,44 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.engine.lowering_bench import make_task, relative, run_engine, run_integers, run_torch
+from tests.engine.lowering_bench import make_task, run_engine, run_integers
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.capture.task import SGD, Batch, Windows
+from tiebreak.engine.capture.task import SGD
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
-
-
-class Attention(nn.Module):
-    """Embedding, layer norm, causal attention, GELU, tied output; the parts of a GPT."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(7, 4)
-        self.norm = nn.LayerNorm(4)
-        self.qkv = nn.Linear(4, 12)
-        self.out = nn.Linear(4, 7, bias=False)
-        self.out.weight = self.tokens.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.norm(self.tokens(ids[:, :-1]))
-        q, k, v = self.qkv(x).split(4, dim=-1)
-        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return F.cross_entropy(self.out(F.gelu(x)).flatten(0, 1), ids[:, 1:].flatten())
-
-
-def test_attention_with_tied_embedding_on_windows_of_tokens() -> None:
-    torch.manual_seed(3)
-    windows = Batch(size=2, examples=Windows(name="tokens", length=4, stride=3))
-    task = make_task(Attention(), {"tokens": torch.randint(0, 7, (40,))}, rate=0.1, batch=windows)
-    compiled = compile_task(task)
-    found = run_integers(compiled)
-    for name, tensor in run_torch(task, compiled.program, 0.1).items():
-        if name != "model.out.weight":  # tied: once
-            assert relative(found[name], tensor) < 2e-6, name
-    assert sorted(name for name in compiled.state if "weight" in name) == [
-        "model.norm.weight", "model.qkv.weight", "model.tokens.weight",
-    ]  # fmt: skip
 
 
 class Linear(nn.Module):

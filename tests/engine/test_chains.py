@@ -10,18 +10,13 @@ from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import bits_f32, check, elements_of, map_of, tensor_of
 from tests.engine.random_programs import check_program
-from tests.engine.test_offload import compiled_attention, compiled_tiny
-from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, elementwise
 from tiebreak.engine.arithmetic.chains import Member
 from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN
 from tiebreak.engine.arithmetic.threads import available, spread
-from tiebreak.engine.capture.compile import Compiled
-from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.qualify import qualify
-from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import (
     Access,
@@ -226,32 +221,3 @@ def test_a_state_that_is_given_away_is_overwritten_in_place() -> None:
     found, same = run({name: tensor.clone() for name, tensor in state.items()}, True)
     assert same == {"early", "late", "whole"}
     assert all(torch.equal(found[name], right[name]) for name in names)
-
-
-@pytest.mark.parametrize("make", slow_except([compiled_tiny, compiled_attention], compiled_tiny))
-def test_a_whole_run_is_the_same_in_every_way(
-    monkeypatch: pytest.MonkeyPatch,
-    threads: Callable[[int], None],
-    cases: Callable[[], None],
-    make: Callable[[], Compiled],
-) -> None:
-    compiled = make()
-
-    def run(donate: bool = False, observed: bool = False) -> bytes:
-        machine = Interpreter(compiled.program, Arithmetic())
-        state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
-        losses = b""
-        for step in range(1, 21):
-            observer = (lambda _, tensor: tensor) if observed else None
-            result = machine.step(step, state, data, observer, donate=donate and step > 1)
-            state, losses = result.state, losses + result.loss_bits.to_bytes(4, "little")
-            cases()
-        return state_tree(identities(state)).root + losses
-
-    right = run(observed=True)
-    threads(1)
-    assert run() == right
-    threads(2)
-    assert run(donate=True) == right
-    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    assert run() == right

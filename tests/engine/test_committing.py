@@ -17,15 +17,13 @@ from tiebreak.engine.data.disk import Folder, StorageError
 from tiebreak.engine.data.formats import read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.run.audit import audit_segments, compare
-from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.loop import exact, steps
-from tiebreak.engine.run.retention import ALL, Keep
+from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import Commit, Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead
-from tiebreak.protocol.commitments.records import StepRecord, run_tree
+from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
@@ -48,30 +46,6 @@ def whole(new_run: NewRun) -> RunDirectory:
     run = new_run("whole")
     worker(run).work()
     return run
-
-
-def one_after_the_other(run: RunDirectory) -> list[StepRecord]:
-    """The records of a run whose steps and checkpoints never overlap: the naive twin of `Worker`."""
-    machine = Interpreter(run.program, Arithmetic(device=torch.device("cpu")))
-    state, data = machine.to_device(run.state(0)), machine.place_data(run.data())
-    return [
-        make_record(number, result.state, result.loss_bits)
-        for number, result, _ in steps(machine, state, data, range(1, run.job.steps + 1), sums=exact)
-        if number == run.job.last_step(run.job.checkpoint_of(number))
-    ]
-
-
-@pytest.mark.slow
-def test_kept_or_not_the_run_is_the_same(new_run: NewRun, whole: RunDirectory, cases: Callable[[], None]) -> None:
-    assert whole.records() == one_after_the_other(new_run("naive"))
-    for keep in (ALL, EVERY_TWO, LAST):
-        run = new_run(f"{keep}".replace(":", ""))
-        root = worker(run, keep=keep).work()
-        assert root == worker(whole).root() == whole.heads()[-1].head.run_root
-        assert run.records() == whole.records()
-        assert [head.encode() for head in run.heads()] == [head.encode() for head in whole.heads()]
-        assert run.kept() == {ALL: [0, 3, 6, 9, 12], EVERY_TWO: [0, 6, 12], LAST: [0, 12]}[keep]
-        cases()
 
 
 def test_the_order_is_state_record_head_and_then_what_is_dropped(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import CaseCounter
-from tests.engine.arithmetic_cases import sum_over
 from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
+from tests.protocol.instructions import committed, mapped, reduced, source
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic.views import Dim
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -33,12 +33,9 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
-    Instruction,
-    Opcode,
+    MapFunction,
     ReduceFunction,
-    Slot,
     SourceKind,
-    row_major,
 )
 from tiebreak.protocol.program.program import Program
 
@@ -111,24 +108,12 @@ def sum_program(terms: int, rows: int, columns: int, *, products: bool, bf16: bo
     """Sums over the leading dim of state, which the workers hold in shards."""
     function = ReduceFunction.SUM_BF16 if bf16 else ReduceFunction.SUM
     shapes = {"a": (terms, rows), "b": (terms, columns)} if products else {"a": (terms, rows)}
-    body = [
-        Instruction(opcode=Opcode.SOURCE, function=SourceKind.STATE, dtype=DType.F32, shape=shape,
-                    params=Slot(slot=n, name=name))
-        for n, (name, shape) in enumerate(shapes.items())
-    ]  # fmt: skip
     shape = (rows, columns) if products else (rows,)
     reads = [Access(0, 0, (1, 0, rows)), Access(1, 0, (0, 1, columns))] if products else [Access(0, 0, (1, rows))]
-    body.append(replace(sum_over(shape, (terms,), *reads), function=function))
-    first = Access(0, 0, ())
-    body.append(Instruction(opcode=Opcode.MAP, dtype=DType.F32, operands=(first,)))
-    names = [*shapes, "sum"]
-    values = [*range(len(shapes)), len(shapes)]
-    commits = [
-        Instruction(opcode=Opcode.COMMIT, dtype=DType.F32, shape=body[v].shape,
-                    operands=(Access(v, 0, row_major(body[v].shape)),), params=Slot(slot=n, name=name))
-        for n, (name, v) in enumerate(zip(names, values, strict=True))
-    ]  # fmt: skip
-    return Program(tuple(body), tuple(commits))
+    body = [source(SourceKind.STATE, name, DType.F32, *shapes[name], slot=n) for n, name in enumerate(shapes)]
+    body += [reduced(DType.F32, shape, (terms,), *reads, function=function)]
+    commits = [committed(name, DType.F32, body[n].shape, n, slot=n) for n, name in enumerate([*shapes, "sum"])]
+    return Program((*body, mapped(MapFunction.COPY, DType.F32, (), Access(0, 0, ()))), tuple(commits))
 
 
 def hostile(kind: str, terms: int, width: int, generator: torch.Generator) -> Tensor:

@@ -1,8 +1,5 @@
 """The encoding of rounding logs: what goes in comes out, whatever it is; what is no log is refused by name."""
 
-import tracemalloc
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,15 +16,15 @@ from tiebreak.engine.logged.encoding import (
 )
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction, sum_kind
-from tiebreak.protocol.program.step_log import LogError, StepLog
+from tiebreak.protocol.program.rounding import Direction
+from tiebreak.protocol.program.step_log import StepLog
 
 from .log_cases import (
-    MANY,
     codes_of,
     entries,
     log_of,
     naive_sparse,
+    peak_of,
     program_of,
     programs_and_logs,
     random_log,
@@ -85,38 +82,6 @@ def test_gaps_of_every_width() -> None:
         assert decode_sparse(data, program, 1) == log
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda v: StepLog({v: entries([(5, True), (5, True)])}), "instruction {v}, element 5: element twice"),
-        (lambda v: StepLog({v: entries([(5, True), (4, True)])}), "instruction {v}, element 4: unsorted"),
-        (lambda v: StepLog({v: entries([(129, True)])}), "instruction {v}, element 129: out of range: expected an"),
-        (lambda v: StepLog({v: entries([(-1, True)])}), "instruction {v}, element -1: out of range"),
-        (lambda v: StepLog({v: entries([])}), "instruction {v}: expected as many directions as elements, at least one"),
-        (lambda v: StepLog({0: entries([(0, True)])}), "instruction 0: expected a sum of f32"),
-        (lambda v: StepLog({10**6: entries([(0, True)])}), "instruction 1000000: expected a sum of f32"),
-        (lambda v: StepLog({v: entries([(1, True)]), v - 2: entries([(1, True)])}), "in order"),
-    ],
-)
-def test_what_cannot_be_a_log_is_not_written(made: Callable[[int], StepLog], message: str) -> None:
-    program = program_of(MANY)
-    value = [value for value, body in enumerate(program.body) if sum_kind(body) is not None][1]
-    with pytest.raises(LogError) as error:
-        encode_sparse(made(value), program, 7)
-    assert message.format(v=value) in str(error.value)
-    assert "step 7" in str(error.value)
-
-
-def peak_of(work: Callable[[], object]) -> int:
-    """Bytes of the greatest allocation while it works, beyond what there was."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def test_memory_of_a_long_log_goes_with_its_entries() -> None:
     """Two million entries in 40 sums: 18 MB as arrays."""
     each, sums = 50_000, 40
@@ -129,13 +94,3 @@ def test_memory_of_a_long_log_goes_with_its_entries() -> None:
     assert peak < 2.2 * len(encoded[0]) + 3 * sums * entries_bytes + 64 * BLOCK
     # All entries, and once more those of a value, while its pieces are joined.
     assert peak_of(lambda: decode_sparse(encoded[0], program, 1)) < (sums + 3) * entries_bytes + 64 * BLOCK
-
-
-def test_memory_of_a_log_in_one_sum() -> None:
-    """500,000 entries of one value: a few arrays of that size, whole."""
-    count = 500_000
-    program = program_of((1 << 26,))
-    log = random_log(program, count)
-    data = encode_sparse(log, program, 1)
-    assert peak_of(lambda: encode_sparse(log, program, 1)) < 2 * 9 * count + 64 * BLOCK
-    assert peak_of(lambda: decode_sparse(data, program, 1)) < 3 * 9 * count + 64 * BLOCK

@@ -6,8 +6,7 @@ from pathlib import Path
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
-from tiebreak.protocol.trees import verify
+from tiebreak.protocol.commitments.log_tree import logs_tree
 
 from .logged_cases import (
     INTERVAL,
@@ -39,19 +38,6 @@ def test_evidence_is_tied_together_as_the_game_needs(trained: RunDirectory) -> N
         record.state_root
     )
     assert log_of(trained, step).count > 0
-
-
-def test_the_words_and_proofs_of_the_log_tree_lead_to_the_record(trained: RunDirectory) -> None:
-    evidence, program = Evidence(trained, machine(trained.job), CommittedLogs.of(trained)), trained.program
-    step = busiest(trained, range(1, STEPS + 1))
-    tree = evidence.log_tree(step)
-    value = next(iter(log_of(trained, step).entries))
-    assert tree.root == LogTree(program, log_of(trained, step)).root
-    assert any(tree.word(value, 0))
-    first = trained.job.first_step(trained.job.checkpoint_of(step))
-    roots = [evidence.log_tree(number).root for number in range(first, first + INTERVAL)]
-    above = logs_tree(roots)
-    verify(evidence.record(step).log_root, above.depth, step - first, tree.root, above.proof(step - first))
 
 
 def test_a_challengers_logs_are_its_copies_of_the_trainers(trained: RunDirectory, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """One segment's logs in one file: appended step by step, found without reading others, torn and broken ones named."""
 
 import os
-import resource
 import struct
 from pathlib import Path
 
 import pytest
 
+from tests.engine.processes import file_size
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.logged import files
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES, LogFile
@@ -159,13 +159,8 @@ def test_every_changed_byte_is_refused(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path) -> None:
     logs = filled(tmp_path, 6)
     raw = logs.path.read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(raw) + 10, limits[1]))
-    try:
-        with pytest.raises(StorageError, match=r"000000000008\.log"):
-            logs.append(7, LOGS[7])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with file_size(len(raw) + 10), pytest.raises(StorageError, match=r"000000000008\.log"):
+        logs.append(7, LOGS[7])
     assert logs.path.read_bytes() == raw
     logs.append(7, LOGS[7])
     assert logs.read(7) == LOGS[7]

@@ -11,7 +11,7 @@
 | random numbers that depend on the launch geometry | test_arithmetic_indexing, test_random_draws |
 | seeded initialisation that depends on the instruction set | test_matrix and test_golden start from bytes |
 | running statistics of batch norm | test_lowering_layers |
-| tied weights | test_capture |
+| tied weights | models/test_language, tiebreak/test_huggingface |
 | a check of 5 steps that passes where 20 fork | test_matrix runs 25 |
 """
 

@@ -77,20 +77,20 @@ class Near(NamedTuple):
     """At which of 24 to 32 bits the boundary is a tie; 0 if at none, being a number of all these formats."""
 
 
-def estimate(function: MapFunction, x: int) -> Estimate:
-    """The magnitude of f(x) to some 400 bits, for x inside the ranges."""
+def estimate(function: MapFunction, x: int, bits: int = _BITS) -> Estimate:
+    """The magnitude of f(x), by as many working bits, for x inside the ranges."""
     n, e = decode(x)
     match function:
         case MapFunction.EXP:
-            return _exp_estimate(n, e, _BITS)
+            return _exp_estimate(n, e, bits)
         case MapFunction.LOG:
             shift = 24 - n.bit_length()
-            return _log_estimate(n << shift, e - shift + 23, _BITS)
+            return _log_estimate(n << shift, e - shift + 23, bits)
         case MapFunction.TANH:
-            return _tanh_estimate(n, e, _BITS)
+            return _tanh_estimate(n, e, bits)
         case MapFunction.ERF:
-            return _erf_estimate(n, e, _BITS)
-    return _sine_estimate(n, e, _BITS, int(function == MapFunction.COS))[0]
+            return _erf_estimate(n, e, bits)
+    return _sine_estimate(n, e, bits, int(function == MapFunction.COS))[0]
 
 
 def _magnitude(function: MapFunction, x: int) -> Fraction:

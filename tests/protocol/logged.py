@@ -75,11 +75,6 @@ def neighbours_of(run: Run, step: int, leaf: int, element: int) -> tuple[int, bo
     return neighbours(held, SUM_EXPONENT, any_code)
 
 
-def is_near(run: Run, step: int, leaf: int, element: int) -> bool:
-    """Whether the job lets a log choose this element."""
-    return exact_sum(run, step, leaf, element) is not None and neighbours_of(run, step, leaf, element)[1]
-
-
 def bits_of(run: Run, step: int, leaf: int, element: int) -> int:
     """The element as the run has it."""
     return int.from_bytes(run.tensor(step, leaf)[4 * element : 4 * element + 4], "little")

@@ -181,7 +181,7 @@ def test_heads_are_of_the_job_and_by_its_trainer() -> None:
     with pytest.raises(VerificationError, match="at most 3 checkpoints, got 4"):
         SignedHead.sign(head(4), DOMAIN, TRAINER).verify(JOB, DOMAIN)
     with pytest.raises(VerificationError, match=r"Head.count: expected a number between 1 and .*, got 0"):
-        head(0)
+        SignedHead.decode(msgpack.packb([1, JOB.id, 0, bytes(32), bytes(65)]))
 
 
 def test_a_game_id_names_everything() -> None:

@@ -20,7 +20,6 @@ from tests.protocol.logged import (
     bits_of,
     exact_sum,
     find,
-    is_near,
     logged_job,
     nearest_bits,
     random_logs,
@@ -50,30 +49,6 @@ LEAVES = [*range(len(program().body)), *(program().leaf_of_commit(k) for k in ra
 
 def end_of(liar: Run, honest: Run, defender: Defender | None = None) -> GameState:
     return duel(liar, defender or Defender(liar), Challenger(honest, SECRET), on_move=check_invariants)
-
-
-# ---------------------------------------------------------------- the runs themselves
-
-
-def test_logs_count_in_these_runs(cases: Callable[[], None]) -> None:
-    """Else all of this would be policy `exact` by another name: many elements are not RN of their sum."""
-    near, changed, kinds = 0, 0, set()
-    for step in range(1, STEPS + 1):
-        for leaf, kind in SUMS.items():
-            codes = HONEST.directions(step, leaf)
-            for element in range(program().body[leaf].numel):
-                if exact_sum(HONEST, step, leaf, element) is None:
-                    continue
-                found, plain = bits_of(HONEST, step, leaf, element), nearest_bits(HONEST, step, leaf, element)
-                follows = element in codes and is_near(HONEST, step, leaf, element)
-                near += follows
-                changed += found != plain
-                kinds.add(kind) if found != plain else None
-                assert follows or found == plain
-                cases()
-    assert near > changed > 20
-    assert kinds == set(SumKind)
-    assert not HONEST.directions(2, SCATTER), "one step logs nothing"
 
 
 # ---------------------------------------------------------------- 9 and 10, and the length of walks

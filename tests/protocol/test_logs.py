@@ -1,6 +1,6 @@
 """The log tree of a step against a dense one over every word, and what cannot be a log."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 
@@ -153,17 +153,6 @@ def test_an_empty_log() -> None:
     NO_LOG.check(program(), 1)
     without_sums = Program((const(0),), (committed("w", F32, (), 0),))
     assert LogTree(without_sums, NO_LOG).root == EMPTY
-
-
-def test_every_element_has_its_place(cases: Callable[[], None]) -> None:
-    """No two logs have one root: each entry moves it, and so does its direction."""
-    roots = {LogTree(program(), NO_LOG).root}
-    ends = [(PLAIN, 0), (PLAIN, 127), (PLAIN, 128), (PLAIN, LARGE - 1), (PRODUCTS, 0), (SCATTER, 0), (SCALAR, 0)]
-    for value, element in ends:
-        for code in (Direction.DOWN, Direction.UP):
-            roots.add(LogTree(program(), log_of({value: {element: code}})).root)
-            cases()
-    assert len(roots) == 15
 
 
 def test_the_logs_tree_of_a_segment() -> None:

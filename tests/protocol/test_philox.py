@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.oracles import value
-from tiebreak.protocol.numbers.philox import half_width, key_of, philox4x32, random_bits, shuffle
+from tiebreak.protocol.numbers.philox import key_of, philox4x32, random_bits, shuffle
 
 KNOWN = [  # Random123 kat_vectors, philox4x32 10: counter, key, answer
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
@@ -82,11 +82,3 @@ def test_shuffle_is_the_one_of_the_specification(n: int, seed: int, epoch: int, 
     assert found == naive_shuffle(index % n, seed, epoch, n, stream)
     assert 0 <= found < n
     assert {shuffle(outside, seed, epoch, n, stream) for outside in (-1, n, n + index)} == {-1}
-
-
-def test_half_width_covers_n(cases: Callable[[], None]) -> None:
-    for n in [*range(1, 300), 2**20, 2**20 + 1, 2**39, 2**40]:
-        width = half_width(n)
-        assert 4**width >= n
-        assert width == 1 or 4 ** (width - 1) < n
-        cases()

@@ -6,6 +6,7 @@ from fractions import Fraction
 import mpmath
 import pytest
 
+from tests.hardest.search import estimate
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
 from tests.vectors.inputs import EDGES, HARD, TRANSCENDENTAL_EDGES
 from tiebreak.protocol.numbers import transcendental
@@ -120,21 +121,8 @@ def test_error_bounds_hold(name: str, cases: Callable[[], None]) -> None:
             continue
         for working in (20, 64, 130):
             found, _ = exact_magnitude(name, bits & ~SIGN, 400)
-            n, e, error = estimate(name, bits & ~SIGN, working)
+            n, e, error = estimate(MapFunction[name.upper()], bits & ~SIGN, working)
             unit = Fraction(2) ** e
             assert (n - error) * unit < found < (n + error) * unit, f"{name}({bits:#010x}) at {working} bits"
             assert error > 0
             cases()
-
-
-def estimate(name: str, bits: int, working: int) -> transcendental.Estimate:
-    """The estimate behind a function, for a positive argument inside its unsaturated range."""
-    n, e = transcendental.decode(bits)
-    if name in ("sin", "cos"):
-        return transcendental._sine_estimate(n, e, working, int(name == "cos"))[0]
-    if name == "log":
-        shift = 24 - n.bit_length()
-        return transcendental._log_estimate(n << shift, e - shift + 23, working)
-    found = getattr(transcendental, f"_{name}_estimate")(n, e, working)
-    assert isinstance(found, transcendental.Estimate)
-    return found

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.protocol.instructions import committed, const, source
-from tests.protocol.test_logs import naive_root, naive_word
 from tests.protocol.test_rounding import expected as along_a_log
 from tests.vectors import generate as vectors
 from tiebreak.protocol.errors import EncodingError
@@ -19,7 +18,6 @@ from tiebreak.protocol.program.accumulator import Kind, decode
 from tiebreak.protocol.program.isa import MAP_SIGNATURES, DType, Opcode, ReduceFunction, ScatterFunction, SourceKind
 from tiebreak.protocol.program.program import Program, decode_instruction
 from tiebreak.protocol.program.rounding import Direction, Rounding
-from tiebreak.protocol.trees import fold
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "vectors"
 SEARCHED = "hardest.json"
@@ -128,36 +126,3 @@ def test_sums_along_a_log_are_adversarial_and_right(cases: Callable[[int], None]
     assert min(met[code, plain] for code in (1, 2) for plain in (False, True)) > 100
     assert met[0, True] > 30 < met[3, True]
     assert not met[0, False] + met[3, False]
-
-
-def test_log_trees_are_of_the_program_and_the_entries(cases: Callable[[], None]) -> None:
-    """By the naive tree of test_logs; and every word's proof leads to its step log."""
-    found = load("logs.json")
-    program = Program.decode(blob(found["program"]))
-    program.validate()
-    assert (found["count"], found["depth"]) == (len(found["steps"]), program.half_depth)
-    for place, step in enumerate(found["steps"]):
-        rows = blob(step["entries"])
-        told: dict[int, dict[int, Direction]] = {}
-        for k in range(0, len(rows), 9):
-            value, element_ = (int.from_bytes(rows[at : at + 4], "big") for at in (k, k + 4))
-            told.setdefault(value, {})[element_] = Direction(rows[k + 8])
-        root = blob(step["stepLog"])
-        assert root == naive_root(told, program)
-        assert fold(root, place, digests_of(found["logProofs"][place])) == blob(found["logRoot"])
-        assert step["count"] == len(step["openings"])
-        for opening in step["openings"]:
-            assert blob(opening["word"]) == naive_word(told.get(opening["value"], {}), opening["chunk"])
-            assert fold(blob(opening["leaf"]), opening["position"], digests_of(opening["siblings"])) == root
-            cases()
-    assert not blob(found["steps"][0]["entries"])
-    codes = blob(found["codes"])
-    assert [*codes] == [
-        c if (c := int.from_bytes(blob(found["word"]), "little") >> 2 * k & 3) < 3 else 0 for k in range(128)
-    ]
-    assert set(codes) == {0, 1, 2}
-
-
-def digests_of(text: str) -> list[bytes]:
-    data = blob(text)
-    return [data[k : k + 32] for k in range(0, len(data), 32)]

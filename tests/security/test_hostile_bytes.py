@@ -115,11 +115,6 @@ def test_a_message_larger_than_the_limit_is_not_parsed() -> None:
         open_wire(msgpack.packb([b"x" * (1 << 17), bytes(65)], use_bin_type=True))
 
 
-def test_a_head_of_zero_checkpoints_is_refused() -> None:
-    with pytest.raises(VerificationError):
-        SignedHead.decode(msgpack.packb([1, bytes(32), 0, bytes(32), bytes(65)], use_bin_type=True))
-
-
 @settings(max_examples=100)
 @given(INSTRUCTIONS, edits)
 def test_an_instruction_shown_alone_is_read_back_exactly_or_refused(

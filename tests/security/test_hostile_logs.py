@@ -2,16 +2,15 @@
 
 import os
 import struct
-import tracemalloc
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zstandard
 
-from tests.engine.log_cases import MANY, log_of, program_of, random_log, row
+from tests.engine.log_cases import MANY, log_of, peak_of, program_of, random_log, row
 from tiebreak.engine.logged.encoding import BLOCK, HEADER_BYTES, decode_sparse, encode_sparse, max_sparse_bytes
 from tiebreak.engine.logged.files import LogFile
 from tiebreak.protocol.codec import unsigned
@@ -123,15 +122,6 @@ def test_no_plane_is_wider_than_the_program_needs() -> None:
     data = header(2) + b"\x08" + part(b"\xff\0") * 8 + part(b"\0")
     with pytest.raises(EncodingError, match="expected gaps of 1 to 5 bytes, got 8"):
         decode_sparse(data, program, 1)
-
-
-def peak_of(work: Callable[[], object]) -> int:
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def is_refused_cheaply(frame: bytes, message: str) -> None:

@@ -103,20 +103,6 @@ def test_a_module_takes_the_state_and_is_untouched_before(cases: Callable[[], No
         cases()
 
 
-def test_the_trainer_learns_what_torch_does() -> None:
-    """Plain PyTorch over the same batches: no dropout here, so the numbers must be near."""
-    given = regression(batch=24, optimizer=tiebreak.SGD(lr=0.05, momentum=0.9))
-    losses = tiebreak.reproducible(**given).run(progress=False).losses
-    model, data = given["model"], given["data"]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for expected in losses:
-        optimizer.zero_grad()
-        value = F.mse_loss(model(data["x"]), data["y"])
-        value.backward()
-        optimizer.step()
-        assert value.item() == pytest.approx(expected, rel=1e-5)
-
-
 def test_ways_to_say_the_same(cases: Callable[[], None]) -> None:
     expected = tiebreak.reproducible(**regression()).run(progress=False).digest()
     given = regression()

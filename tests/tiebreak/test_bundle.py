@@ -40,7 +40,7 @@ def test_missing_truncated_and_oversized(copy: Path, name: str) -> None:
     content = (copy / name).read_bytes()
     for length in (0, 1, 7, len(content) // 2, len(content) - 2):
         (copy / name).write_bytes(content[:length])
-        with pytest.raises(VerificationError):
+        with pytest.raises(VerificationError, match=re.escape(str(copy / name))):
             load_bundle(copy)
     (copy / name).write_bytes(content)
     with (copy / name).open("ab") as file:

@@ -46,9 +46,6 @@ class Desk:
         """What the command prints on stdout and stderr."""
         return "".join(self.command.printed("verify", model, self.certificate, *more, code=code))
 
-    def address(self, who: str) -> str:
-        return f"0x{load_key(self.parties.path(f'{who}.pem')).address.hex()}"
-
 
 @pytest.fixture
 def desk(parties: Parties, tmp_path: Path, command: Commands) -> Desk:
@@ -65,11 +62,11 @@ def test_a_certificate_is_made_signed_by_others_and_holds(desk: Desk, tmp_path: 
     told = desk.verify(desk.weights)
     for expected in (
         "The certificate holds for keys that anybody can make: no --require is given.\n",
-        "4 tensors in", desk.address("client"), "signed too, and so says that its own replay",
+        "4 tensors in", desk.parties.address("client"), "signed too, and so says that its own replay",
         "with no chain to judge them", "What it does not prove", "5 entries of the state", "anybody can make keys",
     ):  # fmt: skip
         assert expected in told
-    required = [x for who in ("client", "stranger") for x in ("--require", desk.address(who))]
+    required = [x for who in ("client", "stranger") for x in ("--require", desk.parties.address(who))]
     found = json.loads(desk.verify(desk.weights, "--json", *required))
     assert found["required"] == required[1::2]
     assert desk.verify(desk.weights, *required).startswith(
@@ -79,7 +76,7 @@ def test_a_certificate_is_made_signed_by_others_and_holds(desk: Desk, tmp_path: 
     before = desk.certificate.read_bytes()
     card = desk.certify("client", "--card")
     assert desk.certificate.read_bytes() == before, "the same signature again"
-    assert f"tiebreak verify model.safetensors certificate.json --require {desk.address('trainer')}" in card
+    assert f"tiebreak verify model.safetensors certificate.json --require {desk.parties.address('trainer')}" in card
     assert found["final_state"] in card
     assert desk.certify("", "--card") == card
     (tmp_path / "renamed.safetensors").write_bytes(desk.weights.read_bytes())
@@ -243,12 +240,12 @@ def test_files_that_are_no_weights_or_no_certificate(desk: Desk, tmp_path: Path)
 
 
 def test_stripped_and_missing_signatures(desk: Desk) -> None:
-    told = desk.verify(desk.weights, "--require", desk.address("stranger"), code=2)
-    assert f"expected a signature by {desk.address('stranger')}, got none" in told
+    told = desk.verify(desk.weights, "--require", desk.parties.address("stranger"), code=2)
+    assert f"expected a signature by {desk.parties.address('stranger')}, got none" in told
     document = json.loads(desk.certificate.read_text())
-    document["signatures"] = [one for one in document["signatures"] if one["keyid"] != desk.address("client")]
+    document["signatures"] = [one for one in document["signatures"] if one["keyid"] != desk.parties.address("client")]
     desk.certificate.write_text(json.dumps(document))
-    assert "got none" in desk.verify(desk.weights, "--require", desk.address("client"), code=2)
+    assert "got none" in desk.verify(desk.weights, "--require", desk.parties.address("client"), code=2)
     desk.verify(desk.weights)
 
 
@@ -391,7 +388,7 @@ def test_slsa_provenance_is_read_by_in_totos_library(desk: Desk, tmp_path: Path)
     assert {one.name: dict(one.digest) for one in definition.resolved_dependencies} == {
         name: {"tiebreakRoot": job[name]} for name in ("program", "data", "firstState")
     }
-    assert details.builder.id == f"urn:tiebreak:trainer:{desk.address('trainer')}"
+    assert details.builder.id == f"urn:tiebreak:trainer:{desk.parties.address('trainer')}"
     assert details.metadata.invocation_id == job["id"]
     assert not details.metadata.HasField("finished_on"), "nobody proves when"
     assert details.byproducts[0].digest["tiebreakRoot"] == open_run(desk.run).root

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.source_tree import ROOT
@@ -68,14 +69,8 @@ def start(parties: Parties, tmp_path: Path) -> Iterator[Start]:
 
 def worker(launcher: subprocess.Popen[str], rank: int) -> int:
     """The process of a worker."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            status, environment = (process / "status").read_text(), (process / "environ").read_bytes()
-        except OSError:
-            continue
-        if f"PPid:\t{launcher.pid}\n" in status and f"RANK={rank}".encode() in environment.split(b"\0"):
-            return int(process.name)
-    raise AssertionError(f"no worker {rank}")
+    (found,) = (p for p in psutil.Process(launcher.pid).children() if p.environ().get("RANK") == str(rank))
+    return found.pid
 
 
 def test_whoever_dies_any_number_of_workers_go_on_to_the_same_run(

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks import ownership as study
 from tests.tiebreak.parties import Commands, Parties, flip
 from tiebreak.api import ownership
 from tiebreak.api.judging import read_posts
@@ -272,32 +270,3 @@ def test_the_chance_that_a_lie_goes_unseen_is_that_of_counting_draws(cases: Call
                     cases()
     exact = Fraction(comb(996 - 10, 40), comb(996, 40))
     assert ownership.unseen(1000, 2, 40, 10) == pytest.approx(float(exact), rel=1e-12)
-
-
-@pytest.mark.slow
-def test_published_attacks_fool_the_published_check_and_are_stopped_by_equality(cases: Callable[[], None]) -> None:
-    had = study.theft()
-    honest = study.published(had, had.proof)
-    assert honest.accepted
-    assert had.reproduction < had.delta / 1000, "the threshold is far above what other orders of sums do"
-    proofs = study.attacks(had)
-    line = proofs.pop("true batches, states on a line")
-    assert not study.published(had, line).accepted, "the threshold is no formality"
-    for name, proof in proofs.items():
-        assert study.published(had, proof).accepted, name
-        assert torch.equal(proof.weights[-1], had.stolen)
-        cases()
-    assert len(proofs) == 3
-    for name, said in study.ours(had, proofs).items():
-        assert "to which the opened state leads" in said, name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stolen", [False, True])
-def test_a_true_run_passes_and_one_from_stolen_weights_has_hardly_moved(stolen: bool) -> None:
-    had = study.theft()
-    job = study.task(had.stolen, had.data, 1e-12) if stolen else study.task(had.start, had.data)
-    with study.forged(job, lambda _segment, _weights: None) as (made, challenge):
-        found = ownership.check(made, challenge, study.MACHINE)
-    assert len(found.drawn) == 2 + study.TOP + study.UNIFORM
-    assert found.moved < 1e-6 if stolen else found.moved > 0.1

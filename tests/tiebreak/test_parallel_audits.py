@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,6 @@ from hypothesis import strategies as st
 from tests.engine.tiny import TRAINER
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Once, flip, tiny_run
-from tests.waiting import until
 from tiebreak.api.audits import Workers, audit_chosen
 from tiebreak.api.cluster import Cluster, Desk, FetchedRun
 from tiebreak.api.parallel import RETRIES, Ledger, Standing, audit_in_parallel, divide
@@ -389,12 +389,12 @@ def test_an_audit_goes_on_after_its_leader_is_killed_and_finds_the_lie(liar: Run
     with subprocess.Popen(stopping, cwd=ROOT, text=True, **pipes) as leader:
         assert leader.stdout is not None
         assert leader.stdout.readline() == "halted\n"
-        workers = children(leader.pid)
+        workers = psutil.Process(leader.pid).children()
         leader.kill()
     assert len(workers) == 2
     done = steps_in(ledger)
     assert 0 < done < STEPS
-    until(lambda: not any(is_running(worker) for worker in workers), seconds=60)
+    assert not psutil.wait_procs(workers, timeout=60)[1]
     code, report, printed = answer(liar, ledger)
     assert (code, report["verdict"], report["first_difference"]) == (2, "fraud", {"checkpoint": 7, "steps": [22, 24]})
     assert [row[0] for row in report["checked"]] == list(range(8))  # type: ignore[attr-defined]
@@ -406,23 +406,6 @@ def steps_in(ledger: Path) -> int:
     """How many steps belong to tasks that are done."""
     with closing(sqlite3.connect(ledger)) as file:
         return int(file.execute("SELECT TOTAL(steps) FROM task WHERE outcome IS NOT NULL").fetchone()[0])
-
-
-def children(parent: int) -> list[int]:
-    """The processes that a process has started."""
-    stats = {int(path.name): path / "stat" for path in Path("/proc").glob("[0-9]*")}
-    return [
-        pid
-        for pid, path in stats.items()
-        if path.exists() and path.read_text().rsplit(")")[-1].split()[1] == str(parent)
-    ]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 # ---------------------------------------------------------------- Ray

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task
-from tests.engine.tiny import make_tiny_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Batch, Windows
@@ -24,21 +23,6 @@ def where(data: dict[str, Tensor]) -> dict[str, str]:
 def test_data_of_batches_are_tables(tiny: Compiled) -> None:
     assert tables(tiny.program) >= {"x", "y"}
     assert "seed" not in tables(tiny.program)
-
-
-def test_what_something_else_reads_too_is_no_table() -> None:
-    b = compile_task(make_tiny_task())
-    gathers = {n for n, i in enumerate(b.program.body) if i.opcode.name == "GATHER"}
-    read_otherwise = {
-        operand.value
-        for n, i in enumerate(b.program.body)
-        for k, operand in enumerate(i.operands)
-        if n not in gathers or k
-    }
-    for number, instruction in enumerate(b.program.body):
-        name = getattr(instruction.params, "name", None)
-        if instruction.opcode.name == "SOURCE" and instruction.function == 3:
-            assert (name in tables(b.program)) == (number not in read_otherwise)
 
 
 def test_windows_are_tables() -> None:
