@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sql
+from starlette.responses import Response
+from starlette.routing import Route
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
@@ -525,6 +527,11 @@ def test_streams_and_pages_of_posts_are_limited(tmp_path: Path) -> None:
             answers = [ask(hub, "GET", path) for _ in range(3)]
             assert [status for status, _, _ in answers] == ([429] * 3 if path == "/stream" else [200, 200, 429])
             assert most in json.loads(answers[-1][2])["error"]
+
+
+def test_pages_for_people_are_reads_like_others(tmp_path: Path) -> None:
+    with running(settings(tmp_path, reads_per_minute=9), pages=lambda _: [Route("/x", lambda _: Response())]) as hub:
+        assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
 
 
 def test_what_never_has_a_body_gets_no_events(hub: Running) -> None:

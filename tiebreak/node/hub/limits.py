@@ -6,7 +6,7 @@ address bound what one machine with many keys can take. Whoever has thousands of
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, Generic, TypeVar
@@ -83,10 +83,6 @@ class Recent(Generic[K, V]):
         if len(self._kept) > self._size:
             self._kept.popitem(last=False)
         return value
-
-    def __iter__(self) -> Iterator[K]:
-        """The keys, the one that was not used for longest first."""
-        return iter(self._kept)
 
     def clear(self) -> None:
         self._kept.clear()
