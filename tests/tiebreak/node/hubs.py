@@ -18,7 +18,7 @@ import uvicorn
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tiebreak.node.hub.app import Hub, HubSettings, make_app
-from tiebreak.node.hub.limits import Limits
+from tiebreak.node.hub.limits import Limits, networks_in
 from tiebreak.node.hub.serving import configure
 from tiebreak.node.mail import Mail
 from tiebreak.protocol.commitments.job import Head, SignedHead, game_id
@@ -102,10 +102,11 @@ def settings(folder: Path, database: str = "", **limits: int) -> HubSettings:
 
 
 @contextlib.contextmanager
-def running(wanted: HubSettings, port: int = 0, **given: Any) -> Iterator[Running]:
+def running(wanted: HubSettings, port: int = 0, *, proxies: str = "", **given: Any) -> Iterator[Running]:
     wanted.folder.mkdir(exist_ok=True)
     app = make_app(wanted, **given)
-    server = uvicorn.Server(configure(app, host="127.0.0.1", port=port, limits=wanted.limits))
+    trusted = networks_in(proxies)
+    server = uvicorn.Server(configure(app, host="127.0.0.1", port=port, limits=wanted.limits, proxies=trusted))
     listening = socket.create_server(("127.0.0.1", port))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()

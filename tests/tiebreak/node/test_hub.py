@@ -1,5 +1,6 @@
 """The hub over HTTP: who may write what, what it answers twice, what it refuses, and what survives."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -7,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sql
+from starlette.responses import Response
+from starlette.routing import Route
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
@@ -37,13 +40,17 @@ from tests.tiebreak.node.hubs import (
 )
 from tests.waiting import until
 from tiebreak.node.hub import app as app_module
+from tiebreak.node.hub import bodies as bodies_module
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import streams as streams_module
-from tiebreak.node.hub.clerk import Clerk
-from tiebreak.node.hub.limits import Buckets, Limits, Recent
+from tiebreak.node.hub.clerk import Answer, Arrival, Clerk
+from tiebreak.node.hub.limits import Buckets, Limits, Recent, address_of, networks_in
+from tiebreak.node.hub.line import Line, Waiting
+from tiebreak.node.hub.serving import proxies_of
 from tiebreak.node.hub.store import Store
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.packing import unpack
@@ -182,7 +189,7 @@ def test_the_same_post_is_answered_as_before_and_another_is_refused(hub: Running
 
 def test_two_in_one_batch_are_one(store: Store) -> None:
     clerk = _clerk(store)
-    first, same, other = clerk.take([OFFER, OFFER, steps(0)])
+    first, same, other = take(clerk, OFFER, OFFER, steps(0))
     assert first.row == same.row
     assert (first.is_new, same.is_new) == (True, False)
     assert other.row is not None
@@ -191,6 +198,14 @@ def test_two_in_one_batch_are_one(store: Store) -> None:
 
 def _clerk(store: Store, **changes: Any) -> Clerk:
     return Clerk(store, **{"domain": DOMAIN, "key": HUB, "limits": Limits(), **changes})
+
+
+def arrived(wire: bytes, at: float = 0, address: str = "192.0.2.1") -> Arrival:
+    return Arrival(wire=wire, signed=posts.SignedPost.decode(wire), at=at, address=address)
+
+
+def take(clerk: Clerk, *wires: bytes, address: str = "192.0.2.1") -> list[Answer]:
+    return clerk.take([arrived(wire, address=address) for wire in wires])
 
 
 def test_who_writes_where(hub: Running) -> None:
@@ -249,28 +264,137 @@ def test_what_strangers_may_leave_in_a_job(database: str) -> None:
     for first in (0, 2):  # by a clerk that has seen them, and by one that starts again
         store = Store(database)
         clerk = _clerk(store, limits=limits)
-        clerk.take([OFFER])
-        answers = clerk.take([replayed(number) for number in range(first, first + 4)])
+        take(clerk, OFFER)
+        answers = take(clerk, *(replayed(number) for number in range(first, first + 4)))
         assert [answer.status for answer in answers] == ([200, 200, 200, 403] if first == 0 else [200, 403, 403, 403])
         assert "at most" in answers[-1].error
-        (again,) = clerk.take([replayed(0)])
+        (again,) = take(clerk, replayed(0))
         assert again.row is not None, "what is here is answered as before"
-        others = clerk.take(
-            [replayed(first, CHALLENGER), *(steps(number) for number in range(10 * first, 10 * first + 9))]
-        )
+        mine = (steps(number) for number in range(10 * first, 10 * first + 9))
+        others = take(clerk, replayed(first, CHALLENGER), *mine)
         assert {answer.status for answer in others} == {200}
         store.close()
 
 
-def test_a_full_disk_is_kept_for_the_parties(store: Store) -> None:
-    """Keys cost nothing, so only the disk ends what strangers with new keys write."""
+def own_job(key: PrivateKey) -> list[bytes]:
+    """An offer of a stranger's own, and a list of files, a head and three answers in it."""
+    job = replace(make_job(nonce=8), client=key.address, trainer=key.address)
+    head = SignedHead.sign(replace(HEAD.head, job_id=job.id), DOMAIN, key)
+    bodies = [
+        posts.OfferBody(job=job), posts.LibraryBody(count=0, logs=0, files=()), posts.HeadBody(head=head),
+        *(posts.AnswerBody(job=job, signature=b"") for _ in range(3)),
+    ]  # fmt: skip
+    made = [posts.Post.of(body, job_id=job.id, number=n, sender=key.address) for n, body in enumerate(bodies)]
+    return [posts.SignedPost.sign(one, DOMAIN, key).encode() for one in made]
+
+
+def test_a_full_disk_has_a_little_for_each_key_and_address(store: Store) -> None:
+    """Anybody is the client of a job of its own, so on a full disk only heads and games are taken, and few of them."""
     room = [True]
-    clerk = _clerk(store, has_room=lambda: room[0])
-    clerk.take([OFFER])
-    wires = [replayed(0, PrivateKey.from_int(100 + number)) for number in range(6)]
-    assert [answer.status for answer in clerk.take(wires[:3])] == [200] * 3
+    offers = [own_job(PrivateKey.from_int(100 + number)) for number in range(3)]
+    most = sum(map(len, offers[0][2:5]))
+    clerk = _clerk(store, limits=Limits(full_bytes=most, keys_per_address=2), has_room=lambda: room[0])
+    take(clerk, OFFER, *(offer for offer, *_ in offers[:2]))
     room[0] = False
-    assert [answer.status for answer in clerk.take([*wires[3:], steps(0)])] == [507] * 3 + [200]
+    assert {answer.status for answer in take(clerk, *offers[2], offers[0][1], steps(0), replayed(0))} == {403, 507}
+    for number, (_, _, *wires) in enumerate(offers[:2]):
+        assert [answer.status for answer in take(clerk, *wires)] == [200] * 3 + [507], number
+    answer = post(posts.AnswerBody(job=JOB, signature=b""), TRAINER, 9)
+    assert [found.status for found in take(clerk, answer)] == [507], "two keys have used up what the address has"
+    assert [found.status for found in take(clerk, answer, address="192.0.2.2")] == [200]
+
+
+def listing(number: int, files: int, author: PrivateKey = TRAINER) -> bytes:
+    rows = [(f"f{n}", Digest(number.to_bytes(16, "big") + n.to_bytes(16, "big")), n) for n in range(files)]
+    return library(rows, number, author)
+
+
+def test_keys_and_addresses_have_so_many_rows(store: Store) -> None:
+    clerk = _clerk(store, limits=Limits(rows_per_minute=1, keys_per_address=1))  # a burst is never below one full list
+    take(clerk, OFFER)
+    assert [answer.status for answer in take(clerk, listing(1, 1000), listing(2, 1000))] == [200, 429]
+    assert [answer.status for answer in take(clerk, listing(3, 700, CLIENT))] == [429], "another key, the same address"
+    (answer,) = take(clerk, listing(3, 700, CLIENT), address="192.0.2.2")
+    assert answer.status == 200
+    assert all(store.is_named(Digest(bytes([0] * 15 + [1]) + n.to_bytes(16, "big")), n) for n in (0, 999))
+
+
+def test_a_move_waits_for_no_list_and_each_address_has_its_turn() -> None:
+    """And neither makes the other late: what counts is when it arrived."""
+
+    async def batches() -> list[list[str]]:
+        line, loop, found = Line(), asyncio.get_running_loop(), []
+        sent = [*((listing(n, 1200), "flood") for n in range(3)), *((steps(n), "flood") for n in range(99))]
+        move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
+        for at, (wire, address) in enumerate([*sent, (steps(0), "other"), (move, "player")]):
+            line.put(Waiting(arrived(wire, at, address), loop.create_future()))
+        while sum(map(len, found)) < len(sent) + 2:
+            assert line.earliest(1000) < 103
+            found.append([f"{one.arrival.address}{one.arrival.at:.0f}" for one in await line.batch()])
+        return found
+
+    first, *others = asyncio.run(batches())
+    assert [one for one in first if not one.startswith("flood")] == ["other102", "player103"]
+    assert len(first) < 6
+    assert [one for batch in (first, *others) for one in batch if one.startswith("flood")] == [
+        f"flood{n}" for n in range(102)
+    ]
+
+
+def test_a_post_counts_from_its_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the clerk is busy meanwhile, and whoever asks how things stand."""
+    with running(settings(tmp_path)) as hub:
+        hub.mail().post(OFFER)
+        clock, busy, go_on = [5e9], threading.Event(), threading.Event()
+        monkeypatch.setattr(app_module.time, "time", lambda: clock[0])
+
+        def wait() -> None:
+            busy.set()
+            assert go_on.wait(10)
+
+        hub.hub._desk.submit(wait)
+        assert busy.wait(10)
+        found: list[int] = []
+        sending = threading.Thread(target=lambda: found.append(hub.mail().post(steps(0)).at))
+        sending.start()
+        until(lambda: hub.hub.waiting == 1)
+        clock[0] += 300
+        asking = threading.Thread(target=ask, args=(hub, "GET", f"/posts/end?job={JOB.id.hex()}"))
+        asking.start()
+        until(lambda: hub.hub._desk._work_queue.qsize() == 2)
+        go_on.set()
+        for thread in (sending, asking):
+            thread.join(10)
+        assert found == [5_000_000_000]
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "counted"),
+    [
+        ("127.0.0.1", ["192.0.2.7"], "127.0.0.1"),
+        ("10.1.2.3", ["192.0.2.7"], "192.0.2.7"),
+        ("10.1.2.3", ["192.0.2.7, 192.0.2.8", "127.0.0.1, 192.0.2.9"], "192.0.2.9"),
+        ("10.1.2.3", ["192.0.2.7, 10.1.2.3"], "10.1.2.3"),
+        ("10.1.2.3", ["192.0.2.7, unknown"], "10.1.2.3"),
+        ("10.1.2.3", [], "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", [], "2001:db8:1:2::/64"),
+        ("10.1.2.3", ["2001:db8:1:2::9"], "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.7", [], "192.0.2.7"),
+        ("fe80::1%eth0", [], "fe80::/64"),
+        ("", ["192.0.2.7"], ""),
+    ],
+)
+def test_whom_limits_count_a_request_for(peer: str, forwarded: list[str], counted: str) -> None:
+    assert address_of(peer, forwarded, networks_in("10.0.0.0/8, 2001:db8:ffff::1")) == counted
+
+
+def test_only_a_trusted_proxy_says_who_asks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="proxies: expected addresses or networks, got 'nobody'"):
+        proxies_of("nobody")
+    for proxies, statuses in (("", [200, 429, 429]), ("127.0.0.1", [200, 200, 429])):
+        with running(settings(tmp_path, reads_per_minute=1), proxies=proxies) as hub:
+            answers = [ask(hub, "GET", "/posts", X_Forwarded_For=f"{n}.1.1.1, 192.0.2.{n // 2}")[0] for n in (1, 2, 3)]
+            assert answers == statuses
 
 
 def test_a_bucket_fills_again_and_a_map_forgets() -> None:
@@ -324,35 +448,34 @@ def test_numbers_may_come_in_any_order(database: str) -> None:
     for _ in range(2):  # by a clerk that has seen them, and by one that starts again
         store = Store(database)
         clerk = _clerk(store)
-        answers = clerk.take([OFFER]) + [clerk.take([steps(number)])[0] for number in numbers]
+        answers = take(clerk, OFFER) + [take(clerk, steps(number))[0] for number in numbers]
         places = [answer.row.place for answer in answers if answer.row]
         assert places == [1, 2, 3, 4, 5, 4, 2, 6, 7]
         store.close()
 
 
 def test_the_clock_never_goes_back(store: Store) -> None:
-    now = [100.0]
-    clerk = _clerk(store, clock=lambda: now[0])
-    answers = clerk.take([OFFER])
+    clerk = _clerk(store)
+    answers = clerk.take([arrived(OFFER, 100.0)])
     for at, wire in ((50.0, steps(0)), (101.5, steps(1))):
-        now[0] = at
-        answers += clerk.take([wire])
+        answers += clerk.take([arrived(wire, at)])
     assert [answer.row.at for answer in answers if answer.row] == [100, 100, 101]
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_database_that_is_full_refuses_and_goes_on(store: Store) -> None:
     clerk = _clerk(store)
-    clerk.take([OFFER])
+    take(clerk, OFFER)
     pages = "PRAGMA max_page_count = {}"
     with store.engine.connect() as connection:
         connection.execute(sql.text(pages.format(1)))  # the pool has one connection here, which keeps it
     large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000), TRAINER, 5)
-    assert [(a.status, a.row) for a in clerk.take([large, b""])] == [(507, None), (400, None)]
+    unsigned = replace(posts.SignedPost.decode(OFFER), signature=bytes(65)).encode()
+    assert [(a.status, a.row) for a in take(clerk, large, unsigned)] == [(507, None), (400, None)]
     assert [row.place for row in store.posts(0)] == [1]
     with store.engine.connect() as connection:
         connection.execute(sql.text(pages.format(1 << 20)))
-    (answer,) = clerk.take([large])
+    (answer,) = take(clerk, large)
     assert answer.row is not None
     assert answer.row.place == 2
 
@@ -404,6 +527,11 @@ def test_streams_and_pages_of_posts_are_limited(tmp_path: Path) -> None:
             answers = [ask(hub, "GET", path) for _ in range(3)]
             assert [status for status, _, _ in answers] == ([429] * 3 if path == "/stream" else [200, 200, 429])
             assert most in json.loads(answers[-1][2])["error"]
+
+
+def test_pages_for_people_are_reads_like_others(tmp_path: Path) -> None:
+    with running(settings(tmp_path, reads_per_minute=9), pages=lambda _: [Route("/x", lambda _: Response())]) as hub:
+        assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
 
 
 def test_what_never_has_a_body_gets_no_events(hub: Running) -> None:
@@ -501,10 +629,11 @@ def connect(hub: Running, address: str) -> socket.socket:
 
 
 def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
-    with running(settings(tmp_path, connections_per_address=2)) as hub, ExitStack() as stack:
+    limits = settings(tmp_path, connections_per_address=2)
+    with running(limits, proxies="127.0.0.1") as hub, ExitStack() as stack:
         first, _, third = [stack.enter_context(connect(hub, "127.0.0.2")) for _ in range(3)]
         assert third.recv(1) == b"", "one too many is cut at once"
-        for address in ("127.0.0.3", "127.0.0.1", "127.0.0.1", "127.0.0.1"):  # the last may be a proxy's
+        for address in ("127.0.0.3", "127.0.0.1", "127.0.0.1", "127.0.0.1"):  # the last is a proxy's
             other = stack.enter_context(connect(hub, address))
             other.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
             assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
@@ -688,43 +817,23 @@ def test_a_full_disk_refuses_blobs_and_keeps_serving(tmp_path: Path, monkeypatch
         assert ask(hub, "GET", where)[2] == DATA
 
 
-def test_a_body_that_stops_coming_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "BODY_SECONDS", 0.2)
+def test_a_body_that_stops_coming_or_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies_module, "BODY_SECONDS", 0.2)
     with running(settings(tmp_path)) as hub:
-        connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
-        connection.putrequest("POST", "/posts")
-        connection.putheader("Content-Length", "100")
-        connection.endheaders(b"only a part")
-        assert connection.getresponse().status == 408
-        connection.close()
+        for drips in (False, True):
+            connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
+            connection.putrequest("POST", "/posts")
+            connection.putheader("Content-Length", "100000")
+            connection.endheaders(b"only a part")
+            ended = threading.Event()
 
+            def drip(connection: http.client.HTTPConnection = connection, ended: threading.Event = ended) -> None:
+                with suppress(OSError):
+                    while not ended.wait(0.02):
+                        connection.send(b"x")
 
-# ---------------------------------------------------------------- about the hub
-
-
-def test_what_the_hub_says_of_itself(hub: Running, cases: Callable[[], None]) -> None:
-    hub.mail().post(OFFER)
-    refused(hub, 400, b"")
-    found = json.loads(ask(hub, "GET", "/key")[2])
-    assert found["address"] == "0x" + HUB.address.hex()
-    metrics = ask(hub, "GET", "/metrics")[2].decode()
-    for line in (
-        'tiebreak_hub_posts_total{status="200"} 1.0',
-        'tiebreak_hub_posts_total{status="400"} 1.0',
-        "tiebreak_hub_post_seconds_count 2.0",
-        "tiebreak_hub_place 1.0",
-        "tiebreak_hub_listeners 0.0",
-    ):
-        assert line in metrics.splitlines()
-        cases()
-    assert ask(hub, "GET", "/healthz")[0] == 200
-    assert ask(hub, "GET", "/nothing")[0] == 404
-    assert json.loads(ask(hub, "DELETE", "/posts")[2]) == {"error": "Method Not Allowed"}
-
-
-def test_a_hub_of_another_domain_is_refused(hub: Running) -> None:
-    mail = hub.mail(hub=None)
-    assert mail.hub == HUB.address
-    mail._hub, mail._domain = None, replace(DOMAIN, chain_id=7)
-    with pytest.raises(ConfigurationError, match="expected a hub for chain 7"):
-        _ = mail.hub
+            if drips:
+                threading.Thread(target=drip).start()
+            assert connection.getresponse().status == 408
+            ended.set()
+            connection.close()

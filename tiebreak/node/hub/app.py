@@ -25,30 +25,31 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiebreak.node.hub.blobs import Blobs, DiskFull
-from tiebreak.node.hub.clerk import Answer, Clerk
+from tiebreak.node.hub.bodies import body_of, chunks
+from tiebreak.node.hub.clerk import Answer, Arrival, Clerk
 from tiebreak.node.hub.connection import connection_of
-from tiebreak.node.hub.limits import Buckets, Limits
+from tiebreak.node.hub.limits import Buckets, Budgets, Limits
+from tiebreak.node.hub.line import Line, Waiting
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Listener, Streams, follow
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES, PIECE_BYTES, piece_count
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.errors import ProofError, StateError
+from tiebreak.protocol.errors import ProofError, StateError, VerificationError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.packing import pack
-from tiebreak.protocol.parties.posts import MAX_POST_BYTES
+from tiebreak.protocol.parties.posts import MAX_POST_BYTES, SignedPost
 from tiebreak.protocol.tags import Digest
 
 MAX_PAGE: Final = 1000
 MAX_JOBS: Final = 256
-MAX_BATCH: Final = 64
 GATHER_SECONDS: Final = 0.01
 """From the start of one batch of posts to that of the next: each costs a sync of the disk."""
-BODY_SECONDS: Final = 30.0
-"""How long the hub waits for the next bytes of a body."""
+READS_FOR_PEOPLE: Final = 4
+"""Reads that a page for people counts as: it costs the hub a few hundredths of a second."""
 BLOCK_BYTES: Final = 4 * PIECE_BYTES
 """Of an upload that are checked and written at a time; each upload holds two blocks."""
 HELD: Final = "x-tiebreak-held"
@@ -142,48 +143,68 @@ class Hub:
         self.strikes: Buckets[str] = Buckets(strikes / 60, strikes)
         self.place = self.store.last_place()
         self.waiting = 0
+        self.waiting_posts = Open("posts at once", settings.limits.waiting_per_address)
+        self.budgets = Budgets(settings.limits)
+        """Of addresses, charged before anything is read of a post."""
         self.metrics = Metrics(self)
-        self._queue: asyncio.Queue[tuple[bytes, asyncio.Future[Answer]]] = asyncio.Queue()
+        self._line = Line()
 
-    async def post(self, wire: bytes) -> Answer:
+    async def post(self, wire: bytes, address: str) -> Answer:
         """Give a post to the clerk, and wait for its answer."""
-        if self.waiting >= self.limits.waiting_posts:
-            return Answer(status=429, error=f"expected at most {self.limits.waiting_posts} posts at once, got more")
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        at, limits = time.time(), self.limits
+        if self.waiting >= limits.waiting_posts:
+            return Answer(status=429, error=f"expected at most {limits.waiting_posts} posts at once, got more")
+        if excess := self.budgets.excess(address, limits.keys_per_address, 1, len(wire), 0):
+            return Answer(status=429, error=excess)
+        try:
+            arrival = Arrival(wire=wire, signed=SignedPost.decode(wire), at=at, address=address)
+        except VerificationError as error:
+            return Answer(status=400, error=str(error))
+        waiting = Waiting(arrival, asyncio.get_running_loop().create_future())
         self.waiting += 1
         try:
-            self._queue.put_nowait((wire, answer))
-            return await answer
+            self._line.put(waiting)
+            return await waiting.answer
         finally:
             self.waiting -= 1
 
-    async def at_the_desk(self, ask: Callable[[], T]) -> T:
-        """Ask the clerk between two batches."""
-        return await asyncio.get_running_loop().run_in_executor(self._desk, ask)
+    async def stand(self) -> tuple[int, int]:
+        """How things stand between two batches (`Clerk.stand`)."""
+        at = self._line.earliest(time.time())
+        return await asyncio.get_running_loop().run_in_executor(self._desk, self.clerk.stand, at)
+
+    def metered(self, app: ASGIApp) -> ASGIApp:
+        """An application of pages, each of which counts as several reads of its address."""
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            request = Request(scope)
+            _charge_read(self, request, READS_FOR_PEOPLE)
+            with self.reading.by(request):
+                await app(scope, receive, send)
+
+        return respond
 
     async def serve_posts(self) -> None:
         """Take what waits, batch after batch: while one is on its way to the disk, the next one gathers."""
         loop = asyncio.get_running_loop()
         while True:
-            batch, start = [await self._queue.get()], loop.time()
-            while len(batch) < MAX_BATCH and not self._queue.empty():
-                batch.append(self._queue.get_nowait())
+            batch, start = await self._line.batch(), loop.time()
             try:
-                answers = await loop.run_in_executor(self._desk, self.clerk.take, [wire for wire, _ in batch])
+                answers = await loop.run_in_executor(self._desk, self.clerk.take, [one.arrival for one in batch])
             except Exception:
                 # A bug of ours. Nobody is told that a post was taken, and no other one is: see `healthz`.
-                for _, future in batch:
-                    if not future.done():
-                        future.set_result(
+                for waiting in batch:
+                    if not waiting.answer.done():
+                        waiting.answer.set_result(
                             Answer(status=503, error="expected a clerk that takes posts, got one that ended")
                         )
                 raise
-            for (_, future), answer in zip(batch, answers, strict=True):
+            for waiting, answer in zip(batch, answers, strict=True):
                 if answer.row is not None and answer.is_new:
                     self.place = answer.row.place
                     self.streams.publish(answer.row)
-                if not future.done():
-                    future.set_result(answer)
+                if not waiting.answer.done():
+                    waiting.answer.set_result(answer)
             await asyncio.sleep(start + GATHER_SECONDS - loop.time())
 
     def close(self) -> None:
@@ -200,7 +221,10 @@ def make_app(settings: HubSettings, *, pages: Pages | None = None) -> Starlette:
         api.hub = hub = await run_in_threadpool(Hub, settings)
         app.state.hub = hub
         if pages is not None:
-            app.router.routes.extend(pages(hub.store))
+            for route in pages(hub.store):
+                if isinstance(route, Route):  # what else there is are files, which cost nothing
+                    route.app = hub.metered(route.app)
+                app.router.routes.append(route)
         api.serving = asyncio.create_task(hub.serve_posts())
         try:
             yield
@@ -242,11 +266,15 @@ class EventStream(Response):
         async def give(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
+        async def turn() -> None:
+            while not listener.is_cut_off and not hub.reads.take(_address(self._request)):
+                await asyncio.sleep(1)
+
         with hub.listening.by(self._request):
             leaving = asyncio.create_task(leave())
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
-                await follow(hub.store, hub.streams, listener, self._after, give)
+                await follow(hub.store, hub.streams, listener, self._after, give, turn)
                 await send({"type": "http.response.body", "body": b""})
             finally:
                 leaving.cancel()
@@ -309,12 +337,13 @@ class _Api:
     # ------------------------------------------------------------------ posts
 
     async def add_post(self, request: Request) -> Response:
-        wire, client = await _body(request, MAX_POST_BYTES), _address(request)
+        wire, client = await body_of(request, MAX_POST_BYTES), _address(request)
         if self.hub.strikes.tokens(client) < 1:
             most = self.hub.limits.refusals_per_minute
             raise HTTPException(429, f"expected at most {most} posts a minute that are none by one address, got more")
         start = time.perf_counter()
-        answer = await self.hub.post(wire)
+        with self.hub.waiting_posts.by(request):
+            answer = await self.hub.post(wire, client)
         self.hub.metrics.seconds.observe(time.perf_counter() - start)
         self.hub.metrics.posts.labels(answer.status).inc()
         if answer.row is None:
@@ -328,23 +357,19 @@ class _Api:
         after = _number(request, "after", 0, (1 << 63) - 1, 0)
         limit = _number(request, "limit", 1, MAX_PAGE, 500)
         jobs, games = _digests(request, "job", MAX_JOBS), _digests(request, "game", 1)
-        self._charge_read(request)
+        _charge_read(self.hub, request)
         game = games[0] if games else None
         return PostsPage(self.hub, request, after=after, jobs=jobs, game=game, limit=limit)
-
-    def _charge_read(self, request: Request) -> None:
-        if not self.hub.reads.take(_address(request)):
-            most = self.hub.limits.reads_per_minute
-            raise HTTPException(429, f"expected at most {most} pages of posts a minute by one address, got more")
 
     async def end_posts(self, request: Request) -> Response:
         (job,) = _digests(request, "job", 1) or [b""]
         if not job:
             raise HTTPException(400, "expected one job, got none")
-        self._charge_read(request)
-        clerk = self.hub.clerk
+        _charge_read(self.hub, request)
         with self.hub.reading.by(request):
-            said = await _read(clerk.complete, Digest(job), await self.hub.at_the_desk(clerk.stand))
+            pages = await _read(self.hub.store.count, job) // MAX_PAGE
+            _charge_read(self.hub, request, min(pages, self.hub.limits.reads_per_minute // 2))
+            said = await _read(self.hub.clerk.complete, Digest(job), await self.hub.stand())
         return Response(pack(said.pack()), media_type="application/msgpack")
 
     async def stream(self, request: Request) -> Response:
@@ -363,7 +388,9 @@ class _Api:
             raise HTTPException(413, f"expected at most {self.hub.limits.blob_bytes} bytes, got {size}")
         if not await _read(self.hub.store.is_named, root, size):
             raise HTTPException(403, f"expected a blob of {size} bytes that some library names, got {root.hex()}")
-        digests = await _body(request, piece_count(size) * DIGEST_BYTES)
+        digests, limits = await body_of(request, piece_count(size) * DIGEST_BYTES), self.hub.limits
+        if excess := self.hub.budgets.excess(_address(request), limits.keys_per_address, 1, len(digests), 0):
+            raise HTTPException(429, excess)
         if await run_in_threadpool(self.hub.blobs.pieces, root) != (size, digests):
             if not await _read(self.hub.store.charge, root, size, self.hub.limits.bytes_per_key):
                 most = self.hub.limits.bytes_per_key
@@ -410,7 +437,7 @@ class _Api:
         block, other = bytearray(length), bytearray(length)
         writing = asyncio.create_task(asyncio.sleep(0))
         try:
-            async for data in _chunks(request):
+            async for data in chunks(request):
                 view = memoryview(data)
                 while view:
                     wanted = min(length, size - held)
@@ -502,6 +529,12 @@ def _address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+def _charge_read(hub: Hub, request: Request, reads: int = 1) -> None:
+    if not hub.reads.take(_address(request), reads):
+        most = hub.limits.reads_per_minute
+        raise HTTPException(429, f"expected at most {most} pages of posts a minute by one address, got more")
+
+
 def _root(request: Request) -> bytes:
     text = request.path_params["root"]
     if not _HEX.fullmatch(text):
@@ -524,32 +557,6 @@ def _range(request: Request, size: int) -> tuple[int, int]:
     raise HTTPException(
         416, f"expected one range within {size} bytes, got {text[:80]!r}", {"content-range": f"bytes */{size}"}
     )
-
-
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    """The pieces of a body. One that stops coming is given up."""
-    more = True
-    while more:
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                message = await request.receive()
-        except TimeoutError:
-            raise HTTPException(408, f"expected more bytes within {BODY_SECONDS:.0f} seconds, got none") from None
-        if message["type"] == "http.disconnect":
-            raise HTTPException(400, "expected the whole body, got a part of it")
-        more = message.get("more_body", False)
-        if data := message.get("body"):
-            yield data
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    parts, held = [], 0
-    async for data in _chunks(request):
-        held += len(data)
-        if held > limit:
-            raise HTTPException(413, f"expected at most {limit} bytes, got more")
-        parts.append(data)
-    return b"".join(parts)
 
 
 async def _read(function: Callable[..., T], *arguments: Any, **named: Any) -> T:

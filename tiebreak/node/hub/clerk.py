@@ -2,19 +2,20 @@
 
 Half of its work is waiting for the disk, so it has a thread of its own; one batch is taken after another.
 
-Numbered plan of a post: (1) it is well-formed and its sender signed it, (2) the sender keeps to its rate, (3) the same
-post again is answered as before, and another one under its number is refused, (4) its job was offered here, (5) the
-sender may write it there, (6) what it opens is within the limits, (7) it gets a place, an instant and a signature.
+Numbered plan of a post: (1) it is well-formed and its sender signed it, (2) sender and address keep to their rates, (3)
+the same post again is answered as before, and another one under its number is refused, (4) its job was offered here,
+(5) the sender may write it there, (6) what it opens is within the limits, and it fits on the disk, (7) it gets a place,
+the instant at which it arrived, and a signature. Of those that are placed out of turn, later ones never count as
+earlier.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import sqlalchemy.exc
 
-from tiebreak.node.hub.limits import Buckets, Limits, Recent
+from tiebreak.node.hub.limits import Buckets, Budgets, Limits, Recent
 from tiebreak.node.hub.store import Row, Store, Writer
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -28,6 +29,7 @@ from tiebreak.protocol.parties.posts import (
     LibraryBody,
     OfferBody,
     Post,
+    PostKind,
     Received,
     SignedPost,
     check_author,
@@ -48,6 +50,27 @@ class Answer:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A post on its way to the clerk: its bytes and their envelope, and when and from where they came."""
+
+    wire: bytes
+    signed: SignedPost
+    at: float
+    """By the hub's clock. Work of others that comes before does not make it later."""
+    address: str
+
+    @property
+    def is_of_game(self) -> bool:
+        """Whether it may be what a clock runs for."""
+        return self.signed.post.kind in OF_GAMES
+
+
+OF_GAMES: Final = frozenset({PostKind.GAME, PostKind.MOVE, PostKind.RECEIPT, PostKind.TRANSACTION})
+_WHEN_FULL: Final = OF_GAMES | {PostKind.ANSWER, PostKind.HEAD, PostKind.LOG_RECEIPT}
+_DAY: Final = 86_400
+
+
 class _Refused(Exception):
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
@@ -59,17 +82,16 @@ class Clerk:
 
     def __init__(
         self, store: Store, domain: Domain, key: keys.PrivateKey, limits: Limits,
-        *, clock: Callable[[], float] = time.time, has_room: Callable[[], bool] = lambda: True,
+        *, has_room: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
+        """has_room: whether more than `free_bytes` are free on the disk."""
         self._has_room = has_room
-        self._store, self._domain, self._key, self._limits, self._clock = store, domain, key, limits, clock
+        self._store, self._domain, self._key, self._limits = store, domain, key, limits
         store.open_for_writing(
             {"hub": key.address.hex(), "chain": str(domain.chain_id), "contract": domain.contract.hex()}
         )
-        rate = limits.posts_per_minute
-        self._buckets: Buckets[bytes] = Buckets(rate / 60, max(1, rate // 5))
-        most = limits.post_bytes_per_second
-        self._bytes: Buckets[bytes] = Buckets(most, 128 * most)
+        self._budgets = Budgets(limits)
+        self._when_full: Buckets[bytes | str] = Buckets(limits.full_bytes / _DAY, limits.full_bytes)
         self._jobs: Recent[bytes, Job] = Recent(_KNOWN)
         self._challengers: Recent[bytes, Address] = Recent(_KNOWN)
         self._strangers: Recent[tuple[bytes, bytes], int] = Recent(_KNOWN)
@@ -79,13 +101,13 @@ class Clerk:
         with store.writing() as writer:
             self._place, self._at = writer.last()
 
-    def take(self, wires: Sequence[bytes]) -> list[Answer]:
+    def take(self, arrived: Sequence[Arrival]) -> list[Answer]:
         """The answer to each post. What is answered with a place is on the disk."""
         place, at = self._place, self._at
-        checked = [self._checked(wire) for wire in wires]
+        checked = [self._checked(arrival) for arrival in arrived]
         try:
             with self._store.writing() as writer:
-                answers = self._placed(writer, wires, checked)
+                answers = self._placed(writer, arrived, checked)
         except sqlalchemy.exc.SQLAlchemyError as error:
             # A full disk, or a database that is away: nothing of this batch counts.
             self._place, self._at = place, at
@@ -97,9 +119,12 @@ class Clerk:
             return [found if isinstance(found, Answer) else Answer(status=507, error=text) for found in checked]
         return answers
 
-    def stand(self) -> tuple[int, int]:
-        """The last place, and an instant before which no further post counts. To be asked between two batches."""
-        self._at = max(self._at, int(self._clock()))
+    def stand(self, at: float) -> tuple[int, int]:
+        """The last place, and an instant before which no further post counts. To be asked between two batches.
+
+        at: an instant before which no post arrived that still waits.
+        """
+        self._at = max(self._at, int(at))
         return self._place, self._at
 
     def complete(self, job_id: Digest, stand: tuple[int, int]) -> Complete:
@@ -109,43 +134,37 @@ class Clerk:
         said = Complete(job_id=job_id, posts=posts, at=at, signature=bytes(keys.SIGNATURE_BYTES))
         return replace(said, signature=self._key.sign(said.digest(self._domain)))
 
-    def _checked(self, wire: bytes) -> tuple[SignedPost, Body] | Answer:
+    def _checked(self, arrival: Arrival) -> Body | Answer:
         try:
-            signed = SignedPost.decode(wire)  # (1)
-            body = signed.verify(self._domain)
+            body = arrival.signed.verify(self._domain)  # (1)
         except VerificationError as error:
             return Answer(status=400, error=str(error))
-        if not self._buckets.take(signed.post.sender):  # (2)
-            rate = self._limits.posts_per_minute
-            return Answer(status=429, error=f"expected at most {rate} posts a minute by one key, got more")
-        if not self._bytes.take(signed.post.sender, len(wire)):
-            most = self._limits.post_bytes_per_second
-            return Answer(status=429, error=f"expected at most {most} bytes a second of posts by one key, got more")
-        return signed, body
+        rows = 1 + len(body.files) if isinstance(body, LibraryBody) else 1
+        excess = self._budgets.excess(arrival.signed.post.sender, 1, 1, len(arrival.wire), rows)  # (2)
+        if not excess and arrival.address:  # whose posts and bytes were charged when they came
+            excess = self._budgets.excess(arrival.address, self._limits.keys_per_address, 0, 0, rows)
+        return Answer(status=429, error=excess) if excess else body
 
-    def _placed(
-        self, writer: Writer, wires: Sequence[bytes], checked: Sequence[tuple[SignedPost, Body] | Answer]
-    ) -> list[Answer]:
+    def _placed(self, writer: Writer, arrived: Sequence[Arrival], checked: Sequence[Body | Answer]) -> list[Answer]:
         answers, new = [], dict[tuple[bytes, bytes, int], Row]()
-        for wire, found in zip(wires, checked, strict=True):
-            if isinstance(found, Answer):
-                answers.append(found)
+        for arrival, body in zip(arrived, checked, strict=True):
+            if isinstance(body, Answer):
+                answers.append(body)
                 continue
-            signed, body = found
-            post = signed.post
+            post = arrival.signed.post
             name = (post.job_id, post.sender, post.number)
             try:
                 before = new.get(name) or self._found(writer, name)
                 if before is not None:
                     answers.append(Answer(row=_same(before, post)))  # (3)
                     continue
-                self._authorize(writer, post, body, len(wire))
+                self._authorize(writer, post, body, arrival)
             except VerificationError as error:
                 answers.append(Answer(status=403, error=str(error)))
             except _Refused as error:
                 answers.append(Answer(status=error.status, error=str(error)))
             else:
-                new[name] = self._row(signed, wire)
+                new[name] = self._row(arrival)
                 self._highest.put(name[:2], max(post.number, self._highest.get(name[:2]) or 0))
                 self._keep(writer, post, body)
                 answers.append(Answer(row=new[name], is_new=True))
@@ -159,8 +178,7 @@ class Clerk:
             highest = self._highest.put(name[:2], writer.highest(*name[:2]))
         return writer.found(*name) if name[2] <= highest else None
 
-    def _authorize(self, writer: Writer, post: Post, body: Body, size: int) -> None:
-        limits = self._limits
+    def _authorize(self, writer: Writer, post: Post, body: Body, arrival: Arrival) -> None:
         job = body.job if isinstance(body, OfferBody) else self._jobs.get(post.job_id) or writer.job(post.job_id)
         if job is None:  # (4)
             raise _Refused(403, f"expected a job that its client offered here, got {post.job_id.hex()}")
@@ -168,24 +186,44 @@ class Clerk:
         if post.game_id != post.job_id:
             challenger = self._challengers.get(post.game_id) or writer.challenger(post.game_id)
         check_author(post, body, job, challenger, self._domain)  # (5)
-        if isinstance(body, OfferBody) and writer.job(post.job_id) is None:  # (6)
+        self._check_opening(writer, post, body, is_new_game=challenger is None)  # (6)
+        if not self._has_room():
+            self._ration(arrival)
+        self._jobs.put(post.job_id, job)
+        if post.sender not in (job.client, job.trainer):
+            self._charge(writer, post, len(arrival.wire))
+
+    def _check_opening(self, writer: Writer, post: Post, body: Body, *, is_new_game: bool) -> None:
+        """Raise `_Refused` for a job, a game or a list of files above the limits."""
+        limits = self._limits
+        if isinstance(body, OfferBody) and writer.job(post.job_id) is None:
             if writer.jobs_of(post.sender) >= limits.jobs_per_key:
                 raise _Refused(429, f"expected at most {limits.jobs_per_key} jobs by one key, got another")
-        elif isinstance(body, GameBody) and challenger is None:
+        elif isinstance(body, GameBody) and is_new_game:
             if writer.games_of(post.sender) >= limits.games_per_key:
                 raise _Refused(429, f"expected at most {limits.games_per_key} games by one key, got another")
         elif isinstance(body, LibraryBody):
             largest = max((file.size for file in body.files), default=0)
             if largest > limits.blob_bytes:
                 raise _Refused(413, f"expected files of at most {limits.blob_bytes} bytes, got one of {largest}")
-        self._jobs.put(post.job_id, job)
-        if post.sender not in (job.client, job.trainer):
-            self._charge(writer, post, size)
+
+    def _ration(self, arrival: Arrival) -> None:
+        """Raise `_Refused` unless a full disk has room for a post.
+
+        Anybody is the client of a job of its own, so being a party of one is no claim to what is left.
+        """
+        post, size, keys_of_all = arrival.signed.post, len(arrival.wire), self._limits.keys_per_address
+        if post.kind not in _WHEN_FULL:
+            raise _Refused(507, "expected a disk with room for more than heads and games, got a full one")
+        for who, amount in ((post.sender, float(size)), (arrival.address, size / keys_of_all)):
+            if self._when_full.tokens(who) < amount:
+                most = self._limits.full_bytes
+                raise _Refused(507, f"expected at most {most} bytes a day by one key on a full disk, got {size} more")
+        self._when_full.take(post.sender, size)
+        self._when_full.take(arrival.address, size / keys_of_all)
 
     def _charge(self, writer: Writer, post: Post, size: int) -> None:
-        """Charge a post to a sender who is no party of the job. Keys cost nothing, so the disk has a limit, too."""
-        if not self._has_room():
-            raise _Refused(507, "expected a disk with room for posts by others than client and trainer, got a full one")
+        """Charge a post to a sender who is no party of the job."""
         name, most = (post.job_id, post.sender), self._limits.stranger_bytes
         held = self._strangers.get(name)
         held = (writer.bytes_of(*name) if held is None else held) + size
@@ -193,9 +231,9 @@ class Clerk:
             raise _Refused(403, f"expected at most {most} bytes in one job by a key that is no party of it, got {held}")
         self._strangers.put(name, held)
 
-    def _row(self, signed: SignedPost, wire: bytes) -> Row:  # (7)
-        post = signed.post
-        self._place, self._at = self._place + 1, max(self._at, int(self._clock()))
+    def _row(self, arrival: Arrival) -> Row:  # (7)
+        post = arrival.signed.post
+        self._place, self._at = self._place + 1, max(self._at, int(arrival.at))
         content = post.content
         received = Received(content=content, place=self._place, at=self._at)
         return Row(
@@ -207,7 +245,7 @@ class Clerk:
             number=post.number,
             kind=post.kind,
             content=content,
-            wire=wire,
+            wire=arrival.wire,
             signature=self._key.sign(received.digest(self._domain)),
         )
 

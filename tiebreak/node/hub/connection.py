@@ -6,6 +6,7 @@ ASGI knows neither, so an app finds its connection in the scope, under `EXTENSIO
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Final, cast
 
@@ -14,13 +15,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tiebreak.node.hub.limits import Network, address_of, is_among
+
 EXTENSION: Final = "tiebreak.connection"
 PATIENCE_SECONDS: Final = 30.0
 """A reader that takes nothing of what waits for it within this time is cut off."""
 REQUEST_SECONDS: Final = 60.0
 """Within this time after it was opened, or after the last answer, a connection has to bring the head of a request."""
-PROXY: Final = "127.0.0.1"
-"""Whom uvicorn believes about the addresses of others. A reverse proxy there has everybody's connections."""
 SENT_BYTES: Final = 8 << 20
 """Handed to the kernel at a time; a socket takes less."""
 
@@ -41,22 +42,30 @@ class Connection(H11Protocol):
     _patience: asyncio.TimerHandle | None = None
     _waiting: asyncio.TimerHandle | None = None
 
-    def __init__(self, *given: Any, open_by_address: Counter[str], most: int, **named: Any) -> None:
-        """open_by_address: how many connections each address has, in all of the hub. most: that one may have."""
+    def __init__(
+        self, *given: Any, open_by_address: Counter[str], most: int, proxies: Sequence[Network], **named: Any
+    ) -> None:
+        """open_by_address: how many connections each address has, in all of the hub. most: that one may have.
+
+        proxies: who has everybody's connections, and is believed when it says whose a request is.
+        """
         super().__init__(*given, **named)
-        self._open, self._most = open_by_address, most
+        self._open, self._most, self._proxies = open_by_address, most, proxies
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._address = self.client[0] if self.client else ""
+        peer = self.client[0] if self.client else ""
+        self._address = address_of(peer, (), ())
         self._open[self._address] += 1
-        if self._address != PROXY and self._open[self._address] > self._most:
+        if not is_among(peer, self._proxies) and self._open[self._address] > self._most:
             self.cut()
         self._wait_for_request()
         transport.set_write_buffer_limits(0)  # writing is paused while anything waits for the reader
         app = self.app
 
         async def with_connection(scope: Any, receive: Any, send: Any) -> None:
+            forwarded = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+            scope["client"] = (address_of(peer, forwarded, self._proxies), 0)
             scope["extensions"] = {EXTENSION: self}
             await app(scope, receive, send)
 

@@ -1,11 +1,21 @@
-"""What a hub allows each key and each address, so that no stranger fills its disk or its time."""
+"""What a hub allows each key and each address, so that no stranger fills its disk or its time.
+
+A key costs nothing and an address little, so limits by key share the hub among those who keep to one key, and limits by
+address bound what one machine with many keys can take. Whoever has thousands of addresses can still fill a disk.
+"""
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, Generic, TypeVar
 
+from tiebreak.protocol.parties.posts import MAX_FILES
+
+Network = IPv4Network | IPv6Network
+HOST_BITS: Final = 64
+"""Bits of an IPv6 address that its host may choose as it likes."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -15,9 +25,14 @@ class Limits:
     """Set in the hub's configuration file under these names."""
 
     posts_per_minute: int = 1200
-    """By one key, after a burst of a fifth of it."""
+    """Posts that one key may send, after a burst of a fifth of them."""
     post_bytes_per_second: int = 1 << 18
-    """By one key, after a burst of 128 times as much."""
+    """Bytes of posts that one key may send, after a burst of 128 times as many."""
+    rows_per_minute: int = 15_000
+    """Rows of the database that the posts of one key may fill (one for a post, one for each file that it lists), after
+    a burst of a fifth of them."""
+    keys_per_address: int = 4
+    """An address may use up these three as if it had so many keys. One of IPv6 counts with its whole /64."""
     refusals_per_minute: int = 600
     """Posts from one address that are no posts, or that their senders did not sign; each costs the hub some time."""
     jobs_per_key: int = 1000
@@ -29,19 +44,25 @@ class Limits:
     blob_bytes: int = 32 << 30
     """The most that a single blob may have."""
     free_bytes: int = 1 << 30
-    """What is left free on the disk: a job's client and trainer still post when blobs and strangers may not."""
+    """Below so many free bytes the disk is full: of jobs that were offered before, a little is still taken of what
+    their heads and games need (see `full_bytes`), and nothing else."""
+    full_bytes: int = 1 << 20
+    """Bytes of such posts that a key may have a full hub take in a day, and an address `keys_per_address` times."""
     connections: int = 4096
     connections_per_address: int = 512
-    """A reverse proxy on this machine, at 127.0.0.1, is no such address."""
+    """Open connections of one address, unless it is one of the `proxies`."""
     streams_per_address: int = 256
     reads_per_minute: int = 600
-    """Pages of posts (`GET /posts`) by one address."""
+    """Pages of posts (`GET /posts`, or what a stream reads to catch up) by one address; a page for people counts as
+    four."""
     reads_per_address: int = 8
     """Such pages at once, until they were read; each may hold 8 MiB."""
     uploads_per_address: int = 16
     """An upload holds two blocks of 4 MiB: one is checked and written while the next one arrives."""
     waiting_posts: int = 2000
-    """Taken by the hub but not answered yet."""
+    """Posts that the hub has read but not answered yet."""
+    waiting_per_address: int = 256
+    """Such posts of one address."""
 
 
 class Recent(Generic[K, V]):
@@ -86,3 +107,67 @@ class Buckets(Generic[K]):
         now = self._clock()
         tokens, since = self._filled.get(key) or (float(self._burst), now)
         return min(float(self._burst), tokens + (now - since) * self._rate)
+
+
+class Budgets:
+    """What keys and addresses may still post: how many posts, bytes and rows."""
+
+    def __init__(self, limits: Limits) -> None:
+        posts, size, rows = limits.posts_per_minute, limits.post_bytes_per_second, limits.rows_per_minute
+        self._all: tuple[tuple[str, Buckets[bytes | str]], ...] = (
+            (f"{posts} posts a minute", Buckets(posts / 60, max(1, posts // 5))),
+            (f"{size} bytes a second of posts", Buckets(size, 128 * size)),
+            (f"{rows} rows a minute", Buckets(rows / 60, max(1 + MAX_FILES, rows // 5))),
+        )
+
+    def excess(self, who: bytes | str, keys: int, posts: int, size: int, rows: int) -> str:
+        """Charge a key, or an address that counts as so many `keys`. Returns the limit that this exceeds, or nothing.
+
+        Nothing is charged then.
+        """
+        wanted = [amount / keys for amount in (posts, size, rows)]
+        for (limit, buckets), amount in zip(self._all, wanted, strict=True):
+            if buckets.tokens(who) < amount:
+                return f"expected at most {limit} by one key, or by {keys} keys at one address, got more"
+        for (_, buckets), amount in zip(self._all, wanted, strict=True):
+            buckets.take(who, amount)
+        return ""
+
+
+# ---------------------------------------------------------------- addresses
+
+
+def networks_in(text: str) -> tuple[Network, ...]:
+    """The addresses and networks that a setting names, separated by commas. Raises `ValueError`."""
+    return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
+
+
+def address_of(peer: str, forwarded: Sequence[str], proxies: Sequence[Network]) -> str:
+    """Whom limits count a request for: its peer, or the last address that a trusted proxy says it comes from.
+
+    forwarded: the values of its `X-Forwarded-For`. What stands before the last one is the client's own word.
+    """
+    if is_among(peer, proxies) and forwarded:
+        last = forwarded[-1].rpartition(",")[2].strip()
+        return _counted(last) or peer
+    return _counted(peer) or peer
+
+
+def is_among(host: str, networks: Sequence[Network]) -> bool:
+    """Whether an address lies in one of the networks."""
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return False
+    return any(found in network for network in networks)
+
+
+def _counted(host: str) -> str:
+    """An address of IPv4, or the network of one of IPv6; empty for what is neither."""
+    try:
+        found = ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    if not isinstance(found, IPv6Address):
+        return str(found)
+    return str(found.ipv4_mapped or ip_network((found, HOST_BITS), strict=False))

@@ -9,7 +9,15 @@ from tiebreak.node.ground import ChainGround
 from tiebreak.node.hub.app import HubSettings, make_app
 from tiebreak.node.hub.blobs import Blobs
 from tiebreak.node.hub.limits import Limits
-from tiebreak.node.hub.serving import CONFIGURATION, DEFAULTS, domain_of, read_configuration, serve, template
+from tiebreak.node.hub.serving import (
+    CONFIGURATION,
+    DEFAULTS,
+    domain_of,
+    proxies_of,
+    read_configuration,
+    serve,
+    template,
+)
 from tiebreak.node.pages.feeding import Outlook, pages
 from tiebreak.protocol.chain.client import Chain
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -37,7 +45,7 @@ def run_hub(
     found = read_configuration(path) if path.is_file() else {}
     settings: dict[str, Any] = dict(DEFAULTS) | found
     settings |= {name: value for name, value in given.items() if value is not None}
-    limits = Limits(**settings.get("limits", {}))
+    limits, proxies = Limits(**settings.get("limits", {})), proxies_of(settings["proxies"])
     domain, ground = domain_of(settings["chain_id"], settings["contract"]), None
     if settings["chain"]:
         chain = Chain.connect(settings["chain"])
@@ -54,4 +62,4 @@ def run_hub(
     hub_settings = HubSettings(folder=folder, domain=domain, key=key, database=settings["database"], limits=limits)
     app = make_app(hub_settings, pages=lambda store: pages(store, outlook))
     say(f"hub 0x{key.address.hex()} at http://{settings['host']}:{settings['port']}")
-    serve(app, folder, host=settings["host"], port=settings["port"], limits=limits)
+    serve(app, folder, host=settings["host"], port=settings["port"], limits=limits, proxies=proxies)

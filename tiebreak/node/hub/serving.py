@@ -3,6 +3,7 @@
 import gc
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,16 +14,20 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tiebreak.node.hub.connection import Connection
-from tiebreak.node.hub.limits import Limits
+from tiebreak.node.hub.limits import Limits, Network, networks_in
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 
 CONFIGURATION: Final = "hub.toml"
 _TEXT: Final = """# A hub: a mailbox and a library that nobody has to trust. The command line may say otherwise.
 
-# Where it listens. Put a reverse proxy with TLS in front of it for the public internet.
+# Where it listens. Put a reverse proxy with TLS in front of it for the public internet, and name its address in
+# `proxies` (or several, or networks, separated by commas), or else all who come through it share one address's limits.
+# It must set X-Forwarded-For to the address that it was asked from, in place of what stood there. Nobody else is
+# believed.
 host = "127.0.0.1"
 port = 8787
+proxies = ""
 
 # Where the posts are: empty for an SQLite file in this folder, or postgresql+psycopg://USER@HOST/NAME
 # (a password comes from PGPASSWORD or ~/.pgpass, never from this file).
@@ -42,6 +47,7 @@ contract = "0x0000000000000000000000000000000000000000"
 DEFAULTS: Final[dict[str, str | int]] = {
     "host": "127.0.0.1",
     "port": 8787,
+    "proxies": "",
     "database": "",
     "chain_id": 0,
     "chain": "",
@@ -83,20 +89,33 @@ def domain_of(chain_id: int, contract: str) -> Domain:
         ) from error
 
 
-def serve(app: Starlette, folder: Path, *, host: str, port: int, limits: Limits) -> None:
+def proxies_of(text: str) -> tuple[Network, ...]:
+    """The trusted proxies, as a configuration names them."""
+    try:
+        return networks_in(text)
+    except ValueError as error:
+        raise ConfigurationError(f"proxies: expected addresses or networks, got {text!r}: {error}") from error
+
+
+def serve(
+    app: Starlette, folder: Path, *, host: str, port: int, limits: Limits, proxies: Sequence[Network] = ()
+) -> None:
     """Serve until SIGINT or SIGTERM. Raises `StateError` if another hub works in this folder."""
     # What is loaded now stays, and each full collection would walk over it while nobody is served.
     gc.collect()
     gc.freeze()
     try:
         with filelock.FileLock(folder / "lock", timeout=0):
-            uvicorn.Server(configure(app, host=host, port=port, limits=limits)).run()
+            uvicorn.Server(configure(app, host=host, port=port, limits=limits, proxies=proxies)).run()
     except filelock.Timeout as error:
         raise StateError(f"another hub works in {folder}; stop it first, or choose another folder") from error
 
 
-def configure(app: Starlette, *, host: str, port: int, limits: Limits) -> uvicorn.Config:
-    connection = partial(Connection, open_by_address=Counter(), most=limits.connections_per_address)
+def configure(
+    app: Starlette, *, host: str, port: int, limits: Limits, proxies: Sequence[Network] = ()
+) -> uvicorn.Config:
+    most = limits.connections_per_address
+    connection = partial(Connection, open_by_address=Counter(), most=most, proxies=proxies)
     return uvicorn.Config(
         app,
         host=host,
@@ -108,6 +127,7 @@ def configure(app: Starlette, *, host: str, port: int, limits: Limits) -> uvicor
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # uvicorn believes whatever comes from this machine; see `limits.address_of`
         limit_concurrency=limits.connections,
         backlog=limits.connections,
         timeout_keep_alive=60,

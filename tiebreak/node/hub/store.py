@@ -75,6 +75,9 @@ _named = sql.Table(
     sql.Column("charged", sql.Boolean, nullable=False),
     sql.Index("of_an_owner", "owner", "charged"),
 )
+_NAME: Final = sql.text(
+    "INSERT INTO named (root, size, owner, charged) VALUES (:root, :size, :owner, FALSE) ON CONFLICT DO NOTHING"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +185,12 @@ class Store:
                 if held > most - MAX_POST_BYTES:
                     break
         return found
+
+    def count(self, job_id: bytes) -> int:
+        """How many posts a job has."""
+        query = sql.select(sql.func.count()).select_from(_posts).where(_posts.c.job_id == job_id)
+        with self.engine.connect() as connection:
+            return int(connection.scalar(query) or 0)
 
     def received(self, job_id: bytes, until: int) -> list[Received]:
         """The content, place and instant of each post of a job up to a place, as its receipt has them, by place."""
@@ -302,11 +311,9 @@ class Writer:
 
     def name(self, files: Sequence[tuple[bytes, int]], owner: bytes) -> None:
         """Note which blobs a library names, by root and size."""
-        c = _named.c
-        for root, size in dict.fromkeys(files):
-            this = sql.and_(c.root == root, c.size == size, c.owner == owner)
-            if self._connection.scalar(sql.select(c.owner).where(this)) is None:
-                self._connection.execute(_named.insert().values(root=root, size=size, owner=owner, charged=False))
+        rows = [{"root": root, "size": size, "owner": owner} for root, size in dict.fromkeys(files)]
+        if rows:
+            self._connection.execute(_NAME, rows)
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:

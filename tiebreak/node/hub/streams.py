@@ -115,17 +115,21 @@ def event_of(received: ReceivedPost, job_id: bytes, game_id: bytes, kind: int, *
 
 
 async def follow(
-    store: Store, streams: Streams, listener: Listener, after: int, send: Callable[[bytes], Awaitable[None]]
-) -> None:
+    store: Store, streams: Streams, listener: Listener, after: int, send: Callable[[bytes], Awaitable[None]],
+    turn: Callable[[], Awaitable[None]],
+) -> None:  # fmt: skip
     """Sends the events after a place, first from the store, then as they come, until the listener is cut off.
 
-    The listener is added before the store is read, so nothing falls between.
+    The listener is added before the store is read, so nothing falls between. turn: waits until it may read a page.
     """
     loop = asyncio.get_running_loop()
     streams.add(listener)
     try:
         await send(b": what is new, by its place\n\n")
-        while not listener.is_cut_off and (page := await run_in_threadpool(_page, store, listener, after)):
+        while not listener.is_cut_off:
+            await turn()
+            if not (page := await run_in_threadpool(_page, store, listener, after)):
+                break
             after = page[-1][0]
             for _, event in page:
                 await send(event)

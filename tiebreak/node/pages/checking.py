@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from email import message_from_bytes, policy
+from re import IGNORECASE
+from re import compile as pattern
+from typing import Final
 
 from tiebreak.api.certificates import Signed
 from tiebreak.node.pages import words
-from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.tags import Digest
 
-MAX_FORM_BYTES = 1 << 16
+MAX_FORM_BYTES: Final = 1 << 16
+MAX_PARTS: Final = 16
+_BOUNDARY: Final = pattern('multipart/form-data *;.*boundary="?(?P<text>[^";, ]{1,70})', IGNORECASE)
 JobOf = Callable[[Digest], Job | None]
 
 
@@ -31,15 +34,18 @@ class Finding:
 
 
 def file_in(body: bytes, content_type: str) -> bytes:
-    """The one file of a form that a browser sent. Raises `EncodingError`."""
+    """The one file of a form that a browser sent: the first part of its name. Raises `EncodingError`.
+
+    The form is split once, by its own boundary: what its parts hold is theirs.
+    """
     if len(body) > MAX_FORM_BYTES:
-        raise EncodingError(f"expected a file of at most {MAX_ENVELOPE_BYTES} bytes, got a form of {len(body)}")
-    header = content_type.encode("latin-1", "replace").replace(b"\r", b" ").replace(b"\n", b" ")
-    form = message_from_bytes(b"Content-Type: " + header + b"\r\n\r\n" + body, policy=policy.HTTP)
-    for part in form.iter_parts() if form.is_multipart() else ():
-        if part.get_param("name", header="content-disposition") == "file":
-            data = part.get_payload(decode=True)
-            if isinstance(data, bytes) and data:
+        raise EncodingError(f"expected a file of at most {MAX_FORM_BYTES} bytes, got a form of {len(body)}")
+    boundary = _BOUNDARY.match(content_type)
+    if boundary is not None:
+        delimiter = b"\r\n--" + boundary["text"].encode("latin-1", "replace")
+        for part in (b"\r\n" + body).split(delimiter, MAX_PARTS)[1:MAX_PARTS]:
+            head, _, data = part.partition(b"\r\n\r\n")
+            if b'name="file"' in head and data:
                 return data
     raise EncodingError("expected a file, got a form without one")
 

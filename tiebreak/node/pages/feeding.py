@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -27,7 +27,7 @@ from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties.board import Board, PublicGame
 from tiebreak.protocol.parties.ledger import Ledger
-from tiebreak.protocol.parties.posts import LibraryBody, OfferBody, ReceivedPost, SignedPost
+from tiebreak.protocol.parties.posts import GameBody, LibraryBody, OfferBody, ReceivedPost, SignedPost
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
@@ -41,6 +41,14 @@ POLL_SECONDS: Final = 1.0
 _PAGE: Final = 500
 _KEPT: Final = 64
 """Jobs whose posts stay in memory."""
+MAX_SEEN_BYTES: Final = 1 << 23
+"""Bytes of posts of one job that stay in memory: the first and the newest of them."""
+_FIRST: Final = 100
+_KNOWN: Final = 10_000
+"""Jobs and games that are known by their ids; the pages no longer list what strangers offered before these."""
+_NAMED: Final = 8
+"""Blobs of one name that are tried for a job, the newest first."""
+_PROGRAMS: Final = 16
 
 
 class Posts(Protocol):
@@ -97,6 +105,20 @@ def snapshot(board: Board, owed: Mapping[Address, int] | None = None) -> Board:
     return made
 
 
+def _bounded(seen: list[tuple[int, Seen]]) -> list[tuple[int, Seen]]:
+    """The first posts of a job and the newest ones, as many as stay in memory; lists of files without their files."""
+    light = [
+        (0, replace(one, body=replace(one.body, files=()))) if isinstance(one.body, LibraryBody) else (size, one)
+        for size, one in seen
+    ]
+    held, start = sum(size for size, _ in light), min(len(light), _FIRST)
+    end = start
+    while held > MAX_SEEN_BYTES and end < len(light):
+        held -= light[end][0]
+        end += 1
+    return light[:start] + light[end:]
+
+
 class Feed:
     """A `Source` over a hub's posts and its ground, which without a chain is the ledger that the posts make."""
 
@@ -105,13 +127,16 @@ class Feed:
         self._posts, self._outlook, self._ground = posts, outlook, outlook.ground
         self._lock = threading.Lock()
         self._place = 0
-        self._seen: Recent[Digest, tuple[int, list[Seen]]] = Recent(_KEPT)
+        self._seen: Recent[Digest, tuple[int, list[tuple[int, Seen]]]] = Recent(_KEPT)
+        """Up to which place a job's posts were read, and those that stay, with their bytes."""
         self._offered: dict[Digest, Job] = {}
-        self._files: dict[tuple[Digest, bytes], list[Digest]] = {}
+        self._games: Recent[Digest, Digest] = Recent(_KNOWN)
+        """The job of each game that was opened here."""
+        self._files: Recent[tuple[Digest, bytes], list[Digest]] = Recent(_KNOWN)
         """The blobs that posts name as a job's file, by job and name."""
-        self._refused: set[Digest] = set()
-        self._programs: dict[Digest, Program] = {}
-        self._origins: dict[Digest, Sequence[str]] = {}
+        self._refused: Recent[Digest, bool] = Recent(_KNOWN)
+        self._programs: Recent[Digest, Program] = Recent(_PROGRAMS)
+        self._origins: Recent[Digest, Sequence[str]] = Recent(_PROGRAMS)
         self._board: Board | None = None
         self.on_paper = self._ground is None and self.domain == OFF_CHAIN
         self._ledger = Ledger(self.domain) if self.on_paper else None
@@ -160,7 +185,13 @@ class Feed:
 
     def jobs(self) -> Sequence[Digest]:
         self._read_on()
-        return list(reversed(self._offered))
+        with self._lock:
+            return list(reversed(self._offered))
+
+    def job_of_game(self, game_id: Digest) -> Digest | None:
+        self._read_on()
+        with self._lock:
+            return self._games.get(game_id)
 
     def posts(self, job_id: Digest) -> Sequence[Seen]:
         self._read_on()
@@ -168,35 +199,45 @@ class Feed:
             after, seen = self._seen.get(job_id) or (0, [])
             while after < self._place and (page := self._posts.posts(after, jobs=[job_id], limit=_PAGE)):
                 after = page[-1].place
-                seen = seen + [one for received in page if (one := self._read(received)) is not None]
+                read = ((len(received.wire), self._read(received)) for received in page)
+                seen = _bounded(seen + [(size, one) for size, one in read if one is not None])
             self._seen.put(job_id, (self._place, seen))
-            return seen
+            return [one for _, one in seen]
 
     def program(self, job_id: Digest) -> Program | None:
         """The program in a published file, if its root is that of the job that was offered."""
-        job = self._offered.get(job_id)
-        if job_id in self._programs or job is None:
-            return self._programs.get(job_id)
+        with self._lock:
+            job, known = self._offered.get(job_id), self._programs.get(job_id)
+        if known is not None or job is None:
+            return known
         for root, data in self._files_of(job_id, PROGRAM, MAX_PROGRAM_BYTES):
             try:
                 program = Program.decode(data)
                 job.check_program(program)
-                return self._programs.setdefault(job_id, program)
             except VerificationError:
-                self._refused.add(root)
+                self._refuse(root)
+            else:
+                with self._lock:
+                    return self._programs.put(job_id, program)
         return None
 
     def origins(self, job_id: Digest) -> Sequence[str]:
-        if job_id not in self._origins:
+        with self._lock:
+            known = self._origins.get(job_id)
+        if known is None:
             for root, data in self._files_of(job_id, ORIGINS, MAX_ORIGINS_BYTES):
                 found: Any = None
                 with suppress(ValueError):
                     found = parse_json(data, 1)
                 if isinstance(found, list) and all(isinstance(item, str) for item in found):
-                    self._origins[job_id] = found
-                    break
-                self._refused.add(root)
-        return self._origins.get(job_id, ())
+                    with self._lock:
+                        return self._origins.put(job_id, found)
+                self._refuse(root)
+        return known or ()
+
+    def _refuse(self, root: Digest) -> None:
+        with self._lock:
+            self._refused.put(root, True)
 
     # ------------------------------------------------------------------ reading
 
@@ -214,7 +255,8 @@ class Feed:
     def _read(self, received: ReceivedPost) -> Seen | None:
         with suppress(VerificationError):
             post = SignedPost.decode(received.wire).post
-            return Seen(place=received.place, at=received.at, post=post, body=post.read(self.domain))
+            body = post.read(self.domain)
+            return Seen(place=received.place, at=received.at, post=replace(post, body=b""), body=body)
         return None
 
     def _take(self, seen: Seen) -> None:
@@ -222,21 +264,27 @@ class Feed:
         match body:
             case OfferBody(job=job):
                 self._offered.setdefault(job.id, job)
+                if len(self._offered) > _KNOWN:
+                    del self._offered[next(iter(self._offered))]
+            case GameBody():
+                self._games.put(post.game_id, post.job_id)
             case LibraryBody(files=files):
                 for file in files:
                     if file.name in (PROGRAM, ORIGINS):
-                        named = self._files.setdefault((post.job_id, file.name), [])
-                        if file.root not in named:
-                            named.append(file.root)
+                        name = (post.job_id, file.name)
+                        others = [root for root in self._files.get(name) or () if root != file.root]
+                        self._files.put(name, [file.root, *others][:_NAMED])
         if self._ledger is not None:
             self._ledger.read(post, body, seen.at)
 
     def _files_of(self, job_id: Digest, name: bytes, most: int) -> Iterator[tuple[Digest, bytes]]:
         """A job's published files of this name that are here, not too large and not refused before."""
-        for root in self._files.get((job_id, name), ()):
+        with self._lock:
+            roots = [root for root in self._files.get((job_id, name)) or () if not self._refused.get(root)]
+        for root in roots:
             path = self._outlook.blob(root)
             with suppress(OSError):
-                if root not in self._refused and path.stat().st_size <= most:
+                if path.stat().st_size <= most:
                     yield root, path.read_bytes()
 
     def _talk_of(self, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:

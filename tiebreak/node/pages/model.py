@@ -53,6 +53,10 @@ class Source(Protocol):
         """The posts about a job and its games, in their order."""
         ...
 
+    def job_of_game(self, game_id: Digest) -> Digest | None:
+        """The job of a game that was opened through the hub."""
+        ...
+
     def program(self, job_id: Digest) -> Program | None: ...
 
     def origins(self, job_id: Digest) -> Sequence[str]:
@@ -314,3 +318,5 @@ class Overview:
     open_games: int
     at_stake: int
     convicted: int
+    page: int
+    pages: int

@@ -14,11 +14,13 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from tiebreak.node.hub.bodies import body_of
 from tiebreak.node.pages import checking, pictures, views, words
 from tiebreak.node.pages.model import Source
 from tiebreak.protocol.commitments.job import Job
@@ -103,8 +105,8 @@ class _Pages:
 
     # ------------------------------------------------------------------ what each page shows
 
-    def overview(self, request: Request) -> Mapping[str, Any]:  # noqa: ARG002
-        return {"view": views.overview(self._source), "stream": ""}
+    def overview(self, request: Request) -> Mapping[str, Any]:
+        return {"view": views.overview(self._source, _page_of(request)), "stream": ""}
 
     def job(self, request: Request) -> Mapping[str, Any] | None:
         job_id = _digest(request.path_params["id"])
@@ -151,12 +153,11 @@ class _Pages:
     async def check(self, request: Request) -> Response:
         finding = None
         if request.method == "POST":
-            body = b""
-            async for part in request.stream():
-                body += part
-                if len(body) > checking.MAX_FORM_BYTES:
-                    break
-            finding = await run_in_threadpool(self._finding, body, request.headers.get("content-type", ""))
+            try:
+                body = await body_of(request, checking.MAX_FORM_BYTES)
+                finding = await run_in_threadpool(self._finding, body, request.headers.get("content-type", ""))
+            except HTTPException as error:
+                finding = checking.Finding(holds=None, title=f"Nothing to check: {error.detail}")
         shown = self._context(request, {"finding": finding, "stream": None})
         return self._html("check.html", shown, 200 if finding is None or finding.holds else 422)
 
@@ -173,7 +174,8 @@ class _Pages:
     def _context(self, request: Request, found: Mapping[str, Any]) -> dict[str, Any]:
         source = self._source
         path = request.url.path.removesuffix("/live") or "/"
-        shown = {"now": source.now(), "path": path}
+        page = _page_of(request)
+        shown = {"now": source.now(), "path": path, "query": f"page={page}&" if page > 1 else ""}
         parts = self._templates.get_template("parts.html").make_module(shown)
         return {**found, **shown, "parts": parts, "chain": source.chain, "on_paper": source.on_paper,
                 "place": source.place()}  # fmt: skip
@@ -192,6 +194,12 @@ class _Pages:
 
     def _missing(self, request: Request) -> Response:
         return self._html("missing.html", self._context(request, {"stream": None}), 404)
+
+
+def _page_of(request: Request) -> int:
+    """Which page of a list is asked for; the first unless a number says otherwise."""
+    text = request.query_params.get("page", "1")
+    return max(1, int(text)) if re.fullmatch("[0-9]{1,9}", text) else 1
 
 
 def _hash(html: str) -> str:

@@ -43,17 +43,23 @@ MAX_POINTS: Final = 480
 MAX_ROWS: Final = 200
 """Of a table. The newest are shown."""
 MAX_SAID: Final = 12
+JOBS_A_PAGE: Final = 50
+MAX_GAMES_SHOWN: Final = 32
+"""Games of a job that its page shows; those on the board come first."""
 
 
 # ---------------------------------------------------------------- a job
 
 
-def overview(source: Source) -> Overview:
-    """All jobs, the newest first, and the games that go on or ended last."""
+def overview(source: Source, page: int = 1) -> Overview:
+    """One page of all jobs, the newest first, and the games that go on or ended last."""
     with source.reading() as board:
         known = board if board is not None else Board()
-        ids = list(dict.fromkeys([*source.jobs(), *reversed(known.jobs)]))[:MAX_ROWS]
-        cards = [card for job_id in ids if (card := _card_of(source, known, job_id)) is not None]
+        ids = list(dict.fromkeys([*source.jobs(), *reversed(known.jobs)]))
+        pages = max(1, -(-len(ids) // JOBS_A_PAGE))
+        page = min(page, pages)
+        shown_ids = ids[(page - 1) * JOBS_A_PAGE : page * JOBS_A_PAGE]
+        cards = [card for job_id in shown_ids if (card := _card_of(source, known, job_id)) is not None]
         games = sorted(known.games.values(), key=lambda game: (game.is_over, -game.started))
         shown = tuple(game_view(source, game, source.posts(game.job.id), game.job.job) for game in games[:6])
         live = [job for job in known.jobs.values() if job.status is JobStatus.ACTIVE]
@@ -61,7 +67,7 @@ def overview(source: Source) -> Overview:
         convicted = sum(loser_of(game.state) is Side.DEFENDER for game in known.games.values())
         stake = sum(job.job.reward + job.job.trainer_stake for job in live) + sum(game.stake for game in opened)
     return Overview(jobs=tuple(cards), games=shown, is_known=board is not None or source.on_paper, running=len(live),
-                    open_games=len(opened), at_stake=stake, convicted=convicted)  # fmt: skip
+                    open_games=len(opened), at_stake=stake, convicted=convicted, page=page, pages=pages)  # fmt: skip
 
 
 def job(source: Source, job_id: Digest) -> JobView | None:
@@ -73,8 +79,10 @@ def job(source: Source, job_id: Digest) -> JobView | None:
         if agreed is None:
             return None
         games = known.games_of(job_id)
-        views = [game_view(source, game, seen, agreed) for game in reversed(games)]
-        views += [said_game(source, found, seen, agreed) for found in unboarded(known, seen)]
+        newest = list(reversed(games))[:MAX_GAMES_SHOWN]
+        views = [game_view(source, game, seen, agreed) for game in newest]
+        said = unboarded(known, seen)[: MAX_GAMES_SHOWN - len(views)]
+        views += [said_game(source, found, seen, agreed) for found in said]
         heads = _heads(seen, public, agreed)
         what, at = _next(public)
         return JobView(
@@ -430,20 +438,19 @@ def game(source: Source, game_id: Digest) -> GameView | None:
         known = board if board is not None else Board()
         if (found := known.games.get(game_id)) is not None:
             return game_view(source, found, source.posts(found.job.id), found.job.job)
-        for job_id in source.jobs():
-            seen = source.posts(job_id)
-            agreed = _job_in(known, seen, job_id)
-            for opening in unboarded(known, seen) if agreed is not None else ():
-                if opening.post.game_id == game_id and agreed is not None:
-                    return said_game(source, opening, seen, agreed)
-    return None
+        if (job_id := source.job_of_game(game_id)) is None:
+            return None
+        seen = source.posts(job_id)
+        agreed = _job_in(known, seen, job_id)
+        opening = next((one for one in unboarded(known, seen) if one.post.game_id == game_id), None)
+        return None if opening is None or agreed is None else said_game(source, opening, seen, agreed)
 
 
 # ---------------------------------------------------------------- parties
 
 
 def parties(source: Source) -> tuple[PartyRow, ...]:
-    """Every account that the board or a post knows, by what it does."""
+    """Every account of the newest jobs and of all games, by what it does."""
     roles: dict[bytes, dict[str, None]] = {}
     jobs: dict[bytes, set[bytes]] = {}
     score: dict[bytes, list[int]] = {}
@@ -454,7 +461,7 @@ def parties(source: Source) -> tuple[PartyRow, ...]:
 
     with source.reading() as board:
         known = board if board is not None else Board()
-        for job_id in list(dict.fromkeys([*source.jobs(), *reversed(known.jobs)]))[:MAX_ROWS]:
+        for job_id in list(dict.fromkeys([*source.jobs(), *reversed(known.jobs)]))[:JOBS_A_PAGE]:
             seen = source.posts(job_id)
             if (agreed := _job_in(known, seen, job_id)) is None:
                 continue

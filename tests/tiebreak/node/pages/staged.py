@@ -51,6 +51,9 @@ class Staged:
     def posts(self, job_id: Digest) -> Sequence[Seen]:
         return self.seen.get(job_id, [])
 
+    def job_of_game(self, game_id: Digest) -> Digest | None:
+        return next((job for job, seen in self.seen.items() for one in seen if one.post.game_id == game_id), None)
+
     def program(self, job_id: Digest) -> Program | None:
         return self.known
 

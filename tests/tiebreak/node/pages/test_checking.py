@@ -110,6 +110,16 @@ def test_what_is_no_form_is_refused(kind: str) -> None:
         checking.file_in(b"--x\r\n\r\nabc", kind)
 
 
+def test_a_form_is_split_once() -> None:
+    """However deep what it holds is nested, and whatever else a part of it is called."""
+    parts = (b"--%d\r\nContent-Type: multipart/mixed; boundary=%d\r\n\r\n" % (n, n + 1) for n in range(1200))
+    with pytest.raises(EncodingError, match="a form without one"):
+        checking.file_in(b"".join(parts), "multipart/form-data; boundary=0")
+    inner = b'--2\r\nContent-Disposition: form-data; name="file"\r\n\r\ninner\r\n--2--'
+    form = b'--1\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%s\r\n--1--\r\n' % inner
+    assert checking.file_in(form, 'multipart/form-data; boundary="1"') == inner
+
+
 def test_a_form_above_the_limit_is_refused() -> None:
     status, text = dropped(bytes(1 << 20))
     assert (status, "Nothing to check" in text) == (422, True)

@@ -87,6 +87,7 @@ def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
 def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger's many offers with many posts each: whoever looks at one after another finds all of them."""
     monkeypatch.setattr(feeding, "_KEPT", 2)
+    monkeypatch.setattr(feeding, "_FIRST", 1)
     source, store = moments()[-1], Store()
     for place in range(1, 41):
         job = make_job(nonce=place % 8)
@@ -99,11 +100,16 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
     feed = Feed(store, outlook(source, tmp_path))
     jobs = feed.jobs()
     assert len(jobs) == 8
+    monkeypatch.setattr(feeding, "MAX_SEEN_BYTES", sum(len(row.wire) for row in store.rows[7::8]) - 1)
     for job_id in (*jobs, *jobs):
         seen = feed.posts(job_id)
-        assert len(seen) == 5
+        assert [(one.place - 1) // 8 for one in seen] == [0, 2, 3, 4], (
+            "the first, and the newest for which there is room"
+        )
         assert {one.post.job_id for one in seen} == {job_id}
     assert len(feed._seen._kept) == 2
+    monkeypatch.setattr(feeding, "_KNOWN", 3)
+    assert Feed(store, outlook(source, tmp_path)).jobs() == jobs[:3], "the newest"
 
 
 def test_the_board_is_a_copy_that_outlives_a_node_that_is_away(tmp_path: Path) -> None:

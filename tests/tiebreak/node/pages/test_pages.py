@@ -3,6 +3,7 @@
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,28 @@ def test_a_job_that_is_only_offered_and_a_game_that_is_only_opened() -> None:
     assert shown.status_code == 200
     assert "2 checkpoints left" in parsed(shown.text).text
     assert parsed(asked.get("/").text)
+
+
+def test_what_strangers_offered_comes_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is read of jobs that a page does not show."""
+    source = Staged(domain=final().domain, at=final().at, board=Board(), seen={}, known=None)
+    agreed = next(iter(final().board.jobs.values())).job
+    for nonce in range(120):
+        job = replace(agreed, nonce=nonce)
+        source.say(p.OfferBody(job=job), job.client, job.id, source.at)
+    asked, read = client(source), list[Digest]()
+    monkeypatch.setattr(source, "posts", lambda job_id: read.append(job_id) or source.seen[job_id])
+    for query, jobs in (("", 50), ("?page=2", 50), ("?page=3", 20), ("?page=99", 20), ("?page=-1", 50)):
+        for path in ("/", "/live"):
+            read.clear()
+            text = asked.get(path + query).text
+            assert (text.count('href="/jobs/'), len(read)) == (jobs, jobs), query
+    assert 'hx-get="/live?page=2&amp;seen=' in asked.get("/?page=2").text
+    read.clear()
+    assert asked.get("/games/" + "11" * 32).status_code == 404
+    assert read == []
+    assert asked.get("/parties").status_code == 200
+    assert len(read) == 50
 
 
 def test_what_nobody_knows_is_not_found(cases: Callable[[], None]) -> None:
