@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 15_406,
+    "tiebreak/protocol/": 15_485,
     "tiebreak/engine/": 25_705,
-    "tiebreak/sim/": 11_810,
+    "tiebreak/sim/": 11_880,
     "tiebreak/node/": 9_145,
-    "tiebreak/": 12_620,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 12_725,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 5_575,
 }
 SUFFIXES = {".py", ".c", ".h"}

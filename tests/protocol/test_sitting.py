@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.protocol.runs import CHALLENGER, SECRET, Liar, Run, program
+from tests.protocol.runs import CHALLENGER, DOMAIN, SECRET, Liar, Run, program
 from tests.protocol.town import JOB, LIE, PACE, START, Fate, KnowingAuditor, KnowingClient, KnowingTrainer, Town
 from tests.protocol.town import root as root_of
 from tiebreak.protocol.commitments.seats import head_seal, nonce_of, root_seal, seed_of
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import sitter
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob, Slot
-from tiebreak.protocol.parties.terms import objections_to_sitting
+from tiebreak.protocol.parties.terms import Means, objections_to_sitting
 
 SEATED = replace(
     JOB, seats=2, seat_fee=50, seat_bond=60, audit_time=30, nonce=nonce_of(SECRET), challenge_window=240,
@@ -200,6 +200,92 @@ def test_a_party_that_dies_says_the_same_again(name: str, cases: Any) -> None:
         cases()
 
 
+# ---------------------------------------------------------------- what it puts up
+
+
+def auditor_of(*jobs: PublicJob, **means: Any) -> KnowingAuditor:
+    board = Board()
+    board.jobs.update({job.id: job for job in jobs})
+    return KnowingAuditor(board=board, domain=DOMAIN, pace=PACE, key=CHALLENGER, means=Means(**means))
+
+
+def joined(auditor: KnowingAuditor) -> list[int]:
+    actions = auditor.observe(e.BoardChanged(at=START, block=START))
+    wanted = [action.transaction for action in actions if isinstance(action, e.Transact)]
+    return [transaction.bond for transaction in wanted if isinstance(transaction, e.JoinPool)]
+
+
+BOND, STAKE = SEATED.seat_bond, SEATED.challenger_stake
+
+
+@pytest.mark.parametrize(
+    ("means", "joins"),
+    [
+        ({}, True),
+        ({"most_bond": BOND}, True),
+        ({"most_bond": BOND - 1}, False),
+        ({"most_stake": BOND + STAKE}, True),
+        ({"most_stake": BOND + STAKE - 1}, False),
+        ({"most_exposed": 2 * BOND + STAKE}, True),
+        ({"most_exposed": 2 * BOND + STAKE - 1}, False),
+        ({"most_stake": 900, "most_exposed": 2 * BOND + 900}, True),
+        ({"most_stake": 900, "most_exposed": 2 * BOND + 899}, False),
+        ({"floor": 7, "balance": lambda: 2 * BOND + STAKE + 7}, True),
+        ({"floor": 7, "balance": lambda: 2 * BOND + STAKE + 6}, False),
+    ],
+)
+def test_a_pool_is_joined_for_a_job_that_goes_on_and_leaves_what_it_may_take(means: Any, *, joins: bool) -> None:
+    job = PublicJob(job=SEATED, last_progress=START)
+    auditor = auditor_of(job, **means)
+    assert joined(auditor) == [], "an offer is withdrawn for free"
+    job.accept(START)
+    assert joined(auditor) == [BOND] * joins
+    assert joined(auditor) == [], "on its way"
+
+
+def test_pools_on_their_way_count_and_one_is_joined_once() -> None:
+    jobs = [PublicJob(job=replace(SEATED, seat_bond=bond), last_progress=0) for bond in (60, 61)]
+    jobs.append(PublicJob(job=replace(SEATED, nonce=1), last_progress=0))
+    for job in jobs:
+        job.accept(START)
+    assert joined(auditor_of(*jobs, most_exposed=2 * 60 + 61 + STAKE)) == [60]
+    assert joined(auditor_of(*jobs)) == [60, 61]
+
+
+def test_a_deposit_comes_back_whatever_is_only_offered() -> None:
+    job = PublicJob(job=SEATED, last_progress=START)
+    auditor = auditor_of(job)
+    auditor.board.pools[BOND] = [Slot(owner=CHALLENGER.address, since=START - POOL_SECONDS - 1)]
+    (leaving,) = auditor.observe(e.BoardChanged(at=START, block=START))
+    assert isinstance(leaving, e.Transact)
+    assert leaving.transaction == e.LeavePool(bond=BOND, slot=0)
+
+
+@pytest.mark.parametrize("name", ["trainer", "auditor"])
+def test_a_stake_waits_for_the_money_and_nothing_is_sent_before(name: str) -> None:
+    """A stake for a job or a challenge, and later the bonds of seats: what there is has to pay for it and the floor."""
+    purse = [0]
+    kind = {"trainer": KnowingTrainer, "auditor": KnowingAuditor}[name]
+    town = SeatedTown(FALSE)
+    town.machines[name].means = Means(floor=5, balance=lambda: purse[0])
+    town.play(120)
+    assert isinstance(town.machines[name], kind)
+    assert not town.told(name, e.AcceptJob if name == "trainer" else e.JoinPool)
+    texts = [action.text for action in town.seen[name].actions if isinstance(action, e.Alarm)]
+    assert any("expected a balance of at least" in text for text in texts)
+    purse[0] = 10_000
+    assert town.play(3000).job.status is JobStatus.SLASHED
+
+
+@pytest.mark.parametrize(("money", "sent"), [(BOND + STAKE, True), (BOND + STAKE - 1, False)])
+def test_a_seat_is_taken_only_with_the_money_for_a_challenge_left(money: int, *, sent: bool) -> None:
+    town = SeatedTown(FALSE)
+    town.at(START + 40, lambda: setattr(town.machines["auditor"], "means", Means(balance=lambda: money)))
+    town.play(3000)
+    assert bool(town.told("auditor", e.SealRoot)) is sent
+    assert town.told("auditor", e.Challenge), "the stake is there"
+
+
 # ---------------------------------------------------------------- terms
 
 
@@ -212,6 +298,8 @@ def test_an_auditor_stays_out_where_a_seat_does_not_pay_or_leaves_no_time() -> N
     assert "expected a seat fee of at least" in fee
     (time,) = objections_to_sitting(replace(SEATED, challenge_window=1, audit_time=0), program(), pace)
     assert "for an audit of the whole run, got 1" in time
+    (held,) = objections_to_sitting(replace(SEATED, deadline=1 << 28), program(), pace)
+    assert "for which a deposit is held" in held
 
 
 def seated_board(pool: list[Slot], sealed_at: int = 10) -> tuple[Board, PublicJob]:

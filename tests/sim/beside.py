@@ -25,13 +25,13 @@ from tiebreak.protocol.parties.ledger import BURNED, Ledger, Refusal
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries import blocks
+from tiebreak.sim.adversaries import blocks, seats
 from tiebreak.sim.adversaries.catalogue import CATALOGUE
 from tiebreak.sim.world.board import Board
 from tiebreak.sim.world.game import GameResult, watch
 from tiebreak.sim.world.world import World
 
-SEATED = {name for name in CATALOGUE if "seat" in name} | {"sealed head never opened"}
+SEATED = {one.name for one in seats.ADVERSARIES}
 ON_A_CHAIN = SEATED | {one.name for one in blocks.ADVERSARIES} | {"garbage entered"}
 """A ledger has no seats and no blocks, and takes no state that posted moves did not lead to."""
 

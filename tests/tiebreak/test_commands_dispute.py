@@ -51,11 +51,28 @@ def test_a_run_that_leaves_the_program_loses(
     assert [int(position) for tree, position in rows if tree == "run"][-1] == (step - 1) // 3
     sentence, line = text.splitlines()[:2]
     first = (step - 1) // 3 * 3 + 1
-    place = rf"(steps {first} to {min(first + 2, 7)}|step {step}(, instruction \d+ \(.+\)(, element \d+)?)?)"
+    place, what = (f"steps {first} to 6", "the loss") if first < 7 else ("step 7", r"the new .*\w")
     assert re.fullmatch(
-        rf"the run leaves the program first in checkpoint {(step - 1) // 3 + 1} of 3, {place}", sentence
+        rf"the run leaves the program first in checkpoint {(step - 1) // 3 + 1} of 3, {place}; "
+        r"its archive does not show how, but what it committed to, or told, differs first in "
+        rf"step {step}, instruction \d+ \(map \w+ of {what}\), element \d+",
+        sentence,
     )
-    assert re.fullmatch(r"trainer loses after \d+ moves: .+", line)
+    assert re.fullmatch(r"trainer loses after 3 moves: the defender conceded in phase OPEN_(STEPS|VALUES)", line)
+    assert re.search(r"^committed [0-9a-f]{8}\ncorrect   [0-9a-f]{8}$", text, flags=re.MULTILINE)
+    assert "values" in trees
+
+
+def test_what_was_told_and_kept_may_be_missing(
+    parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute
+) -> None:
+    """Without losses the state says more, and without the state nothing does: then the walk ends in the archive."""
+    cheating = parties.cheating(tmp_path / "cheating", 5)
+    (cheating / "metrics.jsonl").write_text('{"step": 5, "loss": NaN}\n{"step": 5.5, "loss": 1.0}\n{"step": 4}\n')
+    assert re.search(r"differs first in step 6, instruction \d+ \(.+ of .+\), element", dispute(cheating, honest))
+    RunDirectory.open(cheating).drop_state(6)
+    (ended, *_) = dispute(cheating, honest).splitlines()
+    assert ended == "the run leaves the program first in checkpoint 2 of 3, steps 4 to 6"
 
 
 def test_the_first_head_may_be_true(parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -120,7 +121,10 @@ def test_a_lie_in_a_logged_run_is_fraud_and_loses_its_dispute(
     command("audit", run.path, "--output", replay, code=2)
     for segment, code in ((0, 2), (3, 0)):
         command("audit", run.path, "--segment", segment, code=code)
-    assert "trainer loses" in command("dispute", run.path, replay)
+    text = command("dispute", run.path, replay)
+    assert "trainer loses" in text
+    place = rf"steps 1 to {INTERVAL}; .* first in step {INTERVAL}, instruction \d+ \(.+ of the new {re.escape(name)}\)"
+    assert re.search(rf"{place}, element 3$", text, flags=re.MULTILINE)
 
 
 def test_an_auditor_does_not_believe_the_trainers_thresholds(

@@ -141,7 +141,7 @@ class Driver:
         self._is_away = False
         self._is_proven = True
         self._is_poor = False
-        self.balance = 0
+        self._balance = 0
         """What the account could pay with when it was last asked for, in wei."""
         self._letters = Flag()
         self._is_met = False
@@ -181,7 +181,7 @@ class Driver:
     def start(self) -> None:
         """Catch up with the board, wake the machine, and begin to listen."""
         if self.has_key:
-            self._ask_balance(self.machine.address)
+            self.ask_balance()
         for part in (self._poll, lambda: self.tell(e.Started(at=self.ground.now()))):
             with self._apart("start"):
                 part()
@@ -731,10 +731,10 @@ class Driver:
             turns = [item.left for item in items if item.is_ours]
             found |= {
                 "address": f"0x{own.hex()}",
-                "balance": self._ask_balance(own),
+                "balance": self.ask_balance(),
                 "floor": self._floor,
                 "credit": board.credit(own),
-                "at_risk": at_risk(board, own, items),
+                "at_risk": at_risk(board, own),
                 "seconds_left": min(turns) if turns else None,
                 "unsent": len(self.journal.unheard()),
                 "games": [
@@ -753,17 +753,17 @@ class Driver:
         """Whether the party can sign and pay; a watcher cannot."""
         return not isinstance(self.machine, Watcher)
 
-    def _ask_balance(self, own: Address) -> int:
+    def ask_balance(self) -> int:
         """What the account has. A node that does not answer is noted elsewhere; then the last answer counts."""
         with suppress(TiebreakError):
-            balance = self.ground.balance(own)
+            balance = self.ground.balance(self.machine.address)
             if balance < self._floor and not self._is_poor:
                 self.notes.error(
                     "balance", f"expected {self._floor} wei or more for the transactions of games, got {balance}"
                 )
             self._is_poor = balance < self._floor
-            self.balance = balance
-        return self.balance
+            self._balance = balance
+        return self._balance
 
     def _show_status(self) -> None:
         """Write `status.json` for those who look from outside, whole or not at all."""

@@ -19,7 +19,7 @@ _WEI: Final = {
     "balance": "What the account can pay with.",
     "floor": "The balance below which it cannot play games.",
     "credit": "What the board owes it.",
-    "at_risk": "What it could lose in jobs and games that go on.",
+    "at_risk": "What it has up in jobs, games and pools.",
 }
 
 

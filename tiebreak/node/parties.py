@@ -5,7 +5,6 @@ then the party stays out of the job.
 """
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -107,11 +106,11 @@ class OnShelf(Machine):
 
 
 class Trainer(OnShelf, trainer.Trainer):
-    """Takes the offers that its owner's policy allows, as far as its money goes."""
+    """Takes the offers that its owner's policy allows."""
 
-    def __init__(self, *, policy: Policy, balance: Callable[[], int], floor: int = 0, **known: Any) -> None:
+    def __init__(self, *, policy: Policy, **known: Any) -> None:
         super().__init__(**known)
-        self.policy, self._balance, self._floor = policy, balance, floor
+        self.policy = policy
 
     def wants(self, job: Job) -> bool:
         """Whether its owner's policy allows a job. It is asked before anything is fetched."""
@@ -121,17 +120,6 @@ class Trainer(OnShelf, trainer.Trainer):
 
     def agrees(self, job: Job) -> bool:
         return self.wants(job) and super().agrees(job)
-
-    def accepts(self, job: PublicJob) -> bool:
-        """Only what leaves enough money for the transactions of games."""
-        needed, balance = job.job.trainer_stake + self._floor, self._balance()
-        if balance < needed:
-            self.alarm(
-                f"job {job.id.hex()[:8]}: expected a balance of {ether(needed)} to accept it, got {ether(balance)}; "
-                "send money to the account",
-                is_error=True,
-            )
-        return balance >= needed
 
 
 class _Chosen(OnShelf):
@@ -234,9 +222,7 @@ def _game_at_stake(game: PublicGame, own: Address, now: int) -> AtStake | None:
     return AtStake(job_id=game.job.id, game_id=game.id, stake=stake, is_ours=game.mover() == own, left=left)
 
 
-def at_risk(board: Board, own: Address, items: list[AtStake]) -> int:
-    """The money that a party could lose in all: a trainer's stake counts once for a job, however many games it has."""
-    jobs = {item.job_id: item.stake for item in items if board.jobs[item.job_id].job.trainer == own}
-    games = sum(item.stake for item in items if item.game_id is not None and item.job_id not in jobs)
-    clients = sum(item.stake for item in items if item.game_id is None and board.jobs[item.job_id].job.client == own)
-    return sum(jobs.values()) + games + clients
+def at_risk(board: Board, own: Address) -> int:
+    """What a party has up: its stakes, bonds and deposits, and the rewards of jobs that it pays for."""
+    rewards = sum(job.job.reward for job in board.jobs.values() if is_active(job) and job.job.client == own)
+    return rewards + board.exposure(own)

@@ -26,7 +26,7 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES
 from tiebreak.protocol.parties.machine import Machine
 from tiebreak.protocol.parties.posts import Body
-from tiebreak.protocol.parties.terms import Pace
+from tiebreak.protocol.parties.terms import Means, Pace
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:
@@ -75,6 +75,9 @@ def open_party(
 def _made(
     settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, journal: Journal, serve: "Serve"
 ) -> Driver:
+    def balance() -> int:
+        return driver.ask_balance()
+
     shelf = Shelf(settings.folder)
     pace = Pace(
         block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
@@ -83,15 +86,14 @@ def _made(
     ground = _ground(settings, key, journal, pace, lambda: driver)
     journal.require("chain", str(ground.domain.chain_id))
     mail = Mail(settings.hub, ground.domain, hub=settings.address("hub_key") if settings.hub_key else None, stop=stop)
-    floor = floor_of(settings)
     more: dict[str, Any] = {
         "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
-        "shelf": shelf,
+        "shelf": shelf, "means": means_of(settings, balance),
     }  # fmt: skip
     machine: Machine
     match settings.role:
         case "trainer":
-            machine = Trainer(policy=policy(settings), balance=lambda: driver.balance, floor=floor, **more)
+            machine = Trainer(policy=policy(settings), **more)
         case "client":
             machine = Client(**more)
         case "auditor":
@@ -112,7 +114,7 @@ def _made(
         shelf=shelf,
         crews=crews,
         notes=notes,
-        floor=floor,
+        floor=floor_of(settings),
         stop=stop,
     )
     mail.note = driver.note_hub
@@ -140,6 +142,12 @@ def _ground(
 def floor_of(settings: Settings) -> int:
     """The wei without which an account is too poor to play games."""
     return DEAREST * settings.spike_gwei * 10**9
+
+
+def means_of(settings: Settings, balance: Callable[[], int]) -> Means:
+    """What a party may put up, from its settings."""
+    limits = {name: settings.wei(name) for name in ("most_bond", "most_stake", "most_exposed")}
+    return Means(floor=floor_of(settings), balance=balance, **limits)
 
 
 def policy(settings: Settings) -> Policy:

@@ -48,7 +48,9 @@ class Settings:
     most_steps: int = 0
     most_bytes: int = 0
     least_reward: str = "0"
+    most_bond: str = "0"
     most_stake: str = "0"
+    most_exposed: str = "0"
     jobs: tuple[str, ...] = ()
     step_wei: int = 0
 
@@ -86,6 +88,7 @@ def _hex(path: Path, name: str, text: str, size: int) -> bytes:
 _ALL: Final = frozenset(ROLES)
 _KEYED: Final = _ALL - {"watch"}
 _WORKING: Final = _ALL - {"client"}
+_STAKING: Final = frozenset({"trainer", "auditor"})
 _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "hub": (_ALL, "The mailbox and library. It is trusted with nothing: what it says is checked."),
     "hub_key": (_ALL, "The address of the hub's key, if another hub at this URL is to be refused; empty: any."),
@@ -127,7 +130,16 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "most_steps": (frozenset({"trainer"}), "The longest job that is taken; 0: any."),
     "most_bytes": (_WORKING, "The most bytes that are fetched for one job; 0: no limit but the disk."),
     "least_reward": (frozenset({"trainer"}), "The least reward of a job that is taken, in ether."),
-    "most_stake": (frozenset({"trainer"}), "The largest stake that is put up for a job, in ether; 0: any."),
+    "most_bond": (
+        frozenset({"auditor"}),
+        "The largest bond of a seat, in ether; 0: any. A pool takes as much for 24 days.",
+    ),
+    "most_stake": (
+        _STAKING,
+        "The most that is put up for one job, in ether: a trainer's stake, or an auditor's bonds and challenges;\n"
+        "0: any. An auditor's pools and seats leave as much for a challenge.",
+    ),
+    "most_exposed": (_STAKING, "The most that is put up for all jobs and pools together, in ether; 0: any."),
     "jobs": (frozenset({"auditor", "watch"}), "Ids of the jobs to follow; empty: every job."),
     "step_wei": (frozenset({"auditor"}), "What a step of an audit costs you, in wei; seats that pay less are refused."),
 }

@@ -1,6 +1,7 @@
 """What the process of a crew computes: the same root on other settings, and on what a kill has left."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -10,6 +11,8 @@ from queue import SimpleQueue
 
 import pytest
 
+from tests.tiebreak.node.pages.staged import Staged
+from tests.tiebreak.node.pages.test_pages import client
 from tests.tiebreak.parties import flip
 from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.runs import agree_on
@@ -29,11 +32,19 @@ from tiebreak.protocol.game.moves import Move, Phase, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.small_task import INTERVAL, STEPS, small_task
 
 pytestmark = pytest.mark.slow
 
+PLACES = {
+    "label": "0x000000000000000 0 0 as element 0 It computes to 0x000000000000000 1 1",
+    "rate": "0.00749999983 as element 0 It computes to",
+    "weight": "State entry 0 of 24 model.head.bias Both claims The trainer committed",
+    "tf32": "0.225097656 as element 7 Its sum up to term 35 is 0.206681645 exactly",
+}
+"""What the page of a game shows of a cheat: the place and what was committed there."""
 CLIENT, TRAINER = PrivateKey.from_int(1), PrivateKey.from_int(2)
 COUNT = -(-STEPS // INTERVAL)
 
@@ -109,7 +120,10 @@ def test_a_replay_that_a_kill_left_half_made_is_made_anew(agreed: RunDirectory, 
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_each_cheat_of_up_is_convicted_by_a_number(agreed: RunDirectory, folder: Path, cheat: str) -> None:
-    """Its evidence fits its head down to the last opening, so a game goes on to what the referee recomputes."""
+    """Its evidence fits its head down to the last opening, so a game goes on to what the referee recomputes.
+
+    The page of the game says so, and shows both numbers.
+    """
     task = Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)
     liar, auditor = bench(folder, cheat=cheat), bench(folder)
     lie = answer(liar, task).root
@@ -127,6 +141,18 @@ def test_each_cheat_of_up_is_convicted_by_a_number(agreed: RunDirectory, folder:
         state = rules.apply(state, move, max(1, state.earliest))
     assert state.verdict is not None
     assert (state.verdict.winner, state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
+    source = Staged(domain=OFF_CHAIN, at=state.last, board=Board(), seen={agreed.job.id: []}, known=agreed.program)
+    job = PublicJob(job=agreed.job, status=JobStatus.SLASHED, last_progress=1)
+    source.board.jobs[job.id] = job
+    source.board.games[game] = PublicGame(
+        id=game, job=job, challenger=CLIENT.address, head=SignedHead.sign(head, OFF_CHAIN, TRAINER), state=state,
+        started=1, moves=line,
+    )  # fmt: skip
+    page = " ".join(re.sub("<[^>]*>", " ", client(source).get(f"/games/{game.hex()}").text).split())
+    assert "The trainer was wrong A referee recomputed this one place from what was opened" in page
+    assert f"Step {state.step} of {STEPS}" in page
+    assert PLACES[cheat] in page
+    assert " The trainer committed 0x" in page
 
 
 def test_no_environment_variable_changes_what_a_party_computes(

@@ -40,6 +40,8 @@ from tiebreak.protocol.errors import StateError
 _NOBODY: Final = EvmAddress(bytes(20))
 BASE_FEE: Final = 10**9
 """Wei per gas in every block, so that what a party pays depends only on the gas it uses."""
+TRANSACTION_WEI: Final = GAS_LIMIT * BASE_FEE
+"""What an account must have beside the value of a transaction."""
 _READ_GAS: Final = 10**8
 
 
@@ -71,7 +73,7 @@ class Draft:
         added nevertheless, as if it had not been tried first.
         """
         state = self.vm.state
-        needed, available = call.value + GAS_LIMIT * BASE_FEE, state.get_balance(EvmAddress(signer.address))
+        needed, available = call.value + TRANSACTION_WEI, state.get_balance(EvmAddress(signer.address))
         if available < needed:
             raise InsufficientFunds(signer.address, needed, available)
         transaction = self._sign(signer, call)

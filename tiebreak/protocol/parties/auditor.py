@@ -253,7 +253,10 @@ class Auditor(Player, Sitter, Watcher):
             return False
         # Whoever starts games just before this one makes it too cheap; each try pays for one more.
         more = self.refusals(place)
-        self.want(place, e.Challenge(head=head, nonce=nonce, more=more), deadline=job.window_end)
+        price = self.board.price(job, more)
+        if not self.affords(place, job.job, price):
+            return False
+        self.want(place, e.Challenge(head=head, nonce=nonce, more=more), deadline=job.window_end, wei=price)
         return True
 
 

@@ -259,6 +259,16 @@ class Board:
         """Wei that an account can withdraw."""
         return self.credits.get(account, 0)
 
+    def exposure(self, account: Address, job_id: Digest | None = None) -> int:
+        """Wei that an account has up for a job, as stake, bonds and challenges, or for all jobs, with its deposits."""
+        wei = 0 if job_id else sum(bond for bond, _ in self.slots_of(account))
+        for job in self.jobs.values() if job_id is None else [self.jobs[job_id]]:
+            if job.status is JobStatus.ACTIVE:
+                wei += job.job.trainer_stake * (job.job.trainer == account)
+                wei += job.job.seat_bond * sum(owner == account for owner, _ in job.seating.seals.values())
+        games = self.games.values() if job_id is None else self.games_of(job_id)
+        return wei + sum(game.stake for game in games if game.challenger == account and not game.is_stopped)
+
     def seat_owner(self, job: PublicJob, seat: int) -> Address | None:
         """Who sits there; None before the draw, and if none of the slots that are drawn has an owner."""
         seating, pool = job.seating, self.pools.get(job.job.seat_bond, [])

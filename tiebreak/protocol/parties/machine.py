@@ -18,7 +18,7 @@ from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
 from tiebreak.protocol.parties.events import Place
-from tiebreak.protocol.parties.terms import Pace
+from tiebreak.protocol.parties.terms import Means, Pace
 from tiebreak.protocol.program.program import Program
 
 PASSING: Final = frozenset(
@@ -53,6 +53,7 @@ PASSING: Final = frozenset(
 """
 
 
+UNLIMITED: Final = Means()
 UNEXPECTED: Final = "unexpected"
 """How the alarm begins about what a part of a round raised."""
 
@@ -65,6 +66,8 @@ class _Sending:
     refusals: int = 0
     is_given_up: bool = False
     retry_at: int = 0
+    wei: int = 0
+    """What it puts up."""
 
 
 class Machine:
@@ -80,11 +83,13 @@ class Machine:
         pace: Pace,
         key: PrivateKey | None = None,
         journal: Iterable[e.Record] = (),
+        means: Means = UNLIMITED,
     ) -> None:
         """`board` is kept current by the driver. A party that only watches has no `key`. `journal` is oldest first."""
         self.board = board
         self.domain = domain
         self.pace = pace
+        self.means = means
         self._key = key
         self.records: dict[Place, bytes] = {}
         for entry in journal:
@@ -142,6 +147,24 @@ class Machine:
     def collects(self) -> bool:
         """Decide whether to withdraw what the board owes it."""
         return True
+
+    def affords(self, place: Place, job: Job, wei: int, *, spare: int = 0) -> bool:
+        """Decide whether to put up so much for a job by a transaction. Alerts the owner if it does not.
+
+        Everything under way counts as put up. spare: more that has to be left, in the account and below the limit.
+        """
+        if place in self._sending and self._sending[place].is_pending:
+            return True
+        sent = [(place, sending.wei) for place, sending in self._sending.items() if sending.is_pending]
+        promised = sum(wei for _, wei in sent)
+        of_job = self.board.exposure(self.address, job.id) + sum(wei for place, wei in sent if place[1:2] == (job.id,))
+        in_all = self.board.exposure(self.address) + promised + wei + spare
+        reason = self.means.objection(of_job=of_job + wei, in_all=in_all)
+        if not reason and (reason := self.means.shortage(promised + wei + spare)):
+            self.wake(self.next_slot())  # whoever fills the account finds it tried with the next block
+        if reason:
+            self.alarm(f"job {job.id.hex()[:8]}: {place[0]!s}: {reason}", is_error=place[0] != "join")
+        return not reason
 
     # ------------------------------------------------------------------ a round
 
@@ -213,14 +236,18 @@ class Machine:
             self.do(e.Start(work=work))
 
     def want(
-        self, place: Place, transaction: e.Transaction, *, deadline: int | None = None, untried: bool = False
-    ) -> None:
-        """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block."""
+        self, place: Place, transaction: e.Transaction, *, deadline: int | None = None, untried: bool = False,
+        wei: int = 0,
+    ) -> None:  # fmt: skip
+        """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block.
+
+        wei: what it puts up, if it is something that `affords` was asked about.
+        """
         assert self._key is not None, "a party without a key sends no transaction"
         sending = self._sending.setdefault(place, _Sending())
         if sending.is_pending or sending.is_given_up or not self.has_come(sending.retry_at):
             return
-        sending.is_pending = True
+        sending.is_pending, sending.wei = True, wei
         self.do(e.Transact(place=place, transaction=transaction, deadline=deadline, untried=untried))
 
     def refusals(self, place: Place) -> int:

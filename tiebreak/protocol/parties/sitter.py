@@ -18,6 +18,8 @@ class Sitter(Machine):
 
     def sits(self, job: PublicJob) -> bool:
         """Decide whether to take a seat of a job: whether it can audit it, in time, for less than the fee."""
+        if self.means.most_bond and job.job.seat_bond > self.means.most_bond:
+            return False
         return not objections_to_sitting(job.job, self.program_of(job.job), self.pace)
 
     def root_to_seal(self, job: PublicJob) -> Digest | None:
@@ -26,8 +28,11 @@ class Sitter(Machine):
         return None if root is None else Digest(root)
 
     def leaves(self, bond: int) -> bool:
-        """Decide whether to leave a pool. By default, when no job is left that could draw from it."""
-        return all(job.is_over for job in self.jobs() if job.job.seat_bond == bond)
+        """Decide whether to leave a pool. By default, when no job goes on that could draw from it.
+
+        An offer is no reason to stay: it costs nothing, and may stand for ever.
+        """
+        return not any(is_active(job) for job in self.jobs() if job.job.seat_bond == bond)
 
     # ------------------------------------------------------------------ a round
 
@@ -59,11 +64,18 @@ class Sitter(Machine):
         return claims or super().has_business()
 
     def _join(self, job: PublicJob) -> None:
-        """Join before the final seal: later, a slot is not drawn."""
-        if job.is_over or job.seating.sealed_at or not self.sits(job):
+        """Join before the final seal: later, a slot is not drawn. Not for an offer, which is withdrawn for free.
+
+        What is left has to pay for a seat and for a challenge.
+        """
+        bond, stake = job.job.seat_bond, job.job.challenger_stake
+        if not is_active(job) or job.seating.sealed_at or not self.sits(job):
             return
-        if job.job.seat_bond not in (bond for bond, _ in self.board.slots_of(self.address)):
-            self.want(("join", job.id), e.JoinPool(bond=job.job.seat_bond))
+        if bond in (bond for bond, _ in self.board.slots_of(self.address)):
+            return
+        place, spare = ("join", bond), bond + max(0, self.means.most_stake - stake)
+        if self.affords(place, job.job, bond + stake, spare=spare):
+            self.want(place, e.JoinPool(bond=bond), wei=bond)
 
     def _seal(self, job: PublicJob) -> None:
         """Seal the root that it computed. What is sealed is in the journal before, so it can be opened in any case."""
@@ -72,6 +84,9 @@ class Sitter(Machine):
         for seat in range(job.job.seats):
             if seat in job.seating.seals or self.board.seat_owner(job, seat) != self.address or not self.sits(job):
                 continue
+            bond, left = job.job.seat_bond, max(self.means.most_stake, job.job.challenger_stake)
+            if not self.affords(("sit", job.id, seat), job.job, bond, spare=left):
+                return
             place: e.Place = ("seat", job.id, seat)
             if place not in self.records:
                 root = self.root_to_seal(job)
@@ -80,7 +95,8 @@ class Sitter(Machine):
                     return
                 self.record(place, pack([root, salt_of(self.key, job.id)]))
             seal = root_seal(job.id, self.address, *self._sealed(place))
-            self.want(("sit", job.id, seat), e.SealRoot(job_id=job.id, seat=seat, seal=seal), deadline=job.window_end)
+            sealing = e.SealRoot(job_id=job.id, seat=seat, seal=seal)
+            self.want(("sit", job.id, seat), sealing, deadline=job.window_end, wei=bond)
 
     def _claim(self, job: PublicJob) -> None:
         for place in self._claims(job):

@@ -5,11 +5,13 @@ block, a challenger loses its stake even if it is right; if the window is shorte
 honest party stays out of a job that it could lose by the terms alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.game.rules import walk_moves
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.trees import depth_of
@@ -54,6 +56,36 @@ class Pace:
     def sending(self, transactions: int) -> int:
         """Seconds until this many transactions, sent one after another, are in blocks."""
         return (transactions + MISSED_BLOCKS) * self.block_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """How much a party may put up, in wei; 0 sets no limit."""
+
+    most_bond: int = 0
+    """The largest bond of a seat, and so the largest deposit in a pool."""
+    most_stake: int = 0
+    """For one job. An auditor's pools and seats leave as much for a challenge."""
+    most_exposed: int = 0
+    """For all jobs and pools together."""
+    floor: int = 0
+    """What stays in the account for the transactions of games."""
+    balance: Callable[[], int] | None = None
+    """Tells what the account holds; None where everybody can pay."""
+
+    def objection(self, *, of_job: int, in_all: int) -> str:
+        """Why a party should not put up more, after which it would have so much up; empty if it may."""
+        for what, most, found in (("for this job", self.most_stake, of_job), ("in all", self.most_exposed, in_all)):
+            if most and found > most:
+                return f"expected to put up at most {ether(most)} {what}, got {ether(found)}"
+        return ""
+
+    def shortage(self, wei: int) -> str:
+        """What is missing to pay so much; empty if nothing is."""
+        needed, balance = wei + self.floor, None if self.balance is None else self.balance()
+        if balance is None or balance >= needed:
+            return ""
+        return f"expected a balance of at least {ether(needed)}, got {ether(balance)}; send money to the account"
 
 
 def turns(job: Job, program: Program) -> int:
@@ -153,6 +185,8 @@ def objections_to_sitting(job: Job, program: Program | None, pace: Pace) -> tupl
         found += (f"expected at least {replay} seconds for an audit of the whole run, got {time}",)
     if job.seat_fee < job.steps * pace.step_wei:
         found += (f"expected a seat fee of at least {job.steps * pace.step_wei} wei, got {job.seat_fee}",)
+    if job.deadline > (most := HELD_RUNS * replay + PATIENCE):
+        found += (f"expected a deadline of at most {most} seconds, for which a deposit is held, got {job.deadline}",)
     return found
 
 

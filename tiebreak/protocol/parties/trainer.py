@@ -52,9 +52,9 @@ class Trainer(Player):
         """Its signature under a job, or None if the job is not what was agreed or its terms are not safe."""
         return job.sign(self.domain, self.key) if self.agrees(job) and not self.objects(job) else None
 
-    def accepts(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """Decide whether to accept, now, an offer that it signed."""
-        return True
+    def accepts(self, job: PublicJob) -> bool:
+        """Decide whether to accept, now, an offer that it signed; by default, whether it can afford the stake."""
+        return self.affords(("accept", job.id), job.job, job.job.trainer_stake)
 
     def sign_head(self, head: Head) -> SignedHead:
         """Sign a head, whatever was signed before. Honest trainers call `head`, which never signs two for a count."""
@@ -145,7 +145,7 @@ class Trainer(Player):
 
     def _follow(self, job: PublicJob) -> None:
         if job.status is JobStatus.OFFERED and self.accepts(job):
-            self.want(("accept", job.id), e.AcceptJob(job_id=job.id))
+            self.want(("accept", job.id), e.AcceptJob(job_id=job.id), wei=job.job.trainer_stake)
         for game in self.board.games_of(job.id):
             self.play(game, Side.DEFENDER)
         if not is_active(job):

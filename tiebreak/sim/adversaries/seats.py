@@ -1,4 +1,4 @@
-"""Jobs with seats: auditors that want a fee without an audit, and trainers that want to be their own auditors.
+"""Jobs with seats: auditors that want a fee without an audit, trainers that want to be their own, and a client's bait.
 
 Each gets into a job with seats and an honest auditor beside it, which audits if it draws a seat, is paid for it, and
 replays the head once it is opened. Nobody who has computed nothing is paid in a job that settles (promise 7).
@@ -10,24 +10,42 @@ from random import Random
 from typing import Final
 
 from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.simulated import TRANSACTION_WEI
+from tiebreak.protocol.commitments.terms import least_challenger_stake
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.parties.events import Work
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import seat_auditor
-from tiebreak.sim.adversaries.base import TRAINER, Catch, Role, false_sum, row, seat_friend, seat_trainer
+from tiebreak.sim.adversaries.base import (
+    TRAINER,
+    Catch,
+    Role,
+    between,
+    false_sum,
+    row,
+    seat_client,
+    seat_friend,
+    seat_trainer,
+    with_a_cheat,
+)
 from tiebreak.sim.adversaries.collusion import SelfReporter, seat_pair
-from tiebreak.sim.world.agents import Process, Scripted, Trainer
-from tiebreak.sim.world.cast import Cast, TrainerFactory
+from tiebreak.sim.world.agents import Client, Process, Scripted, Trainer
+from tiebreak.sim.world.cast import FUNDS, Cast, ClientFactory, TrainerFactory
 
 MOST_SLOTS: Final = 3
 """Slots that a trainer buys of a pool in which the honest auditor has one."""
 
 
-def with_seats(cast: Cast, rng: Random) -> None:
-    """Gives the job seats, unless its line says how many. Raises `ConfigurationError` under policy `logged`."""
+def require_exact(cast: Cast) -> None:
+    """Raises `ConfigurationError` under policy `logged`."""
     if cast.workshop.name == "logged":
         raise ConfigurationError("expected workshop=exact for a job with seats, got logged")
+
+
+def with_seats(cast: Cast, rng: Random) -> None:
+    """Gives the job seats, unless its line says how many. Raises `ConfigurationError` under policy `logged`."""
+    require_exact(cast)
     if not cast.terms.seats:
         fee = cast.terms.reward // 10
         cast.terms = replace(cast.terms, seats=rng.randint(2, 8), seat_fee=fee, seat_bond=fee + 1)
@@ -124,6 +142,49 @@ def seat_with_believer(cast: Cast, rng: Random, name: str, make: TrainerFactory)
     seat_trainer(cast, rng, name, make)
 
 
+# ---------------------------------------------------------------- clients
+
+
+class Accomplice(Scripted):
+    """The trainer of offers that are bait."""
+
+    def sits(self, job: PublicJob) -> bool:  # noqa: ARG002
+        return False
+
+
+class Draining(Client):
+    """Offers jobs whose bonds are all that an auditor has, or half of it, so that it can pay for nothing else.
+
+    Its accomplice accepts the latter, and goes no further. Then comes the job in which somebody lies.
+    """
+
+    baits: int
+
+    def run(self) -> Process:
+        """Lay the bait, give everybody time to take it, and offer the job. Its machine takes the offers back."""
+        (accomplice,) = (found for found in self.world.parties.values() if isinstance(found, Accomplice))
+        for number in range(self.baits):
+            bond = FUNDS - 2 * TRANSACTION_WEI if number % 2 == 0 else FUNDS // 4 + number
+            terms = replace(self.world.terms, seats=1, seat_fee=1, seat_bond=bond)
+            worth = {
+                name: getattr(terms, name) for name in ("reward", "trainer_stake", "seats", "seat_fee", "seat_bond")
+            }
+            terms = replace(terms, challenger_stake=max(terms.challenger_stake, least_challenger_stake(**worth)))
+            parties = {"client": self.address, "trainer": accomplice.address}
+            job = self.world.workshop.job(**parties, nonce=self.rng.getrandbits(128), terms=terms)
+            yield from self.attempt(calls.create_job(job, job.sign(self.domain, accomplice.key)))
+            if number % 2:
+                self.world.submit(accomplice, calls.accept_job(job.id, job.trainer_stake))
+        yield from self.sleep(3 * self.world.block_seconds)
+        yield from super().run()
+
+
+def seat_with_accomplice(cast: Cast, rng: Random, name: str, make: ClientFactory) -> None:
+    require_exact(cast)
+    seat_friend(cast, name, "accomplice", Accomplice)
+    seat_client(cast, rng, name, make)
+
+
 _EARNED_NOTHING: Final = {Catch.UNPAID, Catch.HARMLESS, Catch.REFUSED}
 """Refused if another auditor took the slot of the pool that it wanted in the same block."""
 _seat: Final = partial(
@@ -144,5 +205,7 @@ ADVERSARIES: Final = (
         run=false_sum()),
     _trainer(seat_pair(SelfReporter), "self-report in a job with seats", Trainer,
         "the prover's half of its stake, of which the seats get their shares", {Catch.EQUIVOCATION}, run=false_sum()),
+    row(Role.CLIENT, seat_with_accomplice, "offers that drain", Draining, "auditors with no money left to challenge",
+        {Catch.HARMLESS}, before=with_a_cheat, seated=True, baits=between(1, 4)),
 )
 # fmt: on

@@ -11,12 +11,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import simpy
 
 from tiebreak.protocol.chain import ChainError, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain.simulated import TRANSACTION_WEI
 from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -32,6 +33,7 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.machine import Machine
 from tiebreak.protocol.parties.player import GameView, Reply
+from tiebreak.protocol.parties.terms import Means
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.mail import Account
@@ -41,13 +43,16 @@ from tiebreak.sim.world.world import Block, Participant, Pending, World
 __all__ = ["Agent", "Auditor", "Builder", "Client", "GameView", "Process", "Reply", "Scripted", "Trainer"]
 
 Process = Generator[simpy.Event, Any, Any]
+SEATS: Final = ("seats", "seat_fee", "seat_bond", "challenger_stake")
+"""The terms that offers of one game may differ in, and be taken all the same."""
 
 
 class Agent(Machine):
     """A party with a key: its machine, its driver, and its scripts if it has any."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
-        super().__init__(board=world.board, domain=world.domain, pace=world.pace, key=key)
+        means = Means(floor=TRANSACTION_WEI, balance=lambda: world.chain.balance(key.address))
+        super().__init__(board=world.board, domain=world.domain, pace=world.pace, key=key, means=means)
         self.world = world
         self.name = name
         self.account = Account()
@@ -92,12 +97,13 @@ class Agent(Machine):
         return self.address in (job.job.client, job.job.trainer)
 
     def program_of(self, job: Job) -> Program | None:
-        """The program of a job on the agreed terms; None for any other job.
+        """The program of a job on the agreed terms, but for its seats; None for any other job.
 
         All parties of a game have the same program.
         """
         workshop = self.world.workshop
-        agreed = workshop.job(client=job.client, trainer=job.trainer, nonce=job.nonce, terms=self.world.terms)
+        terms = replace(self.world.terms, **{name: getattr(job, name) for name in SEATS})
+        agreed = workshop.job(client=job.client, trainer=job.trainer, nonce=job.nonce, terms=terms)
         return workshop.program if job == agreed else None
 
     def party_in(self, game: PublicGame) -> Party:
@@ -162,8 +168,9 @@ class Agent(Machine):
     def _wake_up(self, down: int) -> Process:
         yield self.world.env.timeout(down)
         super().__init__(
-            board=self.world.board, domain=self.world.domain, pace=self.world.pace, key=self.key, journal=self.journal()
-        )
+            board=self.world.board, domain=self.world.domain, pace=self.world.pace, key=self.key,
+            journal=self.journal(), means=self.means,
+        )  # fmt: skip
         self._is_down, self._heads_seen = False, 0
         self.begin_again()
         ended, self._ended = self._ended, []
@@ -537,6 +544,7 @@ class Auditor(Agent, auditor.Auditor):
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
+        self.means = replace(self.means, most_stake=world.chain.balance(key.address) // 2)
         self.secret = self.rng.randbytes(32)
         """The secret from which the auditor derives its seals."""
         self.works: list[Work] = []

@@ -123,8 +123,7 @@ def watch(cast: Cast, line: str, secrets: Random) -> tuple[World, GameResult]:
         agent.start()
     terms = cast.terms
     limit = _LONGEST * max(terms.challenge_window, terms.clock, terms.replay_time)
-    limit += 2 * POOL_SECONDS if terms.seats else 0  # until auditors may leave the pool
-    while world.env.peek() <= limit:
+    while world.env.peek() <= limit + 2 * POOL_SECONDS * bool(world.board.pools):  # until auditors may leave them
         world.env.step()
     return world, conclude(cast, line, world, agents, cut_short=world.env.peek() < inf)
 
