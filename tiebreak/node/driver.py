@@ -2,7 +2,7 @@
 
 One thread owns the machine, its journal and the board. It asks the ground (a chain, or the hub's ledger) every second,
 and is told by others what came: posts of the hub, work that is done. Whatever takes time or fails elsewhere, such as
-sending a post or training a segment, is done by threads and a process of their own, and repeated until it succeeds.
+sending a post or training a segment, is done by threads and processes of their own, and repeated until it succeeds.
 
 The rules of crashes: a `Record` is synced before the next action; what is said through the hub is in the journal with
 its exact bytes before it leaves; transactions are the ground's, by their names; everything else is asked for again by
@@ -107,7 +107,7 @@ class Mail(Protocol):
         """Whose key signs the hub's receipts."""
 
     def post(self, wire: bytes) -> posts.Received:
-        """Deliver a post, however long it takes. Raises `TiebreakError` if the hub refuses it."""
+        """Deliver a post. Raises `TiebreakError` if the hub refuses it, or does not take it for long."""
 
     def holds(self, place: int, wire: bytes) -> bool:
         """Whether the hub still has a post in its place."""
@@ -270,6 +270,8 @@ class Driver:
             self._deliver(event)
         if self.crews is not None:
             self._held += self.crews.drop(self._is_for_nobody)
+            games = self.machine.board.games.values()
+            self.crews.move_only({game.job.id for game in games if not game.is_stopped})
         held, self._held = self._held, []
         for work in held:
             self._start(work)
@@ -367,16 +369,19 @@ class Driver:
         elif not self._is_met and (last := self.journal.last_heard()) is not None and not self.mail.holds(*last):
             self._say_all_again()
         self._is_met = True
-        for waiting in self.journal.unheard():
-            if self.stop.is_set():
-                return
-            try:
-                place = self.mail.post(waiting.wire).place
-            except TiebreakError as error:
-                # It may be too early, as for a move in a game that its challenger has not opened there yet.
-                self.note_hub(f"does not take a post yet: {error}")
-                continue
-            self.journal.heard(waiting, place)
+        behind = 0
+        while found := self.journal.unheard(behind):
+            for waiting in found:
+                if self.stop.is_set():
+                    return
+                behind = waiting.id
+                try:
+                    place = self.mail.post(waiting.wire).place
+                except TiebreakError as error:
+                    # It may be too early, as for a move in a game that its challenger has not opened there yet.
+                    self.note_hub(f"does not take a post yet: {error}")
+                    continue
+                self.journal.heard(waiting, place)
 
     def _say_all_again(self) -> None:
         """The hub has lost what it had: say all to it again."""

@@ -148,9 +148,9 @@ class Journal:
             self._write(fields, job, number, content, seal(number))
             return True
 
-    def unheard(self, limit: int = 64) -> list[Waiting]:
-        """The oldest posts that the hub has not taken yet."""
-        rows = self._read("SELECT id, wire FROM posts WHERE place IS NULL ORDER BY id LIMIT ?", limit)
+    def unheard(self, after: int = 0, limit: int = 64) -> list[Waiting]:
+        """The oldest posts that the hub has not taken yet, behind the one of this id."""
+        rows = self._read("SELECT id, wire FROM posts WHERE place IS NULL AND id > ? ORDER BY id LIMIT ?", after, limit)
         return [Waiting(*row) for row in rows]
 
     def heard(self, waiting: Waiting, place: int) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
+from math import inf
 from random import SystemRandom
 from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -75,6 +76,10 @@ class MailStopped(TiebreakError):
     """The mail was told to stop while it was trying."""
 
 
+class MailAway(TiebreakError):
+    """The hub has not answered as it should for so long that the caller does something else meanwhile."""
+
+
 class MailForgot(TiebreakError):
     """The hub no longer has a letter that it gave: it lost its posts, or another with its key has taken over."""
 
@@ -109,18 +114,14 @@ class Mail:
 
     hub: the address of the hub's key. If it is not given, the first answer of the hub settles it for this object.
     stop: once it is set, every method that waits raises `MailStopped`, or ends if it iterates.
+    patience: after so many seconds without what it asks for, every method but `follow` raises `MailAway`.
     """
 
     def __init__(
-        self,
-        url: str,
-        domain: Domain,
-        *,
-        hub: Address | None = None,
-        stop: threading.Event | None = None,
-        seconds: float = SECONDS,
-    ) -> None:
-        self._parts, self._domain, self._seconds = _parts_of(url), domain, seconds
+        self, url: str, domain: Domain, *, hub: Address | None = None, stop: threading.Event | None = None,
+        seconds: float = SECONDS, patience: float = inf,
+    ) -> None:  # fmt: skip
+        self._parts, self._domain, self._seconds, self._patience = _parts_of(url), domain, seconds, patience
         self._hub, self.stop = hub, stop or threading.Event()
         self.lies = 0
         """How often the hub said what does not verify."""
@@ -189,7 +190,7 @@ class Mail:
 
         Raises `MailForgot` if the hub, after a break, does not have the last of them any more.
         """
-        pause, last = _Pause(self.stop), None
+        pause, last = _Pause(self.stop, inf), None
         while not self.stop.is_set():
             try:
                 if last is not None and not self.holds(last.place, last.received.wire):
@@ -307,7 +308,7 @@ class Mail:
         except MailRefused as error:
             raise CannotCheck(str(error)) from error
         held = good_bytes(file, size, digests)
-        pause = _Pause(self.stop)
+        pause = _Pause(self.stop, self._patience)
         while held < size:
             before = held
             try:
@@ -360,8 +361,8 @@ class Mail:
     # ------------------------------------------------------------------ requests
 
     def _again(self, once: Callable[[], T]) -> T:
-        """Do something until the hub answers. Raises `MailRefused`, or `MailStopped` once it is told to stop."""
-        pause = _Pause(self.stop)
+        """Do something until the hub answers. Raises `MailRefused`, `MailAway`, or `MailStopped` if told to stop."""
+        pause = _Pause(self.stop, self._patience)
         while True:
             try:
                 return once()
@@ -371,7 +372,7 @@ class Mail:
 
     def _passing(self, error: Exception) -> None:
         """Note why an answer does not count. Raises the error if it is not the hub's, or is the hub's last word."""
-        is_ours = isinstance(error, TiebreakError) and not isinstance(error, VerificationError)
+        is_ours = isinstance(error, TiebreakError) and not isinstance(error, VerificationError | MailAway)
         if isinstance(error, MailRefused):
             is_ours = error.status not in _PASSING
         elif isinstance(error, OSError):
@@ -511,14 +512,21 @@ class _Line:
 class _Pause:
     """Waits between attempts: longer each time, by chance a little more or less, so that parties do not march."""
 
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop, self._seconds = stop, FIRST_PAUSE
+    def __init__(self, stop: threading.Event, patience: float) -> None:
+        self._stop, self._patience = stop, patience
+        self.reset()
 
     def reset(self) -> None:
-        self._seconds = FIRST_PAUSE
+        """Something came."""
+        self._seconds, self._end = FIRST_PAUSE, time.monotonic() + self._patience
 
     def wait(self) -> None:
-        """Wait longer than the last time, by a random share. Raises `MailStopped` if told to stop meanwhile."""
+        """Wait longer than the last time, by a random share. Raises `MailStopped` if told to stop meanwhile.
+
+        Raises `MailAway` instead of waiting if nothing came for longer than `patience`.
+        """
+        if time.monotonic() > self._end:
+            raise MailAway(f"expected an answer of the hub, got none in {self._patience:.0f} seconds")
         if self._stop.wait(self._seconds * _CHANCE.uniform(0.5, 1.0)):
             raise MailStopped("stopped while the hub did not answer")
         self._seconds = min(2 * self._seconds, LONGEST_PAUSE)

@@ -19,6 +19,7 @@ from tiebreak.protocol.errors import ConfigurationError, EncodingError, Verifica
 from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties.board import Board, PublicGame, PublicJob
 from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.parties.terms import Pace, objections
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
@@ -104,13 +105,23 @@ class OnShelf(Machine):
     def program_of(self, job: Job) -> Program | None:
         return self.shelf.program(job)
 
+    def taken(self) -> list[Job]:
+        """The jobs in which it may have games."""
+        return []
+
+    def pace_of(self, job: Job, *more: Job) -> Pace:
+        """On a machine that also computes for the games of all jobs taken, and of more."""
+        games = {other.id for other in (job, *self.taken(), *more)}
+        return replace(self.pace, games=len(games), beside=self.pace.step_seconds * self.pace.slowdown)
+
 
 class Trainer(OnShelf, trainer.Trainer):
     """Takes the offers that its owner's policy allows."""
 
-    def __init__(self, *, policy: Policy, **known: Any) -> None:
+    def __init__(self, *, policy: Policy, processes: int = 1, **known: Any) -> None:
+        """processes: how many train at once (`work.Bench`)."""
         super().__init__(**known)
-        self.policy = policy
+        self.policy, self._processes = policy, processes
 
     def wants(self, job: Job) -> bool:
         """Whether its owner's policy allows a job. It is asked before anything is fetched."""
@@ -120,6 +131,30 @@ class Trainer(OnShelf, trainer.Trainer):
 
     def agrees(self, job: Job) -> bool:
         return self.wants(job) and super().agrees(job)
+
+    def accepts(self, job: PublicJob) -> bool:
+        """Only with a process to train it, time for the games of all jobs, and money for the stake."""
+        training = [other for other in self._active() if not other.has_final_head]
+        if len(training) >= self._processes or self._is_crowded(job.job):
+            return False
+        return super().accepts(job)
+
+    def objects(self, job: Job) -> bool:
+        return super().objects(job) or self._is_crowded(job)
+
+    def taken(self) -> list[Job]:
+        return [job.job for job in self._active()]
+
+    def _active(self) -> list[PublicJob]:
+        return [job for job in self.jobs() if job.job.trainer == self.address and is_active(job)]
+
+    def _is_crowded(self, job: Job) -> bool:
+        """Whether this job or another would leave too little time for games if both were played."""
+        for one in {other.id: other for other in (*self.taken(), job)}.values():
+            for reason in objections(one, self.program_of(one), self.pace_of(one, job)):
+                self.alarm(f"job {job.id.hex()[:8]}: not taken beside others: job {one.id.hex()[:8]}: {reason}")
+                return True
+        return False
 
 
 class _Chosen(OnShelf):
@@ -139,6 +174,10 @@ class _Chosen(OnShelf):
 
 class Auditor(_Chosen, auditor.Auditor):
     """Replays the jobs that it follows, and stakes money on what it finds."""
+
+    def taken(self) -> list[Job]:
+        own = [game for game in self.board.games.values() if game.challenger == self.address and not game.is_stopped]
+        return [game.job.job for game in own]
 
 
 class Watcher(_Chosen, auditor.Watcher):

@@ -14,7 +14,7 @@ from tiebreak.node.driver import Driver, Ground
 from tiebreak.node.ground import ChainGround, HubGround
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
-from tiebreak.node.mail import Mail
+from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.metrics import serve_metrics
 from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer, Watcher
 from tiebreak.node.settings import Settings
@@ -85,7 +85,8 @@ def _made(
     )  # fmt: skip
     ground = _ground(settings, key, journal, pace, lambda: driver)
     journal.require("chain", str(ground.domain.chain_id))
-    mail = Mail(settings.hub, ground.domain, hub=settings.address("hub_key") if settings.hub_key else None, stop=stop)
+    hub_key = settings.address("hub_key") if settings.hub_key else None
+    mail = Mail(settings.hub, ground.domain, hub=hub_key, stop=stop, patience=SECONDS)
     more: dict[str, Any] = {
         "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
         "shelf": shelf, "means": means_of(settings, balance),
@@ -93,7 +94,7 @@ def _made(
     machine: Machine
     match settings.role:
         case "trainer":
-            machine = Trainer(policy=policy(settings), **more)
+            machine = Trainer(policy=policy(settings), processes=max(1, settings.processes), **more)
         case "client":
             machine = Client(**more)
         case "auditor":

@@ -102,7 +102,7 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "first_block": (_ALL, "The block in which the board was created; following starts there."),
     "confirmations": (_ALL, "Blocks that must stand on a block before what it shows counts as certain."),
     "block_seconds": (_ALL, "Seconds between blocks."),
-    "step_seconds": (_ALL, "Seconds that this machine takes for a step of a job; terms are judged by it."),
+    "step_seconds": (_ALL, "Seconds that this machine takes for a step of the slowest job; terms are judged by it."),
     "slowdown": (_ALL, "How many times longer a step may take on the worst data (`tiebreak doctor --worst`)."),
     "key": (
         _KEYED,
@@ -115,8 +115,9 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     ),
     "processes": (
         _WORKING,
-        "Processes that work at once, each for other jobs and with memory of its own. If they share cores,\n"
-        "step_seconds is that of a step while all of them work.",
+        "Processes that train or replay at once, each for other jobs and with memory of its own: as many jobs as a\n"
+        "trainer accepts at a time. If they share cores, step_seconds is that of a step while all of them work.\n"
+        "Files, and the games of each job, have processes of their own.",
     ),
     "threads": (
         _WORKING,

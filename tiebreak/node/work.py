@@ -1,18 +1,17 @@
 """The work of a party, in processes of its own, so that neither torch nor a crash of it touches the rest.
 
-A `Crew` hands tasks to one process (`tiebreak.node.workbench`), one at a time and the most urgent first: moves of games
-before transfers, these before training and replays. `Crews` divide jobs among several. A process gets no key: of a
-sealed job the party opens the envelope and gives it the job's secret, through the same pipe. It ends when its party
-does, even if that is killed: it sees the end of its pipe. What it left on the disk is resumed. A task that fails
-through no fault of its data (a full disk, a process that was killed, a hub that is away) is tried again, after longer
-and longer pauses.
+A `Crew` hands tasks to one process (`tiebreak.node.workbench`), one at a time. `Crews` keep moves of games, files, and
+training and replays apart, so that no move waits for anything else. A process gets no key: of a sealed job the party
+opens the envelope and gives it the job's secret, through the same pipe. It ends when its party does, even if that is
+killed: it sees the end of its pipe. What it left on the disk is resumed. A task that fails through no fault of its data
+(a full disk, a process that was killed, a hub that is away) is tried again, after longer and longer pauses.
 """
 
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -49,7 +48,7 @@ class Bench:
     most_bytes: int = 0
     """The most to fetch for one job; 0: no limit but the disk."""
     processes: int = 1
-    """How many work at once, each for other jobs."""
+    """How many train and replay at once, each for other jobs."""
     threads: int = 0
     """Of each process; 0: an equal share of the cores, or torch's own choice if one process works."""
     device: str = "cpu"
@@ -176,16 +175,6 @@ class Unsealed:
         return f"Unsealed(problem={self.problem!r})"
 
 
-def urgency(task: Task) -> int:
-    """Tasks of a lower number come first: clocks run in games, and others wait for what is fetched or published."""
-    match task:
-        case Compute(work=e.Gather()):
-            return 0
-        case Fetch() | Publish() | Compute(work=e.CheckLogs()):
-            return 1
-    return 2
-
-
 # ---------------------------------------------------------------- the crew
 
 
@@ -201,7 +190,8 @@ class _Waiting:
 
     @property
     def order(self) -> tuple[int, int]:
-        return urgency(self.task), self.number
+        """The lowest comes first: what fails again and again keeps nothing else from its turn."""
+        return self.tries, self.number
 
 
 class Crew:
@@ -309,7 +299,7 @@ class Crew:
             self._on_trouble(f"{_name(waiting.task)} is tried again in {pause:.0f} s: {found.reason}", waiting.tries)
 
     def _next(self) -> _Waiting | None:
-        """The most urgent task that may be tried now, as soon as there is one; None once the crew is stopped."""
+        """The first task that may be tried now, as soon as there is one; None once the crew is stopped."""
         with self._changed:
             while not self._stopped:
                 now = time.monotonic()
@@ -366,39 +356,72 @@ class Crew:
 
 
 class Crews:
-    """As many crews as there are processes. A job stays with one, which keeps what was expensive to make for it.
+    """The processes of a party: none of them waits for another's task.
 
-    So no two processes write to a job's folder.
+    One finds the moves of all games about one job, and does nothing else. One fetches and publishes files. The others
+    train and replay, each for other jobs, and stand still after a step as long as a move is sought.
     """
 
     def __init__(self, bench: Bench, unseal: Unseal | None = None) -> None:
-        """As `Crew`, of which several threads may call `unseal` at once."""
+        """unseal: as for `Crew`; several threads may call it at once."""
+        self._alone, self._unseal = replace(bench, processes=1), unseal
+        self._mail = Crew(self._alone, unseal)
         self._crews = [Crew(bench, unseal) for _ in range(bench.processes)]
         self._of: dict[Digest, Crew] = {}
+        """Which of the others computes a job, for which it keeps what was expensive to make."""
+        self._movers: dict[Digest, Crew] = {}
+        """Those that find moves, by job."""
+        self._listeners: tuple[Callable[[Steps], None], Callable[[str, int], None]] | None = None
+
+    @property
+    def _all(self) -> list[Crew]:
+        return [self._mail, *self._crews, *self._movers.values()]
 
     def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
-        """As `Crew.listen`."""
-        for crew in self._crews:
+        """Be told as by `Crew.listen`, in the threads of all crews."""
+        self._listeners = on_steps, on_trouble
+        for crew in self._all:
             crew.listen(on_steps, on_trouble)
 
     def ask(self, task: Task, done: Callable[[Answer], None]) -> None:
-        """As `Crew.ask`. A new job goes to a crew that has least to do. One thread at a time may call this."""
+        """Let the crew for it do a task (`Crew.ask`). One thread at a time may call this."""
         job = task.job.id
+        match task:
+            case Compute(work=e.Gather()):
+                if job not in self._movers:
+                    self._movers[job] = Crew(self._alone, self._unseal)
+                    if self._listeners is not None:
+                        self._movers[job].listen(*self._listeners)
+                self._movers[job].ask(task, done)
+            case Compute():
+                self._computing(job).ask(task, done)
+            case _:
+                self._mail.ask(task, done)
+                if isinstance(task, Fetch):  # what is fetched is computed next
+                    self._computing(job).warm_up()
+
+    def _computing(self, job: Digest) -> Crew:
+        """The crew that trains and replays a job: for a new one, a crew that has least to do."""
         if job not in self._of:
             self._of[job] = min(self._crews, key=lambda crew: crew.tasks)
-        self._of[job].ask(task, done)
+        return self._of[job]
 
     def drop(self, is_over: Callable[[e.Work], bool]) -> list[e.Work]:
-        """As `Crew.drop`."""
-        return [work for crew in self._crews for work in crew.drop(is_over)]
+        """Forget what nobody needs any more, as `Crew.drop` does."""
+        return [work for crew in self._all for work in crew.drop(is_over)]
+
+    def move_only(self, jobs: Set[Digest]) -> None:
+        """End the processes that found moves about other jobs than these, and free their memory."""
+        for job in self._movers.keys() - jobs:
+            self._movers.pop(job).stop()
 
     def warm_up(self) -> None:
-        """Start a process now, so that the first task does not wait for torch."""
-        self._crews[0].warm_up()
+        """Start the first process that is needed now, so that its first task does not wait for torch."""
+        self._mail.warm_up()
 
     def stop(self) -> None:
-        """As `Crew.stop`."""
-        for crew in self._crews:
+        """End all processes at once (`Crew.stop`)."""
+        for crew in self._all:
             crew.stop()
 
 

@@ -1,10 +1,11 @@
-"""What the process of a crew does: it fetches, publishes, trains, replays, and finds the moves of games.
+"""What the process of a crew does: it fetches and publishes, or trains and replays, or finds the moves of games.
 
-It is the only process of a party that imports torch. It holds no key that signs a statement of a job or a game; all it
-finds goes back to the party's machine, which decides. Everything on its disk is a run directory, so it may be killed at
+No other process of a party imports torch. It holds no key that signs a statement of a job or a game; all it finds goes
+back to the party's machine, which decides. Everything on its disk is a run directory, so it may be killed at
 any instant. All that it writes can be read by its user alone, because the files of sealed jobs lie there in the clear.
 """
 
+import fcntl
 import os
 import resource
 import shutil
@@ -31,7 +32,7 @@ from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.node.exchange import Roots
 from tiebreak.node.library import fetch, parts, publish, secret_of
-from tiebreak.node.mail import Mail
+from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.work import (
     Answer,
     Bench,
@@ -64,6 +65,8 @@ PERMUTATION: Final = 0x7EB8
 """The seed of the order in which a second replay takes the terms of sums; a third takes the next one."""
 TELL_SECONDS: Final = 0.5
 """How often losses are told."""
+MOVING: Final = "moving.lock"
+"""The file in a party's folder that is locked while a move is sought. The system frees it however a process ends."""
 
 
 def serve(pipe: "Connection", bench: Bench, make: "Callable[..., Workbench] | None" = None) -> None:
@@ -153,7 +156,8 @@ class Workbench:
     # ------------------------------------------------------------------ files
 
     def _blobs(self) -> Mail:
-        return Mail(self._bench.hub, self._bench.domain)
+        """A hub that is asked again only for a while: then this task is done later, and others have their turn."""
+        return Mail(self._bench.hub, self._bench.domain, patience=SECONDS)
 
     def _unseal(self, data: bytes, job_id: Digest) -> bytes:
         """The secret of a sealed job, from the party's process, which has the key."""
@@ -200,7 +204,9 @@ class Workbench:
                 return Answer()
             case e.Gather():
                 assert task.turn is not None
-                return Answer(move=self._gather(job, task.turn))
+                with (self._bench.folder / MOVING).open("ab") as file:
+                    fcntl.flock(file, fcntl.LOCK_SH)
+                    return Answer(move=self._gather(job, task.turn))
 
     def _run(self, job: Job, signature: bytes) -> RunDirectory:
         folder = self._folder(job)
@@ -208,10 +214,14 @@ class Workbench:
 
     def _train(self, job: Job, count: int, signature: bytes) -> Digest:
         run = self._run(job, signature)
+        told = self._told(job, self._sampler(run))
+
+        def on_progress(progress: Progress) -> None:
+            told(progress)
+            self._give_way()
+
         # Without a key: it is the party's machine that signs heads.
-        worker = Worker(
-            run, self._interpreter(run), on_progress=self._told(job, self._sampler(run)), logs=Journal.of(run)
-        )
+        worker = Worker(run, self._interpreter(run), on_progress=on_progress, logs=Journal.of(run))
         worker.work(job.last_step(count - 1))
         return _root(run, count)
 
@@ -229,7 +239,8 @@ class Workbench:
         logs: Logs = NO_LOGS
         if job.is_logged:
             logs = Journal(replay, CommittedLogs(LogFiles(trainer), trainer.record_at).step_log)
-        Worker(replay, self._interpreter(replay, attempt), logs=logs).work(job.last_step(count - 1))
+        worker = Worker(replay, self._interpreter(replay, attempt), on_progress=lambda _: self._give_way(), logs=logs)
+        worker.work(job.last_step(count - 1))
         return _root(replay, count)
 
     def _replay_folder(self, job: Job, attempt: int) -> Path:
@@ -250,6 +261,12 @@ class Workbench:
         logs = CommittedLogs(LogFiles(run), run.record_at)
         for checkpoint in range(count):
             logs.log_root(checkpoint)
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Wait after a step, or what takes about as long, until no process of this party seeks a move."""
+        with (self._bench.folder / MOVING).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
 
     def _gather(self, job: Job, turn: Turn) -> Move:
         folder = self._folder(job) if turn.defends else self._replay_folder(job, turn.attempt)

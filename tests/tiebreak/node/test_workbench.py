@@ -1,5 +1,6 @@
 """What the process of a crew computes: the same root on other settings, and on what a kill has left."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ from dataclasses import fields, replace
 from multiprocessing import Pipe, Process
 from pathlib import Path
 from queue import SimpleQueue
+from typing import BinaryIO
 
 import pytest
 
@@ -18,11 +20,12 @@ from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.runs import agree_on
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.train import Worker
 from tiebreak.node import settings as party_settings
 from tiebreak.node.tampered import TamperedWorkbench
 from tiebreak.node.up import CHEATS
 from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Drop, Failed, Steps, Task, Turn
-from tiebreak.node.workbench import REPLAYS, Workbench
+from tiebreak.node.workbench import MOVING, REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -200,6 +203,8 @@ def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
         for done in steps(self, *given):  # type: ignore[arg-type]
             computed.append(done[0])
             own.dropped.add(over.work)
+            with (folder / MOVING).open("ab") as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # training and replays stand still meanwhile
             yield done
 
     monkeypatch.setattr(Evidence, "_steps", counted)
@@ -208,6 +213,35 @@ def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
     assert "over" in found.reason
     assert len(computed) == 1
     assert answer(own, gather(2)).move is not None
+
+
+def test_training_and_replays_stand_still_while_a_move_is_sought(
+    agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the step under way, until the process that seeks one is done, or dead."""
+    own, lock, computed = bench(folder), fcntl.flock, list[str]()
+    held: list[BinaryIO] = []
+
+    def seek() -> None:
+        held.append((folder / MOVING).open("ab"))
+        lock(held[-1], fcntl.LOCK_SH)
+
+    def meet(file: BinaryIO, kind: int) -> None:
+        if kind == fcntl.LOCK_EX and held:
+            with pytest.raises(BlockingIOError):
+                lock(file, kind | fcntl.LOCK_NB)
+            computed.append("met")
+            held.pop().close()
+        lock(file, kind)
+
+    tell = Worker._tell
+    monkeypatch.setattr(fcntl, "flock", meet)
+    monkeypatch.setattr(Worker, "_tell", lambda *given: (computed.append("step"), tell(*given)))
+    seek()
+    root = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
+    seek()
+    assert answer(own, replay(agreed, root, 0)).root == root
+    assert computed == ["step", "met", *["step"] * (STEPS - 1)] * 2
 
 
 def test_a_crew_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

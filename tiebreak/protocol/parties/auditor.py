@@ -194,7 +194,7 @@ class Auditor(Player, Sitter, Watcher):
 
     def objects(self, job: PublicJob) -> bool:
         """Whether it stays out of a job because under its terms it would lose its stake, or win nothing."""
-        return bool(objections_to_auditing(job.job, self.program_of(job.job), self.pace))
+        return bool(objections_to_auditing(job.job, self.program_of(job.job), self.pace_of(job.job)))
 
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
         """Decide whether to report two heads that contradict each other."""

@@ -144,6 +144,10 @@ class Machine:
         """The program of a job; None if this party does not have it or cannot run it, and so stays out of the job."""
         return None
 
+    def pace_of(self, job: Job) -> Pace:  # noqa: ARG002
+        """How long things take in a job. By default as long as in any other."""
+        return self.pace
+
     def collects(self) -> bool:
         """Decide whether to withdraw what the board owes it."""
         return True

@@ -20,7 +20,7 @@ class Sitter(Machine):
         """Decide whether to take a seat of a job: whether it can audit it, in time, for less than the fee."""
         if self.means.most_bond and job.job.seat_bond > self.means.most_bond:
             return False
-        return not objections_to_sitting(job.job, self.program_of(job.job), self.pace)
+        return not objections_to_sitting(job.job, self.program_of(job.job), self.pace_of(job.job))
 
     def root_to_seal(self, job: PublicJob) -> Digest | None:
         """Choose the root to seal; None starts an audit, after which it is asked again."""

@@ -52,6 +52,10 @@ class Pace:
     """
     step_wei: int = 0
     """What a step of an audit costs its owner."""
+    games: int = 1
+    """In how many jobs this party may have games at once: their moves share its machine."""
+    beside: int = 0
+    """Seconds of the longest step, on the worst data, of all its jobs: it may be under way when a move is due."""
 
     def sending(self, transactions: int) -> int:
         """Seconds until this many transactions, sent one after another, are in blocks."""
@@ -106,7 +110,7 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
     """Reasons why an honest party should not be a side in this job's games; empty if there are none."""
     if program is None:
         return ("it does not have the program",)
-    replay = _segment_seconds(job, pace)
+    replay = _segment_seconds(job, pace) * pace.games + pace.beside
     needed = pace.sending(turns(job, program) + pace.confirmations) + REPLAYS * max(0, replay - job.replay_time)
     if job.clock < needed:
         return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}",)

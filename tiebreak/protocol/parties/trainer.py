@@ -43,7 +43,9 @@ class Trainer(Player):
 
     def objects(self, job: Job) -> bool:
         """Whether it could lose its stake by the job's terms alone. Alerts the owner to each reason."""
-        reasons = objections_to_training(job, self.program_of(job), self.pace) + objections_to_seats(job, self.domain)
+        reasons = objections_to_training(job, self.program_of(job), self.pace_of(job)) + objections_to_seats(
+            job, self.domain
+        )
         for reason in reasons:
             self.alarm(f"job {job.id.hex()[:8]}: not signed: {reason}")
         return bool(reasons)

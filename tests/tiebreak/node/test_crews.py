@@ -1,0 +1,190 @@
+"""Nothing that a hub, a stranger or another job does keeps a party from its moves."""
+
+from dataclasses import replace
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.protocol.runs import DOMAIN, TRAINER, program
+from tests.protocol.town import JOB, PACE, START
+from tests.tiebreak.node.test_mail import answer, liar
+from tiebreak.node import mail, workbench
+from tiebreak.node.driver import Driver
+from tiebreak.node.journal import Journal
+from tiebreak.node.mail import Mail, MailAway, MailRefused
+from tiebreak.node.parties import Policy, Trainer
+from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Failed, Fetch, Publish, Task
+from tiebreak.node.workbench import Workbench
+from tiebreak.protocol.game.moves import Concede
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
+from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
+from tiebreak.protocol.parties.terms import objections, turns
+from tiebreak.protocol.tags import Digest
+
+JOBS = [replace(JOB, nonce=number) for number in range(3)]
+NOTHING = Digest(bytes(32))
+
+
+def gather(number: int) -> Compute:
+    return Compute(work=e.Gather(game_id=NOTHING, sequence=0, snapshot=NOTHING), job=JOBS[number])
+
+
+def bench(folder: Path, **given: Any) -> Bench:
+    return Bench(folder=folder, domain=DOMAIN, **{"hub": "http://127.0.0.1:9", **given})
+
+
+def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub answers nothing, three jobs train, a game about another job replays for hours: a move is sought at once.
+
+    Of the three jobs, each has a process of its own, and files hold up none of them.
+    """
+    began: SimpleQueue[Connection] = SimpleQueue()
+    ended = list[Crew]()
+
+    def start(self: Crew) -> None:
+        self._pipe, there = Pipe()
+        end = lambda: (ended.append(self), there.close())  # noqa: E731
+        self._process = SimpleNamespace(terminate=end, join=lambda *_: None, is_alive=lambda: False)
+        began.put(there)
+
+    def next_task() -> tuple[Task, Connection]:
+        there = began.get(timeout=20)
+        return there.recv(), there
+
+    monkeypatch.setattr(Crew, "_start", start)
+    crews, moved, nothing = Crews(bench(tmp_path, processes=3)), SimpleQueue[int](), lambda _: None
+    waiting: list[Task] = [Publish(job=job, count=1, logs=True) for job in JOBS]
+    crews.ask(waiting[0], nothing)
+    assert next_task()[0] == waiting[0]
+    crews.ask(waiting[1], nothing)
+    for job in JOBS:
+        train = Compute(work=e.Train(job_id=job.id, count=1), job=job)
+        crews.ask(train, nothing)
+        assert next_task()[0] == train
+    for number in (0, 1):
+        crews.ask(gather(number), lambda _, number=number: moved.put(number))  # type: ignore[misc]
+        task, there = next_task()
+        assert task == gather(number)
+    there.send(Answer(move=Concede()))
+    assert moved.get(timeout=20) == 1
+    crews.ask(gather(1), nothing)
+    assert there.recv() == gather(1)
+    mover = crews._movers[JOBS[0].id]
+    crews.move_only({JOBS[1].id, JOBS[2].id})
+    assert ended == [mover]
+    assert crews._movers.keys() == {JOBS[1].id}
+    crews.stop()
+    assert len(ended) == 6
+
+
+def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
+    """The oldest tasks fail for ever and are due again: a new one comes first."""
+    ours, there = Pipe()
+    monkeypatch.setattr("tiebreak.node.work.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=SimpleNamespace()))
+    crew, tasks = Crew(bench(tmp_path)), [Publish(job=job, count=1, logs=True) for job in JOBS]
+    for task in tasks[:2]:
+        crew.ask(task, lambda _: None)
+    assert there.recv() == tasks[0]
+    crew.ask(tasks[2], lambda _: None)
+    for task in (tasks[1], tasks[2], tasks[0]):
+        there.send(Failed(reason="the hub is away"))
+        assert there.recv() == task
+    crew._process = None
+    there.close()
+    crew.stop()
+
+
+FATES = {
+    "away": None,
+    "silent": [600.0],
+    "full": [answer(b'{"error": "full"}', "507 Full")],
+    "unavailable": [answer(b"", "503 Later")],
+}
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_no_mail_is_waited_for_without_a_deadline(fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task ends with a failure, after which others have their turn; posts behind one that is not taken are sent."""
+    monkeypatch.setattr(mail, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(workbench, "SECONDS", 0.0)
+    monkeypatch.setattr(workbench, "Mail", partial(Mail, seconds=0.1))
+    for name in ("open_offer", "parts", "secret_of"):
+        monkeypatch.setattr(workbench, name, lambda *_: [])
+    file = (tmp_path / "file").open("wb+", buffering=0)
+    monkeypatch.setattr(workbench, "publish", lambda _run, _listed, blobs, *_: blobs.put(file, 0))
+    listing = LibraryBody(count=0, logs=0, files=(PublishedFile(name=b"offer.bin", size=9, root=NOTHING),))
+    script = FATES[fate]
+    with liar(lambda _: script or []) as url:
+        own = Workbench(bench(tmp_path, hub=url if script else "http://127.0.0.1:9"), lambda _: None)
+        for task in (Fetch(job=JOB, count=0, listings=(listing,)), Publish(job=JOB, count=0, logs=False)):
+            found = own.do(task)
+            assert isinstance(found, Failed)
+            assert "expected an answer of the hub" in found.reason
+    file.close()
+
+
+def test_posts_that_a_hub_does_not_take_hide_none_behind_them(tmp_path: Path) -> None:
+    journal, asked = Journal(tmp_path, {}), list[bytes]()
+    for number in range(70):
+        journal.post(JOB.id, b"%d" % number, lambda _, number=number: b"%d" % number)  # type: ignore[misc]
+
+    def post(wire: bytes) -> Any:
+        asked.append(wire)
+        if wire != b"69":
+            raise MailAway("full") if len(asked) % 2 else MailRefused(400, "too early")
+        return SimpleNamespace(place=1)
+
+    journal.keep_fact("hub", b"hub")
+    given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf", "crews"))
+    notes = SimpleNamespace(warn=lambda *_: None)
+    Driver(mail=SimpleNamespace(hub=b"hub", post=post), journal=journal, notes=notes, **given)._send_all()  # type: ignore[arg-type]
+    assert asked == [b"%d" % number for number in range(70)]
+    assert journal.last_heard() == (1, b"69")
+    journal.close()
+
+
+def trainer(*taken: PublicJob, processes: int = 3) -> Trainer:
+    board = Board()
+    board.jobs |= {job.id: job for job in taken}
+    shelf: Any = SimpleNamespace(program=lambda _: program())
+    return Trainer(
+        policy=Policy(), balance=lambda: 10**30, processes=processes, shelf=shelf, board=board, domain=DOMAIN,
+        pace=PACE, key=TRAINER,
+    )  # fmt: skip
+
+
+def public(job: Any, status: JobStatus = JobStatus.ACTIVE, heads: int = 0) -> PublicJob:
+    return PublicJob(job=job, status=status, head_count=heads, last_progress=START, accepted=START)
+
+
+def test_terms_count_the_longest_step_and_the_games_of_all_jobs_taken() -> None:
+    """At the edge: one more job beside it, and either this one or one that was taken before has too little time."""
+    step, segment = PACE.step_seconds, JOB.checkpoint_interval * PACE.step_seconds
+    bare = replace(JOB, replay_time=0)
+    least = PACE.sending(turns(bare, program()))
+    alone, both = (replace(bare, clock=least + 3 * (games * segment + step)) for games in (1, 2))
+    assert trainer().sign_job(alone)
+    assert not trainer().sign_job(replace(alone, clock=alone.clock - 1))
+    beside = public(replace(both, nonce=1))
+    assert trainer(beside).sign_job(both)
+    assert not trainer(beside).sign_job(replace(both, clock=both.clock - 1))
+    assert not trainer(public(replace(alone, nonce=1))).sign_job(both)
+    assert not trainer(public(replace(alone, nonce=1))).accepts(public(both, JobStatus.OFFERED))
+    assert trainer(public(replace(alone, nonce=1), JobStatus.SETTLED)).sign_job(alone)
+    assert objections(alone, program(), PACE) == ()
+
+
+def test_a_trainer_accepts_only_what_a_process_of_its_own_can_train() -> None:
+    """A head that waits for the segment of another job could be late, which costs the stake."""
+    offered, other = public(JOB, JobStatus.OFFERED), replace(JOB, nonce=1)
+    assert trainer(public(other), processes=2).accepts(offered)
+    assert not trainer(public(other), processes=1).accepts(offered)
+    assert trainer(public(other, heads=other.checkpoints), processes=1).accepts(offered)
