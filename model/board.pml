@@ -189,7 +189,14 @@ inline accept() {
     audit = 1 + AUDIT_AT_FIRST
 }
 
+#ifdef MUTANT_NO_DEADLINE
+#define isLate          (age > WINDOW)
+#else
+#define isLate          (age > WINDOW || since > DEADLINE)
+#endif
 inline post() {
+    /* The trainer may have started the game over which nobody can abandon the job: it buys no time for a head. */
+    assert(!isLate);
     headCount++;
     age = 0;
     audit = (audit > 0 -> audit : 1) + AUDIT_OF_HEAD;
@@ -225,8 +232,13 @@ inline challenge(g, count) {
 
 /* A false head that was posted, no game of the honest challenger yet. */
 #define mustChallenge   (games[0].phase == NONE && ((headCount >= 1 && isFalseHead(1) && hasLogs(1)) || (headCount >= 2 && isFalseHead(2) && hasLogs(2))))
+#ifdef MUTANT_LATE_HEADS
+#define isInTime        true
+#else
+#define isInTime        (!isLate)
+#endif
 /* A trainer of policy `logged` goes one head ahead of the receipts. */
-#define mayPost         (headCount < LAST && (!trainerHonest || !logged || (headCount <= receipts && trained)))
+#define mayPost         (headCount < LAST && isInTime && (!trainerHonest || !logged || (headCount <= receipts && trained)))
 #define mustPost        (trainerHonest && mayPost)
 #define mustSign        (clientHonest && logged && status == ACTIVE && receipts < headCount && hasLogs(headCount))
 #define mustProve       (published && games[0].phase == PROVE && pendingFor >= DELAY)
@@ -235,11 +247,6 @@ inline challenge(g, count) {
 #define mustAnswer      (isHonestReady && games[0].elapsed + 1 > rest(0))
 #define isLastCall      (isOpenAt(age, audit) && !isOpenAt(age + 1, audit - 1))
 #define isLastPost      (age == WINDOW || since == DEADLINE)
-#ifdef MUTANT_NO_DEADLINE
-#define isLate          (age > WINDOW)
-#else
-#define isLate          (age > WINDOW || since > DEADLINE)
-#endif
 #ifdef MUTANT_ABANDON_OVER_GAMES
 #define noGamesLeft     true
 #else

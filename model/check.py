@@ -97,6 +97,7 @@ MUTANTS: Final = tuple(
         ("board", "MUTANT_SAME_INSTANT", "a proof in the block of its seal"),
         ("board", "MUTANT_SETTLE_OVER_GAMES", "settle with a game open"),
         ("board", "MUTANT_ABANDON_OVER_GAMES", "abandon with a game open"),
+        ("board", "MUTANT_LATE_HEADS", "a head counts until somebody abandons, for which no game may be open"),
         ("board", "MUTANT_SETTLE_EARLY", "settle at the last instant of the window"),
         ("board", "MUTANT_NO_AUDIT_TIME", "games start within a window of the last head only"),
         ("board", "MUTANT_AUDIT_ONCE", "the audit time of all segments counts from the acceptance"),

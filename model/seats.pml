@@ -167,7 +167,7 @@ active proctype Job() {
         /* Nobody who computes nothing, and is not told, ever seals what was opened. */
         assert(told);
         seal(1, head); checked() }
-    :: atomic { status == ACTIVE && isSealed && !isOpened && !isOpenNow -> isOpened = true; age = 0; checked() }
+    :: atomic { status == ACTIVE && isSealed && !isOpened && !isOpenNow && !mayAbandon -> isOpened = true; age = 0; checked() }
     :: atomic { status == ACTIVE && isOpened && isOpenNow && roots[0] != NOTHING && roots[0] != head -> slash(HONEST); checked() }
     :: atomic { status == ACTIVE && !trainerHonest -> slash(OTHER); checked() }
     :: atomic { maySettle && !mustConvict ->

@@ -78,7 +78,8 @@ contract BoardHandler is GameBase {
         if (!found) return;
         uint64 count = board.job(id).headCount;
         if (board.job(id).seats != 0 && (count < 3 || board.seating(id).headSeal != 0)) return seat(seed);
-        if (count < 3) _postNext(id, count + 1 + uint64(seed % (3 - count)));
+        if (count < 3 && current > _due(id)) _late(id);
+        else if (count < 3) _postNext(id, count + 1 + uint64(seed % (3 - count)));
         else if (_windowOver(id) && board.job(id).openGames == 0) _end(id);
     }
 
@@ -170,15 +171,22 @@ contract BoardHandler is GameBase {
         IJobBoard.JobState memory state = board.job(id);
         if (state.openGames != 0) return _elapse(seed);
         if (board.seating(id).headSeal != 0 && seed % 4 != 0) {
-            return _windowOver(id) ? _openHead(id, 3, GameTrees.root(runLeaves)) : _elapse(seed);
+            if (!_windowOver(id)) return _elapse(seed);
+            return current > _due(id) ? _late(id) : _openHead(id, 3, GameTrees.root(runLeaves));
         } else if (board.seating(id).headSeal == 0 && state.headCount == 3) {
             return _windowOver(id) ? _end(id) : _elapse(seed);
         }
         bool parts = state.policy == 1 && state.headCount != 0;
         if (parts ? !_windowOver(id) && current <= _deadline(id) : current <= _due(id)) return _elapse(seed);
-        if (parts) return _part(id);
-        VM.prank(client);
-        board.abandon(id);
+        _late(id);
+    }
+
+    /// @dev No head comes any more: the job ends if it can.
+    function _late(JobId id) private {
+        IJobBoard.JobState memory state = board.job(id);
+        if (state.openGames != 0) return;
+        if (state.policy == 0 || state.headCount == 0) board.abandon(id);
+        else if (_windowOver(id) || current > _deadline(id)) _part(id);
     }
 
     function withdraw(uint256 seed) external {
@@ -232,6 +240,10 @@ contract BoardHandler is GameBase {
         if (state.status == IJobBoard.JobStatus.OFFERED || state.status == IJobBoard.JobStatus.CANCELLED) return false;
         if (state.status != IJobBoard.JobStatus.ACTIVE) return _pay(id, state, seating);
         bytes32 root = GameTrees.root(runLeaves);
+        if (current > _due(id) && (state.headCount < 3 || seating.headSeal != 0)) {
+            _late(id);
+            return true;
+        }
         if (state.headCount < 3) {
             _sealHead(id, seed % 4 == 0 && state.headCount == 0 ? 1 : 3, root);
             ++seated[0];

@@ -233,13 +233,6 @@ contract BoardReceiptsTest is BoardBase, TestBase {
         _warp(due + 1);
         // A trainer would leave before its receipted heads could be challenged.
         _refusedPart(trainer, jobId, _open(end, due + 1));
-        uint256 before = VM.snapshotState();
-        _part(client, jobId);
-        require(VM.revertToState(before), "back");
-        _post(jobId, 3, ROOT); // late, but there
-        end = current + WINDOW;
-        _refusedPart(client, jobId, _open(end, current));
-        _warp(end + 1);
         _part(client, jobId);
     }
 

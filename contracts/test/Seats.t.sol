@@ -250,8 +250,8 @@ contract SeatsTest is BoardBase, TestBase {
     /// forge-config: default.fuzz.runs = 24
     /// forge-config: ci.fuzz.runs = 64
     function testFuzz_seats_go_to_slots_filled_before_the_seal(uint256 nonce, uint8 empty) external {
-        jobId = _activeJob(nonce);
         _warp(START + POOL_TIME + 1);
+        jobId = _activeJob(nonce);
         for (uint32 slot = 0; slot < 4; ++slot) {
             if ((empty >> slot) & 1 == 0) continue;
             VM.prank(slot < 2 ? challenger : stranger);
@@ -396,10 +396,14 @@ contract SeatsTest is BoardBase, TestBase {
         _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, due, due));
         VM.prank(client);
         board.abandon(jobId);
-        _warp(due + 1);
         uint256 before = VM.snapshotState();
-        _openHead(jobId, 3, ROOT); // late, but before the client has given up
+        _openHead(jobId, 3, ROOT);
         require(VM.revertToState(before), "back");
+        _warp(due + 1);
+        IJobBoard.Head memory head = _head(jobId, 3, ROOT);
+        bytes memory signature = _headSignature(head);
+        _expect(abi.encodeWithSelector(IJobBoard.WindowClosed.selector, due, due + 1));
+        board.openHead(head, signature, HEAD_SALT);
         VM.prank(client);
         board.abandon(jobId);
         _equal(REWARD + TRAINER_STAKE, board.credit(client), "client");

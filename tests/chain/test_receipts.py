@@ -45,14 +45,15 @@ class Life:
                 return "HeadNotPosted"
             return "WrongReceipt" if count == job.head_count and root != self.root else ""
         if call.kind == "postHead":
-            return "" if call.heads[0].head.count > job.head_count else "HeadNotAscending"
+            if call.heads[0].head.count <= job.head_count:
+                return "HeadNotAscending"
+            return "WindowClosed" if now > job.due else ""
         if call.kind == "part":
             end = job.parting if who is CLIENT else job.window_end
             broken = [(not is_party, "NotAParty"), (not job.head_count, "NoHeadPosted"), (now <= end, "WindowOpen")]
             broken.insert(2, (job.receipts == job.job.checkpoints, "ReceiptsComplete"))
         elif call.kind == "abandon":
-            broken = [(who is not CLIENT, "WrongCaller"), (job.head_count > 0, "HeadsPosted")]
-            broken += [(now <= job.due, "WindowOpen")]
+            broken = [(job.head_count > 0, "HeadsPosted"), (now <= job.due, "WindowOpen")]
         else:
             assert call.kind == "settle"
             broken = [(not job.has_final_head, "FinalHeadMissing")]
@@ -125,5 +126,12 @@ def test_random_lives_go_on_as_in_python(chain: EmbeddedChain, cases: Callable[.
     cases(calls_made)
     ends = {"SETTLED", "ABANDONED", "PARTED"}
     errors = {"NotAParty", "NoHeadPosted", "ReceiptsComplete", "ReceiptMissing", "HeadsPosted", "HeadNotPosted"}
-    errors |= {"WrongReceipt", "ReceiptNotAscending", "WindowOpen", "WrongJobStatus", "FinalHeadMissing"}
+    errors |= {
+        "WrongReceipt",
+        "ReceiptNotAscending",
+        "WindowOpen",
+        "WindowClosed",
+        "WrongJobStatus",
+        "FinalHeadMissing",
+    }
     assert ends | errors <= seen.keys(), sorted((ends | errors) - seen.keys())

@@ -206,6 +206,7 @@ class Town:
             ("WrongCaller", who is not TRAINER),
             ("HeadOutOfRange", count > 3),
             ("HeadNotAscending", count <= one.count),
+            ("WindowClosed", self.clock > min(one.last + WINDOW, one.due)),
         )
         if not self.make(who, call, *broken):
             return
@@ -254,6 +255,7 @@ class Town:
             ("NotSealed", not one.is_sealed),
             ("WrongSealOpened", root != one.root),
             ("WindowOpen", self.clock <= one.end),
+            ("WindowClosed", self.clock > one.end + WINDOW),
         )
         if self.make(STRANGER, calls.open_head(head(self.chain, one.job, 3, root), SALT), *broken):
             one.is_sealed, one.is_opened, one.last = False, True, self.clock
@@ -276,7 +278,7 @@ class Town:
             ("FinalHeadPosted", one.is_opened),
             ("WindowOpen", self.clock <= due),
         )
-        if self.make(CLIENT, calls.abandon(one.job.id), *broken):
+        if self.make(STRANGER, calls.abandon(one.job.id), *broken):
             self.finish(one, JobStatus.ABANDONED)
             self.pay(CLIENT.address, one.job.reward + STAKE)
 

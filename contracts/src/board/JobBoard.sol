@@ -141,7 +141,6 @@ abstract contract JobBoard is IJobBoard {
     /// @inheritdoc IJobBoard
     function abandon(JobId jobId) external onlyStatus(jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[jobId];
-        _requireCaller(state.client);
         // SAFETY: a client that keeps its receipts back stops an honest trainer, and must not be paid for that: they part.
         if (_isLogged(state) && state.headCount != 0) revert HeadsPosted(state.headCount);
         _requireOver(_due(jobId));
@@ -284,6 +283,9 @@ abstract contract JobBoard is IJobBoard {
     function _advance(JobState storage state, uint64 count) internal returns (uint64 gained) {
         // SAFETY: ascending, so nobody can replay an old head to move the windows.
         if (count <= state.headCount) revert HeadNotAscending(state.headCount, count);
+        // SAFETY: else a trainer that is late would gain the time of a game that it starts against itself, because no job
+        // is abandoned over an open game.
+        _requireUntil(_headDue(state));
         gained = count - state.headCount;
         state.headCount = count;
     }
@@ -433,14 +435,9 @@ abstract contract JobBoard is IJobBoard {
         Trees.verify(opened.runRoot, Trees.depthOf(last), position, opened.leaf, opened.siblings);
     }
 
-    /// @dev By when the next head must be posted.
-    function _progressEnd(JobState storage state) private view returns (Instant) {
-        return state.lastProgress.plus(state.challengeWindow);
-    }
-
     /// @dev The last instant at which a game may start.
     function _windowEnd(JobState storage state) internal view returns (Instant) {
-        return _progressEnd(state).later(state.auditEnd);
+        return state.lastProgress.plus(state.challengeWindow).later(state.auditEnd);
     }
 
     function _requireOver(Instant end) internal view {
@@ -449,19 +446,30 @@ abstract contract JobBoard is IJobBoard {
 
     /// @dev The window is still open.
     function _requireWindow(JobState storage state) internal view {
-        Instant end = _windowEnd(state);
+        _requireUntil(_windowEnd(state));
+    }
+
+    function _requireUntil(Instant end) internal view {
         if (currentInstant().isAfter(end)) revert WindowClosed(end, currentInstant());
     }
 
-    /// @dev After this the client may abandon the job: by when the next head, the final one, or what it seals had to come.
+    /// @dev By when the next head must be posted or sealed.
+    function _headDue(JobState storage state) private view returns (Instant) {
+        // SAFETY: a head for each window does not hold the reward for ever.
+        return state.lastProgress.plus(state.challengeWindow).earlier(state.accepted.plus(state.deadline));
+    }
+
+    /// @dev By when the final head must be opened that is sealed.
+    function _openingDue(JobState storage state) internal view returns (Instant) {
+        return _windowEnd(state).plus(state.challengeWindow);
+    }
+
+    /// @dev After this anybody may abandon the job.
     function _due(JobId jobId) private view returns (Instant) {
         JobState storage state = _jobs[jobId];
-        if (state.headCount != Segments.checkpoints(state)) {
-            // SAFETY: a head for each window does not hold the reward for ever.
-            return _progressEnd(state).earlier(state.accepted.plus(state.deadline));
-        }
+        if (state.headCount != Segments.checkpoints(state)) return _headDue(state);
         if (!_isSealed(jobId)) revert FinalHeadPosted();
-        return _windowEnd(state).plus(state.challengeWindow);
+        return _openingDue(state);
     }
 
     /// @return what the client pays for seats beside the reward

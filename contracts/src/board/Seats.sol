@@ -110,6 +110,7 @@ abstract contract Seats is JobBoard, ISeats {
         bytes32 opened = _hash(abi.encodePacked(Tags.HEAD_SEAL, head.jobId, head.count, head.runRoot, salt));
         if (opened != seats.headSeal) revert WrongSealOpened(seats.headSeal, opened);
         _requireOver(_windowEnd(state));
+        _requireUntil(_openingDue(state));
         delete seats.headSeal;
         state.headRoot = head.runRoot;
         state.lastProgress = currentInstant();
@@ -120,8 +121,7 @@ abstract contract Seats is JobBoard, ISeats {
     function claimSeat(JobId jobId, uint8 seat, address auditor, bytes32 runRoot, bytes32 salt) external {
         JobState storage state = _jobs[jobId];
         Seating storage seats = _seatings[jobId];
-        Instant end = _claimEnd(jobId);
-        if (currentInstant().isAfter(end)) revert WindowClosed(end, currentInstant());
+        _requireUntil(_claimEnd(jobId));
         bytes32 opened = _hash(abi.encodePacked(Tags.ROOT_SEAL, jobId, auditor, runRoot, salt));
         bytes32 rootSeal = _rootSeals[jobId][seat];
         if (opened != rootSeal) revert WrongSealOpened(rootSeal, opened);

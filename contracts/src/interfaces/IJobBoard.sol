@@ -23,7 +23,7 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///     a game that the trainer loses, or two signed heads that cannot both be true
 ///                                                 -> SLASHED     reward to the client, half of the trainer's stake to
 ///                                                                whoever proved it (and to the seats), half burned
-///     abandon (client, no head for a window,      -> ABANDONED   reward and the trainer's stake to the client
+///     abandon (anyone, no head for a window,      -> ABANDONED   reward and the trainer's stake to the client
 ///              or no final head by the deadline)
 ///
 /// Of policy `logged`, where heads are worth nothing without the logs that they commit to:
@@ -59,8 +59,8 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///  6. So balance = sum(what 1, 2 and 5 say is held) + sum(credits) + what was forced upon this contract, at all times.
 ///
 /// A trainer has to show progress: after accepting, and after each head, it must post a head of higher count within
-/// `challengeWindow`, and the final one within `deadline` of accepting. A head may only be posted late, not refused, as
-/// long as the client has not called `abandon`. The same window is the time to challenge: games start until it ends,
+/// `challengeWindow`, and the final one within `deadline` of accepting. A late head is refused, also while open games hold
+/// up `abandon`: the trainer could have started them. The same window is the time to challenge: games start until it ends,
 /// against any head that the trainer signed, and start again when the next head is posted. Each segment of a posted head
 /// brings `auditTime` besides: whoever replays them one after the other, as fast as that, is never too late.
 interface IJobBoard {
@@ -201,8 +201,6 @@ interface IJobBoard {
         // -- slot 7
         /// C. An open game of rank k holds 2^k times as much.
         uint128 challengerStake;
-        /// Invariant: 1 ... 2^28.
-        Duration challengeWindow;
         /// Invariant: 1 ... 2^24.
         Duration clock;
         /// Games of this job that have no verdict. Invariant: at most 16, 0 unless ACTIVE or SLASHED.
@@ -222,6 +220,8 @@ interface IJobBoard {
         Duration replayTime;
         /// Invariant: 1 ... 2^28.
         Duration deadline;
+        /// Invariant: 1 ... 2^28.
+        Duration challengeWindow;
         /// Zero before. Invariant: never changes after.
         Instant accepted;
         /// Invariant: at most 2^20.
@@ -331,7 +331,7 @@ interface IJobBoard {
     /// @notice Caller: the trainer; value: its stake.
     function acceptJob(JobId jobId) external payable;
 
-    /// @notice Posts a head signed by the trainer, of a job without seats. Caller: anyone.
+    /// @notice Posts a head signed by the trainer, of a job without seats. Legal as long as `abandon` is not. Caller: anyone.
     function postHead(Head calldata head, bytes calldata signature) external;
 
     /// @notice Policy `logged`: the client has signed EIP-712 `Receipt` of this head: it holds the logs of all segments
@@ -358,7 +358,7 @@ interface IJobBoard {
     function settle(JobId jobId) external;
 
     /// @notice Ends a job whose trainer posted no head for more than a window, or not the final one by the deadline. No
-    /// game may be open. Caller: the client. Policy `logged`: only before the first head.
+    /// game may be open. Caller: anyone. Policy `logged`: only before the first head.
     function abandon(JobId jobId) external;
 
     /// @notice Policy `logged`: ends a job in which a receipt, or the next head, does not come, when the window of the

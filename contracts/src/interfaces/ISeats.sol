@@ -11,7 +11,7 @@ import {IJobBoard, JobId} from "./IJobBoard.sol";
 ///     sealHead ... sealHead (trainer)       progress; the final seal fixes the pool, and binds
 ///     drawSeats (client, with its secret)   the seats belong to slots of the pool; the time for audits starts
 ///     sealRoot (a seat's auditor, its bond) what it computed, until the window's end
-///     openHead (anyone, after that)         the final head; the window starts again, for challenges
+///     openHead (anyone, a window after that) the final head; the window starts again, for challenges
 ///     claimSeat (anyone, for the auditor)   until `challengeWindow` after the end of the job
 ///     closeSeats (anyone, after that)       what nobody claimed: fees to the client, the rest burns
 ///
@@ -105,7 +105,8 @@ interface ISeats {
     /// @notice Caller: who sits there; value: `seatBond`. Legal from the draw until the window's end, once a seat.
     function sealRoot(JobId jobId, uint8 seat, bytes32 rootSeal) external payable;
 
-    /// @notice Posts the final head that was sealed. Caller: anyone, after the window's end, which is then set anew.
+    /// @notice Posts the final head that was sealed. Caller: anyone, after the window's end, which is then set anew, and for
+    /// `challengeWindow`.
     function openHead(IJobBoard.Head calldata head, bytes calldata signature, bytes32 salt) external;
 
     /// @notice Pays a seat what it earned, by rule 2. Caller: anyone, until `challengeWindow` after the end of the job.

@@ -80,11 +80,16 @@ def test_nobody_takes_the_stake_of_a_trainer_that_waits() -> None:
     assert {kind for kind, _ in game.refusals} == {"abandon"}
 
 
-def test_a_receipt_in_the_last_block_makes_nobody_late() -> None:
+def test_a_receipt_in_the_last_block_costs_the_next_head_and_no_stake() -> None:
     game = whole("receipt in the last block")
-    assert set(game.refusals) == {("abandon", "HeadsPosted")}
-    assert party(game.result, TRAINER).wei == SEGMENT
-    assert party(game.result, TRAINER).steps == 6, "it went on when it had the receipt"
+    assert set(game.refusals) == {("abandon", "WrongJobStatus")}, "its trainer has parted"
+    assert (game.result.job_status, party(game.result, TRAINER).wei) == ("parted", SEGMENT)
+
+
+def test_a_game_buys_no_time_for_a_head() -> None:
+    game = whole("self-challenge to win time")
+    assert game.result.job_status == "abandoned"
+    assert ("postHead", "WindowClosed") in game.refusals
 
 
 # ---------------------------------------------------------------- challenges without ground

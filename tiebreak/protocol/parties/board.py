@@ -157,7 +157,7 @@ class PublicJob:
 
     @property
     def due(self) -> int:
-        """By when the next head must be posted, or the sealed one opened; `abandon` is legal after it."""
+        """By when the next head must be posted, or the sealed one opened; after it, `abandon` is legal."""
         if self.is_sealed:
             return self.window_end + self.job.challenge_window
         return min(self.last_progress + self.job.challenge_window, self.accepted + self.job.deadline)

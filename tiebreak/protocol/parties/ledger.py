@@ -152,6 +152,7 @@ class Ledger:
             case e.PostHead(head=head):
                 self._check_head(head, job)
                 _require(head.head.count > found.head_count, "HeadNotAscending")
+                _require(now <= found.due, "WindowClosed")
                 return partial(self._post, found, head, now)
             case e.Report(first=first, second=second):
                 same = (first.head.job_id, first.head.count) == (second.head.job_id, second.head.count)
@@ -170,7 +171,6 @@ class Ledger:
                 self._require_over(found, found.window_end, now)
                 return partial(self._end, found, JobStatus.SETTLED, now, {job.trainer: both})
             case e.Abandon():
-                _require(sender == job.client, "WrongCaller")
                 _require(not (job.is_logged and found.head_count), "HeadsPosted")
                 _require(not found.has_final_head, "FinalHeadPosted")
                 self._require_over(found, found.due, now)

@@ -94,8 +94,8 @@ class Trainer(Player):
         return True
 
     def parts(self, job: PublicJob) -> bool:
-        """Decide whether to part from a client that has not signed for the last head's logs within the window."""
-        return self.receipted(job) < job.head_count
+        """Decide whether to part when the window is over, if a receipt did not come in time for the next head."""
+        return self.receipted(job) < job.job.checkpoints
 
     def ahead(self, job: PublicJob) -> int:  # noqa: ARG002
         """Choose how many segments to compute beyond the last receipt."""
@@ -181,7 +181,7 @@ class Trainer(Player):
         """Ask for the next segment or head. Returns True if none is left."""
         for count in range(1, job.job.checkpoints + 1):
             if ("trained", job.id, count) not in self.records:
-                if job.job.is_logged and count > self.receipted(job) + self.ahead(job):
+                if self.now > job.due or (job.job.is_logged and count > self.receipted(job) + self.ahead(job)):
                     return False
                 self.begin(e.Train(job_id=job.id, count=count))
                 return False

@@ -30,6 +30,7 @@ from tiebreak.sim.adversaries.base import (
     between,
     client,
     false_sum,
+    first_late,
     given,
     last_call,
     row,
@@ -155,7 +156,10 @@ class Master(Trainer):
 
 
 class Delaying(Scripted):
-    """Challenges its silent master's last head in the last block of the window, and lets its own clock run out."""
+    """Challenges its silent master's last head in the last block of the window, and lets its own clock run out.
+
+    While the game is open, and so nobody can abandon the job, it posts the head that its master has kept back.
+    """
 
     def follow(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.id)))
@@ -164,6 +168,10 @@ class Delaying(Scripted):
         if not job.is_over:
             head = self.world.mail.heads_of(job.id)[-1].head
             yield from self.attempt(calls.challenge(head, 0, self.world.board.price(job)))
+        master, count = self.world.party_at(job.job.trainer), job.head_count + 1
+        while isinstance(master, Trainer) and ("trained", job.id, count) in master.records and not job.is_over:
+            yield from self.sleep(first_late(self.world, job.due) or job.job.challenge_window // 4)
+            self.world.submit(self, calls.post_head(master.head(job.job, count)), untried=True)
 
 
 class PriceRaiser(Scripted):
