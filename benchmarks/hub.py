@@ -29,7 +29,7 @@ from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.node.mail import Mail
 from tiebreak.node.pieces import pieces_of
-from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.node.up import free_port
 from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Job

@@ -27,8 +27,9 @@ from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.node.up import free_port
 from tiebreak.protocol.chain import Chain, Outcome, Receipt, calls
-from tiebreak.protocol.chain.devnet import dev_secrets, free_port, running_node
+from tiebreak.protocol.chain.devnet import dev_secrets, running_node
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, state_tree

@@ -11,9 +11,10 @@ from tests.chain.duel import lying_duel, play
 from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER, moves_in, numbered, offer
 from tests.chain.tiny import EVERY, FUNCTIONS
 from tests.waiting import until
+from tiebreak.node.up import free_port
 from tiebreak.protocol.chain import Chain, JobStatus, NodeError, Reverted, calls
 from tiebreak.protocol.chain.calls import move_call
-from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, dev_secrets, find_anvil, free_port, run_anvil
+from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, dev_secrets, find_anvil, run_anvil
 from tiebreak.protocol.chain.outbox import BLOCKS_TO_RAISE, Fate, Outbox
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules as game

@@ -20,7 +20,7 @@ from tiebreak.cli.main import run, tiebreak
 from tiebreak.node.hub.limits import Limits
 from tiebreak.node.hub.serving import read_configuration, template
 from tiebreak.node.mail import Mail
-from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.node.up import free_port
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import ConfigurationError
 

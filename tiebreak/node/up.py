@@ -169,7 +169,7 @@ class Town:
     """The processes, and what they tell."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
-        self.plan, self._say, self._port = plan, say, plan.port or _free_port()
+        self.plan, self._say, self._port = plan, say, plan.port or free_port()
         self._started = time.monotonic()
         self._lines: SimpleQueue[tuple[str, str]] = SimpleQueue()
         self._children: dict[str, Child] = {}
@@ -238,7 +238,7 @@ class Town:
     def _chain(self) -> tuple[str, str]:
         """Start the chain. Returns the address of its board, and its URL."""
         keys, found = self.plan.folder / "accounts", self.plan.folder / "chain.log"
-        options = ["--port", str(_free_port()), "--block-time", str(BLOCK_SECONDS), "--keys", str(keys), "--json"]
+        options = ["--port", str(free_port()), "--block-time", str(BLOCK_SECONDS), "--keys", str(keys), "--json"]
         child = self._start("chain", "devnet", *options, *(["--embedded"] if self.plan.embedded else []))
         document = self._wait(child, lambda: _json_in(found))
         self._chain_id = int(document["chainId"])
@@ -390,10 +390,16 @@ def _role(name: str) -> str:
     return name.rstrip("0123456789")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """A port of this machine that nobody listens at.
+
+    It is below those that systems give to outgoing connections: one of these could take it before a server does.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _answers(port: int) -> bool:

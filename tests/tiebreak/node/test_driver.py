@@ -14,7 +14,7 @@ from tests.tiebreak.node.test_up import said_twice
 from tests.tiebreak.node.town import Town, town
 from tiebreak.node.mail import Mail
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
-from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.node.up import free_port
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError

@@ -24,8 +24,8 @@ from tests.waiting import until
 from tiebreak.api.readers import Card
 from tiebreak.engine.run.directory import DATA, PROGRAM, RECORDS
 from tiebreak.node import up
-from tiebreak.node.up import TERMS, Child, Plan, Town
-from tiebreak.protocol.chain.devnet import BALANCE, find_anvil, free_port
+from tiebreak.node.up import TERMS, Child, Plan, Town, free_port
+from tiebreak.protocol.chain.devnet import BALANCE, find_anvil
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.messages import Message, open_wire
@@ -258,7 +258,7 @@ def test_auditors_are_paid_for_seats(
     """
     monkeypatch.setattr(up, "AFTER_SECONDS", 15)
     story = list[str]()
-    terms = TERMS | {"challenge-window": 60}  # time for the heads beside whatever else runs
+    terms = TERMS | {"challenge-window": 120}  # time for the heads beside whatever else runs
     plan = plan_of(tmp_path / "town", cheat=cheat, seats=2, embedded=town is Sealing, terms=terms)
     ending = play(town(plan, story.append), story).ending
     assert ending.status == ("slashed" if cheat else "settled")

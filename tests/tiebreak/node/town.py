@@ -17,14 +17,14 @@ from tiebreak.node.hub.app import HubSettings
 from tiebreak.node.hub.limits import Limits
 from tiebreak.node.parties import deliver
 from tiebreak.node.running import open_party
-from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.node.up import free_port
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.world.small_task import small_task
 
 TERMS = Terms(
-    challenge_window=60, clock=150, replay_time=10, talk_time=30, audit_time=5, deadline=600, descent_levels=2
+    challenge_window=120, clock=150, replay_time=10, talk_time=30, audit_time=5, deadline=900, descent_levels=2
 )
 ROLES = ("client", "trainer", "auditor", "watch")
 

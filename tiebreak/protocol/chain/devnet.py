@@ -4,7 +4,6 @@ The accounts come from a publicly known mnemonic: never use their keys anywhere 
 """
 
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -33,13 +32,6 @@ START_SECONDS: Final = 30
 STOP_SECONDS: Final = 5
 HARDFORK: Final = "prague"
 """The hardfork that the contracts are built for (contracts/foundry.toml) and that the embedded chain uses."""
-
-
-def free_port() -> int:
-    """A port of this machine that is currently not in use."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def dev_secrets(count: int) -> list[int]:
