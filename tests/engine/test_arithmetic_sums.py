@@ -22,7 +22,6 @@ from tests.engine.arithmetic_cases import (
     expected,
     map_of,
     matmul,
-    product,
     random_reduction,
     random_scatter,
     sum_of,
@@ -310,17 +309,3 @@ def test_elementwise_results_keep_all_their_bits() -> None:
     arithmetic = Arithmetic(precision=16)
     assert check(arithmetic, i, [tensor_of(DType.F32, [third])]) == [third]
     assert check(arithmetic, sum_of([third]), [tensor_of(DType.F32, [third])]) == [0x3EAB0000]
-
-
-@pytest.mark.parametrize("precision", slow_except([20, 32], 20))
-@pytest.mark.parametrize("style", ["ties", "any"])
-def test_large_products_are_the_same_in_every_way(precision: int, style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several blocks, panels and parts, any number of threads, any order; the exact result rounded once."""
-    make = Maker(random.Random(precision))
-    left, right = make.tensor(DType.F32, 70 * 900, style), make.tensor(DType.F32, 900 * 110, style)
-    i = product(70, 900, 110)
-    found = Arithmetic(precision=precision).execute(i, [left, right], 0)
-    assert not bool((found.view(torch.int32) & ((1 << (32 - precision)) - 1))[~found.isnan()].any())
-    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    other = Arithmetic(permute=3, precision=precision).execute(i, [left, right], 0)
-    assert elements_of(found.reshape(-1)) == elements_of(other.reshape(-1))

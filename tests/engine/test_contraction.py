@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -48,16 +49,16 @@ def test_products_against_the_pure_twin(
     make = Maker(random.Random(m * k * n))
     operands = [make.tensor(DType.F32, batch * m * k, style), make.tensor(DType.F32, batch * k * n, style)]
     before = torch.get_num_threads()
-    for transposed in ((False, False), (True, False), (False, True), (True, True)):
-        instruction = matmul(m, k, n, batch, transposed=transposed)
+    for precision, *transposed in product((32, 20), (False, True), (False, True)):
+        instruction = matmul(m, k, n, batch, transposed=(transposed[0], transposed[1]))
         monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-        right = Arithmetic().execute(instruction, operands, 0)
+        right = Arithmetic(precision=precision).execute(instruction, operands, 0)
         monkeypatch.delenv("TIEBREAK_NATIVE")
         assert reduce.plan_sum(instruction, 1 << 22).tables is not None
         try:
             for threads, permute in ((1, None), (2, None), (3, 5)):
                 torch.set_num_threads(threads)
-                found = Arithmetic(permute=permute).execute(instruction, operands, 0)
+                found = Arithmetic(permute=permute, precision=precision).execute(instruction, operands, 0)
                 assert torch.equal(found, right)
                 cases()
         finally:

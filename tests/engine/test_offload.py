@@ -21,7 +21,6 @@ from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError
 
-from .models.test_vision import image_task
 from .test_distributed import compiled_attention
 from .tiny import TRAINER, make_tiny_task
 
@@ -97,15 +96,6 @@ def test_without_a_compiler(cases: CaseCounter) -> None:
     assert interpreter.arithmetic.chains is None
     assert_equal(states(interpreter, compiled, 5), states(Interpreter(compiled.program, Arithmetic()), compiled, 5))
     cases(5)
-
-
-@pytest.mark.slow
-def test_batch_statistics(cases: CaseCounter) -> None:
-    """No cut of a batch into parts could compute them one after the other."""
-    compiled = compile_task(image_task("bottleneck"))
-    expected = states(Interpreter(compiled.program, Arithmetic()), compiled, 3)
-    assert_equal(states(limited(compiled), compiled, 3), expected)
-    cases(3)
 
 
 def test_a_run_and_its_audit(tiny: Compiled, new_run: Callable[[str], RunDirectory]) -> None:

@@ -35,7 +35,6 @@ from tiebreak.engine.optimizers import tables
 from tiebreak.engine.optimizers.adafactor import second_moment_weights
 from tiebreak.engine.optimizers.exact import radam_begins
 from tiebreak.engine.optimizers.settings import f32, settings_of
-from tiebreak.engine.optimizers.translate import torchs
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import MapFunction, Opcode
@@ -242,17 +241,18 @@ NET_GROUPS = (
     Group(match=("stack",), lr_factor=2.0),
 )
 AGAINST_TORCH: dict[str, tuple[Optimizer, dict[str, object]]] = {
-    "nesterov, groups": (SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.02, groups=NET_GROUPS), {}),
+    **{name: (optimizer, {}) for name, optimizer in OPTIMIZERS.items() if name != "adafactor all"},
     "adamw, groups, norm": (AdamW(lr=0.02, weight_decay=0.3, groups=NET_GROUPS), {"clip": Clip(norm=0.5)}),
     "adafactor, all": (Adafactor(lr=0.3, weight_decay=0.1, d=1.2, eps=(1e-3, 1e-2), groups=NET_GROUPS), {}),
     "sgd, value, accumulated": (SGD(lr=0.1, momentum=0.9), {"clip": Clip(value=0.05), "accumulation": 3}),
 }
-"""What tasks add to an optimizer, and the one that is not compared with eager FP32 below."""
+"""Every optimizer, and what tasks add to one. That Adafactor by its larger rate goes apart from FP64 by itself."""
+FAST = "adamw, groups, norm", "adafactor, all", "nadam all", "radam all", "rmsprop all", "adagrad all"
 
 
-@pytest.mark.parametrize("name", slow_except(AGAINST_TORCH, "adamw, groups, norm", "adafactor, all"))
+@pytest.mark.parametrize("name", slow_except(AGAINST_TORCH, *FAST))
 def test_twenty_four_steps_are_close_to_torch_in_fp64(name: str) -> None:
-    """Within 2e-5: the rounding of FP32 (6e-8 an operation) through 24 steps, and constants that are FP32 here."""
+    """Within 5e-6: the rounding of FP32 (6e-8 an operation) through 24 steps, and constants that are FP32 here."""
     optimizer, changes = AGAINST_TORCH[name]
     task = net_task(optimizer, **changes)
     start = task.initial_state()
@@ -260,42 +260,10 @@ def test_twenty_four_steps_are_close_to_torch_in_fp64(name: str) -> None:
     assert ours.keys() == theirs.keys()
     for entry, tensor in theirs.items():
         torch.testing.assert_close(
-            ours[entry].double(), tensor, rtol=2e-5, atol=2e-5, msg=lambda m, e=entry: f"{e}: {m}"
+            ours[entry].double(), tensor, rtol=5e-6, atol=5e-6, msg=lambda m, e=entry: f"{e}: {m}"
         )  # type: ignore[misc]
     assert all(torch.equal(ours[n], start[n]) for n in ("frozen.weight", "frozen.bias", "idle"))
     assert all(not torch.equal(ours[n], start[n]) for n in ("layer.weight", "norm.bias", "stack", "gain"))
-
-
-def distance_from_eager(optimizer: Optimizer, seed: int) -> float:
-    """The greatest distance from torch in FP32 over 24 steps, in ulp of the parameter's greatest magnitude so far."""
-    generator = torch.Generator().manual_seed(seed)
-    start = {n: torch.randn(shape, generator=generator) for n, shape in SHAPES.items()}
-    gradients = {n: torch.randn((STEPS, *shape), generator=generator) for n, shape in SHAPES.items()}
-    job = OptimizerJob(optimizer, start, gradients, torch.rand(STEPS, generator=generator) * optimizer.lr)
-    own = {n: nn.Parameter(p.clone()) for n, p in start.items()}
-    settings = {n: settings_of(optimizer, n) for n in own}
-    groups = [{"params": [p], "weight_decay": settings[n][1], "foreach": False} for n, p in own.items()]
-    eager, top, found = torchs(optimizer, groups), {n: p.abs() for n, p in start.items()}, 0.0
-    for step, result in zip(range(STEPS), stepped(job), strict=False):
-        for group, name in zip(eager.param_groups, own, strict=True):
-            group["lr"] = job.rates[step].item() * settings[name][0]
-            own[name].grad = gradients[name][step].clone()
-        eager.step()
-        for name, p in own.items():
-            top[name] = torch.maximum(top[name], p.detach().abs())
-            unit = torch.from_numpy(np.asarray(np.spacing(top[name].numpy())))
-            found = max(found, ((result.state[f"model.{name}"] - p.detach()).abs() / unit).max().item())
-    return found
-
-
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if "adafactor" not in name])
-def test_twenty_four_steps_are_close_to_eager_fp32(name: str) -> None:
-    """Rounded otherwise, not computed otherwise. Adam's power of beta2, which is rounded each step, moves early steps.
-
-    Measured over 20 seeds: 100 ulp for Adam and AdamW, 14 for all others.
-    """
-    limit = 128 if name.startswith(("adam", "amsgrad")) else 24
-    assert max(distance_from_eager(OPTIMIZERS[name], seed) for seed in range(2)) <= limit
 
 
 def test_the_moving_average_is_the_emulation_and_changes_nothing_else() -> None:

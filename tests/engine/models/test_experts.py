@@ -1,7 +1,6 @@
-"""Models that choose by order: mixtures of experts, whose router takes the best k, and masked autoencoders."""
+"""Mixtures of experts, whose router takes the best k."""
 
 import pytest
-import torch
 import transformers
 from torch import Tensor, nn
 
@@ -33,16 +32,3 @@ def test_mixture_of_experts(kind: str, experts: str, cases: CaseCounter) -> None
     trained = check(task_of(model, causal, {"x": tokens(1, EXAMPLES, LENGTH, vocabulary=VOCABULARY)}), cases)
     assert "REDUCE 2 F->I" in trained.kinds  # the best expert of each token
     assert "GATHER 0 FI->F" in trained.kinds
-
-
-@pytest.mark.slow
-def test_masked_autoencoder(cases: CaseCounter) -> None:
-    config = transformers.ViTMAEConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, image_size=16, patch_size=4,
-        decoder_num_attention_heads=2, decoder_hidden_size=8, decoder_num_hidden_layers=1, decoder_intermediate_size=12,
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(3)
-    data = {"pixel_values": torch.randn(4, 3, 16, 16, generator=generator)}
-    model = randomised(transformers.ViTMAEForPreTraining(config), seed=4, scale=0.2)
-    trained = check(task_of(model, lambda model, pixel_values: model(pixel_values).loss, data), cases)
-    assert "RANDOM 0 II->F" in trained.kinds  # the noise whose order says what is masked

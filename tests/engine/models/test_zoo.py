@@ -75,6 +75,10 @@ LATENT: Settings = {
 }  # fmt: skip
 IMAGE: Settings = {"num_labels": 2, "image_size": PIXELS}
 VIT: Settings = {**IMAGE, "patch_size": 8, **LAYERS}
+MASKED: Settings = {
+    **LAYERS, "image_size": PIXELS, "patch_size": 8, "decoder_hidden_size": 8, "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2, "decoder_intermediate_size": 12,
+}  # fmt: skip
 SWIN: Settings = {**IMAGE, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
 RESNET: Settings = {
     "num_labels": 2, "hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8, "layer_type": "bottleneck",
@@ -90,6 +94,7 @@ ZOO: dict[str, tuple[Callable[[], Data], Settings]] = {
     "DeepseekV3ForCausalLM": (text, LATENT),
     "SwinForImageClassification": (images, SWIN),
     "ResNetForImageClassification": (images, RESNET),
+    "ViTMAEForPreTraining": (pixels, MASKED),
     "CLIPModel": (captions, {"text_config": TEXT, "vision_config": VIT, "projection_dim": 8}),
     "LlavaForConditionalGeneration": (illustrated_text, LLAVA),
     "ASTForAudioClassification": (spectra, {**VIT, "max_length": 32, "num_mel_bins": 16}),
