@@ -6,15 +6,15 @@ sending a post or training a segment, is done by threads and processes of their 
 
 The rules of crashes: a `Record` is synced before the next action; what is said through the hub is in the journal with
 its exact bytes before it leaves; transactions are the ground's, by their names; everything else is asked for again by
-the machine when it starts. The hub's posts are read again from the first, since a machine takes what it knows already
-for nothing new.
+the machine when it starts. The posts of its own jobs are read again from the first, since a machine takes what it knows
+already for nothing new. Of other jobs only offers are read, each once, and nothing is kept of them.
 """
 
 import heapq
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from tiebreak.node import log
 from tiebreak.node.journal import Journal
 from tiebreak.node.linked import Linked
-from tiebreak.node.mail import Letter, MailForgot
+from tiebreak.node.mail import MAX_JOBS, Letter, MailForgot
 from tiebreak.node.parties import JOBS, OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake, draw_secret
 from tiebreak.node.work import Answer, Compute, Crews, Fetch, Publish, Steps, Task, Turn
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -51,8 +51,16 @@ RETRY_SECONDS: Final = 30
 CLOSE_SECONDS: Final = 5.0
 """How long to wait for a thread of the mail, which may be in the middle of a request."""
 STATUS: Final = "status.json"
+MAX_OWN: Final = 1024
+"""How many of the jobs that were offered to it a party remembers; the oldest that the board does not show go first."""
+MAX_LISTINGS: Final = 16
+"""Of one job and publisher: the newest lists of files, each of which names all that came before it."""
 MAX_EARLY: Final = 4096
 """How many posts to keep about jobs and games that the board does not show yet; anybody can make them up."""
+
+
+_OWN: Final = "own jobs"
+"""The fact that holds their ids."""
 
 
 class Ground(Protocol):
@@ -115,8 +123,11 @@ class Mail(Protocol):
     def close(self) -> None:
         """Let `follow`, and requests that are tried again, end in the threads that wait in them."""
 
-    def follow(self, after: int) -> Iterator[Letter]:
-        """All posts behind a place, without end; each once and in order. Raises `MailForgot` (`tiebreak.node.mail`)."""
+    def read(self, wanted: Callable[[], Collection[Digest]], after: int, last: bytes) -> Iterator[Letter]:
+        """Posts of the jobs wanted, and new offers, without end. Raises `MailForgot` (`tiebreak.node.mail`)."""
+
+    def turn(self) -> None:
+        """Let `read` ask again what is wanted."""
 
 
 class Driver:
@@ -168,6 +179,14 @@ class Driver:
         self._drafted: set[str] = set()
         self._noted: dict[Digest, str] = {}
         self._disagreed: set[str] = set()
+        self._own: dict[Digest, None] = {}
+        """Jobs that were offered to it or by it, whatever became of them."""
+        self._asked = self._asked_for = frozenset[Digest]()
+        """The jobs whose posts it wants, and those that the hub was asked for."""
+        self._read_up_to = self._kept_up_to = (0, b"")
+        """The last post of the hub that was processed, with its place; and the last one of which the journal knows."""
+        self._cursor = ""
+        """The name of that fact: places are a hub's own."""
         self._published: set[tuple[Digest, int]] = set()
 
     # ------------------------------------------------------------------ the loop
@@ -182,9 +201,13 @@ class Driver:
         """Catch up with the board, wake the machine, and begin to listen."""
         if self.has_key:
             self.ask_balance()
+        kept = self.journal.fact(_OWN) or b""
+        self._own = dict.fromkeys(Digest(kept[at : at + 32]) for at in range(0, len(kept), 32))
         for part in (self._poll, lambda: self.tell(e.Started(at=self.ground.now()))):
             with self._apart("start"):
                 part()
+        self._choose()
+        self._asked_for = self._asked
         for target in (self._read_mail, self._send_mail):
             self._threads.append(Thread(target=target, daemon=True))
             self._threads[-1].start()
@@ -275,6 +298,8 @@ class Driver:
         held, self._held = self._held, []
         for work in held:
             self._start(work)
+        self._ask_hub()
+        self._keep_cursor()
         self._note_board()
         self._note_node()
         self._look_for_offers()
@@ -323,6 +348,7 @@ class Driver:
             case e.OfferJob(job=job) | e.SignJob(job=job):
                 job_id = job.id
                 self.jobs.setdefault(job.id, job)
+                self._adopt(job.id)
             case e.ShowHead(head=head):
                 job_id = head.head.job_id
             case e.ShowLogReceipt(receipt=receipt):
@@ -399,16 +425,68 @@ class Driver:
                 self.stop.wait(PAUSE_SECONDS)
 
     def _read_all(self) -> None:
+        cursor = f"read of {self.mail.hub.hex()}"
+        place, last = 0, self.journal.fact(cursor) or b""
+        if last and not self._reads_all:
+            place, last = int.from_bytes(last[:8], "big"), last[8:]
+        self._cursor = cursor
         try:
-            for letter in self.mail.follow(0):
+            for letter in self.mail.read(lambda: self._asked, place, last if place else b""):
                 self.inbox.put(partial(self._read, letter))
                 if self.stop.is_set():
                     return
         except MailForgot:
+            self.journal.keep_fact(cursor, b"")
+            self.inbox.put(partial(setattr, self, "_read_up_to", (0, b"")))
             self._say_all_again()
             if isinstance(self.ground, Listening):
                 self.notes.error("hub", "the posts that made the board are gone; start this party again")
                 self.stop.set()  # then it makes the board anew, of what comes now
+
+    @property
+    def _reads_all(self) -> bool:
+        """Whether every job of the hub is its own: without a chain, those who check all jobs learn of them by posts."""
+        machine = self.machine
+        return isinstance(self.ground, Listening) and isinstance(machine, Watcher | Auditor) and not machine.chosen
+
+    def _is_own(self, job: Job) -> bool:
+        """Whether the party is to look at what is posted about a job, once it is on the board or was offered to it."""
+        machine = self.machine
+        if isinstance(machine, Watcher | Auditor):
+            return machine.follows(job)
+        return machine.address in (job.client, job.trainer)
+
+    def _adopt(self, job_id: Digest) -> None:
+        """Remember a job as its own, also over a restart."""
+        if job_id not in self._own:
+            self._own[job_id] = None
+            if len(self._own) > MAX_OWN:
+                known = self.machine.board.jobs
+                del self._own[next((other for other in self._own if other not in known), job_id)]
+            self._choose()
+
+    def _choose(self) -> None:
+        """Find out whose posts are wanted."""
+        board = self.machine.board
+        wanted = {*self._own, *getattr(self.machine, "chosen", ()), *getattr(board, "unread", ())}
+        wanted |= {job.id for job in board.jobs.values() if self._is_own(job.job)}
+        if len(wanted) > MAX_JOBS:
+            wanted = {job_id for job_id in wanted if job_id not in board.jobs or not board.jobs[job_id].is_over}
+        self._asked = frozenset(wanted)
+
+    def _ask_hub(self) -> None:
+        """Have the hub asked for what is wanted now, however often that has changed."""
+        self._choose()
+        if self._asked != self._asked_for:
+            self._asked_for = self._asked
+            self.mail.turn()
+
+    def _keep_cursor(self) -> None:
+        """Note up to where the hub was read, so that offers of strangers are read once and not at each start."""
+        if self._read_up_to != self._kept_up_to:
+            place, wire = self._kept_up_to = self._read_up_to
+            self.journal.keep_fact(_OWN, b"".join(self._own))
+            self.journal.keep_fact(self._cursor, place.to_bytes(8, "big") + wire)
 
     def _learn(self, job: Job) -> None:
         if isinstance(self.ground, Learning):
@@ -427,11 +505,13 @@ class Driver:
     def _read(self, letter: Letter) -> None:
         """Process a post. What it claims is checked by the machine, or by the library."""
         post, body, job_id = letter.post, letter.body, letter.post.job_id
+        if not self._concerns(letter):
+            return
         if isinstance(self.ground, Listening):
             self.ground.hear(letter.place, letter.at, post, body)
         match body:
             case posts.LibraryBody():
-                self._listings.setdefault(job_id, {})[post.sender, body.count] = body
+                self._list(job_id, post.sender, body)
                 self._upload(job_id, body.count)
                 for wanted in list(self._wanted):
                     if wanted[0] == job_id:
@@ -439,7 +519,6 @@ class Driver:
                 self._look_after()
             case posts.OfferBody(job=job):
                 self.jobs.setdefault(job.id, job)
-                self._learn(job)
                 self._offered(e.JobOffered(at=self.ground.now(), job=job))
                 return
             case posts.AnswerBody(job=job, signature=signature) if signature and post.sender == job.trainer:
@@ -449,6 +528,25 @@ class Driver:
         is_own = self.has_key and post.sender == self.machine.address
         if not is_own and (event := posts.event_of(post, body, self.ground.now())) is not None:
             self._deliver(event)
+
+    def _concerns(self, letter: Letter) -> bool:
+        """Whether a post is about a job of its own, which an offer may make one. Others leave nothing behind."""
+        if letter.place > self._read_up_to[0]:
+            self._read_up_to = letter.place, letter.received.wire
+        if isinstance(letter.body, posts.OfferBody):
+            self._learn(letter.body.job)
+            if self._is_offered(letter.body.job):
+                self._adopt(letter.post.job_id)
+        return letter.post.job_id in self._asked or self._reads_all
+
+    def _list(self, job_id: Digest, sender: Address, body: posts.LibraryBody) -> None:
+        """Keep a list of files, and the newest of its publisher before it."""
+        listed = self._listings.setdefault(job_id, {})
+        listed.pop((sender, body.count), None)
+        listed[sender, body.count] = body
+        others = [key for key in listed if key[0] == sender]
+        if len(others) > MAX_LISTINGS:
+            del listed[others[0]]
 
     def _deliver(self, event: e.Event) -> None:
         """Tell the machine, or keep for later what is about a job or a game that the board does not show yet."""
@@ -468,6 +566,17 @@ class Driver:
             self.tell(event)
 
     # ------------------------------------------------------------------ offers
+
+    def _is_offered(self, job: Job) -> bool:
+        """Whether an offer is for this party. A trainer that names its clients does not answer those of others.
+
+        Who checks jobs on a chain learns of them by its board.
+        """
+        machine = self.machine
+        if isinstance(machine, Trainer):
+            clients = machine.policy.clients
+            return job.trainer == machine.address and (not clients or job.client in clients)
+        return self._is_own(job) and (isinstance(machine, Client) or isinstance(self.ground, Listening))
 
     def _offered(self, offer: e.JobOffered) -> None:
         """Let a trainer answer an offer, once it has the files to judge it by."""
@@ -497,6 +606,7 @@ class Driver:
                 offer.verify_offer()
                 if offer.job.client == machine.address and offer.domain == self.ground.domain:
                     self.jobs.setdefault(offer.job.id, offer.job)
+                    self._adopt(offer.job.id)
                     secret = draw_secret(offer.job, machine.key, path.parent)
                     self.tell(e.JobDrafted(at=self.ground.now(), job=offer.job, secret=secret))
             except VerificationError as error:
@@ -701,7 +811,9 @@ class Driver:
 
     def _note_board(self) -> None:
         """Note what has become of jobs and games, and what of the board is not as the rules say."""
-        for line in getattr(self.machine.board, "disagreements", ()):
+        lines = getattr(self.machine.board, "disagreements", ())
+        self._disagreed.intersection_update(lines)
+        for line in lines:
             if line not in self._disagreed:
                 self._disagreed.add(line)
                 self.notes.error("board", line)

@@ -435,7 +435,7 @@ class ChainGround:
 class HubGround:
     """The ledger that a hub's posts make, and the way of one account's transactions into it.
 
-    Whoever drives it hands it every post of the hub in the order of their places (`hear`). Time is the hub's.
+    Whoever drives it hands it every post of the jobs that it follows (`hear`). Time is the hub's.
     """
 
     def __init__(
@@ -449,6 +449,8 @@ class HubGround:
         self.domain, self.pace = domain, pace
         self._account, self._post, self._steady = account, post, steady
         self._at, self._heard_at, self._place = 0, 0.0, 0
+        self._places: dict[Digest, int] = {}
+        """The last place that was heard of each job."""
         self._waiting: dict[bytes, e.Place] = {}
         """Bodies of transactions that were posted and have no place yet."""
         self._told: list[e.Event] = []
@@ -470,10 +472,10 @@ class HubGround:
             self._at, self._heard_at = at, self._steady()
 
     def hear(self, place: int, at: int, post: posts.Post, body: posts.Body) -> None:
-        """Take a post with all its signatures checked; later places come later."""
-        if place <= self._place:
+        """Take a post with all its signatures checked; of each job, later places come later."""
+        if place <= self._places.get(post.job_id, 0):
             return
-        self._place = place
+        self._places[post.job_id], self._place = place, max(place, self._place)
         self.note_time(at)
         error = ""
         try:

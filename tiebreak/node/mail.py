@@ -17,7 +17,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
@@ -46,12 +46,14 @@ from tiebreak.protocol.errors import (
 )
 from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.packing import Fields, unpack
-from tiebreak.protocol.parties.posts import Body, Post, Received, ReceivedPost, SignedPost
+from tiebreak.protocol.parties.posts import Body, Post, PostKind, Received, ReceivedPost, SignedPost
 from tiebreak.protocol.tags import Digest
 
 MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
 PAGE: Final = 200
+MAX_JOBS: Final = 256
+"""Jobs that a hub is asked for at once."""
 SECONDS: Final = 30.0
 """For a request with its answer, a MiB of a blob, or a line of a stream: a hub pings every 15 seconds."""
 FIRST_PAUSE: Final = 0.25
@@ -128,6 +130,14 @@ class Mail:
         self.note: Callable[[str], None] = lambda _: None
         """Is told why the hub is asked again."""
         self._lines: set[_Line] = set()
+        self._turned = threading.Event()
+        self._listening: _Line | None = None
+
+    def turn(self) -> None:
+        """Let `read` ask again which jobs are wanted."""
+        self._turned.set()
+        if (line := self._listening) is not None:
+            line.cut()
 
     def close(self) -> None:
         """Set `stop`, and end all requests that are under way."""
@@ -185,31 +195,65 @@ class Mail:
 
         return self._again(once)
 
-    def follow(self, after: int, *, jobs: Sequence[bytes] = ()) -> Iterator[Letter]:
-        """Letters as they come, each once and in order, until `stop` is set.
+    def read(self, wanted: Callable[[], Collection[bytes]], after: int, last: bytes) -> Iterator[Letter]:
+        """Letters of the jobs wanted, each of them from its first, and all offers after a place, until `stop` is set.
 
-        Raises `MailForgot` if the hub, after a break, does not have the last of them any more.
+        wanted: is asked again after each `turn`; letters of a job are in order. Of more jobs than a hub is asked for at
+        once, letters of others come, too. last: the bytes in the place up to which everything was read. Raises
+        `MailForgot` if the hub does not have them, or the last that came, any more.
         """
-        pause, last = _Pause(self.stop, inf), None
+        known: set[bytes] = set()
         while not self.stop.is_set():
+            self._turned.clear()
+            jobs = set(wanted())
+            new, known = sorted(jobs - known), jobs
+            for start in range(0, len(new), MAX_JOBS):
+                at = 0
+                while at < after:
+                    letters, end = self.page(at, jobs=new[start : start + MAX_JOBS])
+                    yield from (letter for letter in letters if letter.place <= after)
+                    at = end if end > at else after
+            is_few = len(jobs) <= MAX_JOBS
+            for letter in self.follow(after, jobs=sorted(jobs) if is_few else (), offers=is_few, last=last):
+                after, last = letter.place, letter.received.wire
+                yield letter
+
+    def follow(
+        self, after: int, *, jobs: Sequence[bytes] = (), offers: bool = False, last: bytes = b""
+    ) -> Iterator[Letter]:
+        """Letters as they come, each once and in order, until `stop` is set or `turn` is called.
+
+        offers: only of these jobs, even if they are none, and the offers of others. last: the bytes in place `after`.
+        Raises `MailForgot` if the hub does not have them, or after a break the last that came, any more.
+        """
+        pause, held = _Pause(self.stop, inf), (after, last) if last else None
+        while not self.stop.is_set() and not self._turned.is_set():
             try:
-                if last is not None and not self.holds(last.place, last.received.wire):
-                    raise MailForgot(f"expected the post in place {last.place} as before, got another or none")
-                for letter, place in self._listen(after, jobs):
-                    after, last = place, letter or last
+                if held is not None and not self.holds(*held):
+                    raise MailForgot(f"expected the post in place {held[0]} as before, got another or none")
+                for letter, place in self._listen(after, jobs, offers=offers):
+                    after = place
                     pause.reset()
                     if letter is not None:
+                        held = letter.place, letter.received.wire
                         yield letter
             except MailStopped:
                 return
             except Exception as error:
+                if self._turned.is_set() and not isinstance(error, MailForgot):
+                    return
                 self._passing(error)
+            if self._turned.is_set():
+                return
             with contextlib.suppress(MailStopped):
                 pause.wait()
 
-    def _listen(self, after: int, jobs: Sequence[bytes]) -> Iterator[tuple[Letter | None, int]]:
-        query = "&".join([f"after={after}", "posts=1", *(f"job={job.hex()}" for job in jobs)])
+    def _listen(self, after: int, jobs: Sequence[bytes], *, offers: bool) -> Iterator[tuple[Letter | None, int]]:
+        query = "&".join([f"after={after}", "posts=1", *["offers=1"] * offers, *(f"job={job.hex()}" for job in jobs)])
         with self._connected() as line:
+            self._listening = line
+            if self._turned.is_set():
+                return
             response = line.answer("GET", f"/stream?{query}")
             if response.status != 200:
                 raise MailRefused(response.status, _reason(response.read(1000)))
@@ -222,16 +266,19 @@ class Mail:
                     raise _Away("the stream ended, or was flooded with what is no post")
                 if data.startswith(b"data: "):
                     received = ReceivedPost.unpack("event", unpack(_event(data[6:]), MAX_EVENT_BYTES))
-                    letter, after = self._letter(received, after, jobs)
+                    letter, after = self._letter(received, after, jobs, offers=offers)
                     idle = 0
                     yield letter, after
 
-    def _letter(self, received: ReceivedPost, after: int, jobs: Sequence[bytes]) -> tuple[Letter | None, int]:
+    def _letter(
+        self, received: ReceivedPost, after: int, jobs: Sequence[bytes], *, offers: bool = False
+    ) -> tuple[Letter | None, int]:
         """The letter and its place. None for one whose sender's signature is bad; a bad one of the hub is a lie."""
         if received.place <= after:
             raise VerificationError(f"expected a place after {after}, got {received.place}")
         signed = SignedPost.decode(received.wire)
-        if jobs and signed.post.job_id not in jobs:
+        is_asked = signed.post.job_id in jobs or (signed.post.kind == PostKind.OFFER if offers else not jobs)
+        if not is_asked:
             raise VerificationError(f"expected posts of the jobs asked for, got one of {signed.post.job_id.hex()}")
         named = Received(content=signed.post.content, place=received.place, at=received.at)
         keys.verify(named.digest(self._domain), received.signature, self.hub)

@@ -162,11 +162,11 @@ class _Chosen(OnShelf):
 
     def __init__(self, *, jobs: tuple[Digest, ...] = (), **known: Any) -> None:
         super().__init__(**known)
-        self._chosen = jobs
+        self.chosen = jobs
 
     def follows(self, job: Job) -> bool:
         """Whether its owner wants it to look at a job, once it has its files."""
-        return not self._chosen or job.id in self._chosen
+        return not self.chosen or job.id in self.chosen
 
     def concerns(self, job: PublicJob) -> bool:
         return self.follows(job.job) and self.program_of(job.job) is not None

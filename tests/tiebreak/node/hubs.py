@@ -141,6 +141,18 @@ def library(files: list[tuple[str, Digest, int]], number: int, author: PrivateKe
     return post(posts.LibraryBody(count=1, logs=0, files=tuple(rows)), author, number)
 
 
+def own_job(key: PrivateKey, trainer: PrivateKey | None = None) -> list[bytes]:
+    """An offer of a stranger's own, and a list of files, a head and three answers in it, all signed by that key."""
+    job = replace(make_job(nonce=8), client=key.address, trainer=(trainer or key).address)
+    head = SignedHead.sign(replace(HEAD.head, job_id=job.id), DOMAIN, key)
+    bodies = [
+        posts.OfferBody(job=job), posts.LibraryBody(count=0, logs=0, files=()), posts.HeadBody(head=head),
+        *(posts.AnswerBody(job=job, signature=b"") for _ in range(3)),
+    ]  # fmt: skip
+    made = [posts.Post.of(body, job_id=job.id, number=n, sender=key.address) for n, body in enumerate(bodies)]
+    return [posts.SignedPost.sign(one, DOMAIN, key).encode() for one in made]
+
+
 def upload(mail: Mail, path: Path) -> Digest:
     """Bring a whole file to a hub."""
     with path.open("rb", buffering=0) as file:

@@ -1,17 +1,26 @@
 """What one post, game or answer raises ends no thread of a node; only what cannot be kept in the journal stops it."""
 
+from collections.abc import Sized
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.protocol.runs import DOMAIN
+from tests.protocol.runs import CLIENT, DOMAIN, TRAINER
 from tests.protocol.town import PACE
+from tests.tiebreak.node.hubs import JOB, OFFER, own_job
 from tiebreak.node import driver
 from tiebreak.node.driver import Driver
+from tiebreak.node.mail import Letter
+from tiebreak.node.parties import Policy, Shelf, Trainer
+from tiebreak.protocol.chain import following
 from tiebreak.protocol.chain.following import FollowedBoard
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import Watcher
+from tiebreak.protocol.parties.board import PublicJob
 
 
 def raising(*_: Any, **__: Any) -> Any:
@@ -28,7 +37,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
     made = Driver(
         Watcher(board=FollowedBoard(), domain=DOMAIN, pace=PACE),
         ground=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
-        mail=SimpleNamespace(follow=raising, hub=b""),  # type: ignore[arg-type]
+        mail=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
         journal=SimpleNamespace(append=raising, fact=raising),  # type: ignore[arg-type]
         shelf=SimpleNamespace(), crews=None, notes=notes,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -49,6 +58,64 @@ def test_the_loop_goes_on_after_whatever_a_post_or_the_ground_raises(there: Any)
     assert [one for one in noted if one[0] == "board"] == [("board", "Entered: of no lawful play")]
 
 
+def letter(place: int, wire: bytes) -> Letter:
+    signed = posts.SignedPost.decode(wire)
+    received = posts.ReceivedPost(place=place, at=7, wire=wire, signature=bytes(65))
+    return Letter(received=received, signed=signed, body=signed.verify(DOMAIN))
+
+
+def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By a trainer that names its clients: jobs of others are not its own even if they name it."""
+    made, _ = there
+    monkeypatch.setattr(driver, "MAX_LISTINGS", 3)
+    facts: dict[str, bytes] = {}
+    made.shelf = Shelf(tmp_path)
+    made.journal = SimpleNamespace(keep_fact=facts.__setitem__)
+    policy = Policy(clients=(CLIENT.address,))
+    known = {"domain": DOMAIN, "pace": PACE, "key": TRAINER, "shelf": made.shelf, "balance": lambda: 0}
+    made.machine = Trainer(board=FollowedBoard(), policy=policy, **known)
+
+    def held() -> dict[str, int]:
+        return {name: len(value) for name, value in vars(made).items() if isinstance(value, Sized)}
+
+    before = held()
+    for number in range(5):
+        key = PrivateKey.from_int(100 + number)
+        for place, wire in enumerate([*own_job(key), *own_job(key, TRAINER)[:1]]):
+            made._read(letter(1 + 10 * number + place, wire))
+    assert held() == before
+    made._read(letter(100, OFFER))
+    for number in range(5):
+        body = posts.LibraryBody(count=number, logs=0, files=())
+        made._list(JOB.id, TRAINER.address, body)
+    turned: list[int] = []
+    made.mail.turn = lambda: turned.append(1)
+    for _ in range(2):
+        made._ask_hub()
+    assert (made._asked, len(turned)) == ({JOB.id}, 1)
+    assert [count for _, count in made._listings[JOB.id]] == [2, 3, 4]
+    made._cursor = "read"
+    made._keep_cursor()
+    assert facts == {"own jobs": JOB.id, "read": (100).to_bytes(8, "big") + OFFER}
+    monkeypatch.setattr(driver, "MAX_OWN", 2)
+    made.machine.board.jobs[JOB.id] = PublicJob(job=JOB, last_progress=0)
+    for number in range(3):
+        made._adopt(bytes([number]) * 32)
+    assert list(made._own) == [JOB.id, bytes([2]) * 32], "what is on the board stays"
+
+
+def test_disagreements_are_listed_up_to_a_limit(there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = there
+    monkeypatch.setattr(following, "MAX_DISAGREEMENTS", 3)
+    for number in range(5):
+        made.machine.board._disagree([SimpleNamespace(name=f"Entered {number}")], ValueError())
+    made._note_board()
+    assert len(made.machine.board.disagreements) == len(made._disagreed) == 3
+    made.machine.board.disagreements.clear()
+    made._note_board()
+    assert not made._disagreed
+
+
 @pytest.mark.parametrize("thread", ["_read_mail", "_send_mail"])
 def test_no_thread_ends_by_what_the_hub_or_the_disk_raises(there: Any, thread: str) -> None:
     made, noted = there
@@ -60,7 +127,7 @@ def test_no_thread_ends_by_what_the_hub_or_the_disk_raises(there: Any, thread: s
             made.stop.set()
         raising()
 
-    made.mail.follow = made.journal.fact = ask
+    made.mail.read = made.journal.fact = ask
     getattr(made, thread)()
     assert len(tries) == 3
     assert noted == [("hub", "ValueError('of no family')")]

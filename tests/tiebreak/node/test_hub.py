@@ -31,6 +31,7 @@ from tests.tiebreak.node.hubs import (
     Running,
     download,
     library,
+    own_job,
     post,
     postgres,
     running,
@@ -50,7 +51,6 @@ from tiebreak.node.hub.serving import proxies_of
 from tiebreak.node.hub.store import Store
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
-from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.packing import unpack
@@ -274,18 +274,6 @@ def test_what_strangers_may_leave_in_a_job(database: str) -> None:
         others = take(clerk, replayed(first, CHALLENGER), *mine)
         assert {answer.status for answer in others} == {200}
         store.close()
-
-
-def own_job(key: PrivateKey) -> list[bytes]:
-    """An offer of a stranger's own, and a list of files, a head and three answers in it."""
-    job = replace(make_job(nonce=8), client=key.address, trainer=key.address)
-    head = SignedHead.sign(replace(HEAD.head, job_id=job.id), DOMAIN, key)
-    bodies = [
-        posts.OfferBody(job=job), posts.LibraryBody(count=0, logs=0, files=()), posts.HeadBody(head=head),
-        *(posts.AnswerBody(job=job, signature=b"") for _ in range(3)),
-    ]  # fmt: skip
-    made = [posts.Post.of(body, job_id=job.id, number=n, sender=key.address) for n, body in enumerate(bodies)]
-    return [posts.SignedPost.sign(one, DOMAIN, key).encode() for one in made]
 
 
 def test_a_full_disk_has_a_little_for_each_key_and_address(store: Store) -> None:

@@ -27,13 +27,25 @@ from tiebreak.protocol.errors import StateError, TiebreakError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties import posts
+from tiebreak.protocol.parties import ledger, posts
 from tiebreak.protocol.parties.board import JobStatus
+from tiebreak.protocol.parties.ledger import Ledger
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 
 HUB = PrivateKey.from_int(0x4B)
 START = 1_900_000_000
+
+
+def test_what_is_said_in_games_that_have_not_begun_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_EARLY_BYTES", 10 * 128)
+    made = Ledger(OFF_CHAIN)
+    games = [Digest(n.to_bytes(32, "big")) for n in range(30)]
+    for game in games:
+        made.hear(game, b"")
+    assert list(made._early) == games[-10:]
+    made.hear(games[0], bytes(200))
+    assert list(made._early) == [*games[-7:], games[0]]
 
 
 class Member(Villager):

@@ -26,6 +26,7 @@ from tests.tiebreak.node.hubs import (
     Running,
     download,
     library,
+    own_job,
     running,
     settings,
     steps,
@@ -37,6 +38,7 @@ from tiebreak.node.driver import Driver
 from tiebreak.node.log import Log
 from tiebreak.node.mail import Mail, MailForgot, MailRefused, MailStopped
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties.posts import Received, ReceivedPost, SignedPost
@@ -356,7 +358,7 @@ def test_a_thread_of_the_mail_outlives_every_exception(monkeypatch: pytest.Monke
     stop, written, errors = threading.Event(), io.StringIO(), list[Exception]()
 
     class Broken:
-        def follow(self, _: int) -> Iterator[Any]:
+        def read(self, *_: Any) -> Iterator[Any]:
             if not errors:
                 stop.set()
                 return iter(())
@@ -364,7 +366,7 @@ def test_a_thread_of_the_mail_outlives_every_exception(monkeypatch: pytest.Monke
 
         @property
         def hub(self) -> Any:
-            return next(self.follow(0), None)
+            return next(self.read(), b"")
 
     for run in (Driver._read_mail, Driver._send_mail):
         stop.clear()
@@ -373,6 +375,28 @@ def test_a_thread_of_the_mail_outlives_every_exception(monkeypatch: pytest.Monke
         given["journal"] = SimpleNamespace(fact=lambda _: None)
         run(Driver(mail=Broken(), notes=Log("auditor", stream=written), stop=stop, **given))  # type: ignore[arg-type]
     assert written.getvalue().count("WARNING hub") == 6
+
+
+def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
+    """A job that becomes one's own is read from its first post; after a start, nothing else is read again."""
+    offer, *others = own_job(PrivateKey.from_int(9))
+    with running(settings(tmp_path)) as hub:
+        for wire in (OFFER, steps(0), offer, *others, steps(1)):
+            hub.mail().post(wire)
+        wanted, reader = set[bytes](), hub.mail()
+        coming = reader.read(lambda: wanted, 0, b"")
+        assert [next(coming).received.wire for _ in range(2)] == [OFFER, offer]
+        wanted.add(JOB.id)
+        reader.turn()
+        assert [next(coming).received.wire for _ in range(3)] == [OFFER, steps(0), steps(1)]
+        reader.close()
+        again = hub.mail()
+        coming = again.read(lambda: wanted, 3, offer)
+        assert [next(coming).received.wire for _ in range(3)] == [OFFER, steps(0), steps(1)]
+        again.close()
+        forgetful = hub.mail().read(lambda: wanted, 3, b"another post")
+        with pytest.raises(MailForgot, match="expected the post in place 3"):
+            list(forgetful)
 
 
 @pytest.mark.parametrize("case", ["the same", "empty", "filled again"])

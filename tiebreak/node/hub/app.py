@@ -248,12 +248,10 @@ async def _bug(_request: Request, _error: Exception) -> Response:
 class EventStream(Response):
     """What is new, for as long as the client stays and reads."""
 
-    def __init__(
-        self, hub: Hub, request: Request, jobs: Sequence[bytes] | None, after: int, *, with_posts: bool
-    ) -> None:
+    def __init__(self, hub: Hub, request: Request, jobs: Sequence[bytes] | None, after: int, **wanted: bool) -> None:
         self._hub, self._request, self._after = hub, request, after
         connection = connection_of(request)
-        self._listener = Listener(jobs, with_posts=with_posts, write=connection.write, cut=connection.cut)
+        self._listener = Listener(jobs, write=connection.write, cut=connection.cut, **wanted)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         hub, listener = self._hub, self._listener
@@ -377,7 +375,9 @@ class _Api:
         with contextlib.suppress(ValueError):
             after = max(after, min(int(request.headers.get("last-event-id", "0")), (1 << 63) - 1))
         with_posts = _number(request, "posts", 0, 1, 0) == 1
-        return EventStream(self.hub, request, _digests(request, "job", MAX_JOBS), after, with_posts=with_posts)
+        jobs, offers = _digests(request, "job", MAX_JOBS), _number(request, "offers", 0, 1, 0) == 1
+        jobs = jobs or ([] if offers else None)
+        return EventStream(self.hub, request, jobs, after, with_posts=with_posts, offers=offers)
 
     # ------------------------------------------------------------------ blobs
 

@@ -15,7 +15,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.packing import unpack
-from tiebreak.protocol.parties.posts import MAX_POST_BYTES, Received, ReceivedPost
+from tiebreak.protocol.parties.posts import MAX_POST_BYTES, PostKind, Received, ReceivedPost
 from tiebreak.protocol.tags import Digest
 
 VERSION: Final = "1"
@@ -164,17 +164,17 @@ class Store:
             return Writer(connection).last()[0]
 
     def posts(
-        self, after: int, *, jobs: Collection[bytes] | None = None, game: bytes | None = None, limit: int = 500,
-        most: int = MAX_PAGE_BYTES,
+        self, after: int, *, jobs: Collection[bytes] | None = None, game: bytes | None = None, offers: bool = False,
+        limit: int = 500, most: int = MAX_PAGE_BYTES,
     ) -> list[ReceivedPost]:  # fmt: skip
         """What stands after a place, in order: at most `limit` posts, and at most `most` bytes of wires, or one post.
 
-        jobs, game: only posts of one of these jobs, or of this game.
+        jobs, game: only posts of one of these jobs, or of this game. offers: and the offers of all other jobs.
         """
         c = _posts.c
         query = sql.select(c.place, c.at, c.wire, c.signature).where(c.place > after).order_by(c.place).limit(limit)
         if jobs is not None:
-            query = query.where(c.job_id.in_(jobs))
+            query = query.where(sql.or_(c.job_id.in_(jobs), *([c.kind == int(PostKind.OFFER)] if offers else [])))
         if game is not None:
             query = query.where(c.game_id == game)
         found, held = [], 0

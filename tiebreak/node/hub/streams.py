@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tiebreak.node.hub.store import Row, Store
 from tiebreak.protocol.packing import pack
-from tiebreak.protocol.parties.posts import ReceivedPost, SignedPost
+from tiebreak.protocol.parties.posts import PostKind, ReceivedPost, SignedPost
 
 MAX_HELD_BYTES: Final = 4 << 20
 """Events that wait for one slow listener. One above that is cut off, and comes back with its cursor."""
@@ -24,15 +24,18 @@ _PAGE_BYTES: Final = 1 << 19
 
 
 class Listener:
-    """One connection. `jobs`: whose posts it wants, or None for all; `with_posts`: whether events carry the posts.
+    """One connection. `jobs`: whose posts it wants, or None for all; `offers`: whether it wants the offers of others.
+
+    with_posts: whether events carry the posts.
 
     write: sends an event at once, or returns False if earlier ones still wait for the reader. cut: ends the connection.
     """
 
     def __init__(
         self, jobs: Collection[bytes] | None, *, with_posts: bool, write: Callable[[bytes], bool],
-        cut: Callable[[], None],
+        cut: Callable[[], None], offers: bool = False,
     ) -> None:  # fmt: skip
+        self.offers = offers
         self.jobs, self.with_posts, self._write, self._cut = jobs, with_posts, write, cut
         self.has_all = False
         """Whether all earlier events have been written, so that the next one may be, past the task that follows."""
@@ -76,19 +79,23 @@ class Streams:
 
     def __init__(self) -> None:
         self._all: set[Listener] = set()
+        self._offers: set[Listener] = set()
         self._of_job: dict[bytes, set[Listener]] = {}
 
     def __len__(self) -> int:
-        return len(self._all) + len({listener for group in self._of_job.values() for listener in group})
+        return len(self._all | self._offers | {listener for group in self._of_job.values() for listener in group})
 
     def add(self, listener: Listener) -> None:
         if listener.jobs is None:
             self._all.add(listener)
+        if listener.offers:
+            self._offers.add(listener)
         for job in listener.jobs or ():
             self._of_job.setdefault(job, set()).add(listener)
 
     def remove(self, listener: Listener) -> None:
         self._all.discard(listener)
+        self._offers.discard(listener)
         for job in listener.jobs or ():
             group = self._of_job.get(job, set())
             group.discard(listener)
@@ -98,7 +105,8 @@ class Streams:
     def publish(self, row: Row) -> None:
         """Tell those who want to know about a post."""
         made: dict[bool, bytes] = {}
-        for group in (self._all, self._of_job.get(row.job_id, ())):
+        of_job = self._of_job.get(row.job_id, set())
+        for group in (self._all, of_job, self._offers - of_job if row.kind == PostKind.OFFER else ()):
             for listener in group:
                 if listener.with_posts not in made:
                     ids = (row.job_id, row.game_id, row.kind)
@@ -147,7 +155,7 @@ async def follow(
 
 def _page(store: Store, listener: Listener, after: int) -> list[tuple[int, bytes]]:
     found = []
-    for received in store.posts(after, jobs=listener.jobs, limit=_PAGE, most=_PAGE_BYTES):
+    for received in store.posts(after, jobs=listener.jobs, offers=listener.offers, limit=_PAGE, most=_PAGE_BYTES):
         post = SignedPost.decode(received.wire).post
         ids = (post.job_id, post.game_id, post.kind)
         found.append((received.place, event_of(received, *ids, with_post=listener.with_posts)))

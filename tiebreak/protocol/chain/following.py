@@ -47,6 +47,8 @@ _OF_MOVES: Final = (Reason.PADDING, Reason.RECOMPUTED, Reason.FORKED)
 _WITH_BEFORE: Final = ("LogOpened", "GameEnded")
 MOST_TRIED: Final = 256
 """How many places of some calldata are looked at for a signature, so that nobody can make that take long."""
+MAX_DISAGREEMENTS: Final = 1000
+"""How many are listed: strangers can enter garbage in games of their own for as long as they pay for gas."""
 KEPT_BLOCKS: Final = 64
 """How many of the newest blocks with logs can be taken back; Ethereum finalises after as many."""
 _LINES: Final = 1 << 16
@@ -177,9 +179,13 @@ class FollowedBoard(board.Board):
             self._disagree(part, error)
             return None
 
+    def _note(self, disagreement: str) -> None:
+        if len(self.disagreements) < MAX_DISAGREEMENTS:
+            self.disagreements.append(disagreement)
+
     def _disagree(self, part: Sequence[Event], error: Exception) -> None:
         says = f"{error}" if isinstance(error, TiebreakError) else f"{type(error).__name__}: {error}"
-        self.disagreements.append(f"{part[0].name}: the contract took it, Python says {says}")
+        self._note(f"{part[0].name}: the contract took it, Python says {says}")
 
     def _follow(self, part: Sequence[Event], seen: Seen) -> PublicGame | None:
         """Fold the events of one call in. Returns the game that it was about, if it is known."""
@@ -210,7 +216,7 @@ class FollowedBoard(board.Board):
         try:
             job = None if seen.call is None else seen.call.job
         except VerificationError as error:
-            self.disagreements.append(f"createJob: the contract took it, Python says {error}")
+            self._note(f"createJob: the contract took it, Python says {error}")
         if job is None or job.id != job_id:
             job = self.job_of(job_id)
         if job is None or job.id != job_id:
@@ -279,14 +285,14 @@ class FollowedBoard(board.Board):
         ours = found.state.verdict
         if ended is None:
             if ours is not None:
-                self.disagreements.append(f"game {found.id.hex()[:8]}: over in Python, not on the chain")
+                self._note(f"game {found.id.hex()[:8]}: over in Python, not on the chain")
                 found.state, found.is_lost = replace(before, moves=found.state.moves), True
             return
         theirs = _verdict(ended, f"so says the chain: {ended['reason'].name}")
         if ours is None or (ours.winner, ours.reason) != (theirs.winner, theirs.reason):
             if ours is not None or call is not None:
                 who = f"{theirs.winner.name} by {theirs.reason.name}"
-                self.disagreements.append(f"game {found.id.hex()[:8]}: expected a verdict for {who}, got {ours}")
+                self._note(f"game {found.id.hex()[:8]}: expected a verdict for {who}, got {ours}")
             found.state = replace(found.state, phase=Phase.OVER, verdict=theirs)
 
     def _move(self, found: PublicGame, part: Sequence[Event], call: Call | None, now: int) -> None:
@@ -305,7 +311,7 @@ class FollowedBoard(board.Board):
     def _called(self, call: Call | None) -> Move | None:
         move = None if call is None else call.move
         if call is not None and call.is_move and move is None:
-            self.disagreements.append(f"{call.kind}: the contract took what is no move")
+            self._note(f"{call.kind}: the contract took what is no move")
         return move
 
     def _logged(self, found: PublicGame, part: Sequence[Event]) -> Move | None:

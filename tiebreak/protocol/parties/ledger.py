@@ -35,6 +35,8 @@ BURNED: Final = Address(bytes(18) + b"\xde\xad")
 MAX_SEQUENCE: Final = 1 << 15
 MAX_EARLY: Final = 64
 """Messages that are kept of a game that has not begun here."""
+MAX_EARLY_BYTES: Final = 1 << 24
+"""Bytes of such messages of all games; those of the game that was talked about first are forgotten first."""
 _ON_SEATS: Final = (
     e.JoinPool, e.LeavePool, e.SealHead, e.DrawSeats, e.SealRoot, e.OpenHead, e.ClaimSeat, e.CloseSeats,
 )  # fmt: skip
@@ -68,6 +70,7 @@ class Ledger:
         self.roots: dict[Digest, Digest] = {}
         """Of each job's last posted head."""
         self._early: dict[Digest, list[tuple[bool, bytes]]] = {}
+        self._early_bytes = 0
         self._talks: dict[Digest, Transcript] = {}
 
     def claim(self, account: Address) -> int:
@@ -98,8 +101,18 @@ class Ledger:
         """Take note of a message or a receipt of a game's talk, from which a state may enter later."""
         if game in self._talks:
             _note(self._talks[game], is_receipt, data)
-        elif len(early := self._early.setdefault(game, [])) < MAX_EARLY:
+            return
+        early = self._early.setdefault(game, [])
+        if len(early) < MAX_EARLY:
             early.append((is_receipt, data))
+            self._early_bytes += _size(data)
+        while self._early_bytes > MAX_EARLY_BYTES:
+            self._forget_early(next(iter(self._early)))
+
+    def _forget_early(self, game: Digest) -> list[tuple[bool, bytes]]:
+        found = self._early.pop(game, [])
+        self._early_bytes -= sum(_size(data) for _, data in found)
+        return found
 
     def take(self, sender: Address, wanted: e.Transaction, now: int) -> None:
         """Carry out a transaction, at an instant not before the last. Raises `Refusal`; then nothing has changed."""
@@ -258,7 +271,7 @@ class Ledger:
             self.board.begin(made)
             self._pay(sender, -made.stake)
             self._talks[number] = Transcript(state, domain=self.domain, challenger=sender)
-            for is_receipt, data in self._early.pop(number, ()):
+            for is_receipt, data in self._forget_early(number):
                 _note(self._talks[number], is_receipt, data)
 
         return effect
@@ -345,6 +358,11 @@ class Ledger:
     def _void(self, game: PublicGame, now: int) -> None:
         game.void, game.ended = True, now
         self._pay(game.challenger, game.stake)
+
+
+def _size(data: bytes) -> int:
+    """What a message takes in memory, however short it is."""
+    return 128 + len(data)
 
 
 def _note(talk: Transcript, is_receipt: bool, data: bytes) -> None:
