@@ -12,7 +12,7 @@ UNITS = sorted((ROOT / "examples" / "systemd").glob("*.service"))
 ALARMS = [
     *(ROOT / "tiebreak/protocol/parties").glob("*.py"),
     *(ROOT / "tiebreak/engine/data").glob("*.py"),
-    ROOT / "tiebreak/node/driver.py",
+    *(ROOT / "tiebreak/node").glob("*.py"),
 ]
 
 

@@ -6,10 +6,12 @@
     notes     what its outbox sends to a chain (`chain.outbox.Note`), in order
 
 Every method that writes has synced when it returns (`synchronous=FULL`), so a statement is safe before it leaves. One
-process opens a folder at a time. Threads of that process may share a journal.
+process opens a folder at a time. Threads of that process may share a journal. Each row has a digest, and what is not
+as it was written is refused when the file is opened: a party that forgets what it signed may contradict it.
 """
 
 import fcntl
+import hashlib
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,17 +26,27 @@ from tiebreak.protocol.tags import Digest
 
 FILE: Final = "journal.sqlite"
 LOCK: Final = "lock"
+JOBS: Final = "jobs"
+"""The folder beside it with the files of the party's jobs."""
+_VERSION: Final = 1
 MAX_PLACE_BYTES: Final = 1 << 16
 _TABLES: Final = """
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, place BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (
+    id INTEGER PRIMARY KEY, place BLOB NOT NULL UNIQUE, data BLOB NOT NULL, digest BLOB NOT NULL
+);
 CREATE TABLE IF NOT EXISTS posts (
     id INTEGER PRIMARY KEY, job BLOB NOT NULL, number INTEGER NOT NULL, content BLOB NOT NULL UNIQUE,
-    wire BLOB NOT NULL, place INTEGER, UNIQUE (job, number)
+    wire BLOB NOT NULL, place INTEGER, digest BLOB NOT NULL, UNIQUE (job, number)
 );
 CREATE INDEX IF NOT EXISTS unheard ON posts (id) WHERE place IS NULL;
-CREATE TABLE IF NOT EXISTS notes (id INTEGER PRIMARY KEY, note BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS notes (id INTEGER PRIMARY KEY, note BLOB NOT NULL, digest BLOB NOT NULL);
 """
+_DIGESTED: Final = {
+    "facts": "name, value", "records": "place, data", "posts": "job, number, content, wire, place", "notes": "note",
+}  # fmt: skip
+"""For each table, the columns that a row's digest is of."""
+_PLACED: Final = "UPDATE posts SET place = ?1, digest = digest_of(job, number, content, wire, ?1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +68,23 @@ class Journal:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        path, signed_for = folder / FILE, "*" if (folder / LOCK).exists() else "*/job.bin"
         self._lock = _locked(folder / LOCK)
         self._mutex = RLock()
-        path = folder / FILE
+        if not (path.exists() and path.stat().st_size) and any((folder / JOBS).glob(signed_for)):
+            self._lock.close()
+            raise ConfigurationError(
+                f"expected {path}, which says what was signed about the jobs beside it, got none; put it back, or "
+                "start a new folder with a new key"
+            )
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.create_function("digest_of", -1, _digest_of, deterministic=True)
         try:
+            self._check(path)
             self._require(path, belongs)
-            self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + _TABLES)
+            self._db.executescript(
+                f"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA user_version={_VERSION};" + _TABLES
+            )
             for name, value in belongs.items():
                 self.keep_fact(f"belongs {name}", value.encode())
         except sqlite3.DatabaseError as error:
@@ -82,8 +104,27 @@ class Journal:
             self._db.close()
         self._lock.close()
 
+    def _is_new(self) -> bool:
+        return not self._read("SELECT 1 FROM sqlite_master")
+
+    def _check(self, path: Path) -> None:
+        """Raises `ConfigurationError` if the file is of another format, or not as it was written."""
+        version = self._read("PRAGMA user_version")[0][0]
+        if not self._is_new() and version != _VERSION:
+            raise ConfigurationError(f"{path}: expected a journal of format {_VERSION}, got {version}")
+        # Also compares indices with tables, unlike quick_check: by an index a place is known to be taken.
+        damage = "" if (found := self._read("PRAGMA integrity_check(1)")[0][0]) == "ok" else found
+        for table, columns in _DIGESTED.items() if not (damage or self._is_new()) else ():
+            if self._read(f"SELECT 1 FROM {table} WHERE digest IS NOT digest_of({columns}) LIMIT 1"):  # noqa: S608
+                damage = f"a row of {table} has another digest"
+        if damage:
+            raise ConfigurationError(
+                f"{path}: expected a journal as it was written, got a damaged one ({damage}); put the newest "
+                "backup back, if nothing was signed since"
+            )
+
     def _require(self, path: Path, belongs: Mapping[str, str]) -> None:
-        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
+        if self._is_new():
             return
         for name, value in belongs.items():
             found = self.fact(f"belongs {name}")
@@ -110,7 +151,7 @@ class Journal:
 
     def keep_fact(self, name: str, value: bytes) -> None:
         """Write a fact in place of what it was."""
-        self._write("INSERT OR REPLACE INTO facts VALUES (?, ?)", name, value)
+        self._write("INSERT OR REPLACE INTO facts VALUES (?1, ?2, digest_of(?1, ?2))", name, value)
 
     def fact_once(self, name: str, make: Callable[[], bytes]) -> bytes:
         """A fact that never changes, made at the first call."""
@@ -131,7 +172,8 @@ class Journal:
     def append(self, record: Record) -> None:
         """Append a record. Of two with one place the first counts, as it does in the machine."""
         place = write_place(record.place)
-        self._write("INSERT OR IGNORE INTO records (place, data) VALUES (?, ?)", place, record.data)
+        fields = "INSERT OR IGNORE INTO records (place, data, digest) VALUES (?1, ?2, digest_of(?1, ?2))"
+        self._write(fields, place, record.data)
 
     # ------------------------------------------------------------------ posts
 
@@ -144,7 +186,8 @@ class Journal:
             if self._read("SELECT 1 FROM posts WHERE content = ?", content):
                 return False
             number = self._read("SELECT COALESCE(MAX(number) + 1, 0) FROM posts WHERE job = ?", job)[0][0]
-            fields = "INSERT INTO posts (job, number, content, wire) VALUES (?, ?, ?, ?)"
+            values = "VALUES (?1, ?2, ?3, ?4, digest_of(?1, ?2, ?3, ?4, NULL))"
+            fields = f"INSERT INTO posts (job, number, content, wire, digest) {values}"
             self._write(fields, job, number, content, seal(number))
             return True
 
@@ -155,7 +198,7 @@ class Journal:
 
     def heard(self, waiting: Waiting, place: int) -> None:
         """The hub has taken a post, and gave it this place. A negative place: it refused the post for good."""
-        self._write("UPDATE posts SET place = ? WHERE id = ?", place, waiting.id)
+        self._write(f"{_PLACED} WHERE id = ?2", place, waiting.id)
 
     def last_heard(self) -> tuple[int, bytes] | None:
         """The highest place that the hub gave to a post, and the post's bytes."""
@@ -164,7 +207,7 @@ class Journal:
 
     def say_all_again(self) -> None:
         """Send everything again, as to a hub that has lost it or is another one."""
-        self._write("UPDATE posts SET place = NULL WHERE place >= 0")
+        self._write(f"{_PLACED} WHERE place >= 0", None)
 
     # ------------------------------------------------------------------ an outbox's notes
 
@@ -173,7 +216,12 @@ class Journal:
         return [row[0] for row in self._read("SELECT note FROM notes ORDER BY id")]
 
     def note(self, note: bytes) -> None:
-        self._write("INSERT INTO notes (note) VALUES (?)", note)
+        self._write("INSERT INTO notes (note, digest) VALUES (?1, digest_of(?1))", note)
+
+
+def _digest_of(*values: bytes | str | int | None) -> bytes:
+    """The digest of a row, whose values `repr` tells apart."""
+    return hashlib.sha256(repr(values).encode()).digest()
 
 
 def _locked(path: Path) -> Any:

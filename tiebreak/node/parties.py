@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tiebreak.api.readers import SEAL
+from tiebreak.node.journal import JOBS
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -23,7 +24,6 @@ from tiebreak.protocol.parties.terms import Pace, objections
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
-JOBS: Final = "jobs"
 _INPUTS: Final = ("program.tbp", "data.safetensors", "checkpoints/000000000000.safetensors")
 OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"

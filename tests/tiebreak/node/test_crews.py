@@ -156,9 +156,8 @@ def trainer(*taken: PublicJob, processes: int = 3) -> Trainer:
     board.jobs |= {job.id: job for job in taken}
     shelf: Any = SimpleNamespace(program=lambda _: program())
     return Trainer(
-        policy=Policy(), balance=lambda: 10**30, processes=processes, shelf=shelf, board=board, domain=DOMAIN,
-        pace=PACE, key=TRAINER,
-    )  # fmt: skip
+        policy=Policy(), processes=processes, shelf=shelf, board=board, domain=DOMAIN, pace=PACE, key=TRAINER
+    )
 
 
 def public(job: Any, status: JobStatus = JobStatus.ACTIVE, heads: int = 0) -> PublicJob:

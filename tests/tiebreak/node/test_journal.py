@@ -1,9 +1,11 @@
 """The journal: what survives, who may open it, and what is sent again."""
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -53,6 +55,61 @@ def test_a_folder_of_another_board_is_refused_before_a_write(tmp_path: Path) -> 
 def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"no database at all, but long enough to be taken for one" * 40)
     with pytest.raises(ConfigurationError, match="expected a journal"):
+        Journal(tmp_path, OWN)
+
+
+def whole(journal: Journal) -> list[object]:
+    """All that it says."""
+    facts = [journal.fact(name) for name in ("belongs role", "belongs chain", "secret")]
+    return [facts, journal.records(), journal.unheard(), journal.last_heard(), journal.notes()]
+
+
+def test_a_bit_that_flips_is_refused_or_changes_nothing(tmp_path: Path, cases: Callable[[], None]) -> None:
+    journal, rng = Journal(tmp_path / "own", OWN), Random(1)
+    journal.keep_fact("secret", rng.randbytes(32))
+    for number in range(30):
+        journal.append(Record(place=("said", JOB, number), data=rng.randbytes(200)))
+        journal.post(JOB, rng.randbytes(32), lambda _: rng.randbytes(150))
+        journal.note(rng.randbytes(90))
+    for waiting in journal.unheard()[:9]:
+        journal.heard(waiting, 7 + waiting.id)
+    said, refused = whole(journal), 0
+    journal.close()
+    content, other = (tmp_path / "own" / "journal.sqlite").read_bytes(), tmp_path / "other"
+    other.mkdir()
+    for _ in range(150):
+        flipped, bit = bytearray(content), rng.randrange(8 * len(content))
+        flipped[bit // 8] ^= 1 << bit % 8
+        (other / "journal.sqlite").write_bytes(flipped)
+        cases()
+        try:
+            opened = Journal(other, OWN)
+        except ConfigurationError:
+            refused += 1
+            continue
+        assert whole(opened) == said, bit
+        opened.close()
+    assert refused > 50, "much of the file says something"
+
+
+def test_a_journal_of_another_format_or_a_lost_one_is_refused(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "journal.sqlite") as old:
+        old.execute("CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+    with pytest.raises(ConfigurationError, match="expected a journal of format 1, got 0"):
+        Journal(tmp_path, OWN)
+    (tmp_path / "journal.sqlite").unlink()
+    (tmp_path / "jobs" / "ab").mkdir(parents=True)
+    (tmp_path / "jobs" / "ab" / "offer.bin").touch()
+    for _ in range(2):  # the folder was open before
+        with pytest.raises(ConfigurationError, match="which says what was signed about the jobs beside it, got none"):
+            Journal(tmp_path, OWN)
+        assert not (tmp_path / "journal.sqlite").exists()
+    (tmp_path / "lock").unlink()
+    Journal(tmp_path, OWN).close()  # a client's first offer is there before its journal
+    for name in ("journal.sqlite", "lock"):
+        (tmp_path / name).unlink()
+    (tmp_path / "jobs" / "ab" / "job.bin").touch()
+    with pytest.raises(ConfigurationError, match="start a new folder with a new key"):
         Journal(tmp_path, OWN)
 
 

@@ -152,10 +152,11 @@ class Machine:
         """Decide whether to withdraw what the board owes it."""
         return True
 
-    def affords(self, place: Place, job: Job, wei: int, *, spare: int = 0) -> bool:
+    def affords(self, place: Place, job: Job, wei: int, *, spare: int = 0, urgent: bool = True) -> bool:
         """Decide whether to put up so much for a job by a transaction. Alerts the owner if it does not.
 
         Everything under way counts as put up. spare: more that has to be left, in the account and below the limit.
+        urgent: an ERROR if it does not, and another look with the next block, when somebody may have sent money.
         """
         if place in self._sending and self._sending[place].is_pending:
             return True
@@ -164,10 +165,10 @@ class Machine:
         of_job = self.board.exposure(self.address, job.id) + sum(wei for place, wei in sent if place[1:2] == (job.id,))
         in_all = self.board.exposure(self.address) + promised + wei + spare
         reason = self.means.objection(of_job=of_job + wei, in_all=in_all)
-        if not reason and (reason := self.means.shortage(promised + wei + spare)):
-            self.wake(self.next_slot())  # whoever fills the account finds it tried with the next block
+        if not reason and (reason := self.means.shortage(promised + wei + spare)) and urgent:
+            self.wake(self.next_slot())
         if reason:
-            self.alarm(f"job {job.id.hex()[:8]}: {place[0]!s}: {reason}", is_error=place[0] != "join")
+            self.alarm(f"job {job.id.hex()[:8]}: {place[0]!s}: {reason}", is_error=urgent)
         return not reason
 
     # ------------------------------------------------------------------ a round

@@ -74,7 +74,7 @@ class Sitter(Machine):
         if bond in (bond for bond, _ in self.board.slots_of(self.address)):
             return
         place, spare = ("join", bond), bond + max(0, self.means.most_stake - stake)
-        if self.affords(place, job.job, bond + stake, spare=spare):
+        if self.affords(place, job.job, bond + stake, spare=spare, urgent=False):
             self.want(place, e.JoinPool(bond=bond), wei=bond)
 
     def _seal(self, job: PublicJob) -> None:

@@ -38,7 +38,7 @@ from tiebreak.sim.adversaries.challengers import MISTAKEN
 from tiebreak.sim.adversaries.heads import EQUIVOCATION
 from tiebreak.sim.world.agents import Builder, Process, Scripted
 from tiebreak.sim.world.cast import Cast, Seat
-from tiebreak.sim.world.world import Pending, World
+from tiebreak.sim.world.world import Participant, Pending, World
 
 _NOBODY: Final = Address(bytes(19) + b"\x01")
 
@@ -88,6 +88,28 @@ class Censor(Builder):
         if self.began is None or now >= self.began + self.seconds:
             return pending
         return [waiting for waiting in pending if waiting.sender.name not in self.victims]
+
+
+class Drying(Censor):
+    """Makes gas so dear that the accounts of some parties cover no transaction, until their owners fill them.
+
+    What waits for a block is dropped, and nothing is taken. This happens again after it, `times` times in all.
+    """
+
+    times: int
+
+    def run(self) -> Process:
+        self.world.is_dry = self.dries
+        yield from ()
+
+    def dries(self, sender: Participant) -> bool:
+        return sender.name in self.victims and self.began is not None and self.world.now < self.began + self.seconds
+
+    def on_pending(self, pending: Pending) -> None:
+        """Begin again, with the transaction after the next one."""
+        if self.began is not None and pending.at >= self.began + self.seconds and self.times > 1:
+            self.began, self.first, self.times = None, self.seen + 1, self.times - 1
+        super().on_pending(pending)
 
 
 def diligent(cast: Cast) -> frozenset[str]:
@@ -402,6 +424,9 @@ ADVERSARIES: Final = (
     builder("censorship below the clock", Censor, "that the censored side loses a game by its clock", _HARMLESS,
         before=with_something_to_dispute, victims=victims_in, seconds=lambda cast, _: bearable(cast),
         first=between(0, 8)),
+    builder("dry accounts", Drying, "that a party gives up what it cannot pay for at once", _HARMLESS,
+        before=with_something_to_dispute, victims=victims_in, first=between(0, 8), times=between(1, 3),
+        seconds=lambda cast, _: max(0, bearable(cast) // 3 - 2 * cast.block_seconds), seated=True),
     builder("delays to the last moment", Delayer, "time, and that somebody misses a deadline", _HARMLESS,
         turns=lambda cast, _: turns_of(cast), pause=lambda cast, rng: rng.randint(0, cast.terms.clock)),
     builder("reorders at random", Shuffler, "that somebody's transaction reverts", _HARMLESS,

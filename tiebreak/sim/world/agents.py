@@ -51,7 +51,7 @@ class Agent(Machine):
     """A party with a key: its machine, its driver, and its scripts if it has any."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
-        means = Means(floor=TRANSACTION_WEI, balance=lambda: world.chain.balance(key.address))
+        means = Means(floor=TRANSACTION_WEI, balance=lambda: world.balance(self))
         super().__init__(board=world.board, domain=world.domain, pace=world.pace, key=key, means=means)
         self.world = world
         self.name = name

@@ -7,7 +7,7 @@ once and sends nothing. What is sent is executed at once, in the order of arriva
 is executed anew. Whatever was tried may revert in the block and cost its sender the gas.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
@@ -17,11 +17,11 @@ from eth.abc import MiningChainAPI
 from simpy.events import URGENT
 
 from tiebreak.engine.run.agreement import Terms
-from tiebreak.protocol.chain import ChainError, Receipt, Reverted
+from tiebreak.protocol.chain import ChainError, InsufficientFunds, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call, read_game
 from tiebreak.protocol.chain.embedded import GAS_LIMIT
 from tiebreak.protocol.chain.records import GameRecord
-from tiebreak.protocol.chain.simulated import BASE_FEE, Draft, SimulatedChain
+from tiebreak.protocol.chain.simulated import BASE_FEE, TRANSACTION_WEI, Draft, SimulatedChain
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import VerificationError
@@ -149,6 +149,8 @@ class World:
         self.mail = Mail(chain.domain, self.notify)
         self.parties: dict[str, Participant] = {}
         self.builder: Orders | None = None
+        self.is_dry: Callable[[Participant], bool] = lambda _: False
+        """Whether an account holds too little, at the present price of gas, for any transaction."""
         self.pending: list[Pending] = []
         self.blocks: list[Block] = []
         self.news = self.env.event()
@@ -205,6 +207,10 @@ class World:
         old, self.news = self.news, self.env.event()
         old.succeed()
 
+    def balance(self, party: Participant) -> int:
+        """What a party can pay with."""
+        return 0 if self.is_dry(party) else self.chain.balance(party.address)
+
     # ------------------------------------------------------------------ the mempool
 
     def submit(self, sender: Participant, call: Call, *, untried: bool = False) -> simpy.Event:
@@ -255,6 +261,8 @@ class World:
         if drafting.draft.room < GAS_LIMIT:
             return  # it waits for the next block
         call = pending.call
+        if self.is_dry(pending.sender):
+            raise InsufficientFunds(pending.sender.address, call.value + TRANSACTION_WEI, 0)
         applied = drafting.draft.add(pending.sender.key, call, even_if_it_reverts=in_block)
         record = None
         if applied.reverted is None and (game_id := _game_of(call, applied)) is not None:
