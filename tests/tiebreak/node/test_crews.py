@@ -184,6 +184,6 @@ def test_terms_count_the_longest_step_and_the_games_of_all_jobs_taken() -> None:
 def test_a_trainer_accepts_only_what_a_process_of_its_own_can_train() -> None:
     """A head that waits for the segment of another job could be late, which costs the stake."""
     offered, other = public(JOB, JobStatus.OFFERED), replace(JOB, nonce=1)
-    assert trainer(public(other), processes=2).accepts(offered)
-    assert not trainer(public(other), processes=1).accepts(offered)
-    assert trainer(public(other, heads=other.checkpoints), processes=1).accepts(offered)
+    assert trainer(public(other), offered, processes=2).accepts(offered)
+    assert not trainer(public(other), offered, processes=1).accepts(offered)
+    assert trainer(public(other, heads=other.checkpoints), offered, processes=1).accepts(offered)
