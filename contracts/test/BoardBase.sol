@@ -20,6 +20,8 @@ abstract contract BoardBase {
     uint256 internal constant REWARD = 10 ether;
     uint256 internal constant TRAINER_STAKE = 5 ether + 1;
     uint256 internal constant CHALLENGER_STAKE = 1 ether;
+    /// Of a job without seats: a sixteenth of the prover's share is less than half of a challenger's stake.
+    uint256 internal constant RELIEF = TRAINER_STAKE / 2 / 16;
     uint64 internal constant WINDOW = 1000;
     uint64 internal constant CLOCK = 300;
     uint64 internal constant REPLAY = 120;
@@ -147,6 +149,15 @@ abstract contract BoardBase {
     function _post(JobId jobId, uint64 count, bytes32 runRoot) internal {
         IJobBoard.Head memory head = _head(jobId, count, runRoot);
         board.postHead(head, _headSignature(head));
+    }
+
+    /// @dev What the board has and owes nobody, beside what it holds.
+    function _burned(uint256 held) internal view returns (uint256) {
+        address[4] memory all = [client, trainer, challenger, stranger];
+        for (uint256 i = 0; i < 4; ++i) {
+            held += board.credit(all[i]);
+        }
+        return address(board).balance - held;
     }
 
     // ---------------------------------------------------------------- seats

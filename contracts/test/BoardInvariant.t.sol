@@ -19,6 +19,8 @@ contract BoardHandler is GameBase {
     uint256 public verdicts;
     /// Deposits in the pool, and how often each call of the seats succeeded.
     uint256 public deposits;
+    /// Of what was left in pots.
+    uint256 public burned;
     uint256[8] public seated;
     uint256 public receipted;
     uint256 public parted;
@@ -41,8 +43,8 @@ contract BoardHandler is GameBase {
         return address(board);
     }
 
-    function owners() external view returns (address[5] memory) {
-        return [client, trainer, challenger, stranger, board.BURN_ADDRESS()];
+    function owners() external view returns (address[4] memory) {
+        return [client, trainer, challenger, stranger];
     }
 
     // ---------------------------------------------------------------- jobs
@@ -277,7 +279,9 @@ contract BoardHandler is GameBase {
     function _pay(JobId id, IJobBoard.JobState memory state, ISeats.Seating memory seating) private returns (bool) {
         if (current > uint256(Instant.unwrap(state.lastProgress)) + WINDOW) {
             if (seating.pot == 0) return false;
+            uint256 before = board.credit(client);
             board.closeSeats(id);
+            burned += seating.pot - (board.credit(client) - before);
             ++seated[5];
             return true;
         }
@@ -527,7 +531,7 @@ contract BoardInvariantTest {
     }
 
     function _owns() private view {
-        uint256 owed = _held() + handler.deposits() + _credits();
+        uint256 owed = _held() + handler.deposits() + handler.burned() + _credits();
         require(address(_board()).balance == owed, "solvent, and nothing is stuck");
     }
 
@@ -594,23 +598,29 @@ contract BoardInvariantTest {
         return IJobBoard(handler.boardAddress());
     }
 
-    /// @dev Rewards, stakes of trainers and of challengers that are still held.
+    /// @dev Rewards, stakes and relief that are still held, and what burned of stakes.
     function _held() private view returns (uint256 sum) {
         for (uint256 i = 0; i < handler.jobCount(); ++i) {
             IJobBoard.JobState memory job = _board().job(handler.jobs(i));
             if (job.status == IJobBoard.JobStatus.OFFERED) sum += job.reward + uint256(job.seats) * job.seatFee;
             if (job.status == IJobBoard.JobStatus.ACTIVE) sum += uint256(job.reward) + job.trainerStake;
+            if (job.status == IJobBoard.JobStatus.SLASHED) {
+                sum += job.trainerStake - job.trainerStake / 2; // burned
+                uint256 share = job.trainerStake / 2 / (1 + job.seats);
+                sum += job.openGames * (share / 16 < job.challengerStake / 2 ? share / 16 : job.challengerStake / 2);
+            }
             sum += ISeats(address(_board())).seating(handler.jobs(i)).pot;
         }
         for (uint256 k = 0; k < handler.gameCount(); ++k) {
             IGame.GameState memory state = handler.gameOf(k);
-            if (state.phase == IGame.Phase.OVER) continue;
-            sum += uint256(_board().job(state.jobId).challengerStake) << state.rank;
+            uint256 stake = uint256(_board().job(state.jobId).challengerStake) << state.rank;
+            if (state.phase != IGame.Phase.OVER) sum += stake;
+            else if (state.verdict == IGame.Verdict.CHALLENGER_LOST) sum += stake - stake / 2; // burned
         }
     }
 
     function _credits() private view returns (uint256 sum) {
-        address[5] memory all = handler.owners();
+        address[4] memory all = handler.owners();
         for (uint256 i = 0; i < all.length; ++i) {
             sum += _board().credit(all[i]);
         }

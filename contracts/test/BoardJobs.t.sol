@@ -423,7 +423,7 @@ contract BoardJobsTest is BoardBase {
         _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
         _equal(TRAINER_STAKE / 2, board.credit(stranger), "reporter");
         _equal(REWARD, board.credit(client), "client");
-        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, board.credit(board.BURN_ADDRESS()), "burned");
+        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, _burned(0), "burned");
         _expectStatus(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED);
         board.reportInconsistency(jobId, 0, first, second);
     }
@@ -620,8 +620,8 @@ contract BoardJobsTest is BoardBase {
         _report(jobId, ROOT, keccak256("other run"));
         _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
         _equal(REWARD, board.credit(client), "client");
-        _equal(TRAINER_STAKE / 2, board.credit(stranger), "reporter");
-        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, board.credit(board.BURN_ADDRESS()), "burned");
+        _equal(TRAINER_STAKE / 2 - RELIEF, board.credit(stranger), "reporter");
+        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, _burned(CHALLENGER_STAKE + RELIEF), "burned");
         _equal(0, board.credit(trainer), "trainer");
         _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
         VM.prank(trainer);
@@ -630,10 +630,38 @@ contract BoardJobsTest is BoardBase {
         _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
         games.timeout(gameId);
         games.reclaim(gameId);
-        _equal(CHALLENGER_STAKE, board.credit(challenger), "challenger");
+        _equal(CHALLENGER_STAKE + RELIEF, board.credit(challenger), "challenger");
         require(games.game(gameId).verdict == IGame.Verdict.VOID, "void");
         _expect(abi.encodeWithSelector(IGame.GameIsOver.selector, gameId));
         games.reclaim(gameId);
+    }
+
+    /// A cheat that reports itself over sixteen games, its own or not: each has as much as the reporter, and half burns.
+    function test_relief_comes_out_of_the_provers_share() external {
+        uint256[2] memory stakes = [uint256(1 ether), 0.001 ether + 1];
+        for (uint256 k = 0; k < 2; ++k) {
+            IJobBoard.Job memory job = _job(k + 1);
+            job.challengerStake = stakes[k];
+            JobId jobId = _offer(job);
+            _accept(jobId);
+            IJobBoard.Head memory head = _head(jobId, 2, ROOT);
+            bytes memory signature = _headSignature(head);
+            VM.deal(challenger, 1e6 ether);
+            for (uint64 nonce = 0; nonce < 16; ++nonce) {
+                VM.prank(challenger);
+                board.challenge{value: stakes[k] << nonce}(head, signature, nonce);
+            }
+            uint256 before = board.credit(stranger);
+            _report(jobId, ROOT, keccak256("other run"));
+            uint256 relief = k == 0 ? RELIEF : 0.0005 ether;
+            _equal(TRAINER_STAKE / 2 - 16 * relief, board.credit(stranger) - before, "reporter");
+            before = board.credit(challenger);
+            for (uint64 nonce = 0; nonce < 16; ++nonce) {
+                games.reclaim(board.gameIdOf(head, challenger, nonce));
+            }
+            _equal(((stakes[k] << 16) - stakes[k]) + 16 * relief, board.credit(challenger) - before, "challenger");
+            _equal((k + 1) * (TRAINER_STAKE - TRAINER_STAKE / 2), _burned(0), "burned");
+        }
     }
 
     function test_equal_heads_or_forged_ones_are_no_equivocation() external {
@@ -925,7 +953,7 @@ contract BoardAttacksTest is GameBase {
         _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
         _equal(MAX, board.credit(client), "client");
         _equal(MAX + MAX / 2, board.credit(challenger), "challenger");
-        _equal(MAX - MAX / 2, board.credit(board.BURN_ADDRESS()), "burned");
+        _equal(MAX - MAX / 2, _burned(0), "burned");
         _equal(3 * MAX, address(board).balance, "nothing is left over");
     }
 
@@ -1006,12 +1034,18 @@ contract BoardAttacksTest is GameBase {
             if (job.status == IJobBoard.JobStatus.ACTIVE) sum += uint256(job.reward) + job.trainerStake;
             // At most two games, and the one that starts over another is not the first to end.
             sum += ((uint256(1) << job.openGames) - 1) * job.challengerStake;
+            if (job.status == IJobBoard.JobStatus.SLASHED) {
+                sum += job.trainerStake - job.trainerStake / 2 + job.openGames * RELIEF; // burned, and kept
+            }
+        }
+        if (games.game(gameId).verdict == IGame.Verdict.CHALLENGER_LOST) {
+            sum += CHALLENGER_STAKE - CHALLENGER_STAKE / 2;
         }
     }
 
     function _credits(address attacker) private view returns (uint256 sum) {
-        address[6] memory all = [client, trainer, challenger, stranger, attacker, board.BURN_ADDRESS()];
-        for (uint256 i = 0; i < 6; ++i) {
+        address[5] memory all = [client, trainer, challenger, stranger, attacker];
+        for (uint256 i = 0; i < 5; ++i) {
             sum += board.credit(all[i]);
         }
     }

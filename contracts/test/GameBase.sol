@@ -446,7 +446,7 @@ abstract contract GameBase is BoardBase {
         _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
         _equal(REWARD, board.credit(client), "refund");
         _equal(CHALLENGER_STAKE + TRAINER_STAKE / 2, board.credit(challenger), "challenger's reward");
-        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, board.credit(board.BURN_ADDRESS()), "burned");
+        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, _burned(0), "burned");
         _equal(0, board.credit(trainer), "trainer gets nothing");
         _equal(0, board.job(jobId).openGames, "no game left");
     }
@@ -457,7 +457,7 @@ abstract contract GameBase is BoardBase {
         require(state.reason == reason, "reason");
         _requireStatus(jobId, IJobBoard.JobStatus.ACTIVE);
         _equal(CHALLENGER_STAKE / 2, board.credit(trainer), "half of the stake goes to the trainer");
-        _equal(CHALLENGER_STAKE - CHALLENGER_STAKE / 2, board.credit(board.BURN_ADDRESS()), "the rest burns");
+        _equal(CHALLENGER_STAKE - CHALLENGER_STAKE / 2, _burned(REWARD + TRAINER_STAKE), "the rest burns");
         _equal(0, board.credit(challenger), "challenger gets nothing");
         _equal(0, board.job(jobId).openGames, "no game left");
     }

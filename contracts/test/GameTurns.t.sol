@@ -96,9 +96,9 @@ contract GameTurnsTest is GameBase {
         _play(address(this), abi.encodeCall(IGame.timeout, (first)));
         _play(address(this), abi.encodeCall(IGame.reclaim, (first)));
         _play(address(this), abi.encodeCall(IGame.reclaim, (third)));
-        _equal(CHALLENGER_STAKE, board.credit(challenger), "stake back");
-        _equal(2 * CHALLENGER_STAKE + TRAINER_STAKE / 2, board.credit(stranger), "reward and stake");
-        _equal(4 * CHALLENGER_STAKE + REWARD, board.credit(client), "stake back, and the client's refund");
+        _equal(CHALLENGER_STAKE + RELIEF, board.credit(challenger), "stake back, and relief");
+        _equal(2 * CHALLENGER_STAKE + TRAINER_STAKE / 2 - 2 * RELIEF, board.credit(stranger), "reward and stake");
+        _equal(4 * CHALLENGER_STAKE + RELIEF + REWARD, board.credit(client), "the same, and the client's refund");
         _equal(0, board.job(jobId).openGames, "no game left");
     }
 
@@ -307,7 +307,7 @@ contract GameTurnsTest is GameBase {
         _play(stranger, abi.encodeCall(IGame.concede, (third)));
         _play(stranger, abi.encodeCall(IGame.concede, (second)));
         _equal(3 * CHALLENGER_STAKE, board.credit(trainer), "half of two and of four");
-        _equal(3 * CHALLENGER_STAKE, board.credit(board.BURN_ADDRESS()), "the other half");
+        _equal(3 * CHALLENGER_STAKE, _burned(REWARD + TRAINER_STAKE + CHALLENGER_STAKE), "the other half");
         _equal(1, board.job(jobId).openGames, "one left");
     }
 
@@ -319,7 +319,7 @@ contract GameTurnsTest is GameBase {
         gameId = _challenge(jobId, 3, GameTrees.root(runLeaves), 0);
         _play(challenger, abi.encodeCall(IGame.concede, (gameId)));
         _equal(0, board.credit(trainer), "half is rounded down");
-        _equal(1, board.credit(board.BURN_ADDRESS()), "burned");
+        _equal(1, _burned(2), "burned");
     }
 
     // ---------------------------------------------------------------- what time it has

@@ -430,10 +430,10 @@ contract SeatsTest is BoardBase, TestBase {
         _warp(end + 1);
         _expect(abi.encodeWithSelector(IJobBoard.WindowClosed.selector, end, end + 1));
         _claim(jobId, 0, challenger, ROOT);
-        (uint256 before, uint256 ashes) = (board.credit(client), board.credit(board.BURN_ADDRESS()));
+        (uint256 before, uint256 ashes) = (board.credit(client), _burned(board.seating(jobId).pot));
         board.closeSeats(jobId);
         _equal(toClient, board.credit(client) - before, "to the client");
-        _equal(burned, board.credit(board.BURN_ADDRESS()) - ashes, "burned");
+        _equal(burned, _burned(0) - ashes, "burned");
         _equal(0, board.seating(jobId).pot, "pot");
         _expect(_error(ISeats.PotEmpty.selector));
         board.closeSeats(jobId);

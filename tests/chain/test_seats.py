@@ -336,7 +336,7 @@ class Town:
     # ------------------------------------------------------------------ both
 
     def compare(self) -> None:
-        everybody = [key.address for key in (CLIENT, TRAINER, *AUDITORS)] + [BURNED]
+        everybody = [key.address for key in (CLIENT, TRAINER, *AUDITORS)]
         assert {who: self.chain.credit(who) for who in everybody} == {who: self.credits[who] for who in everybody}
         for one in self.jobs[-3:]:
             seats = self.chain._read(Call("seating", (one.job.id,)))

@@ -307,7 +307,8 @@ class Town:
                 owner = job.job.trainer if settled else job.job.client
                 self.end(job, JobStatus.SETTLED if settled else JobStatus.ABANDONED, {owner: paid})
             case e.Report() | e.ReportInconsistency():
-                self.end(job, JobStatus.SLASHED, {sender: job.job.trainer_stake // 2, job.job.client: job.job.reward})
+                relief = job.relief * len(board.open_games(job.id))
+                self.end(job, JobStatus.SLASHED, {sender: job.share - relief, job.job.client: job.job.reward})
             case e.Challenge(head=head, nonce=nonce):
                 number = game_id(head.head, DOMAIN, sender, nonce)
                 if late or number in board.games:

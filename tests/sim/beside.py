@@ -20,8 +20,8 @@ from tiebreak.protocol.game.moves import Concede, Move, OpenSteps
 from tiebreak.protocol.game.snapshot import Fork
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties.board import PublicGame
-from tiebreak.protocol.parties.ledger import BURNED, Ledger, Refusal
+from tiebreak.protocol.parties.board import BURNED, PublicGame
+from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
@@ -238,7 +238,7 @@ class Beside(Compared):
             assert (board.games[game_id].rank, board.games[game_id].void) == (game.rank, game.void)
         for account in self.paid.keys() | self.credits.keys():
             assert self.ledger.claim(account) == self.credit(account) - self.paid[account], account
-        assert self.ledger.claim(Address(BURNED)) == self.credit(Address(BURNED))
+        assert self.ledger.claim(BURNED) == self.credit(BURNED)
         self.comparisons += 1
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.parts import slow_except
-from tests.sim.adversaries.playing import HALF, convict, party
+from tests.sim.adversaries.playing import HALF, RELIEF, convict, party
 from tests.sim.beside import whole
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.adversaries.base import RECOMPUTED, Catch, Deviating
@@ -29,9 +29,10 @@ FAST = (
 """Between them: convictions, reports, states that enter, forks, proofs that enter, receipts, blocks, seats."""
 STAKE, REWARD, GAME = TERMS.trainer_stake, TERMS.reward, TERMS.challenger_stake
 CONVICTED = {"trainer": -STAKE, "client": 0, "auditor": HALF}
-REPORTED_BY_ITSELF = {"trainer": -STAKE, "puppet 1": HALF, "client": 0, "auditor": 0}
+COPIED = {**CONVICTED, "auditor": HALF - RELIEF}
+REPORTED_BY_ITSELF = {"trainer": -STAKE, "puppet 1": HALF - RELIEF, "client": 0, "auditor": RELIEF}
 WITHOUT_GROUND = {"challenger 1": -GAME, "trainer": REWARD + GAME // 2}
-ABANDONED, COPIED_BY_THE_BUILDER = {"client": STAKE}, {"builder": 0, **CONVICTED}
+ABANDONED, COPIED_BY_THE_BUILDER = {"client": STAKE}, {**COPIED, "builder": RELIEF}
 PAID = {"trainer": REWARD, "client": -REWARD}
 FALSE = [name for name, kind in CATALOGUE.items() if isinstance(kind, Deviating) and kind.caught == RECOMPUTED]
 PLAYED = (
@@ -44,9 +45,9 @@ PLAYED = (
 """Of the false runs, of which games differ in their lies alone: heads, commits, partial sums, logs."""
 GAINS: dict[str, dict[str, int]] = {
     **dict.fromkeys(FALSE, CONVICTED),
-    **dict.fromkeys(["equivocation", "records rewritten", "lazy auditor", "silent auditor", "sock puppets"], CONVICTED),
+    **dict.fromkeys(["equivocation", "records rewritten", "lazy auditor", "silent auditor"], CONVICTED),
     **dict.fromkeys(["bribes all auditors but one", "trainer with a builder", "decoy in the mempool"], CONVICTED),
-    **dict.fromkeys(["mirror", "copying auditor"], CONVICTED),
+    **dict.fromkeys(["mirror", "mirror that seals late", "copying auditor", "sock puppets"], COPIED),
     **dict.fromkeys(["withheld heads", "heads at the last second, past the deadline"], ABANDONED),
     **dict.fromkeys(["malformed and malleable signatures", "heads beyond the run"], PAID),
     **dict.fromkeys(["cancels after acceptance", "two jobs with one nonce", "program that diverges"], PAID),
@@ -54,7 +55,8 @@ GAINS: dict[str, dict[str, int]] = {
     **dict.fromkeys(["front-run proof", "withheld proof"], COPIED_BY_THE_BUILDER),
     "front-run challenge": {"builder": -GAME, "auditor": HALF},
     "front-run report": {"builder": HALF, "auditor": 0, "trainer": -STAKE},
-    **dict.fromkeys(["self-challenge to keep the stake", "self-report to keep the stake"], REPORTED_BY_ITSELF),
+    "self-challenge to keep the stake": {"trainer": -STAKE, "puppet 1": HALF, "client": 0, "auditor": 0},
+    "self-report to keep the stake": REPORTED_BY_ITSELF,
     "never withdraws": {"client": 0, "auditor": HALF},
     "trainer that copies another": {"trainer": REWARD, "second trainer": REWARD, "client": -2 * REWARD},
     "a challenge made dear for others": {"auditor": HALF},

@@ -96,7 +96,6 @@ def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int,
     }
     assert yard.market.chain.job_state(job.id).status is JobStatus.ACTIVE, "an honest trainer goes on"
     assert (match.final.step, match.final.leaf) == (step, place)
-    yard.assert_solvent()
 
 
 # ---------------------------------------------------------------- what is not played
@@ -122,13 +121,13 @@ def test_a_head_that_nobody_signed_is_not_disputed(yard: Yard) -> None:
 
 @pytest.mark.slow
 def test_a_match_that_stops_short_has_no_verdict_on_the_chain(yard: Yard) -> None:
-    cheat = any_cheat(yard.program, 0, step=2, rng=random.Random(3))
+    cheat, before = any_cheat(yard.program, 0, step=2, rng=random.Random(3)), yard.credits()
     duel = yard.duel(cheat)
     assert duel is not None
     cut = replace(duel, match=replace(duel.match, moves=duel.match.moves[:-1]))
     with pytest.raises(StateError, match="a game that goes on"):
         yard.settle(cut)
-    yard.assert_solvent()
+    assert yard.credits() == before
 
 
 @pytest.mark.slow
@@ -139,7 +138,6 @@ def test_a_match_is_of_one_game(yard: Yard) -> None:
     yard.open(duel.agreement)
     with pytest.raises(StateError, match="expected a match of game"):
         replay_on_chain(yard.market, duel.agreement, duel.head, duel.match, nonce=1)
-    yard.assert_solvent()
 
 
 @pytest.mark.slow

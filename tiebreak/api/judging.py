@@ -19,8 +19,8 @@ from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import Fields, unpack
-from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
-from tiebreak.protocol.parties.ledger import BURNED, Ledger, Refusal
+from tiebreak.protocol.parties.board import BURNED, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.posts import Complete, Received, ReceivedPost, SignedPost
 from tiebreak.protocol.tags import Digest
 

@@ -58,7 +58,7 @@ contract Board is Receipts, Seats {
         onlyGames
         onlyStatus(jobId, JobStatus.SLASHED)
     {
-        _returnStake(jobId, challenger, rank);
+        _voided(jobId, challenger, rank);
     }
 
     /// @inheritdoc IJobBoard

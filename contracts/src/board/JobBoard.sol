@@ -11,12 +11,9 @@ import {Signatures} from "./Signatures.sol";
 /// @notice See `IJobBoard`, which is the specification.
 ///
 /// INVARIANT: balance >= Σ rewards of OFFERED and ACTIVE jobs + Σ trainer stakes of ACTIVE jobs
-///            + Σ challenger stakes of games without verdict, each doubled by its rank, + Σ pots of seats
-///            + Σ deposits in pools + Σ credits.
+///            + Σ challenger stakes of games without verdict, each doubled by its rank, and of SLASHED jobs with their relief,
+///            + Σ pots of seats + Σ deposits in pools + Σ credits. What burned is the rest, for good.
 abstract contract JobBoard is IJobBoard {
-    /// Burned wei are credited to this address; nobody has its key.
-    address public constant BURN_ADDRESS = address(0xdEaD);
-
     uint256 internal constant MAX_ENTRIES = 1 << 20;
     uint256 internal constant MAX_AMOUNT = type(uint128).max;
     /// Longest window, audit time and deadline: 8.5 years. Nobody's money is held for longer than these, and one game.
@@ -229,21 +226,35 @@ abstract contract JobBoard is IJobBoard {
         JobState storage state = _jobs[jobId];
         state.openGames -= 1;
         uint256 stake = _stakeOf(state, rank);
+        emit StakeLost(jobId, stake / 2, stake - stake / 2);
         _credit(state.trainer, stake / 2);
-        _credit(BURN_ADDRESS, stake - stake / 2);
     }
 
     /// @dev The defender lost: the challenger gets its stake back and the trainer is slashed.
     function _convicted(JobId jobId, address challenger, uint8 rank) internal {
-        _returnStake(jobId, challenger, rank);
+        _returnStake(jobId, challenger, rank, 0);
         _slash(jobId, challenger);
     }
 
-    /// @dev The game ends without a verdict, or with one for the challenger.
-    function _returnStake(JobId jobId, address challenger, uint8 rank) internal {
+    /// @dev The job was slashed over this game, whose challenger gets its stake back, and the relief that was kept for it.
+    function _voided(JobId jobId, address challenger, uint8 rank) internal {
+        _returnStake(jobId, challenger, rank, _relief(_jobs[jobId]));
+    }
+
+    function _returnStake(JobId jobId, address challenger, uint8 rank, uint256 more) private {
         JobState storage state = _jobs[jobId];
         state.openGames -= 1;
-        _credit(challenger, _stakeOf(state, rank));
+        _credit(challenger, _stakeOf(state, rank) + more);
+    }
+
+    /// @dev What a challenger is paid whom another one's conviction, or a report, has overtaken: as much as the stake of a
+    /// false challenge pays its victim.
+    /// SAFETY: it comes out of the prover's share, never out of what burns: a cheat that convicts itself, over games of its own
+    /// as well, moves its own money and gets no more. At most a sixteenth, so that 15 others leave the prover as much.
+    function _relief(JobState storage state) private view returns (uint256) {
+        uint256 most = _share(state) / MAX_GAMES;
+        uint256 half = state.challengerStake / 2;
+        return half < most ? half : most;
     }
 
     /// @dev What the game that starts over `rank` others holds.
@@ -317,19 +328,19 @@ abstract contract JobBoard is IJobBoard {
 
     // ---------------------------------------------------------------- inner workings
 
-    /// @dev Client gets the reward back; the prover half of the stake; the other half, and an odd wei, burns.
+    /// @dev Client gets the reward back; prover, other challengers and seats half of the stake; the rest burns.
     function _slash(JobId jobId, address prover) private {
         JobState storage state = _jobs[jobId];
         // SAFETY: the status changes once, so a stake is shared out once; other games of the job are reclaimed, not won.
         _end(state, JobStatus.SLASHED);
         uint256 half = state.trainerStake / 2;
         uint256 toProver = _share(state);
-        uint256 burned = state.trainerStake - half;
         if (state.seats != 0) _fund(jobId, half - toProver);
-        emit JobSlashed(jobId, prover, toProver, burned);
+        uint256 overtaken = state.openGames;
+        if (overtaken != 0) toProver -= overtaken * _relief(state);
+        emit JobSlashed(jobId, prover, toProver, state.trainerStake - half);
         _credit(state.client, state.reward);
         _credit(prover, toProver);
-        _credit(BURN_ADDRESS, burned);
     }
 
     /// @dev The status changes for the last time. Seats can be claimed for a window from now on.

@@ -154,7 +154,6 @@ abstract contract Seats is JobBoard, ISeats {
         _pay(seats, left);
         emit SeatsClosed(jobId, toClient, left - toClient);
         _credit(state.client, toClient);
-        _credit(BURN_ADDRESS, left - toClient);
     }
 
     // ---------------------------------------------------------------- views

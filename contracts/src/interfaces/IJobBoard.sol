@@ -39,8 +39,9 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 /// sum(rewards and stakes held by jobs and games) + sum(pots of seats) + sum(deposits in pools) + sum(credits).
 ///
 /// Burning half of the trainer's stake is what makes cheating cost something even for a trainer that challenges
-/// itself first, from another address: it can win back at most half. Burned wei are credited to `BURN_ADDRESS`,
-/// whose key nobody has; they stay in this contract's balance for good.
+/// itself first, from another address: it can win back at most half. Burned wei are owed to nobody: they stay in this
+/// contract's balance for good, and the events say how many. A challenger whom another conviction overtakes is paid a
+/// *relief*, r = min(floor(C / 2), floor(share / 16)) with the prover's share, out of that share: its gas.
 ///
 /// Each game that is open at once costs twice as much as the one before: the game that starts over k others, of rank k,
 /// costs C 2^k, and there are at most 16. So many false challenges in parallel cost much more than their number; and because
@@ -48,15 +49,16 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///
 /// Numbered, for every job, with R, T and C its reward and stakes, n and F its seats and their fee:
 ///  1. OFFERED holds R + n F; ACTIVE holds R + T (and the pot of the seats n F); other states hold nothing of either.
-///  2. Each game without verdict holds C 2^rank, in ACTIVE and in SLASHED; in no other state is a game open.
+///  2. Each game without verdict holds C 2^rank, and in SLASHED r; only there and in ACTIVE is a game open.
 ///  3. On leaving OFFERED or ACTIVE all of R and T becomes credits, in one transaction and once:
 ///     CANCELLED R + n F to the client; SETTLED R + T to the trainer; ABANDONED R + T to the client; SLASHED R to the client,
-///     floor(floor(T / 2) / (1 + n)) to the prover, the rest of floor(T / 2) to the pot, and ceil(T / 2) to `BURN_ADDRESS`;
+///     floor(floor(T / 2) / (1 + n)) to the prover, less r for each game that is still open, which that game holds; the rest
+///     of floor(T / 2) to the pot; and ceil(T / 2) burn;
 ///     PARTED T + floor(R * receipts / checkpoints) to the trainer, the rest of R to the client.
-///  4. A game's stake becomes credits, once: the challenger's if it won or the job was slashed otherwise; else the half,
-///     rounded down, is the trainer's, the rest `BURN_ADDRESS`'s.
+///  4. A game's stake becomes credits, once: the challenger's if it won, and with r if the job was slashed otherwise; else the
+///     half, rounded down, is the trainer's, the rest burns.
 ///  5. The pot of the seats is paid out by the rules of `ISeats`, and each slot of a pool holds its bond.
-///  6. So balance = sum(what 1, 2 and 5 say is held) + sum(credits) + what was forced upon this contract, at all times.
+///  6. So balance = sum(what 1, 2 and 5 say is held) + sum(credits) + what burned + what was forced upon this contract.
 ///
 /// A trainer has to show progress: after accepting, and after each head, it must post a head of higher count within
 /// `challengeWindow`, and the final one within `deadline` of accepting. A late head is refused, also while open games hold
@@ -256,6 +258,8 @@ interface IJobBoard {
     event JobSettled(JobId indexed jobId, uint256 toTrainer);
     event JobAbandoned(JobId indexed jobId, uint256 toClient);
     event JobSlashed(JobId indexed jobId, address indexed prover, uint256 toProver, uint256 burned);
+    /// A game of the job that its challenger lost.
+    event StakeLost(JobId indexed jobId, uint256 toTrainer, uint256 burned);
     event ReceiptPosted(JobId indexed jobId, uint64 count, bytes32 runRoot);
     event JobParted(JobId indexed jobId, uint64 receipts, uint256 toTrainer, uint256 toClient);
     event Equivocation(JobId indexed jobId, uint64 count, bytes32 firstRoot, bytes32 secondRoot);
@@ -382,7 +386,7 @@ interface IJobBoard {
     /// @notice Pays out a game. Caller: the games. Legal while the job is ACTIVE.
     function gameEnded(JobId jobId, address challenger, uint8 rank, bool defenderLost) external;
 
-    /// @notice Gives back the stake of a game of a SLASHED job. Caller: the games.
+    /// @notice Gives back the stake of a game of a SLASHED job, with its relief. Caller: the games.
     function gameVoided(JobId jobId, address challenger, uint8 rank) external;
 
     function job(JobId jobId) external view returns (JobState memory);

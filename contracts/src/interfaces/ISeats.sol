@@ -29,7 +29,7 @@ import {IJobBoard, JobId} from "./IJobBoard.sol";
 ///  2. A seat is paid once: of a SETTLED job B + F for the root of the head, and else nothing. Of another job B; and F and
 ///     (SLASHED) floor(W / (1 + n)) unless the final head was opened and has the same root.
 ///  3. What is left `challengeWindow` after the end is paid out once: F for each seat that got none to the client, unless the
-///     job is SETTLED without a draw, and the rest to `BURN_ADDRESS`.
+///     job is SETTLED without a draw, and the rest burns.
 ///
 /// SAFETY: a slash takes no auditor's bond. A trainer could bring one about after the fact, by a second head that nobody saw.
 interface ISeats {

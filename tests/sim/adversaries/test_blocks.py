@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.adversaries.playing import HALF, party, played, stage
+from tests.sim.adversaries.playing import HALF, RELIEF, party, played, stage
 from tiebreak.sim.adversaries.base import false_sum
 from tiebreak.sim.adversaries.blocks import Halting, Reorganiser, Retaking, Unsealer, Unsealing
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
@@ -59,9 +59,9 @@ def test_answers_to_choices_that_vanished_hurt_nobody(monkeypatch: pytest.Monkey
 def test_confirmations_keep_a_seal_from_vanishing_under_its_proof() -> None:
     """With as many as blocks can vanish; and a proof's wait for a clock is longer than that without any."""
     result = played("reorganised seal", 2, **LONG)
-    assert (result.job_status, party(result, "auditor").wei) == ("slashed", HALF)
+    assert (result.job_status, party(result, "auditor").wei) == ("slashed", HALF - RELIEF)
     mirror = next(found for found in result.parties if found.name.startswith("challenger"))
-    assert mirror.wei == 0
+    assert mirror.wei == RELIEF
 
     cast = Cast(workshop=Workshop.open("exact"), deviation=false_sum())
     cast.auditors.append(Seat(name="mirror", make=Unsealing, adversary="mirror"))
@@ -75,7 +75,7 @@ def test_confirmations_keep_a_seal_from_vanishing_under_its_proof() -> None:
     for confirmations in range(3):
         cast.confirmations = confirmations
         result = play(cast, "unsealed", Random(5))
-        assert [party(result, name).wei for name in ("auditor", "mirror")] == [HALF, 0]
+        assert [party(result, name).wei for name in ("auditor", "mirror")] == [HALF - RELIEF, RELIEF]
         assert result.violations == ()
 
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.playing import HALF, duel, party, played, result_of, stage
+from tests.sim.adversaries.playing import HALF, RELIEF, duel, party, played, result_of, stage
 from tiebreak.sim.adversaries.base import Adversary, Catch, builder
 from tiebreak.sim.adversaries.mempool import Copier, Withholder, bearable, with_a_false_run
 from tiebreak.sim.world.cast import TERMS
@@ -22,7 +22,7 @@ def test_a_copied_proof_in_front_of_the_original_is_refused(seals_late: bool) ->
     copied, original = result.duels
     assert (copied.challenger, copied.verdict) == ("builder", "void")
     assert (original.verdict, original.reason) == ("challenger", "recomputed")
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
+    assert (party(result, "builder").wei, party(result, "auditor").wei) == (RELIEF, HALF - RELIEF)
     assert copied.moves >= original.moves - 2, "it had kept up to the last"
 
 
@@ -37,7 +37,7 @@ def withholding(seconds: int | None = None) -> Adversary:
 def test_a_withheld_proof_earns_its_maker_the_reward() -> None:
     result = played(withholding(), 3)
     assert result.job_status == "slashed"
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
+    assert (party(result, "builder").wei, party(result, "auditor").wei) == (RELIEF, HALF - RELIEF)
     assert party(result, "trainer").wei == -TERMS.trainer_stake
     assert party(result, "client").wei == 0
     copied, own = duel(result, "builder"), duel(result, "auditor")
@@ -57,4 +57,4 @@ def test_a_proof_that_is_withheld_until_the_talk_is_over_still_counts() -> None:
     fought = duel(result, "auditor")
     assert (fought.verdict, fought.reason) == ("challenger", "recomputed")
     assert fought.seconds >= TERMS.clock - 2 * BLOCK
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
+    assert (party(result, "builder").wei, party(result, "auditor").wei) == (RELIEF, HALF - RELIEF)

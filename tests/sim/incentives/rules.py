@@ -93,6 +93,10 @@ class Ledger:
     def _share(self) -> int:
         return int(self.job.trainer_stake * (1 - self.job.burn)) // (1 + self._seats())
 
+    def _relief(self) -> int:
+        """What each challenger gets whose game is open when the trainer is slashed."""
+        return 0 if self.job.oldest_paid else min(self.job.challenger_stake // 2, self._share() // 16)
+
     def challenge(self, challenger: str) -> None:
         """A challenger stakes on a game."""
         assert self.status == "ACTIVE"
@@ -128,7 +132,7 @@ class Ledger:
         """A challenger takes its stake back from a game that was cut short by the end of the job."""
         assert self.status == "SLASHED"
         self.games.remove(challenger)
-        self.move("board", challenger, self.stakes[challenger])
+        self.move("board", challenger, self.stakes[challenger] + self._relief())
         self.move(challenger, GAS, self.job.costs.reclaim)
 
     def settle(self) -> None:
@@ -147,7 +151,7 @@ class Ledger:
         stake = self.job.trainer_stake
         self.status = "SLASHED"
         self.move("board", CLIENT, self.job.reward)
-        self.move("board", prover, self._share())
+        self.move("board", prover, self._share() - len(self.games) * self._relief())
         self.move("board", BURNED, stake - (1 + self._seats()) * self._share())
 
 

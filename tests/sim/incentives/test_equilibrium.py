@@ -98,7 +98,8 @@ def test_the_equilibrium_of_one_auditor_is_the_closed_form(cases: Callable[[], N
 
 
 def test_a_fee_for_audits_that_were_made_ends_the_dilemma() -> None:
-    short, enough = (solve(replace(JOB, fee=fee, auditors=2)) for fee in (89_999, 90_000))
+    without_relief = replace(JOB, challenger_stake=1, auditors=2)
+    short, enough = (solve(replace(without_relief, fee=fee)) for fee in (89_999, 90_000))
     assert (short.lies, short.audit_probability) == (1, 0)
     assert (enough.lies, enough.audit_probability) == (0, 1)
 
@@ -123,7 +124,7 @@ def test_several_auditors_share_decoys_so_fewer_of_them_look() -> None:
 def test_a_client_looks_in_its_own_interest_and_is_cheated_sometimes() -> None:
     found = solve(JOB, interest=JOB.reward + 50_000)
     late = COSTS.challenge + COSTS.reclaim + COSTS.withdraw
-    assert found.lies == Fraction(JOB.audit, JOB.reward + 50_000 - late)
+    assert found.lies == Fraction(JOB.audit, JOB.reward + 50_000 + JOB.relief - late)
     assert nearly(found.audit_probability, threshold(replace(JOB, tampered=4), Trainer.HEDGED) or Fraction(0))
 
 
@@ -164,14 +165,14 @@ def test_among_strangers_with_seats_trainers_are_honest_and_every_seat_audits(ca
         ("no cheat pays more", {"bought": Fraction(1, 3)}, {"bought": Fraction(9, 10)}),
         ("no cheat pays more", {"audit_probability": Fraction(1, 2)}, {"audit_probability": Fraction(1, 20)}),
         ("auditing pays, with all trainers honest", {"fee": 90_050}, {"fee": 90_049}),
-        ("auditing pays more than a root that the trainer shows", {"trainer_stake": 540_360},
-         {"trainer_stake": 540_359}),
+        ("auditing pays more than a root that the trainer shows", {"trainer_stake": 531_360},
+         {"trainer_stake": 531_359}),
     ],
 )  # fmt: skip
 def test_each_condition_of_seats_breaks_where_it_says(
     condition: str, holds: dict[str, Fraction | int], breaks: dict[str, Fraction | int]
 ) -> None:
-    """F = A + gas; W / (1 + n) = A + gas of a challenge and its reclaim. Below, a deviation pays by the rules too."""
+    """F = A + gas; W / (1 + n) + relief = A + gas of a challenge and its reclaim. Below, a deviation pays."""
     before, after = (conditions(replace(SEATED, **changes)) for changes in (holds, breaks))  # type: ignore[arg-type]
     assert {c.name for c in before if not c.holds} == set()
     assert {c.name for c in after if not c.holds} == {condition}

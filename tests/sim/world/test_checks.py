@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.sim.adversaries.playing import HALF, RELIEF
 from tests.sim.world.cheats import cheating, seats
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import SignedHead
@@ -18,7 +19,7 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world import checks
 from tiebreak.sim.world.agents import Auditor
 from tiebreak.sim.world.board import differences
-from tiebreak.sim.world.cast import TERMS, Cast
+from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.checks import Finished, ending
 from tiebreak.sim.world.game import conclude, false_jobs, gained, is_watched, seat
 from tiebreak.sim.world.workshop import Workshop
@@ -81,7 +82,7 @@ def test_1_a_winner_that_was_not_paid(slashed: Finished) -> None:
     only(
         checks.violations(replace(slashed, wei={**slashed.wei, name: 0})),
         1,
-        f"expected at least {TERMS.trainer_stake // 2}",
+        f"expected at least {HALF - RELIEF}",
     )
 
 

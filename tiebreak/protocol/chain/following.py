@@ -29,7 +29,7 @@ from tiebreak.protocol.game.moves import Concede, Move, Phase, Prove, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import GameState, Level, Reason, Verdict
 from tiebreak.protocol.parties import board
-from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob, Seating, Slot
+from tiebreak.protocol.parties.board import BURNED, JobStatus, PublicGame, PublicJob, Seating, Slot
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program, instruction_digest
 from tiebreak.protocol.program.rounding import Direction
@@ -199,6 +199,8 @@ class FollowedBoard(board.Board):
                 self._pool(name, said, seen.at)
             case "GameStarted":
                 return self._start(said, seen)
+        if "burned" in said:
+            self._pay(BURNED, said["burned"])
         if "gameId" in said:
             found = self.games.get(said["gameId"])
             if found is not None:

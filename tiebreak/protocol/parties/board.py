@@ -16,6 +16,9 @@ from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.tags import Digest
 
+BURNED: Final = Address(bytes(18) + b"\xde\xad")
+"""Counts as the account of what burned: the contract owes that to nobody, and its events say how much it was."""
+
 
 class JobStatus(IntEnum):
     """The status numbers of the contract."""
@@ -161,6 +164,16 @@ class PublicJob:
         if self.is_sealed:
             return self.window_end + self.job.challenge_window
         return min(self.last_progress + self.job.challenge_window, self.accepted + self.job.deadline)
+
+    @property
+    def share(self) -> int:
+        """What whoever convicts the trainer is paid, less the relief of others, and each seat that saw the lie."""
+        return self.job.trainer_stake // 2 // (1 + self.job.seats)
+
+    @property
+    def relief(self) -> int:
+        """What a challenger is paid, out of the prover's share, whose game was open when the trainer was slashed."""
+        return min(self.job.challenger_stake // 2, self.share // MAX_GAMES)
 
     @property
     def paid_fees(self) -> int:

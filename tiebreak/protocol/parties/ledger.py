@@ -25,13 +25,11 @@ from tiebreak.protocol.game.moves import Concede, Phase, Side
 from tiebreak.protocol.game.snapshot import Standing, opened
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.board import BURNED, Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.posts import Body, MoveBody, Post, ReceiptBody, TransactionBody
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import fold
 
-BURNED: Final = Address(bytes(18) + b"\xde\xad")
-"""The account of what nobody gets."""
 MAX_SEQUENCE: Final = 1 << 15
 MAX_EARLY: Final = 64
 """Messages that are kept of a game that has not begun here."""
@@ -233,7 +231,8 @@ class Ledger:
     def _slash(self, found: PublicJob, prover: Address, now: int) -> None:
         job, half = found.job, found.job.trainer_stake // 2
         self._end(found, JobStatus.SLASHED, now, {job.client: job.reward})
-        self._pay(prover, half)
+        relief = found.relief * len(self.board.open_games(found.id))
+        self._pay(prover, half - relief)
         self._pay(BURNED, job.trainer_stake - half)
 
     def _end(self, found: PublicJob, status: JobStatus, now: int, paid: dict[Address, int]) -> None:
@@ -357,7 +356,7 @@ class Ledger:
 
     def _void(self, game: PublicGame, now: int) -> None:
         game.void, game.ended = True, now
-        self._pay(game.challenger, game.stake)
+        self._pay(game.challenger, game.stake + game.job.relief)
 
 
 def _size(data: bytes) -> int:

@@ -157,7 +157,7 @@ def _event(event: Event, names: dict[bytes, str]) -> str:
             return "the job is settled"
         case "JobSlashed":
             winner = names.get(said["prover"], "somebody")
-            return f"the trainer is slashed, {winner} gets {ether(said['toProver'])}, as much is burned"
+            return f"the trainer is slashed, {winner} gets {ether(said['toProver'])}, {ether(said['burned'])} burn"
         case "JobAbandoned":
             return "the job is abandoned"
         case "ReceiptPosted":

@@ -7,6 +7,7 @@ from fractions import Fraction
 from math import prod
 from typing import Final, Self
 
+from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.errors import ConfigurationError
 
 HALF: Final = Fraction(1, 2)
@@ -161,6 +162,11 @@ class JobEconomics:
     def burned_part(self) -> int:
         """What a conviction that the trainer arranges itself costs it: the stake without that share."""
         return self.trainer_stake - self.share
+
+    @property
+    def relief(self) -> int:
+        """What a challenger gets, out of the prover's share, whose game is open when the trainer is slashed."""
+        return 0 if self.oldest_paid else min(self.challenger_stake // 2, self.share // MAX_GAMES)
 
     @property
     def challenge_to_trainer(self) -> int:

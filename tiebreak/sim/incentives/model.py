@@ -68,10 +68,11 @@ def _loss_if_caught(s: JobEconomics, strategy: Trainer) -> Fraction:
     if strategy is Trainer.NAIVE:
         return s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds)
     if strategy is Trainer.INSURED:
-        return Fraction(s.burned_part + s.costs.withdraw)
+        return Fraction(s.burned_part + s.relief + s.costs.withdraw)
     if strategy in RUNNING and s.oldest_paid:
         return Fraction(s.trainer_stake + s.costs.equivocation)
-    return Fraction(s.burned_part + s.costs.equivocation + s.costs.withdraw)
+    relief = s.relief if strategy in RUNNING else 0  # to the challenger that it overtakes
+    return Fraction(s.burned_part + relief + s.costs.equivocation + s.costs.withdraw)
 
 
 def first_share(s: JobEconomics) -> Fraction:
@@ -97,11 +98,12 @@ def finder_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The expected gain from a challenge for an auditor that has found this cheat's lie, without replays."""
     first, late = first_share(s), s.costs.challenge + s.costs.reclaim + s.costs.withdraw
     if strategy is Trainer.NAIVE:
+        # What the first pays the others as relief, each of them is as likely to be paid.
         won = s.share - s.costs.prosecution - s.costs.withdraw
         return first * won - (1 - first) * late - doubling(s) * s.capital(s.challenger_stake, s.game_seconds)
     if strategy in RUNNING:
-        return first * ((s.share if s.oldest_paid else 0) - late)
-    return first * -late if strategy is Trainer.INSURED else ZERO
+        return first * ((s.share if s.oldest_paid else s.relief) - late)
+    return first * (s.relief - late) if strategy is Trainer.INSURED else ZERO
 
 
 def _diligent(s: JobEconomics, strategy: Trainer) -> Fraction:
@@ -128,14 +130,14 @@ def _others_find(s: JobEconomics) -> Fraction:
 
 
 def _copying(s: JobEconomics, strategy: Trainer) -> Fraction:
-    """The gain of copying another auditor's challenge without a replay: the copy ends after the original, unpaid."""
+    """The gain of copying another auditor's challenge without a replay: it ends after the original, with relief."""
     claimed = ZERO if s.proven else Fraction(s.fee)
     if strategy is Trainer.NAIVE:
         # It is the last of all games: E[2^X; X > 0] stakes.
         others, chance = max(s.auditors - 1, 0), s.finds
         stakes = min((1 + chance) ** others - (1 - chance) ** others, Fraction(1 << MAX_GAMES - 1))
         gas = s.costs.prosecution + s.costs.reclaim + s.costs.withdraw
-        return claimed - _others_find(s) * gas - stakes * s.capital(s.challenger_stake, s.game_seconds)
+        return claimed + _others_find(s) * (s.relief - gas) - stakes * s.capital(s.challenger_stake, s.game_seconds)
     return ZERO if strategy is Trainer.SELF else claimed  # the other games are over before a copy could be made
 
 
@@ -145,7 +147,7 @@ def _false_challenge(s: JobEconomics, strategy: Trainer) -> Fraction:
     Against a cheat that runs away, the stake comes back.
     """
     if strategy in (*RUNNING, Trainer.INSURED):
-        return Fraction((s.share if s.oldest_paid and strategy in RUNNING else 0) - (
+        return Fraction((s.share if s.oldest_paid and strategy in RUNNING else s.relief) - (
             s.costs.challenge + s.costs.reclaim + s.costs.withdraw
         ))  # fmt: skip
     if strategy is Trainer.SELF:
@@ -274,6 +276,16 @@ def compensated(s: JobEconomics) -> Condition:
     return Condition(name="a false challenge pays its victim", slack=s.challenge_to_trainer - victims_loss(s))
 
 
+def made_whole(s: JobEconomics) -> Condition:
+    """A challenger whose game another conviction, or a report, cuts short gets back the gas of having started it."""
+    return Condition(name="a challenger that is overtaken loses no gas", slack=Fraction(s.relief - overtaken_gas(s)))
+
+
+def overtaken_gas(s: JobEconomics) -> int:
+    """Gas of starting a game, and of fetching its stake when it was cut short."""
+    return s.costs.challenge + s.costs.reclaim + s.costs.withdraw
+
+
 def victims_loss(s: JobEconomics) -> Fraction:
     """An honest trainer's loss in a game that is walked to its end: its gas, and the delay of reward and stake."""
     return s.costs.defence + s.capital(s.reward + s.trainer_stake, s.game_seconds)
@@ -282,7 +294,7 @@ def victims_loss(s: JobEconomics) -> Fraction:
 def conditions(s: JobEconomics) -> tuple[Condition, ...]:
     """All conditions. Decoys and fees count."""
     seats = (disbelief(s),) if s.seated else ()
-    return participation(s), honesty(s), diligence(s), *seats, no_false_challenge(s), compensated(s)
+    return participation(s), honesty(s), diligence(s), *seats, no_false_challenge(s), compensated(s), made_whole(s)
 
 
 # ---------------------------------------------------------------- harm for its own sake
@@ -368,9 +380,9 @@ def griefing(s: JobEconomics) -> tuple[Griefing, ...]:
         ),
         Griefing(
             attack="a lie, reported by itself once challenged",
-            attacker=Fraction(s.burned_part + s.costs.equivocation + s.costs.withdraw),
+            attacker=Fraction(s.burned_part + s.relief + s.costs.equivocation + s.costs.withdraw),
             harm=s.replay + s.costs.challenge + s.costs.reclaim + s.costs.withdraw,
-            compensation=Fraction((s.share if s.oldest_paid else 0) + seat),
+            compensation=Fraction((s.share if s.oldest_paid else s.relief) + seat),
         ),
         Griefing(
             attack="a job accepted and left alone",

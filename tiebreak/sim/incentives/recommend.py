@@ -7,12 +7,20 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, Final
 
-from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms, least_challenger_stake
+from tiebreak.protocol.commitments.terms import MAX_GAMES, MAX_SECONDS, Terms, least_challenger_stake
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.terms import REPLAYS
 from tiebreak.sim.incentives.economics import JobEconomics
 from tiebreak.sim.incentives.figures import Figures
-from tiebreak.sim.incentives.model import Condition, conditions, disbelief, first_share, honesty, victims_loss
+from tiebreak.sim.incentives.model import (
+    Condition,
+    conditions,
+    disbelief,
+    first_share,
+    honesty,
+    overtaken_gas,
+    victims_loss,
+)
 
 STAKE_BITS: Final = 128
 DIGITS: Final = 3
@@ -98,13 +106,17 @@ def _worse(s: JobEconomics, margin: Fraction) -> Iterator[JobEconomics]:
 def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) -> int:
     """The trainer's least stake that makes honesty its best reply in all of `_worse`, rounded up to three digits.
 
-    Where there are seats, it also makes their auditors audit rather than believe a root that the trainer shows.
+    Where there are seats, it also makes their auditors audit rather than believe a root that the trainer shows. And the
+    sixteenth of the prover's share pays the gas of a challenger that is overtaken. That relief makes it dearer for a
+    cheat to report itself is not counted on.
     rules: fields of `JobEconomics` that differ from the contract.
     """
 
     def deters(stake: int) -> bool:
         tried = replace(terms, trainer_stake=stake)
         s = f.economics(replace(tried, reward=reward_for(f, gas, tried)), gas, **rules)
+        if s.share < MAX_GAMES * f.margin * overtaken_gas(s):
+            return False
         return all(honesty(at).holds and (not s.seated or disbelief(at).holds) for at in _worse(s, f.margin))
 
     bits = bisect_left(range(STAKE_BITS), True, key=lambda bits: deters(1 << bits))

@@ -4,8 +4,6 @@ A Python referee runs beside each game. Every move that the contract accepts is 
 contract refuses must be illegal there. `disagreements` lists the places where the two differ.
 """
 
-from typing import Final
-
 from tiebreak.protocol.chain import GameRecord, Outcome, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.following import FollowedBoard, Seen, TalkOf
@@ -18,8 +16,6 @@ from tiebreak.protocol.game.snapshot import Snapshot, Standing
 from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
-
-BURN_ADDRESS: Final = Address(bytes(18) + b"\xde\xad")
 
 
 class Board(FollowedBoard):

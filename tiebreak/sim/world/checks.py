@@ -22,13 +22,12 @@ from typing import Final
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import Reason
-from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.board import BURNED, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.events import Alarm, Place, Record
 from tiebreak.protocol.parties.machine import UNEXPECTED
 from tiebreak.protocol.parties.trainer import AHEAD
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.agents import Agent, Trainer
-from tiebreak.sim.world.board import BURN_ADDRESS
 from tiebreak.sim.world.world import World
 
 _REASONS: Final = {
@@ -134,19 +133,21 @@ def least_owed(finished: Finished, agent: Agent) -> int:
             total += terms.reward if job.status is JobStatus.SETTLED else 0
             total += job.earned if job.status is JobStatus.PARTED else 0
     for game in finished.games:
+        if game.void and game.challenger == agent.address:
+            total += _relief(game)
         if game.state.verdict is None or game.void:
             continue
         won_by_defender = game.state.verdict.winner is Side.DEFENDER
         if won_by_defender and game.job.job.trainer == agent.address:
             total += game.stake // 2
         if not won_by_defender and game.challenger == agent.address:
-            total += _share(game.job)
+            total += game.job.share - sum(map(_relief, finished.world.board.games_of(game.job.id)))
     return total + sum(_seats_owed(finished, agent, job) for job in finished.jobs)
 
 
-def _share(job: PublicJob) -> int:
-    """What whoever convicts the trainer gets, and each right seat."""
-    return job.job.trainer_stake // 2 // (1 + job.job.seats)
+def _relief(game: PublicGame) -> int:
+    """What is kept for the challenger of a game, or was paid to it, whose job was slashed over it."""
+    return game.job.relief if game.job.status is JobStatus.SLASHED and game.state.verdict is None else 0
 
 
 def _seats_owed(finished: Finished, agent: Agent, job: PublicJob) -> int:
@@ -154,7 +155,7 @@ def _seats_owed(finished: Finished, agent: Agent, job: PublicJob) -> int:
     seats = sum(auditor == agent.address for auditor, _ in job.seating.seals.values())
     if job.status is JobStatus.SLASHED:
         saw_it = not job.seating.is_opened or (job.job.id in finished.false_jobs and not job.equivocation)
-        return seats * (job.job.seat_fee + _share(job)) if saw_it else 0
+        return seats * (job.job.seat_fee + job.share) if saw_it else 0
     return seats * job.job.seat_fee if job.is_over else 0
 
 
@@ -189,13 +190,12 @@ def adversaries_end(finished: Finished) -> list[str]:
 def money_adds_up(finished: Finished) -> list[str]:
     """Promise 4."""
     chain, found = finished.world.chain, list[str]()
-    accounts = {agent.address for agent in finished.agents.values()} | {BURN_ADDRESS}
-    owed = sum(chain.credit(account) for account in accounts)
+    owed = sum(chain.credit(agent.address) for agent in finished.agents.values())
     deposits = sum(
         bond for agent in finished.agents.values() for bond, _ in finished.world.board.slots_of(agent.address)
     )
-    stakes = sum(game.stake for game in finished.games if not game.is_over)
-    held = deposits + stakes + sum(map(_held, finished.jobs))
+    stakes = sum(game.stake + _relief(game) for game in finished.games if not game.is_over)
+    held = deposits + stakes + sum(map(_held, finished.jobs)) + finished.world.board.credit(BURNED)
     owned = chain.balance(chain.deployment.board)
     if owned != owed + held:
         found.append(f"4: the board owes {owed + held} wei and owns {owned}")
@@ -221,7 +221,7 @@ def _held(job: PublicJob) -> int:
     seats += job.job.seat_bond * len(job.seating.seals) - sum(job.seating.claimed.values())
     if job.status is JobStatus.ACTIVE:
         return job.job.reward + job.job.trainer_stake + seats
-    return seats + (job.job.trainer_stake // 2 - _share(job) if job.status is JobStatus.SLASHED else 0)
+    return seats + (job.job.trainer_stake // 2 - job.share if job.status is JobStatus.SLASHED else 0)
 
 
 def _is_stuck(finished: Finished, job: PublicJob) -> bool:
@@ -299,8 +299,8 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
     """How a dishonest party ended. The first of the following that applies is returned.
 
     A job of the party was slashed (and how) or abandoned; one of its false heads was settled (undetected); it lost a
-    game that it started (and how); it lost the bond of a seat (forfeited); something of it was refused; it was not paid
-    although another party of its role was, or a trainer would have been (unpaid). Otherwise it was harmless.
+    game that it started (and how); it lost the bond of a seat (forfeited); something of it was refused; it was paid no
+    more than relief although another party of its role was, or a trainer would have been (unpaid). Else: harmless.
     """
     how = _as_trainer(world, agent, false_jobs) if isinstance(agent, Trainer) else None
     if how is not None:
@@ -320,7 +320,9 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
         return "parted"
     others = [name for name, other in world.parties.items() if isinstance(other, Agent) and other.ROLE == agent.ROLE]
     paid_beside = any(wei[name] > 0 for name in others if name != agent.name)
-    if wei[agent.name] <= 0 and (paid_beside or isinstance(agent, Trainer)):
+    # A mirror is told from nobody who computes: it has its gas back as they do, and no prize.
+    relief = sum(_relief(game) for game in world.board.games.values() if game.challenger == agent.address)
+    if wei[agent.name] <= relief and (paid_beside or isinstance(agent, Trainer)):
         return "unpaid"
     return "harmless"
 
