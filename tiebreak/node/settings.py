@@ -20,6 +20,7 @@ from tiebreak.protocol.tags import Digest
 FILE: Final = "party.toml"
 ROLES: Final = ("client", "trainer", "auditor", "watch")
 PREFIX: Final = "TIEBREAK_"
+ANY: Final = "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Settings:
     confirmations: int = 2
     block_seconds: int = 12
     step_seconds: int = 1
+    trial_seconds: int = 600
     slowdown: int = 1
     key: str = "key.pem"
     spike_gwei: int = 20
@@ -48,7 +50,7 @@ class Settings:
     most_steps: int = 0
     most_bytes: int = 0
     least_reward: str = "0"
-    most_stake: str = "0"
+    most_stake: str = ""
     jobs: tuple[str, ...] = ()
     step_wei: int = 0
 
@@ -99,7 +101,15 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "first_block": (_ALL, "The block in which the board was created; following starts there."),
     "confirmations": (_ALL, "Blocks that must stand on a block before what it shows counts as certain."),
     "block_seconds": (_ALL, "Seconds between blocks."),
-    "step_seconds": (_ALL, "Seconds that this machine takes for a step of the slowest job; terms are judged by it."),
+    "step_seconds": (
+        _ALL,
+        "Seconds that a step of any job counts at least; terms are judged by what a trial step took.",
+    ),
+    "trial_seconds": (
+        _WORKING,
+        "Seconds that the first two steps of a program may take, with all that comes before them. A party stays out\n"
+        "of a job whose program takes longer, or more memory than there is.",
+    ),
     "slowdown": (_ALL, "How many times longer a step may take on the worst data (`tiebreak doctor --worst`)."),
     "key": (
         _KEYED,
@@ -124,11 +134,11 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "device": (_WORKING, "The torch device; it is qualified first."),
     "metrics_port": (_ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not."),
     "json_log": (_ALL, "Log JSON, one object a line."),
-    "clients": (frozenset({"trainer"}), "Addresses of clients whose offers are taken; empty: anybody's."),
+    "clients": (frozenset({"trainer"}), 'Addresses of clients whose offers are taken, or ["any"]. Needed.'),
     "most_steps": (frozenset({"trainer"}), "The longest job that is taken; 0: any."),
     "most_bytes": (_WORKING, "The most bytes that are fetched for one job; 0: no limit but the disk."),
     "least_reward": (frozenset({"trainer"}), "The least reward of a job that is taken, in ether."),
-    "most_stake": (frozenset({"trainer"}), "The largest stake that is put up for a job, in ether; 0: any."),
+    "most_stake": (frozenset({"trainer"}), 'The largest stake that is put up for a job, in ether, or "any". Needed.'),
     "jobs": (frozenset({"auditor", "watch"}), "Ids of the jobs to follow; empty: every job."),
     "step_wei": (frozenset({"auditor"}), "What a step of an audit costs you, in wei; seats that pay less are refused."),
 }
