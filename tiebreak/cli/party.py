@@ -18,6 +18,7 @@ from tiebreak.node.parties import deliver
 from tiebreak.protocol.errors import ConfigurationError
 
 PARTY: Final = click.Path(file_okay=False, path_type=Path)
+_NEEDED: Final = {"trainer": ": set clients and most_stake in it", "auditor": ": set most_stake in it"}
 _ABOUT: Final = {
     "client": """Offer jobs, pay for what is right, and receive the weights.
 
@@ -83,7 +84,7 @@ def _init(role: str) -> click.Command:
     @click.option("--board", help="The address of the job board on that chain.")
     def init(folder: Path, **given: str | None) -> None:
         found = party_settings.write(role, folder, **{name: value for name, value in given.items() if value})
-        click.echo(f"wrote {found.path}")
+        click.echo(f"wrote {found.path}" + (_NEEDED.get(role, "")))
         key = folder / found.key
         if role != "watch":
             made = load_key(key) if key.exists() else new_key(key)

@@ -27,7 +27,7 @@ from tiebreak.node.journal import JOBS, Journal
 from tiebreak.node.linked import Linked
 from tiebreak.node.mail import MAX_JOBS, Letter, MailForgot
 from tiebreak.node.parties import OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake, draw_secret
-from tiebreak.node.work import Answer, Compute, Crews, Fetch, Publish, Steps, Task, Turn
+from tiebreak.node.work import Answer, Compute, Crews, Fetch, Publish, Steps, Task, Try, Turn
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
 from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
@@ -38,7 +38,7 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import Finding
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame
-from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.machine import Machine, is_active
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.tags import Digest
 
@@ -167,7 +167,9 @@ class Driver:
         """By job and count: they wait until the hub has their lists."""
         self._signatures: dict[Digest, bytes] = {}
         self._offers: dict[Digest, e.JobOffered] = {}
-        """Offers that wait for their files."""
+        """Offers that wait for their files, or for a trial of their program."""
+        self._trials: dict[Digest, bool] = {}
+        """Jobs of which a step is, or was, tried, and whether that is over."""
         self._wanted: dict[tuple[Digest, int], float] = {}
         """What is to be fetched, and not before when by the machine's steady clock."""
         self._fetching: set[tuple[Digest, int]] = set()
@@ -584,12 +586,13 @@ class Driver:
         if not isinstance(machine, Trainer) or job.trainer != machine.address or job.id in self._offers:
             return
         is_answered = ("signature", job.id) in machine.records
-        if is_answered or self.shelf.has(job) or not machine.wants(job):
+        if is_answered or job.id in self._trials or not machine.wants(job):
             self.tell(offer)
             return
-        self.notes.info("offer", f"{job.steps} steps; fetching its files", job=job.id.hex()[:8])
+        self.notes.info("offer", f"{job.steps} steps; fetching its files, and trying a step", job=job.id.hex()[:8])
         self._offers[job.id] = offer
-        self._want(job.id, 0)
+        self._prepare(job)
+        self._fetch_wanted()
 
     def _look_for_offers(self) -> None:
         """Tell a client of the offers in its folder, which `tiebreak client offer` puts there."""
@@ -619,13 +622,45 @@ class Driver:
         self._fetch_wanted()
 
     def _fetch_inputs(self) -> None:
-        """Fetch what is needed to begin, of every job that the party looks at."""
+        """Prepare for every job that the party looks at, or has taken.
+
+        One that is only offered costs nobody anything, so it waits until no other is being tried.
+        """
         machine = self.machine
-        if not isinstance(machine, Watcher | Auditor):
+        for job in sorted(machine.jobs(), key=is_active, reverse=True):
+            if isinstance(machine, Watcher | Auditor):
+                is_ours = machine.follows(job.job) and (is_active(job) or all(self._trials.values()))
+            else:
+                is_ours = isinstance(machine, Trainer) and ("signature", job.id) in machine.records
+            if is_ours and not job.is_over:
+                self._prepare(job.job)
+
+    def _prepare(self, job: Job) -> None:
+        """Fetch what is needed to begin, and then find out what a step costs here, once for these settings."""
+        if job.id in self._trials:
             return
-        for job in machine.jobs():
-            if not job.is_over and machine.follows(job.job) and not self.shelf.has(job.job):
-                self._wanted.setdefault((job.id, 0), 0.0)
+        if not self.shelf.has(job):
+            self._wanted.setdefault((job.id, 0), 0.0)
+        elif self.crews is not None:
+            self._trials[job.id] = False
+            bench = self.crews.bench
+            fact = f"seconds of a step of {job.id.hex()} on {bench.device}, {bench.processes} x {bench.threads}"
+            if (known := self.journal.fact(fact)) is not None:
+                self._judge(job, fact, Answer(seconds=float(known)))
+            else:
+                self._ask(Try(job=job), partial(self._judge, job, fact))
+
+    def _judge(self, job: Job, fact: str, answer: Answer) -> None:
+        """A step was tried: take part in the job, or stay out of it."""
+        self._trials[job.id] = True
+        if answer.problem:
+            self.notes.warn("try", f"this machine takes no part in it: {answer.problem}", job=job.id.hex()[:8])
+        else:
+            self.journal.keep_fact(fact, repr(answer.seconds).encode())
+            self.shelf.seconds[job.id] = answer.seconds
+            self.shelf.look_again(job.id)
+            self.notes.info("try", f"a step takes {answer.seconds:.3g} s", job=job.id.hex()[:8])
+        self.tell(self._offers.pop(job.id) if job.id in self._offers else e.Tick(at=self.ground.now()))
 
     def _fetch_wanted(self) -> None:
         now = time.monotonic()
@@ -654,8 +689,8 @@ class Driver:
         self.shelf.look_again(job_id)
         self.notes.info("fetch", f"has the files up to checkpoint {count}", job=job_id.hex()[:8])
         now = self.ground.now()
-        if (offer := self._offers.pop(job_id, None)) is not None:
-            self.tell(offer)
+        if job_id in self._offers:
+            self._prepare(self.jobs[job_id])
         self.tell(e.Arrived(at=now, job_id=job_id, count=count) if count else e.Tick(at=now))
 
     def _publish(self, job_id: Digest, count: int, *, logs: bool) -> None:

@@ -39,6 +39,8 @@ class Shelf:
         self._programs: dict[Digest, Program] = {}
         """By job: none is read twice, and none that is not the job's is kept."""
         self._missing: set[Digest] = set()
+        self.seconds: dict[Digest, float] = {}
+        """What a step takes here, of each job whose program was tried (`work.Try`)."""
 
     def folder(self, job_id: Digest) -> Path:
         return self._folder / job_id.hex()
@@ -57,7 +59,9 @@ class Shelf:
         self._missing.discard(job_id)
 
     def program(self, job: Job) -> Program | None:
-        """The program of a job, if all that a party needs to begin is there."""
+        """The program of a job, if all that a party needs to begin is there, and this machine can run it."""
+        if job.id not in self.seconds:
+            return None
         if job.id in self._programs or job.id in self._missing:
             return self._programs.get(job.id)
         if self.has(job):
@@ -110,9 +114,16 @@ class OnShelf(Machine):
         return []
 
     def pace_of(self, job: Job, *more: Job) -> Pace:
-        """On a machine that also computes for the games of all jobs taken, and of more."""
+        """As measured, on a machine that also computes for the games of all jobs taken, and of more."""
         games = {other.id for other in (job, *self.taken(), *more)}
-        return replace(self.pace, games=len(games), beside=self.pace.step_seconds * self.pace.slowdown)
+        active = {other.id for other in self.jobs() if is_active(other)}
+        longest = max(self._seconds(number) for number in games | (self.shelf.seconds.keys() & active))
+        return replace(
+            self.pace, step_seconds=self._seconds(job.id), games=len(games), beside=longest * self.pace.slowdown
+        )
+
+    def _seconds(self, job_id: Digest) -> float:
+        return max(self.pace.step_seconds, self.shelf.seconds.get(job_id, 0.0))
 
 
 class Trainer(OnShelf, trainer.Trainer):

@@ -17,13 +17,14 @@ from tiebreak.node.log import Log
 from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.metrics import serve_metrics
 from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer, Watcher
-from tiebreak.node.settings import Settings
+from tiebreak.node.settings import ANY, Settings
 from tiebreak.node.work import Bench, Crews
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.gas import DEAREST
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.machine import Machine
 from tiebreak.protocol.parties.posts import Body
 from tiebreak.protocol.parties.terms import Means, Pace
@@ -104,6 +105,7 @@ def _made(
     bench = Bench(
         folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
         threads=settings.threads, device=settings.device, serve=serve, most_bytes=settings.most_bytes,
+        trial_seconds=settings.trial_seconds,
         secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
     )  # fmt: skip
     crews = Crews(bench, None if key is None else opened_by(key))
@@ -121,7 +123,7 @@ def _made(
     mail.note = driver.note_hub
     if isinstance(ground, ChainGround):
         ground.know(machine)
-    crews.warm_up()
+    crews.warm_up(tries=settings.role != "client")
     return driver
 
 
@@ -146,18 +148,30 @@ def floor_of(settings: Settings) -> int:
 
 
 def means_of(settings: Settings, balance: Callable[[], int]) -> Means:
-    """What a party may put up, from its settings."""
-    limits = {name: settings.wei(name) for name in ("most_bond", "most_stake", "most_exposed")}
+    """What a party may put up, from its settings. Raises `ConfigurationError` unless an auditor's say it."""
+    limits = {name: settings.limit(name) for name in ("most_bond", "most_stake", "most_exposed")}
+    if settings.role == "auditor" and not (limits["most_stake"] or settings.most_stake == ANY):
+        raise ConfigurationError(
+            f"{settings.path}: expected most_stake, got none; write what this auditor may put up for a job, such as "
+            'most_stake = "0.5", or "any", or set TIEBREAK_MOST_STAKE'
+        )
     return Means(floor=floor_of(settings), balance=balance, **limits)
 
 
 def policy(settings: Settings) -> Policy:
-    """A trainer's policy, from its settings."""
+    """A trainer's policy, from its settings. Raises `ConfigurationError` unless they name its clients and stakes."""
+    most_stake = settings.limit("most_stake")
+    if not settings.clients or (settings.most_stake != ANY and not most_stake):
+        raise ConfigurationError(
+            f"{settings.path}: expected clients and most_stake, got none; write whose offers this trainer takes and "
+            'what it may stake on a job, such as clients = ["0x..."] and most_stake = "0.5", or ["any"] and "any", or '
+            "set TIEBREAK_CLIENTS and TIEBREAK_MOST_STAKE"
+        )
     return Policy(
-        clients=settings.addresses("clients"),
+        clients=() if settings.clients == (ANY,) else settings.addresses("clients"),
         most_steps=settings.most_steps,
         least_reward=settings.wei("least_reward"),
-        most_stake=settings.wei("most_stake"),
+        most_stake=most_stake,
     )
 
 

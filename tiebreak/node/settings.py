@@ -20,6 +20,7 @@ from tiebreak.protocol.tags import Digest
 FILE: Final = "party.toml"
 ROLES: Final = ("client", "trainer", "auditor", "watch")
 PREFIX: Final = "TIEBREAK_"
+ANY: Final = "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Settings:
     confirmations: int = 2
     block_seconds: int = 12
     step_seconds: int = 1
+    trial_seconds: int = 600
     slowdown: int = 1
     key: str = "key.pem"
     spike_gwei: int = 20
@@ -48,9 +50,9 @@ class Settings:
     most_steps: int = 0
     most_bytes: int = 0
     least_reward: str = "0"
-    most_bond: str = "0"
-    most_stake: str = "0"
-    most_exposed: str = "0"
+    most_bond: str = "any"
+    most_stake: str = ""
+    most_exposed: str = "any"
     jobs: tuple[str, ...] = ()
     step_wei: int = 0
 
@@ -66,6 +68,10 @@ class Settings:
         if found is None:
             raise ConfigurationError(f"{self.path}: {name}: expected ether such as 0.25, got {text!r}")
         return int(found[1]) * 10**18 + int((found[2] or "0").ljust(18, "0"))
+
+    def limit(self, name: str) -> int:
+        """A limit in wei; 0 if it is "any", or not set. Raises `ConfigurationError`."""
+        return 0 if getattr(self, name) in ("", ANY) else self.wei(name)
 
     def address(self, name: str) -> Address:
         """An address. Raises `ConfigurationError`."""
@@ -102,7 +108,15 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "first_block": (_ALL, "The block in which the board was created; following starts there."),
     "confirmations": (_ALL, "Blocks that must stand on a block before what it shows counts as certain."),
     "block_seconds": (_ALL, "Seconds between blocks."),
-    "step_seconds": (_ALL, "Seconds that this machine takes for a step of the slowest job; terms are judged by it."),
+    "step_seconds": (
+        _ALL,
+        "Seconds that a step of any job counts at least; terms are judged by what a trial step took.",
+    ),
+    "trial_seconds": (
+        _WORKING,
+        "Seconds that the first two steps of a program may take, with all that comes before them. A party stays out\n"
+        "of a job whose program takes longer, or more memory than there is.",
+    ),
     "slowdown": (_ALL, "How many times longer a step may take on the worst data (`tiebreak doctor --worst`)."),
     "key": (
         _KEYED,
@@ -127,20 +141,20 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "device": (_WORKING, "The torch device; it is qualified first."),
     "metrics_port": (_ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not."),
     "json_log": (_ALL, "Log JSON, one object a line."),
-    "clients": (frozenset({"trainer"}), "Addresses of clients whose offers are taken; empty: anybody's."),
+    "clients": (frozenset({"trainer"}), 'Addresses of clients whose offers are taken, or ["any"]. Needed.'),
     "most_steps": (frozenset({"trainer"}), "The longest job that is taken; 0: any."),
     "most_bytes": (_WORKING, "The most bytes that are fetched for one job; 0: no limit but the disk."),
     "least_reward": (frozenset({"trainer"}), "The least reward of a job that is taken, in ether."),
     "most_bond": (
         frozenset({"auditor"}),
-        "The largest bond of a seat, in ether; 0: any. A pool takes as much for 24 days.",
+        'The largest bond of a seat, in ether, or "any". A pool takes as much for 24 days.',
     ),
     "most_stake": (
         _STAKING,
-        "The most that is put up for one job, in ether: a trainer's stake, or an auditor's bonds and challenges;\n"
-        "0: any. An auditor's pools and seats leave as much for a challenge.",
+        "The most that is put up for one job, in ether, or \"any\": a trainer's stake, or an auditor's bonds and\n"
+        "challenges, whose pools and seats leave as much for a challenge. Needed.",
     ),
-    "most_exposed": (_STAKING, "The most that is put up for all jobs and pools together, in ether; 0: any."),
+    "most_exposed": (_STAKING, 'The most that is put up for all jobs and pools together, in ether, or "any".'),
     "jobs": (frozenset({"auditor", "watch"}), "Ids of the jobs to follow; empty: every job."),
     "step_wei": (frozenset({"auditor"}), "What a step of an audit costs you, in wei; seats that pay less are refused."),
 }

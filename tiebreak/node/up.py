@@ -262,6 +262,10 @@ class Town:
         folder.mkdir()
         given: dict[str, Any] = {"hub": self.page, "chain": rpc, "board": board}
         given |= {"block_seconds": BLOCK_SECONDS, "step_seconds": 0, "confirmations": 0, "threads": 1}
+        if name == "trainer":
+            given |= {"clients": (settings.ANY,)}
+        if _role(name) in ("trainer", "auditor"):
+            given |= {"most_stake": settings.ANY}
         settings.write(_role(name), folder, **given)
         account = self.plan.folder / "accounts" / f"account-{1 + self.plan.parties.index(name)}.pem"
         if account.exists():

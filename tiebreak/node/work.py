@@ -52,6 +52,8 @@ class Bench:
     threads: int = 0
     """Of each process; 0: an equal share of the cores, or torch's own choice if one process works."""
     device: str = "cpu"
+    trial_seconds: int = 600
+    """After which a process that tries a program is ended, and the program counts as too slow."""
     secret: bytes = b""
     """From which an auditor derives its seals."""
     serve: "Callable[[Connection, Bench], None] | None" = None
@@ -112,7 +114,14 @@ class Compute:
     """The trainer's signature under the job; empty while it has not signed."""
 
 
-Task = Fetch | Publish | Compute
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """Find out what a step of a job costs here: count it, and if it can fit, compute it. The answer has its seconds."""
+
+    job: Job
+
+
+Task = Fetch | Publish | Compute | Try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +136,7 @@ class Answer:
     """What came of a task. `problem`: why its data do not allow a result."""
 
     root: bytes = b""
+    seconds: float = 0.0
     move: Move | None = None
     body: "LibraryBody | None" = None
     problem: str = ""
@@ -312,6 +322,7 @@ class Crew:
         return None
 
     def _try(self, waiting: _Waiting) -> Answer | Failed:
+        is_trial = isinstance(waiting.task, Try)
         try:
             with self._changed:
                 if self._stopped:
@@ -321,15 +332,25 @@ class Crew:
                 assert self._pipe is not None
                 self._pipe.send(waiting.task)
                 self._now = waiting
-            while isinstance(said := self._pipe.recv(), Steps | Envelope):
+            end = time.monotonic() + self._bench.trial_seconds if is_trial else None
+            while True:
+                if not self._pipe.poll(None if end is None else max(0.0, end - time.monotonic())):
+                    raise TimeoutError("it took too long")
+                if not isinstance(said := self._pipe.recv(), Steps | Envelope):
+                    break
                 if isinstance(said, Steps):
                     self._on_steps(said)
                     continue
                 opened = self._opened(said)
                 with self._changed:  # another thread may be sending that something is dropped
                     self._pipe.send(opened)
+            if is_trial:
+                self._bury(EOFError())  # and with it all that the program made it hold
         except Exception as error:
-            return Failed(reason=self._bury(error))
+            reason = self._bury(error)
+            if is_trial and not self._stopped:
+                return Answer(problem=f"expected a step in {self._bench.trial_seconds} s, got none: {reason}")
+            return Failed(reason=reason)
         finally:
             with self._changed:
                 self._now = None
@@ -358,14 +379,15 @@ class Crew:
 class Crews:
     """The processes of a party: none of them waits for another's task.
 
-    One finds the moves of all games about one job, and does nothing else. One fetches and publishes files. The others
-    train and replay, each for other jobs, and stand still after a step as long as a move is sought.
+    One finds the moves of all games about one job, and does nothing else. One fetches and publishes files. One tries
+    programs, and ends after each. The others train and replay, each for other jobs, and stand still after a step as
+    long as a move is sought.
     """
 
     def __init__(self, bench: Bench, unseal: Unseal | None = None) -> None:
         """unseal: as for `Crew`; several threads may call it at once."""
-        self._alone, self._unseal = replace(bench, processes=1), unseal
-        self._mail = Crew(self._alone, unseal)
+        self.bench, self._alone, self._unseal = bench, replace(bench, processes=1), unseal
+        self._mail, self._trying = Crew(self._alone, unseal), Crew(bench, unseal)
         self._crews = [Crew(bench, unseal) for _ in range(bench.processes)]
         self._of: dict[Digest, Crew] = {}
         """Which of the others computes a job, for which it keeps what was expensive to make."""
@@ -375,7 +397,7 @@ class Crews:
 
     @property
     def _all(self) -> list[Crew]:
-        return [self._mail, *self._crews, *self._movers.values()]
+        return [self._mail, self._trying, *self._crews, *self._movers.values()]
 
     def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
         """Be told as by `Crew.listen`, in the threads of all crews."""
@@ -395,10 +417,11 @@ class Crews:
                 self._movers[job].ask(task, done)
             case Compute():
                 self._computing(job).ask(task, done)
+            case Try():
+                self._trying.ask(task, done)
+                self._computing(job).warm_up()  # it is needed next
             case _:
                 self._mail.ask(task, done)
-                if isinstance(task, Fetch):  # what is fetched is computed next
-                    self._computing(job).warm_up()
 
     def _computing(self, job: Digest) -> Crew:
         """The crew that trains and replays a job: for a new one, a crew that has least to do."""
@@ -415,9 +438,11 @@ class Crews:
         for job in self._movers.keys() - jobs:
             self._movers.pop(job).stop()
 
-    def warm_up(self) -> None:
-        """Start the first process that is needed now, so that its first task does not wait for torch."""
+    def warm_up(self, *, tries: bool) -> None:
+        """Start the processes that are needed first, so that their first tasks do not wait for torch."""
         self._mail.warm_up()
+        if tries:
+            self._trying.warm_up()
 
     def stop(self) -> None:
         """End all processes at once (`Crew.stop`)."""

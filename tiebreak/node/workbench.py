@@ -17,14 +17,17 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import torch
+
 from tiebreak.api.audits import open_replay
 from tiebreak.api.environment import usable_cores
-from tiebreak.api.offers import complete, open_offer
+from tiebreak.api.offers import complete, open_offer, seconds_per_step
 from tiebreak.api.running import Machine, use_threads
 from tiebreak.api.sampling import Sampler
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.run.cost import cost_of, memory_here, require_memory
 from tiebreak.engine.run.directory import JOB, LOGS, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
@@ -44,6 +47,7 @@ from tiebreak.node.work import (
     Publish,
     Steps,
     Task,
+    Try,
     Turn,
     Unsealed,
 )
@@ -65,6 +69,8 @@ PERMUTATION: Final = 0x7EB8
 """The seed of the order in which a second replay takes the terms of sums; a third takes the next one."""
 TELL_SECONDS: Final = 0.5
 """How often losses are told."""
+SIDE: Final = 1024
+"""Of the matrices whose product shows how fast this machine is."""
 MOVING: Final = "moving.lock"
 """The file in a party's folder that is locked while a move is sought. The system frees it however a process ends."""
 
@@ -140,15 +146,17 @@ class Workbench:
                     return self._publish(task)
                 case Compute():
                     return self._compute(task)
+                case Try():
+                    return self._try(task)
         except (CannotCheck, VerificationError) as error:
             if _is_own_fault(task):
                 return Failed(reason=str(error))
             return Answer(problem=str(error))
         except TiebreakError as error:
-            return Failed(reason=str(error))
+            return _failed(task, str(error))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            return Failed(reason=f"{error!r} at {where.filename}:{where.lineno}")
+            return _failed(task, f"{error!r} at {where.filename}:{where.lineno}")
 
     def _folder(self, job: Job) -> Path:
         return self._bench.folder / JOBS / job.id.hex()
@@ -188,6 +196,21 @@ class Workbench:
         return Answer(body=publish(run, listed, blobs, task.count, secret_of(run, self._unseal)))
 
     # ------------------------------------------------------------------ work
+
+    def _try(self, task: Try) -> Answer:
+        """Count what a step needs; compute one only if it fits into its process's part of the memory, and the time.
+
+        Each process that trains may have a second one beside it, which finds moves of games about the same job.
+        """
+        run, device = open_offer(self._folder(task.job)), self._bench.device
+        use_threads(self._threads)
+        memory = memory_here() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
+        require_memory(run.program, memory // (2 * self._bench.processes))
+        rate = max(rate_of(dtype, device) for dtype in (torch.float32, torch.float64))
+        least, most = cost_of(run.program).flops / rate, self._bench.trial_seconds
+        if least > most:
+            raise CannotCheck(f"expected a step in {most} s, got one that takes {least:.3g} s or more here")
+        return Answer(seconds=seconds_per_step(run, Machine(threads=self._threads, device=device)))
 
     def _compute(self, task: Compute) -> Answer:
         job, self._now = task.job, task.work
@@ -330,6 +353,21 @@ class Workbench:
                 started, worked = time.monotonic(), time.process_time()
 
         return told
+
+
+def rate_of(dtype: torch.dtype, device: str) -> float:
+    """Operations a second in PyTorch's own products of large matrices: no exact step is faster."""
+    left, taken = torch.ones(SIDE, SIDE, dtype=dtype, device=device), list[float]()
+    for _ in range(3):
+        started = time.perf_counter()
+        float((left @ left)[0, 0])  # which also waits for a GPU
+        taken.append(time.perf_counter() - started)
+    return float(2 * SIDE**3 / min(taken))
+
+
+def _failed(task: Task, reason: str) -> Answer | Failed:
+    """What fails is tried again, but not a program that is tried for the first time: it stays out."""
+    return Answer(problem=reason) if isinstance(task, Try) else Failed(reason=reason)
 
 
 def _is_own_fault(task: Task) -> bool:

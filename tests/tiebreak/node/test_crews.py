@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.protocol.runs import DOMAIN, TRAINER, program
+from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER, program
 from tests.protocol.town import JOB, PACE, START
 from tests.tiebreak.node.test_mail import answer, liar
 from tiebreak.node import mail, workbench
 from tiebreak.node.driver import Driver
 from tiebreak.node.journal import Journal
 from tiebreak.node.mail import Mail, MailAway, MailRefused
-from tiebreak.node.parties import Policy, Trainer
-from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Failed, Fetch, Publish, Task
+from tiebreak.node.parties import Auditor, Policy, Shelf, Trainer
+from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Failed, Fetch, Publish, Task, Try
 from tiebreak.node.workbench import Workbench
 from tiebreak.protocol.game.moves import Concede
 from tiebreak.protocol.parties import events as e
@@ -88,7 +88,8 @@ def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, 
     """The oldest tasks fail for ever and are due again: a new one comes first."""
     ours, there = Pipe()
     monkeypatch.setattr("tiebreak.node.work.FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=SimpleNamespace()))
+    process = SimpleNamespace(terminate=there.close, join=lambda _: None, is_alive=lambda: False)
+    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=process))
     crew, tasks = Crew(bench(tmp_path)), [Publish(job=job, count=1, logs=True) for job in JOBS]
     for task in tasks[:2]:
         crew.ask(task, lambda _: None)
@@ -97,8 +98,6 @@ def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, 
     for task in (tasks[1], tasks[2], tasks[0]):
         there.send(Failed(reason="the hub is away"))
         assert there.recv() == task
-    crew._process = None
-    there.close()
     crew.stop()
 
 
@@ -154,7 +153,7 @@ def test_posts_that_a_hub_does_not_take_hide_none_behind_them(tmp_path: Path) ->
 def trainer(*taken: PublicJob, processes: int = 3) -> Trainer:
     board = Board()
     board.jobs |= {job.id: job for job in taken}
-    shelf: Any = SimpleNamespace(program=lambda _: program())
+    shelf: Any = SimpleNamespace(program=lambda _: program(), seconds={})
     return Trainer(
         policy=Policy(), processes=processes, shelf=shelf, board=board, domain=DOMAIN, pace=PACE, key=TRAINER
     )
@@ -179,6 +178,10 @@ def test_terms_count_the_longest_step_and_the_games_of_all_jobs_taken() -> None:
     assert not trainer(public(replace(alone, nonce=1))).accepts(public(both, JobStatus.OFFERED))
     assert trainer(public(replace(alone, nonce=1), JobStatus.SETTLED)).sign_job(alone)
     assert objections(alone, program(), PACE) == ()
+    slow = trainer(beside := public(replace(both, nonce=1, clock=10 * both.clock)))
+    slow.shelf.seconds |= {beside.id: step + 0.3, NOTHING: 1e9}  # what it tried, of a job that is not active too
+    assert not slow.sign_job(both)
+    assert slow.sign_job(replace(both, clock=both.clock + 3))
 
 
 def test_a_trainer_accepts_only_what_a_process_of_its_own_can_train() -> None:
@@ -187,3 +190,93 @@ def test_a_trainer_accepts_only_what_a_process_of_its_own_can_train() -> None:
     assert trainer(public(other), offered, processes=2).accepts(offered)
     assert not trainer(public(other), offered, processes=1).accepts(offered)
     assert trainer(public(other, heads=other.checkpoints), offered, processes=1).accepts(offered)
+
+
+@pytest.mark.parametrize("fate", ["in time", "too long", "too much"])
+def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """It is ended when it takes too long, and not tried again if the system ends it, for want of memory."""
+    ours, there = Pipe()
+    process = SimpleNamespace(kill=lambda: ended.append(fate), join=lambda _: None, exitcode=-9)
+    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=process))
+    monkeypatch.setattr(Crew, "warm_up", lambda _: None)
+    ended, found = list[str](), SimpleQueue[Answer]()
+    crews = Crews(bench(tmp_path, trial_seconds=0 if fate == "too long" else 20))
+    crews.ask(Try(job=JOB), found.put)
+    if fate != "too long":
+        assert there.recv() == Try(job=JOB)
+    if fate == "in time":
+        there.send(Answer(seconds=0.25))
+        assert found.get(timeout=20) == Answer(seconds=0.25)
+    else:
+        if fate == "too much":
+            there.close()
+        assert "a step in" in found.get(timeout=20).problem
+    assert ended == [fate]
+    crews.stop()
+
+
+def driving(machine: Any, folder: Path, asked: list[tuple[Task, Any]], told: list[e.Event]) -> Driver:
+    """A driver whose crews and machine only note what they are asked and told."""
+    machine.shelf = Shelf(folder)
+    crews = SimpleNamespace(bench=bench(folder), listen=lambda *_: None, ask=lambda *given: asked.append(given))
+    notes = SimpleNamespace(info=lambda *_, **__: None, warn=lambda *_, **__: None)
+    given: dict[str, Any] = {"ground": SimpleNamespace(now=lambda: START, domain=DOMAIN), "mail": SimpleNamespace()}
+    made = Driver(machine, journal=Journal(folder, {}), shelf=machine.shelf, crews=crews, notes=notes, **given)  # type: ignore[arg-type]
+    made.tell = told.append  # type: ignore[method-assign]
+    return made
+
+
+def test_no_job_is_signed_or_followed_before_a_step_was_tried(tmp_path: Path, monkeypatch: Any) -> None:
+    """What it took counts in the terms and is remembered; what failed stays out, and its offer is declined."""
+    asked, told = list[tuple[Task, Any]](), list[e.Event]()
+    monkeypatch.setattr(Shelf, "has", lambda self, _: bool(asked))
+    jobs = [replace(job, trainer=TRAINER.address) for job in JOBS]
+
+    def offer(made: Driver, job: Any) -> e.JobOffered:
+        found = e.JobOffered(at=START, job=job)
+        made.jobs[job.id] = job
+        made._listings[job.id] = {(job.client, 0): LibraryBody(count=0, logs=0, files=())}
+        made._offered(found)
+        return found
+
+    made = driving(trainer(), tmp_path, asked, told)
+    first = offer(made, jobs[0])
+    assert [type(task) for task, _ in asked] == [Fetch]
+    asked.pop()[1](Answer())
+    asked.append((Try(job=jobs[2]), None))  # from here on the files are there
+    made.inbox.get()()
+    second = offer(made, jobs[1])
+    assert not [event for event in told if isinstance(event, e.JobOffered)]
+    assert [task for task, _ in asked[1:]] == [Try(job=jobs[0]), Try(job=jobs[1])]
+    asked[1][1](Answer(seconds=0.5))
+    asked[2][1](Answer(problem="it takes 125 hours"))
+    made.inbox.get()()
+    made.inbox.get()()
+    assert [event for event in told if isinstance(event, e.JobOffered)] == [first, second]
+    assert made.shelf.seconds == {jobs[0].id: 0.5}
+    made.shelf._programs |= {job.id: program() for job in jobs}
+    assert [made.machine.agrees(job) for job in jobs[:2]] == [True, False]  # type: ignore[attr-defined]
+    offer(made, jobs[1])
+    made.journal.close()
+    made = driving(trainer(), tmp_path, asked, told)
+    made._prepare(jobs[0])
+    assert len(asked) == 3
+    assert made.shelf.seconds == {jobs[0].id: 0.5}
+    made.journal.close()
+
+
+def test_a_job_that_is_only_offered_holds_up_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offers are free of charge: an auditor tries one of them at a time, and accepted jobs before."""
+    asked, told = list[tuple[Task, Any]](), list[e.Event]()
+    monkeypatch.setattr(Shelf, "has", lambda *_: True)
+    statuses = (JobStatus.OFFERED, JobStatus.OFFERED, JobStatus.ACTIVE)
+    board = Board()
+    board.jobs |= {job.id: public(job, status) for job, status in zip(JOBS, statuses, strict=True)}
+    made = driving(Auditor(shelf=None, board=board, domain=DOMAIN, pace=PACE, key=CHALLENGER), tmp_path, asked, told)  # type: ignore[arg-type]
+    for number, expected in enumerate((2, 0, 1)):
+        made._fetch_inputs()
+        made._fetch_inputs()
+        assert [task for task, _ in asked[number:]] == [Try(job=JOBS[expected])]
+        asked[number][1](Answer(seconds=1.0))
+        made.inbox.get()()
+    made.journal.close()

@@ -4,15 +4,18 @@ import io
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from tiebreak.node import cheating, settings
 from tiebreak.node.log import Log
-from tiebreak.node.running import floor_of
+from tiebreak.node.parties import Policy
+from tiebreak.node.running import floor_of, means_of, open_party, policy
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.devnet import dev_secrets
 from tiebreak.protocol.chain.gas import EXECUTED, UNMEASURED, gas_limit
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
@@ -36,6 +39,25 @@ def test_an_existing_file_is_not_overwritten_and_a_folder_without_settings_is_re
     settings.write("trainer", tmp_path)
     with pytest.raises(ConfigurationError, match="expected a new folder for a trainer"):
         settings.write("trainer", tmp_path)
+
+
+def test_who_stakes_runs_only_for_named_clients_and_stakes(tmp_path: Path) -> None:
+    """Before anything starts; that it serves anybody has to be said, too."""
+    open_to_all, client = {"clients": (settings.ANY,), "most_stake": settings.ANY}, f"0x{'ab' * 20}"
+    stakes = ({**open_to_all, "most_stake": stake} for stake in ("", "0"))
+    for number, given in enumerate(({}, open_to_all | {"clients": ()}, *stakes)):
+        made = settings.write("trainer", tmp_path / str(number), **given)
+        with pytest.raises(ConfigurationError, match="expected clients and most_stake, got none; write whose offers"):
+            open_party(made, PrivateKey.from_int(7), Event())
+    assert policy(settings.write("trainer", tmp_path / "open", **open_to_all)) == Policy()
+    for number, stake in enumerate(("", "0")):
+        unlimited = settings.write("auditor", tmp_path / f"auditor{number}", most_stake=stake)
+        with pytest.raises(ConfigurationError, match="expected most_stake, got none; write what this auditor may"):
+            means_of(unlimited, lambda: 0)
+    limited = means_of(settings.write("auditor", tmp_path / "limited", most_stake="0.5", most_bond="2"), lambda: 0)
+    assert (limited.most_stake, limited.most_bond, limited.most_exposed) == (10**18 // 2, 2 * 10**18, 0)
+    named = settings.write("trainer", tmp_path / "named", clients=(client,), most_stake="0.5")
+    assert policy(named) == Policy(clients=(Address(b"\xab" * 20),), most_stake=10**18 // 2)
 
 
 @pytest.mark.parametrize(

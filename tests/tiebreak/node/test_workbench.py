@@ -18,13 +18,15 @@ from tests.tiebreak.node.pages.test_pages import client
 from tests.tiebreak.parties import flip
 from tiebreak.api.bundle import capture_bundle
 from tiebreak.api.runs import agree_on
+from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
 from tiebreak.node import settings as party_settings
+from tiebreak.node import workbench
 from tiebreak.node.tampered import TamperedWorkbench
 from tiebreak.node.up import CHEATS
-from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Drop, Failed, Steps, Task, Turn
+from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Drop, Failed, Steps, Task, Try, Turn
 from tiebreak.node.workbench import MOVING, REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, SignedHead
@@ -301,6 +303,22 @@ def test_crews_work_for_several_jobs_at_once(agreed: RunDirectory, folder: Path)
         shutil.copytree(run.path, folder / "alone" / "jobs" / run.job.id.hex())
         alone = Compute(work=e.Train(job_id=run.job.id, count=COUNT), job=run.job)
         assert roots[run.job.id, COUNT] == answer(bench(folder / "alone"), alone).root
+
+
+def test_a_step_is_counted_and_then_tried(agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not fit into its process's part of the memory, or into the time, is not computed at all."""
+    own, task = bench(folder), Try(job=agreed.job)
+    assert 0 < answer(own, task).seconds < 60
+    monkeypatch.setattr(workbench, "seconds_per_step", None)
+    rate = workbench.rate_of
+    monkeypatch.setattr(workbench, "rate_of", lambda *_: 1e-6)
+    assert "expected a step in 600 s" in own.do(task).problem  # type: ignore[union-attr]
+    monkeypatch.setattr(workbench, "rate_of", rate)
+    needed = cost_of(agreed.program).live_bytes
+    monkeypatch.setattr(workbench, "memory_here", lambda: 2 * needed)
+    assert "expected a step that fits into" in own.do(task).problem  # type: ignore[union-attr]
+    monkeypatch.setattr(workbench, "memory_here", lambda: 1 << 40)
+    assert "not callable" in own.do(task).problem  # type: ignore[union-attr]
 
 
 def test_processes_share_the_cores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

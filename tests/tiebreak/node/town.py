@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from tests.tiebreak.node import hubs
 from tiebreak.api.bundle import Bundle, capture_bundle
@@ -44,7 +45,11 @@ class Town:
         folder = self.folder / role
         if not (folder / settings.FILE).exists():
             board = f"0x{self.chain.deployment.board.hex()}"
-            more = {"block_seconds": 1, "step_seconds": 0, "confirmations": 0, "threads": 1}
+            more: dict[str, Any] = {"block_seconds": 1, "step_seconds": 0, "confirmations": 0, "threads": 1}
+            if role == "trainer":
+                more |= {"clients": (settings.ANY,)}
+            if role in ("trainer", "auditor"):
+                more |= {"most_stake": settings.ANY}
             settings.write(role, folder, hub=self.hub_url, chain=self.chain_url, board=board, **more)
         serve = partial(cheating.serve, cheat) if cheat else None
         key = None if role == "watch" else self.keys[role]

@@ -7,6 +7,7 @@ honest party stays out of a job that it could lose by the terms alone.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from tiebreak.protocol.commitments.eip712 import Domain
@@ -38,7 +39,7 @@ class Pace:
     """How long things take, in seconds: a block of the chain, and a step of the job on this party's machine."""
 
     block_seconds: int
-    step_seconds: int
+    step_seconds: float
     """For ordinary data."""
     slowdown: int = 1
     """How many times longer a step takes on the worst possible data, which a client may have chosen.
@@ -54,7 +55,7 @@ class Pace:
     """What a step of an audit costs its owner."""
     games: int = 1
     """In how many jobs this party may have games at once: their moves share its machine."""
-    beside: int = 0
+    beside: float = 0
     """Seconds of the longest step, on the worst data, of all its jobs: it may be under way when a move is due."""
 
     def sending(self, transactions: int) -> int:
@@ -110,7 +111,7 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
     """Reasons why an honest party should not be a side in this job's games; empty if there are none."""
     if program is None:
         return ("it does not have the program",)
-    replay = _segment_seconds(job, pace) * pace.games + pace.beside
+    replay = ceil(_segment_seconds(job, pace) * pace.games + pace.beside)
     needed = pace.sending(turns(job, program) + pace.confirmations) + REPLAYS * max(0, replay - job.replay_time)
     if job.clock < needed:
         return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}",)
@@ -169,7 +170,7 @@ def objections_to_paying(job: Job, pace: Pace) -> tuple[str, ...]:
     """Reasons why a client should not offer this job: a false run could be paid, or hold the reward for too long."""
     run = job.checkpoints * (_segment_seconds(job, pace) + pace.sending(1))
     # The data are the client's own. Who has so long for each segment is done with all that are posted when it is over.
-    needed = job.checkpoint_interval * pace.step_seconds + pace.sending(1)
+    needed = ceil(job.checkpoint_interval * pace.step_seconds) + pace.sending(1)
     found: tuple[str, ...] = ()
     if job.audit_time < needed and job.challenge_window < job.checkpoints * needed:
         found += (f"expected an audit time of at least {needed} seconds for a segment, got {job.audit_time}",)
@@ -196,4 +197,4 @@ def objections_to_sitting(job: Job, program: Program | None, pace: Pace) -> tupl
 
 def _segment_seconds(job: Job, pace: Pace) -> int:
     """Seconds for one segment on the slowest data: a window that only holds ordinary steps is a trap."""
-    return job.checkpoint_interval * pace.step_seconds * pace.slowdown
+    return ceil(job.checkpoint_interval * pace.step_seconds * pace.slowdown)
