@@ -517,8 +517,8 @@ def test_streams_and_pages_of_posts_are_limited(tmp_path: Path) -> None:
             assert most in json.loads(answers[-1][2])["error"]
 
 
-def test_pages_for_people_are_reads_like_others(tmp_path: Path) -> None:
-    with running(settings(tmp_path, reads_per_minute=9), pages=lambda _: [Route("/x", lambda _: Response())]) as hub:
+def test_pages_for_people_are_limited(tmp_path: Path) -> None:
+    with running(settings(tmp_path, pages_per_minute=2), pages=lambda _: [Route("/x", lambda _: Response())]) as hub:
         assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
 
 
