@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests import waiting
 from tests.protocol.runs import DOMAIN, TRAINER
 from tests.tiebreak.node.hubs import (
     HUB,
@@ -389,10 +390,15 @@ def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
         wanted.add(JOB.id)
         reader.turn()
         assert [next(coming).received.wire for _ in range(3)] == [OFFER, steps(0), steps(1)]
+        waiting.until(lambda: any(listener.has_all for listener in hub.hub.streams._offers))
+        news = own_job(PrivateKey.from_int(10))[:2]
+        for wire in (*news, steps(2)):
+            hub.mail().post(wire)
+        assert [next(coming).received.wire for _ in range(2)] == [news[0], steps(2)]
         reader.close()
         again = hub.mail()
         coming = again.read(lambda: wanted, 3, offer)
-        assert [next(coming).received.wire for _ in range(3)] == [OFFER, steps(0), steps(1)]
+        assert [next(coming).received.wire for _ in range(4)] == [OFFER, steps(0), steps(1), news[0]]
         again.close()
         forgetful = hub.mail().read(lambda: wanted, 3, b"another post")
         with pytest.raises(MailForgot, match="expected the post in place 3"):

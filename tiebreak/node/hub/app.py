@@ -48,8 +48,6 @@ MAX_PAGE: Final = 1000
 MAX_JOBS: Final = 256
 GATHER_SECONDS: Final = 0.01
 """From the start of one batch of posts to that of the next: each costs a sync of the disk."""
-READS_FOR_PEOPLE: Final = 4
-"""Reads that a page for people counts as: it costs the hub a few hundredths of a second."""
 BLOCK_BYTES: Final = 4 * PIECE_BYTES
 """Of an upload that are checked and written at a time; each upload holds two blocks."""
 HELD: Final = "x-tiebreak-held"
@@ -138,6 +136,9 @@ class Hub:
         self.reading = Open("pages of posts", settings.limits.reads_per_address)
         reads = settings.limits.reads_per_minute
         self.reads: Buckets[str] = Buckets(reads / 60, reads)
+        self.viewing = Open("pages", settings.limits.reads_per_address)
+        views = settings.limits.pages_per_minute
+        self.views: Buckets[str] = Buckets(views / 60, views)
         self.uploading = Open("uploads", settings.limits.uploads_per_address)
         strikes = settings.limits.refusals_per_minute
         self.strikes: Buckets[str] = Buckets(strikes / 60, strikes)
@@ -174,12 +175,14 @@ class Hub:
         return await asyncio.get_running_loop().run_in_executor(self._desk, self.clerk.stand, at)
 
     def metered(self, app: ASGIApp) -> ASGIApp:
-        """An application of pages, each of which counts as several reads of its address."""
+        """An application of pages for people, of which an address may ask for so many."""
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope)
-            _charge_read(self, request, READS_FOR_PEOPLE)
-            with self.reading.by(request):
+            if not self.views.take(_address(request)):
+                most = self.limits.pages_per_minute
+                raise HTTPException(429, f"expected at most {most} pages a minute by one address, got more")
+            with self.viewing.by(request):
                 await app(scope, receive, send)
 
         return respond

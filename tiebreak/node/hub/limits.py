@@ -53,10 +53,11 @@ class Limits:
     """Open connections of one address, unless it is one of the `proxies`."""
     streams_per_address: int = 256
     reads_per_minute: int = 600
-    """Pages of posts (`GET /posts`, or what a stream reads to catch up) by one address; a page for people counts as
-    four."""
+    """Pages of posts (`GET /posts`, or what a stream reads to catch up) by one address."""
     reads_per_address: int = 8
     """Such pages at once, until they were read; each may hold 8 MiB."""
+    pages_per_minute: int = 300
+    """Pages for people by one address; each costs the hub a few hundredths of a second."""
     uploads_per_address: int = 16
     """An upload holds two blocks of 4 MiB: one is checked and written while the next one arrives."""
     waiting_posts: int = 2000
