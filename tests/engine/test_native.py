@@ -69,6 +69,39 @@ def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, own_cache: Pat
 
 
 @needs_compiler
+@pytest.mark.parametrize("shared", ["parent", "library", "link"])
+def test_a_way_to_the_library_that_others_may_write_is_refused(tmp_path: Path, own_cache: Path, shared: str) -> None:
+    source = kernel(tmp_path, 7)
+    assert native.load(source).library is not None
+    native._load.cache_clear()
+    (library,) = (own_cache / "native").glob("*.so")
+    match shared:
+        case "parent":
+            own_cache.chmod(0o777)
+        case "library":
+            library.chmod(0o666)
+        case _:
+            library.rename(tmp_path / "elsewhere")
+            library.symlink_to(tmp_path / "elsewhere")
+    built = native.load(source)
+    assert built.library is None
+    assert ("symbolic links" if shared == "link" else "writable by this user alone") in built.reason
+    native._load.cache_clear()
+    own_cache.chmod(0o1777)  # as /tmp is
+    library.unlink()
+    assert native.load(source).library is not None
+
+
+@needs_compiler
+def test_signed_integers_wrap(tmp_path: Path) -> None:
+    source = tmp_path / "wraps.c"
+    source.write_text("int value(int x) { return x + 1 > x; }\n")
+    built = native.load(source)
+    assert built.library is not None
+    assert built.library.value(2**31 - 1) == 0
+
+
+@needs_compiler
 def test_a_cache_that_cannot_be_made(tmp_path: Path, own_cache: Path) -> None:
     own_cache.write_text("a file where the folder should be")
     built = native.load(kernel(tmp_path, 6))

@@ -15,6 +15,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -24,8 +25,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-FLAGS: Final = ("-std=c11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-"""`-fno-trapping-math` lets comparisons vectorise; exception flags are never read."""
+FLAGS: Final = (
+    "-std=c11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
+)  # fmt: skip
+"""`-fno-trapping-math` lets comparisons vectorise; exception flags are never read. With `-fwrapv` signed integers wrap,
+of which exact.h keeps the lowest bits; in ISO C that is undefined, and a compiler may take it for impossible."""
 TUNE: Final = ("-march=native", "-mcpu=native", "")
 """Tried in this order: the option of x86 compilers, that of others, and none."""
 TIMEOUT_S: Final = 300
@@ -102,7 +106,7 @@ def _load(beside: str, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Bu
         target = directory / f"{source.stem}-{_key(source, compiler)}.so"
         if not target.is_file():
             _build(source, compiler, target)
-        library = ctypes.CDLL(str(target))
+        library = _open(target)
         for name, (result, *arguments) in functions:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
@@ -121,12 +125,36 @@ def _compiler() -> tuple[str, ...] | None:
 
 
 def _private(directory: Path) -> Path:
-    """Makes a directory for this user alone: whatever others could write there would be loaded as code."""
+    """Makes a directory for this user alone: whatever others could write there would be loaded as code.
+
+    Whoever could rename one of its parents could put another in its place. Returns its real path.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.stat()
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        raise RuntimeError(f"expected {directory} to be writable by this user alone; no compiled kernel is loaded")
-    return directory
+    real = directory.resolve()
+    for folder in (real, *real.parents):
+        _refuse_others(folder, folder.stat(), is_parent=folder != real)
+    return real
+
+
+def _refuse_others(path: Path, status: os.stat_result, *, is_parent: bool = False) -> None:
+    """Raises `RuntimeError` if others could write there. A parent may be root's, and shared as /tmp is: sticky."""
+    if not hasattr(os, "getuid"):
+        return
+    owners = {os.getuid(), 0} if is_parent else {os.getuid()}
+    is_shared = status.st_mode & 0o022 and not (is_parent and status.st_mode & stat.S_ISVTX)
+    if status.st_uid not in owners or is_shared:
+        raise RuntimeError(f"expected {path} to be writable by this user alone; no compiled kernel is loaded")
+
+
+def _open(target: Path) -> ctypes.CDLL:
+    """Loads the library that was checked, by its descriptor where the system has a name for one.
+
+    The descriptor stays open: under the number of a closed one the loader would find the library that it had before.
+    """
+    descriptor = os.open(target, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    _refuse_others(target, os.fstat(descriptor))
+    opened = Path(f"/proc/self/fd/{descriptor}")
+    return ctypes.CDLL(str(opened if opened.exists() else target))
 
 
 def _key(source: Path, compiler: tuple[str, ...]) -> str:

@@ -62,6 +62,22 @@ def leaves_nothing_open() -> int:
     return i.numel
 
 
+def keeps_to_its_room() -> int:
+    """Of five open sums, a list of two gets two, which are right, and the others are NaN."""
+    i = scatter_of((5,), (90,), Access(0, 0, (0, 1)), Access(1, 0, (0, 1)), (1,))
+    operands = [torch.arange(90) % 7 - 3.0 + 2.0**-20, torch.arange(90) % 5]
+    right = Arithmetic(precision=16).execute(i, operands, 0)
+    with (
+        mock.patch.object(scatter, "coefficient", return_value=2.0**20),
+        mock.patch.object(scatter, "min", return_value=2, create=True),
+    ):
+        found = Arithmetic(precision=16).execute(i, operands, 0)
+    listed = ~found.isnan()
+    assert int(listed.sum()) == 2
+    assert torch.equal(found[listed], right[listed])
+    return i.numel
+
+
 def hard_scatters(precision: int = 32) -> int:
     """Qualification's: ties, next to ties, cancellation, NaN, and indices outside the box."""
     arithmetic = Arithmetic(precision=precision)
@@ -136,7 +152,12 @@ def within(check: Callable[..., T], *arguments: object) -> Callable[[], T]:
 
 
 SUITE = Suite(
-    fast={"scatters": within(scatters, 2), "settled": within(settles, 2), "permuted": within(permuted, 1)},
+    fast={
+        "scatters": within(scatters, 2),
+        "settled": within(settles, 2),
+        "room": within(keeps_to_its_room),
+        "permuted": within(permuted, 1),
+    },
     slow={
         "scatters": within(scatters, 40),
         "settled": within(settles, 20),

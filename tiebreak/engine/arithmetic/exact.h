@@ -142,7 +142,7 @@ static inline __attribute__((always_inline)) void round_bins(
 #pragma GCC unroll 12
             for (int q = 0; q < each; q++, bin += WIDE / LANES) {
                 const integers value = *bin - (offsets ? offsets[p + q] : 0);
-                digit += value << bits * q; /* its lowest bits are the number's, whatever leaves the 64 */
+                digit += value << bits * q; /* its lowest bits are the number's, whatever leaves the 64 (-fwrapv) */
                 over = (value + over + (q == each - 1 ? 1 << (bits - 1) : 0)) >> bits; /* rounded: digits are signed */
                 *bin = (integers){0};
             }

@@ -59,7 +59,8 @@ def decide_sums(
 ):  # fmt: skip
     """Ziv's test: writes the results, NaN where a term is not finite, and slots of the open ones; -1 for all others.
 
-    Open ones are rounded from C, and listed; the digits of their slots become 0. `slots` may be where `sums` are.
+    Open ones are rounded from C, and listed; the digits of their slots become 0. `slots` may be where `sums` are. There
+    is room for all that can be open; were there more, they would be NaN, and not in memory that is not the list's.
     """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
@@ -74,12 +75,18 @@ def decide_sums(
     slot, opened = tl.full((BLOCK,), -1, tl.int64), tl.sum(undecided.to(tl.int64), 0)
     if opened > 0:
         at = tl.atomic_add(found + tl.zeros_like(place), 1, mask=undecided)
-        slot = tl.where(undecided, at, -1)
-        tl.store(listed + slot, place, mask=undecided)
+        kept = undecided & (at < room)
+        slot = tl.where(kept, at, -1)
+        tl.store(listed + slot, place, mask=kept)
         digit = digits + slot
         for _ in tl.static_range(12):
-            tl.store(digit, 0, mask=undecided)
+            tl.store(digit, 0, mask=kept)
             digit += room
+        beyond = undecided & ~kept
+        excess = tl.sum(beyond.to(tl.int64), 0)
+        if excess > 0:
+            tl.store(out + place, float("nan"), mask=beyond)
+            tl.atomic_add(found, -excess)
         tl.atomic_add(counters + 1, opened)
     tl.store(slots + place, slot, mask=inside)
     if tl.program_id(0) == 0:
