@@ -137,20 +137,6 @@ def test_a_call_is_tried_at_the_time_of_the_next_block(pending: int | None, numb
     assert seen == [("latest", {"time": time}, 125), ("latest", {"time": time}, MOST)]
 
 
-@pytest.mark.parametrize(
-    ("height", "since", "there_is"), [(500, 436, False), (500, 437, True), (500, 500, True), (3, 1, True)]
-)
-def test_blocks_bring_randomness_or_do_not(height: int, since: int, there_is: bool) -> None:
-    """since: the first block of another `prevrandao` than those before it."""
-
-    def block(number: int | str) -> dict[str, Any]:
-        number = height if isinstance(number, str) else number
-        return {"number": number, "mixHash": bytes([number >= since])}
-
-    node = Node(SimpleNamespace(eth=SimpleNamespace(chain_id=1, get_block=block)))  # type: ignore[arg-type]
-    assert node.has_entropy() is there_is
-
-
 def test_what_no_message_can_carry_is_no_move() -> None:
     large = Call("openChunk", (GAME, bytes(513), bytes(32), ()))
     with pytest.raises(EncodingError, match=r"OpenChunk\.chunk: expected at most 512 bytes, got 513"):

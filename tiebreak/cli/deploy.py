@@ -14,11 +14,6 @@ from tiebreak.protocol.errors import ConfigurationError
 if TYPE_CHECKING:
     from tiebreak.protocol.chain import Creation
 
-PREDICTABLE = (
-    "two blocks, 64 apart, have the same prevrandao: on such a chain a client can know the draw of its auditors' seats "
-    "beforehand; offer and take no jobs with seats there (docs/chain.md)"
-)
-
 
 @click.command()
 @click.option("--rpc", required=True, help="The chain: an http(s) URL, or the path of a node's IPC socket.")
@@ -32,8 +27,7 @@ def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, check
 
     Each is created by a transaction with EIP-1559 fees that is waited for; address and gas are printed, and written
     to a JSON file together with the chain id, the blocks and hashes of the code. An account that cannot pay for all
-    of it is refused before anything is sent, with the amount that it needs. A chain whose blocks bring no randomness
-    is warned of: there the draw of auditors' seats is known beforehand.
+    of it is refused before anything is sent, with the amount that it needs.
 
     With --check FILE nothing is sent and no key is needed: the command recreates each contract in a call and compares
     what would stand there with what does, byte for byte. Check a deployment like that before you pay money into it.
@@ -52,8 +46,6 @@ def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, check
     click.echo(f"{'deployer':<16}0x{signer.address.hex()}")
     document = api.chains.deploy(chain, signer, _show)
     output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    if not chain.has_entropy():
-        click.echo(f"warning: {PREDICTABLE}", err=True)
     gas = sum(contract["gasUsed"] for contract in document["contracts"].values())
     click.echo(f"{'in all':<16}{gas} gas; written to {output}")
 

@@ -88,10 +88,6 @@ class Chain:
         found._deployment = self._deployment
         return found
 
-    def has_entropy(self) -> bool:
-        """Whether blocks bring randomness, for the draw of seats (`Node.has_entropy`)."""
-        return self._node.has_entropy()
-
     # ------------------------------------------------------------------ contracts
 
     def deploy(self, signer: Signer, on_contract: Callable[[Creation], None] = lambda _: None) -> Deployment:

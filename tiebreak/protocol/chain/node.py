@@ -154,17 +154,6 @@ class Node:
             except BlockNotFound:
                 return None
 
-    def has_entropy(self) -> bool:
-        """Whether `prevrandao` changes: that of the newest block is not that of one 64 blocks older, or of the first.
-
-        Rollups may show that of the chain below them, for some blocks the same, or a constant, with which a client
-        who knows its secret knows the draw of its seats.
-        """
-        with node_errors():
-            newest = self.web3.eth.get_block("latest")
-            older = self.web3.eth.get_block(max(0, newest["number"] - 64))
-        return newest.get("mixHash") != older.get("mixHash")
-
     def transaction(self, digest: bytes) -> Mapping[str, Any] | None:
         """A transaction by its hash; None if the node has none."""
         from web3.exceptions import TransactionNotFound  # noqa: PLC0415
