@@ -12,7 +12,7 @@ BUDGETS = {
     "tiebreak/engine/": 25_705,
     "tiebreak/sim/": 11_850,
     "tiebreak/node/": 9_145,
-    "tiebreak/": 12_620,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 12_625,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 5_575,
 }
 SUFFIXES = {".py", ".c", ".h"}
