@@ -76,10 +76,11 @@ def test_a_devnet_and_a_deployment_on_it(devnet: Any, folder: Path, command: Com
         return command("deploy", "--rpc", found["rpc"], *more, code=code)
 
     assert "expected chain id 1, got" in deploy("--key", key, "--chain-id", 1, "-o", output, code=1)
-    printed = deploy("--key", key, "-o", output)
+    printed, warned = command.printed("deploy", "--rpc", found["rpc"], "--key", key, "-o", output)
     made = json.loads(output.read_text())
     assert made["chainId"] == found["chainId"]
     assert made["contracts"]["Board"]["address"] in printed
+    assert "warning: prevrandao was the same" in warned, "the embedded chain has none"
     assert deploy("--check", output).count("this version's code") == 4
     assert "already exists" in deploy("--key", key, "-o", output, code=1)
     assert "expected --key FILE" in deploy(code=1)

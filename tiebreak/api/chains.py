@@ -4,13 +4,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tiebreak.protocol.chain import Chain, Creation, Deployment
 from tiebreak.protocol.chain.deployments import check_deployment, document, require_chain
 from tiebreak.protocol.chain.devnet import BALANCE, MNEMONIC, RunningNode, dev_secrets, running_node
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
+
+CONSTANT_ENTROPY: Final = (
+    "prevrandao was the same before and after: where it is constant, a client can choose the seats of its jobs, "
+    "so agree on none here (docs/chains.md)"
+)
 
 
 def connect(rpc: str, chain_id: int | None = None) -> Chain:
@@ -26,8 +31,14 @@ def check(chain: Chain, file: Path) -> dict[str, Address]:
     return check_deployment(chain, file)
 
 
-def deploy(chain: Chain, signer: PrivateKey, on_creation: Callable[[Creation], None]) -> dict[str, Any]:
-    """Deploys the contracts and returns the contents of the deployment file."""
+def deploy(
+    chain: Chain, signer: PrivateKey, on_creation: Callable[[Creation], None], warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Deploys the contracts and returns the contents of the deployment file.
+
+    Warns of a chain whose blocks have one `prevrandao`.
+    """
+    entropy = chain.entropy()
     creations: list[Creation] = []
 
     def made(creation: Creation) -> None:
@@ -37,6 +48,8 @@ def deploy(chain: Chain, signer: PrivateKey, on_creation: Callable[[Creation], N
     chain.deploy(signer, made)
     # Read the deployment back, so that the file never claims more than what stands on the chain.
     chain.attach(chain.deployment.board)
+    if chain.entropy() == entropy:
+        warn(CONSTANT_ENTROPY)
     return document(chain, signer.address, creations)
 
 

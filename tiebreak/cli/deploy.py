@@ -27,7 +27,8 @@ def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, check
 
     Each is created by a transaction with EIP-1559 fees that is waited for; address and gas are printed, and written
     to a JSON file together with the chain id, the blocks and hashes of the code. An account that cannot pay for all
-    of it is refused before anything is sent, with the amount that it needs.
+    of it is refused before anything is sent, with the amount that it needs. A chain on which seats cannot be drawn
+    fairly, because `prevrandao` is constant there, is warned of.
 
     With --check FILE nothing is sent and no key is needed: the command recreates each contract in a call and compares
     what would stand there with what does, byte for byte. Check a deployment like that before you pay money into it.
@@ -44,7 +45,7 @@ def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, check
     signer = load_key(key)
     click.echo(f"{'chain id':<16}{chain.chain_id}")
     click.echo(f"{'deployer':<16}0x{signer.address.hex()}")
-    document = api.chains.deploy(chain, signer, _show)
+    document = api.chains.deploy(chain, signer, _show, lambda text: click.echo(f"warning: {text}", err=True))
     output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     gas = sum(contract["gasUsed"] for contract in document["contracts"].values())
     click.echo(f"{'in all':<16}{gas} gas; written to {output}")

@@ -130,6 +130,10 @@ class Chain:
     def chain_id(self) -> int:
         return self._node.chain_id
 
+    def entropy(self) -> bytes:
+        """The `prevrandao` that a transaction in the newest block would see. A header may have another one."""
+        return self._node.call(None, bytes.fromhex("44 6000 52 6020 6000 f3"))  # stores it, and returns the word
+
     def code(self, address: Address) -> bytes:
         """The code at an address; empty for an account without code."""
         return self._node.code(address)
