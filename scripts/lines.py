@@ -12,7 +12,7 @@ BUDGETS = {
     "tiebreak/engine/": 25_750,
     "tiebreak/sim/": 11_950,
     "tiebreak/node/": 9_990,
-    "tiebreak/": 12_725,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 12_735,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 5_575,
 }
 SUFFIXES = {".py", ".c", ".h"}
