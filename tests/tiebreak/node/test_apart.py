@@ -72,7 +72,7 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
     made.shelf = Shelf(tmp_path)
     made.journal = SimpleNamespace(keep_fact=facts.__setitem__)
     policy = Policy(clients=(CLIENT.address,))
-    known = {"domain": DOMAIN, "pace": PACE, "key": TRAINER, "shelf": made.shelf, "balance": lambda: 0}
+    known = {"domain": DOMAIN, "pace": PACE, "key": TRAINER, "shelf": made.shelf}
     made.machine = Trainer(board=FollowedBoard(), policy=policy, **known)
 
     def held() -> dict[str, int]:
