@@ -18,7 +18,7 @@ from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.metrics import serve_metrics
 from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer, Watcher
 from tiebreak.node.settings import ANY, Settings
-from tiebreak.node.work import Bench, Crews
+from tiebreak.node.work import Bench, Crews, warm_up
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.gas import DEAREST
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -123,7 +123,7 @@ def _made(
     mail.note = driver.note_hub
     if isinstance(ground, ChainGround):
         ground.know(machine)
-    crews.warm_up(tries=settings.role != "client")
+    warm_up()
     return driver
 
 

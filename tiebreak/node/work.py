@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import count
+from multiprocessing import forkserver
 from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 STOP_SECONDS: Final = 5
+WORKBENCH: Final = "tiebreak.node.workbench"
+"""Imported by name, since it brings torch."""
+_FORKS: Final = multiprocessing.get_context("forkserver")
+"""Processes are copies of one that has torch and computes nothing: each begins in a tenth of a second."""
+_FORKS.set_forkserver_preload([WORKBENCH])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,12 +264,6 @@ class Crew:
             self._tasks = [waiting for waiting in self._tasks if not waiting.is_dropped]
         return gone
 
-    def warm_up(self) -> None:
-        """Start the process now, so that the first task does not wait for torch."""
-        with self._changed:
-            if self._process is None and not self._stopped:
-                self._start()
-
     def stop(self) -> None:
         """End the process at once. What was under way is resumed by the next crew of this folder."""
         with self._changed:
@@ -284,12 +284,11 @@ class Crew:
         return None if process is None else process.pid
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._process = context.Process(target=self._bench.serve or _serve, args=(theirs, self._bench), daemon=True)
-        self._process.start()
+        ours, theirs = _FORKS.Pipe()
+        process = _FORKS.Process(target=self._bench.serve or _serve, args=(theirs, self._bench), daemon=True)
+        process.start()
         theirs.close()
-        self._pipe = ours
+        self._process, self._pipe = process, ours
 
     def _work(self) -> None:
         while (waiting := self._next()) is not None:
@@ -324,11 +323,11 @@ class Crew:
     def _try(self, waiting: _Waiting) -> Answer | Failed:
         is_trial = isinstance(waiting.task, Try)
         try:
+            if self._process is None:
+                self._start()  # others may ask and drop meanwhile
             with self._changed:
                 if self._stopped:
-                    return Failed(reason="it was stopped")
-                if self._process is None:
-                    self._start()
+                    return Failed(reason=self._bury(EOFError()))
                 assert self._pipe is not None
                 self._pipe.send(waiting.task)
                 self._now = waiting
@@ -419,7 +418,6 @@ class Crews:
                 self._computing(job).ask(task, done)
             case Try():
                 self._trying.ask(task, done)
-                self._computing(job).warm_up()  # it is needed next
             case _:
                 self._mail.ask(task, done)
 
@@ -438,21 +436,20 @@ class Crews:
         for job in self._movers.keys() - jobs:
             self._movers.pop(job).stop()
 
-    def warm_up(self, *, tries: bool) -> None:
-        """Start the processes that are needed first, so that their first tasks do not wait for torch."""
-        self._mail.warm_up()
-        if tries:
-            self._trying.warm_up()
-
     def stop(self) -> None:
         """End all processes at once (`Crew.stop`)."""
         for crew in self._all:
             crew.stop()
 
 
+def warm_up() -> None:
+    """Start the process that the others are copies of, so that the first task waits less for torch."""
+    forkserver.ensure_running()
+
+
 def _serve(pipe: "Connection", bench: Bench) -> None:
-    """Runs in the new process. The module is imported by name, since it brings torch."""
-    import_module("tiebreak.node.workbench").serve(pipe, bench)
+    """Runs in the new process."""
+    import_module(WORKBENCH).serve(pipe, bench)
 
 
 def _name(task: Task) -> str:

@@ -198,7 +198,6 @@ def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Pat
     ours, there = Pipe()
     process = SimpleNamespace(kill=lambda: ended.append(fate), join=lambda _: None, exitcode=-9)
     monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=process))
-    monkeypatch.setattr(Crew, "warm_up", lambda _: None)
     ended, found = list[str](), SimpleQueue[Answer]()
     crews = Crews(bench(tmp_path, trial_seconds=0 if fate == "too long" else 20))
     crews.ask(Try(job=JOB), found.put)
