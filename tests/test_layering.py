@@ -244,22 +244,6 @@ def test_the_checks_see_what_they_look_for(check: Callable[[ast.AST], list[str]]
     assert check(ast.parse(source)) != []
 
 
-def test_ways_lead_through_modules_and_packages() -> None:
-    sources = {
-        "p.a": "from p.b import f",
-        "p.b": "import p.c.d",
-        "p.c": "from time import sleep",
-        "p.c.d": "",
-        "p.e": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import os",
-    }
-    imports = {module: executed_imports(ast.parse(source)) for module, source in sources.items()}
-    assert {tuple(way) for way in ways_to(IMPURE, "p.a", imports)} == {
-        ("p.a", "p.b", "p.c", "time"),
-        ("p.a", "p.b", "p.c", "time.sleep"),
-    }
-    assert ways_to(IMPURE, "p.c.d", imports) == ways_to(IMPURE, "p.e", imports) == []
-
-
 def test_what_goes_against_the_order_or_in_a_circle_is_found() -> None:
     pairs = folder_imports("p", {"p.a.x": {"p.b.y", "p.a.z", "q.b"}, "p.b.y": {"p.c"}, "p.d": {"p.a.x"}})
     assert pairs == {("a", "b"), ("b", "c"), ("d", "a")}

@@ -138,6 +138,18 @@ abstract contract BoardBase {
         _accept(jobId);
     }
 
+    /// @dev By the client.
+    function _cancel(JobId jobId) internal {
+        VM.prank(client);
+        board.cancelJob(jobId);
+    }
+
+    /// @dev By the client; anybody may.
+    function _abandon(JobId jobId) internal {
+        VM.prank(client);
+        board.abandon(jobId);
+    }
+
     function _head(JobId jobId, uint64 count, bytes32 runRoot) internal pure returns (IJobBoard.Head memory) {
         return IJobBoard.Head(jobId, count, runRoot);
     }

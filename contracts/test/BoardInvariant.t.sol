@@ -70,8 +70,7 @@ contract BoardHandler is GameBase {
         ++calls;
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.OFFERED);
         if (!found) return;
-        VM.prank(client);
-        board.cancelJob(id);
+        _cancel(id);
     }
 
     function post(uint256 seed) external {

@@ -94,7 +94,11 @@ contract BoardJobsTest is BoardBase {
         job.precision = 15;
         _refused(job, "precision", 15);
         job.precision = 33;
-        _refused(job, "precision", 33);
+        job = _refused(job, "precision", 33);
+        job.descentLevels = 0;
+        _refused(job, "descentLevels", 0);
+        job.descentLevels = 6;
+        _refused(job, "descentLevels", 6);
     }
 
     function test_tolerances_are_none_or_2_to_64_for_each_of_three_kinds() external {
@@ -191,14 +195,6 @@ contract BoardJobsTest is BoardBase {
         _refused(job, "worth", (3 << 14) + 1);
     }
 
-    function test_create_refuses_another_descent() external {
-        IJobBoard.Job memory job = _job(1);
-        job.descentLevels = 0;
-        _refused(job, "descentLevels", 0);
-        job.descentLevels = 6;
-        _refused(job, "descentLevels", 6);
-    }
-
     function test_create_checks_caller_payment_signature_and_reuse() external {
         IJobBoard.Job memory job = _job(1);
         bytes memory signature = _jobSignature(job);
@@ -213,8 +209,7 @@ contract BoardJobsTest is BoardBase {
         VM.prank(client);
         board.createJob{value: REWARD}(job, other);
         JobId jobId = _offer(job);
-        VM.prank(client);
-        board.cancelJob(jobId);
+        _cancel(jobId);
         _expect(abi.encodeWithSelector(IJobBoard.JobExists.selector, jobId));
         VM.prank(client);
         board.createJob{value: REWARD}(job, signature);
@@ -241,6 +236,9 @@ contract BoardJobsTest is BoardBase {
         _refusedSignature(head, abi.encodePacked(r, order - uint256(s), uint8(v == 27 ? 28 : 27)));
         // No key: r is no point's coordinate.
         _refusedSignature(head, abi.encodePacked(bytes32(0), s, v));
+        bytes memory foreign = _signature(CLIENT_KEY, board.headDigest(head));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, client));
+        board.postHead(head, foreign);
         board.postHead(head, abi.encodePacked(r, s, v));
     }
 
@@ -249,13 +247,11 @@ contract BoardJobsTest is BoardBase {
         _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, client, trainer));
         VM.prank(trainer);
         board.cancelJob(jobId);
-        VM.prank(client);
-        board.cancelJob(jobId);
+        _cancel(jobId);
         _requireStatus(jobId, IJobBoard.JobStatus.CANCELLED);
         _equal(REWARD, board.credit(client), "credit");
         _expectStatus(jobId, IJobBoard.JobStatus.OFFERED, IJobBoard.JobStatus.CANCELLED);
-        VM.prank(client);
-        board.cancelJob(jobId);
+        _cancel(jobId);
     }
 
     function test_accept_takes_exactly_the_stake_from_the_trainer_once() external {
@@ -269,8 +265,7 @@ contract BoardJobsTest is BoardBase {
         _accept(jobId);
         _requireStatus(jobId, IJobBoard.JobStatus.ACTIVE);
         _expectStatus(jobId, IJobBoard.JobStatus.OFFERED, IJobBoard.JobStatus.ACTIVE);
-        VM.prank(client);
-        board.cancelJob(jobId);
+        _cancel(jobId);
         _expectStatus(jobId, IJobBoard.JobStatus.OFFERED, IJobBoard.JobStatus.ACTIVE);
         VM.prank(trainer);
         board.acceptJob{value: TRAINER_STAKE}(jobId);
@@ -289,14 +284,6 @@ contract BoardJobsTest is BoardBase {
         _refusedHead(_head(jobId, 4, ROOT), abi.encodeWithSelector(IJobBoard.HeadOutOfRange.selector, 4, 3));
         _post(jobId, 3, ROOT);
         _equal(3, board.job(jobId).headCount, "final count");
-    }
-
-    function test_a_head_by_another_key_is_refused() external {
-        JobId jobId = _activeJob(1);
-        IJobBoard.Head memory head = _head(jobId, 1, ROOT);
-        bytes memory signature = _signature(CLIENT_KEY, board.headDigest(head));
-        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, client));
-        board.postHead(head, signature);
     }
 
     function test_a_head_of_no_or_an_offered_job_is_refused() external {
@@ -355,17 +342,6 @@ contract BoardJobsTest is BoardBase {
         board.settle(jobId);
     }
 
-    function test_abandon_does_not_wait_for_the_audit_time() external {
-        IJobBoard.Job memory job = _job(1);
-        job.auditTime = 3 * WINDOW;
-        JobId jobId = _offer(job);
-        _accept(jobId);
-        _post(jobId, 2, ROOT);
-        _warp(START + WINDOW + 1);
-        VM.prank(client);
-        board.abandon(jobId);
-    }
-
     function test_heads_in_time_do_not_help_after_the_deadline() external {
         IJobBoard.Job memory job = _job(1);
         job.deadline = 2 * WINDOW + 7;
@@ -379,12 +355,10 @@ contract BoardJobsTest is BoardBase {
         _post(jobId, 2, ROOT);
         _warp(due);
         _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, due, due));
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         _warp(due + 1);
         _refusedHead(_head(jobId, 3, ROOT), abi.encodeWithSelector(IJobBoard.WindowClosed.selector, due, due + 1));
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         _requireStatus(jobId, IJobBoard.JobStatus.ABANDONED);
         _equal(REWARD + TRAINER_STAKE, board.credit(client), "all of it");
     }
@@ -484,11 +458,17 @@ contract BoardJobsTest is BoardBase {
             board.settle(jobId);
         }
         _warp(end + 1);
+        _expect(abi.encodeWithSelector(IJobBoard.FinalHeadPosted.selector));
+        _abandon(jobId);
         board.settle(jobId);
         _requireStatus(jobId, IJobBoard.JobStatus.SETTLED);
         _equal(REWARD + TRAINER_STAKE, board.credit(trainer), "trainer");
         _expectStatus(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SETTLED);
         board.settle(jobId);
+        (bytes memory first, bytes memory second) =
+            (_headSignature(_head(jobId, 2, ROOT)), _headSignature(_head(jobId, 2, 0)));
+        _expectStatus(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SETTLED);
+        board.reportEquivocation(jobId, 2, ROOT, first, 0, second);
     }
 
     function test_settle_needs_the_final_head_and_no_open_game() external {
@@ -557,35 +537,26 @@ contract BoardJobsTest is BoardBase {
     // ---------------------------------------------------------------- abandonment
 
     function test_abandon_one_second_after_a_window_without_a_head() external {
-        JobId jobId = _offer(_job(1));
+        IJobBoard.Job memory job = _job(1);
+        job.auditTime = 3 * WINDOW; // for which nobody waits here
+        JobId jobId = _offer(job);
         _warp(START + 5000); // the grace period runs from acceptance
         _accept(jobId);
         _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, current + WINDOW, current));
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         _warp(current + WINDOW);
         _post(jobId, 1, ROOT); // and again from each head
         uint256 end = current + WINDOW;
         for (uint256 instant = end - 1; instant <= end; ++instant) {
             _warp(instant);
             _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, end, instant));
-            VM.prank(client);
-            board.abandon(jobId);
+            _abandon(jobId);
         }
         _warp(end + 1);
         VM.prank(stranger);
         board.abandon(jobId);
         _requireStatus(jobId, IJobBoard.JobStatus.ABANDONED);
         _equal(REWARD + TRAINER_STAKE, board.credit(client), "client");
-    }
-
-    function test_abandon_needs_a_missing_final_head() external {
-        JobId jobId = _activeJob(1);
-        _post(jobId, 3, ROOT);
-        _warp(current + WINDOW + 1);
-        _expect(abi.encodeWithSelector(IJobBoard.FinalHeadPosted.selector));
-        VM.prank(client);
-        board.abandon(jobId);
     }
 
     /// A trainer that is late, and plays against itself meanwhile. The game is played to its end, but brings no head.
@@ -675,23 +646,11 @@ contract BoardJobsTest is BoardBase {
         board.reportEquivocation(jobId, 2, ROOT, good, other, forged);
     }
 
-    function test_nothing_is_slashed_after_settlement() external {
-        JobId jobId = _activeJob(1);
-        _post(jobId, 3, ROOT);
-        _warp(START + WINDOW + 1);
-        board.settle(jobId);
-        bytes memory first = _headSignature(_head(jobId, 2, ROOT));
-        bytes memory second = _headSignature(_head(jobId, 2, keccak256("other run")));
-        _expectStatus(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SETTLED);
-        board.reportEquivocation(jobId, 2, ROOT, first, keccak256("other run"), second);
-    }
-
     // ---------------------------------------------------------------- withdrawal
 
     function test_withdraw_pays_once_to_any_address() external {
         JobId jobId = _offer(_job(1));
-        VM.prank(client);
-        board.cancelJob(jobId);
+        _cancel(jobId);
         _expect(abi.encodeWithSelector(IJobBoard.ZeroAddress.selector));
         VM.prank(client);
         board.withdraw(payable(address(0)));
@@ -707,8 +666,7 @@ contract BoardJobsTest is BoardBase {
 
     function test_a_failed_transfer_keeps_the_credit() external {
         JobId jobId = _offer(_job(1));
-        VM.prank(client);
-        board.cancelJob(jobId);
+        _cancel(jobId);
         Refuser refuser = new Refuser();
         _expect(abi.encodeWithSelector(IJobBoard.TransferFailed.selector, address(refuser), REWARD));
         VM.prank(client);
@@ -913,8 +871,7 @@ contract BoardAttacksTest is GameBase {
     function test_wei_forced_upon_the_board_change_nothing() external {
         jobId = _offer(_job(1));
         VM.deal(address(board), REWARD + 5 ether);
-        VM.prank(client);
-        board.cancelJob(jobId);
+        _cancel(jobId);
         VM.prank(client);
         _equal(REWARD, board.withdraw(payable(client)), "what is owed, no more");
     }

@@ -179,8 +179,7 @@ contract BoardReceiptsTest is BoardBase, TestBase {
         _equal(end, uint256(Instant.unwrap(board.job(jobId).lastProgress)) + WINDOW, "moves no window");
         _warp(end + 1);
         _expect(abi.encodeWithSelector(IJobBoard.HeadsPosted.selector, 1));
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         _part(client, jobId);
         _equal(TRAINER_STAKE + (REWARD + 1) / 3, board.credit(trainer), "trainer");
     }
@@ -189,8 +188,7 @@ contract BoardReceiptsTest is BoardBase, TestBase {
         JobId jobId = _activeJob(1);
         _warp(current + WINDOW + 1);
         _refusedPart(client, jobId, abi.encodeWithSelector(IJobBoard.NoHeadPosted.selector));
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         _equal(REWARD + 1 + TRAINER_STAKE, board.credit(client), "client");
     }
 

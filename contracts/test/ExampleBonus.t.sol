@@ -126,8 +126,7 @@ contract ExampleBonusTest is BoardBase {
         JobId jobId = _activeJob(1);
         _sponsor(sponsor, jobId, 3 ether);
         _warp(current + WINDOW + 1);
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         VM.expectRevert(_wrongStatus(jobId, IJobBoard.JobStatus.ABANDONED));
         _sponsor(stranger, jobId, 1 ether);
         _takeBack(sponsor, jobId);
@@ -142,8 +141,7 @@ contract ExampleBonusTest is BoardBase {
         _offer(job);
         _sponsor(sponsor, jobId, 2 ether);
         uint256 before = VM.snapshotState();
-        VM.prank(client);
-        board.cancelJob(jobId);
+        _cancel(jobId);
         _takeBack(sponsor, jobId);
         _equal(0, bonus.paid(jobId, sponsor), "paid back");
         require(VM.revertToState(before), "back");

@@ -105,7 +105,7 @@ contract GameLogsTest is GameBase {
 
     function test_the_fields_must_be_those_of_the_checkpoint() external {
         _keepLogs();
-        for (uint256 which = 0; which < 4; ++which) {
+        for (uint256 which = 0; which < 5; ++which) {
             uint256 id = VM.snapshotState();
             _start();
             _walk(runLeaves, 1);
@@ -115,17 +115,9 @@ contract GameLogsTest is GameBase {
             if (which == 2) logRoot = _logRoot(0);
             if (which == 3) logRoot = 0; // as of a run that logs nothing at all
             _expectBrokenTie();
-            _openSteps(_stepLeaves(1), stateRoot, lossBits, logRoot);
+            _openSteps(_stepLeaves(which == 4 ? 0 : 1), stateRoot, lossBits, logRoot); // or all right, of other steps
             VM.revertToState(id);
         }
-    }
-
-    function test_steps_that_do_not_end_in_the_checkpoint_are_refused_with_any_log() external {
-        _keepLogs();
-        _start();
-        _walk(runLeaves, 0);
-        _expectBrokenTie();
-        _openSteps(_stepLeaves(1), _stateRoot(3), LOSS_BITS, _logRoot(0));
     }
 
     // ---------------------------------------------------------------- 4 OPEN_VALUES
@@ -139,6 +131,8 @@ contract GameLogsTest is GameBase {
             _expectLength(2, count);
             _play(trainer, _values(5, all, _logRoot(1), _stepLog(5), new bytes32[](count)));
         }
+        _expectBrokenTie(); // the log root must be the record's
+        _play(trainer, _values(5, all, _logRoot(0), _stepLog(2), GameTrees.proof(_stepLogs(0), 1)));
     }
 
     function test_another_steps_log_is_refused() external {
@@ -172,13 +166,6 @@ contract GameLogsTest is GameBase {
         _play(trainer, _values(5, _valueLeaves(5), other, _stepLog(5), siblings));
     }
 
-    function test_the_log_root_must_be_the_records() external {
-        _keepLogs();
-        _walkToStep(5);
-        _expectBrokenTie();
-        _play(trainer, _values(5, _valueLeaves(5), _logRoot(0), _stepLog(2), GameTrees.proof(_stepLogs(0), 1)));
-    }
-
     function test_a_segment_of_one_step_has_its_own_log_root() external {
         _keepLogs();
         _start();
@@ -187,17 +174,11 @@ contract GameLogsTest is GameBase {
         _equal(bytes32(0), games.game(gameId).log, "nothing is opened");
         _expectLength(0, 1);
         _play(trainer, _values(7, _valueLeaves(7), _stepLog(7), _stepLog(7), new bytes32[](1)));
+        _expectBrokenTie(); // its step log is its log root
+        _play(trainer, _values(7, _valueLeaves(7), _stepLog(7), _stepLog(6), none));
         _openValues(7);
         _equal(_stepLog(7), games.game(gameId).log, "the step's");
         _requirePhase(gameId, IGame.Phase.SELECT);
-    }
-
-    function test_a_segment_of_one_step_has_its_step_log_for_a_log_root() external {
-        _keepLogs();
-        _start();
-        _walk(runLeaves, 2);
-        _expectBrokenTie();
-        _play(trainer, _values(7, _valueLeaves(7), _stepLog(7), _stepLog(6), none));
     }
 
     // ---------------------------------------------------------------- 6 OPEN_CHUNK
@@ -210,6 +191,8 @@ contract GameLogsTest is GameBase {
             _expectLength(4, count);
             _openChunk(_chunk(0), _word(5, 0), new bytes32[](count));
         }
+        _expectBrokenTie(); // another chunk, with the right word
+        _openChunk(_chunk(2), _word(5, 0), _wordProof(5, 0));
     }
 
     function test_a_word_of_another_place_is_refused() external {
@@ -231,13 +214,6 @@ contract GameLogsTest is GameBase {
         _walkToChunk(5, 1);
         _expectBrokenTie();
         _openChunk(_chunk(1), bytes32(uint256(1)), _wordProof(5, 1));
-    }
-
-    function test_another_chunk_is_refused_with_the_right_word() external {
-        _keepLogs();
-        _walkToChunk(5, 0);
-        _expectBrokenTie();
-        _openChunk(_chunk(2), _word(5, 0), _wordProof(5, 0));
     }
 
     function test_what_is_no_logged_sum_has_no_word() external {

@@ -62,27 +62,13 @@ contract GameRulesTest is GameBase {
         folded = sha256(abi.encodePacked("tb.node.", nodes[1], nodes[0]));
         _expect(abi.encodeWithSelector(IGame.NodeDoesNotFold.selector, GameTrees.root(runLeaves), folded));
         _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes[0], 1, siblings, 0)));
-    }
-
-    function test_select_needs_as_many_siblings_as_levels() external {
-        _start();
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
         for (uint256 count = 0; count < 4; ++count) {
             if (count == 1) continue;
             _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 1, count));
-            _play(challenger, abi.encodeCall(IGame.select, (gameId, WRONG, 0, new bytes32[](count), 0)));
+            // No siblings at all would make the root its own child.
+            bytes32 node = count == 0 ? GameTrees.root(runLeaves) : WRONG;
+            _play(challenger, abi.encodeCall(IGame.select, (gameId, node, 0, new bytes32[](count), 0)));
         }
-        // No siblings at all would make the node its own child.
-        _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 1, 0));
-        bytes32 root = GameTrees.root(runLeaves);
-        _play(challenger, abi.encodeCall(IGame.select, (gameId, root, 0, new bytes32[](0), 0)));
-    }
-
-    function test_select_must_point_at_a_node() external {
-        _start();
-        bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 1);
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        bytes32[] memory siblings = new bytes32[](1);
         siblings[0] = nodes[0];
         uint256[3] memory indices = [uint256(2), 3, type(uint256).max];
         for (uint256 i = 0; i < 3; ++i) {
@@ -111,20 +97,18 @@ contract GameRulesTest is GameBase {
         _refusedSeal(_stepLeaves(0), 0, 0); // a leaf of the steps
     }
 
-    function test_a_seal_is_refused_at_padding() external {
+    function test_a_seal_is_refused_at_a_chunk_and_at_padding() external {
         levels = 5;
+        uint256 id = VM.snapshotState();
+        _walkToValue(2, LONG);
+        _openTensor(LONG);
+        _refusedSeal(chunkLeaves, 0, 1);
+        require(VM.revertToState(id), "back");
         _walkToStep(2);
         _openValues(2);
         _refusedSeal(_valueLeaves(2), 0, 3);
         _select(_valueLeaves(2), 0, 3, 0);
         _challengerLost(IGame.Reason.PADDING);
-    }
-
-    function test_a_seal_is_refused_at_a_chunk() external {
-        levels = 5;
-        _walkToValue(2, LONG);
-        _openTensor(LONG);
-        _refusedSeal(chunkLeaves, 0, 1);
     }
 
     function _refusedSeal(bytes32[] memory leaves, uint256 height, uint256 position) private {
@@ -200,31 +184,23 @@ contract GameRulesTest is GameBase {
 
     // ---------------------------------------------------------------- 3 OPEN_STEPS
 
-    function test_open_steps_shows_the_first_nodes() external {
+    function test_open_steps_shows_the_first_nodes_of_a_tree_that_ends_in_the_checkpoint() external {
         _start();
         _walk(runLeaves, 0);
+        uint256 id = VM.snapshotState(); // a refusal must not count as something opened
+        _expectBrokenTie();
+        _openSteps(1); // another segment's
+        require(VM.revertToState(id), "back");
+        _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 3));
+        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](2), new bytes32[](3), 0, 0, 0)));
+        _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 1));
+        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](1), new bytes32[](2), 0, 0, 0)));
         _openSteps(0);
         IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.SELECT && state.level == IGame.Level.STEPS && state.fresh, "phase");
         _equal(GameTrees.root(_stepLeaves(0)), state.node, "root");
         _equal(2, state.height, "depth");
         _equal(keccak256(abi.encode(opened[0], opened[1])), state.opened, "digest");
-    }
-
-    function test_open_steps_must_end_in_the_checkpoint() external {
-        _start();
-        _walk(runLeaves, 0);
-        _expectBrokenTie();
-        _openSteps(1); // another segment's
-    }
-
-    function test_open_steps_needs_nodes_and_proof_of_the_right_number() external {
-        _start();
-        _walk(runLeaves, 0);
-        _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 3));
-        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](2), new bytes32[](3), 0, 0, 0)));
-        _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 1));
-        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](1), new bytes32[](2), 0, 0, 0)));
     }
 
     function test_a_segment_of_one_step_is_opened_at_once() external {
@@ -250,12 +226,6 @@ contract GameRulesTest is GameBase {
         _equal(5, state.step, "step");
     }
 
-    function test_open_values_of_another_step_is_refused() external {
-        _walkToStep(5);
-        _expectBrokenTie();
-        _openValues(4);
-    }
-
     function test_a_rounding_log_under_policy_exact_is_refused() external {
         // A defender that has committed to a log in its records.
         bytes32[] memory leaves = runLeaves;
@@ -264,14 +234,6 @@ contract GameRulesTest is GameBase {
         _walk(leaves, 2);
         _expectBrokenTie();
         _play(trainer, _values(7, _valueLeaves(7), WRONG, 0, new bytes32[](0)));
-    }
-
-    function test_a_body_without_the_loss_is_refused() external {
-        _walkToStep(5);
-        bytes32[] memory all = _valueLeaves(5);
-        all[2] = WRONG;
-        _expectBrokenTie();
-        _openValues(5, all);
     }
 
     /// The right half of the value tree is the state's, at any width of descent.
@@ -287,8 +249,14 @@ contract GameRulesTest is GameBase {
         }
     }
 
-    function test_open_values_needs_d_siblings_and_the_nodes() external {
+    function test_values_of_another_step_or_without_the_loss_or_of_other_lengths_are_refused() external {
         _walkToStep(5);
+        _expectBrokenTie();
+        _openValues(4);
+        bytes32[] memory all = _valueLeaves(5);
+        all[2] = WRONG;
+        _expectBrokenTie();
+        _openValues(5, all);
         _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 1));
         _valuesOfLengths(2, 1);
         _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 3));
@@ -326,22 +294,15 @@ contract GameRulesTest is GameBase {
         _equal(_valueLeaves(2)[SOURCE], games.game(gameId).node, "the leaf is what is proved");
     }
 
-    function test_open_tensor_of_another_instruction_is_refused() external {
+    function test_another_tensor_than_the_value_is_refused() external {
         _walkToValue(2, LONG);
         _expectBrokenTie();
         _openTensor(_instruction(2), GameTrees.proof(programLeaves, 2), GameTrees.opening(chunkLeaves, 1));
-    }
-
-    function test_open_tensor_must_hash_to_the_value() external {
-        _walkToValue(2, LONG);
         bytes32[] memory nodes = new bytes32[](2);
         (nodes[0], nodes[1]) = (WRONG, WRONG);
         _expectBrokenTie();
         _openTensor(_instruction(LONG), GameTrees.proof(programLeaves, LONG), nodes);
-    }
-
-    function test_open_tensor_needs_the_nodes_and_a_proof_of_the_program_trees_depth() external {
-        _walkToValue(2, LONG);
+        // Nor without the nodes and a proof of the program tree's depth.
         _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 3, 2));
         _openTensor(_instruction(LONG), new bytes32[](2), new bytes32[](2));
         bytes32[] memory siblings = GameTrees.proof(programLeaves, LONG);
@@ -451,28 +412,22 @@ contract GameRulesTest is GameBase {
         _equal(133, state.element, "the element is kept");
     }
 
-    function test_accumulators_that_do_not_give_the_claimed_bits_are_refused() external {
+    function test_a_last_accumulator_stands_in_the_tree_and_gives_the_claimed_bits() external {
         _walkToElement(2, 1);
-        bytes memory other = abi.encode(true, uint64(6));
-        termLeaves[2] = keccak256(other);
-        _expectBrokenTie();
-        _terms(GameTrees.opening(termLeaves, 1), other, GameTrees.proof(termLeaves, 2));
-    }
-
-    function test_an_accumulator_that_is_none_is_refused() external {
-        _walkToElement(2, 1);
-        bytes memory other = abi.encode(false, uint64(5));
-        termLeaves[2] = keccak256(other);
-        _expectBrokenTie();
-        _terms(GameTrees.opening(termLeaves, 1), other, GameTrees.proof(termLeaves, 2));
-    }
-
-    function test_the_last_accumulator_must_stand_in_the_tree() external {
-        _walkToElement(2, 1);
+        _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 3));
+        _terms(new bytes32[](2), _accumulator(2), new bytes32[](3));
+        _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 4));
+        _terms(new bytes32[](4), _accumulator(2), new bytes32[](2));
         bytes32[] memory siblings = GameTrees.proof(termLeaves, 2);
         siblings[1] = WRONG;
         _expectBrokenTie();
         _terms(GameTrees.opening(termLeaves, 1), _accumulator(2), siblings);
+        bytes[2] memory others = [abi.encode(true, uint64(6)), abi.encode(false, uint64(5))]; // other bits; none at all
+        for (uint256 i = 0; i < 2; ++i) {
+            termLeaves[2] = keccak256(others[i]);
+            _expectBrokenTie();
+            _terms(GameTrees.opening(termLeaves, 1), others[i], GameTrees.proof(termLeaves, 2));
+        }
     }
 
     /// Another element may have the same bits, so its partial sums would tie.
@@ -486,13 +441,5 @@ contract GameRulesTest is GameBase {
         }
         _termsOf(2, 1, 133, nodes, _accumulator(2), siblings);
         _requirePhase(gameId, IGame.Phase.SELECT);
-    }
-
-    function test_open_terms_needs_nodes_and_proof_of_the_right_number() external {
-        _walkToElement(2, 1);
-        _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 3));
-        _terms(new bytes32[](2), _accumulator(2), new bytes32[](3));
-        _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 4));
-        _terms(new bytes32[](4), _accumulator(2), new bytes32[](2));
     }
 }

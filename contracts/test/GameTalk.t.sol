@@ -31,8 +31,6 @@ contract GameTalkTest is GameBase {
         job.talkTime = TALKED;
     }
 
-    // ---------------------------------------------------------------- helpers
-
     /// @dev The state at which a walk arrives; the game itself is taken back to its start.
     function _reach(uint256 walk) private returns (Reached memory reached) {
         uint256 id = VM.snapshotState();
@@ -259,24 +257,18 @@ contract GameTalkTest is GameBase {
     // ---------------------------------------------------------------- judged at once
 
     function test_a_signed_leaf_is_judged_without_a_stored_game() external {
-        for (uint256 walk = 4; walk < 6; ++walk) {
+        for (uint256 walk = 4; walk < 7; ++walk) {
             uint256 id = VM.snapshotState();
-            Reached memory r = _reach(walk);
+            if (walk == 6) right = termLeaves[1]; // then it costs the challenger
+            Reached memory r = _reach(walk == 6 ? 4 : walk);
             referee.answerWith(right);
             // In the block of the challenge: the seal stands in what the defender signed.
             _play(challenger, _entryAndProof(TRAINER_KEY, r, SALT));
-            _defenderLost(IGame.Reason.RECOMPUTED);
+            if (walk == 6) _challengerLost(IGame.Reason.RECOMPUTED);
+            else _defenderLost(IGame.Reason.RECOMPUTED);
             require(games.game(gameId).step == 0, "nothing of the state is stored");
             require(VM.revertToState(id), "back");
         }
-    }
-
-    function test_a_signed_leaf_that_is_right_costs_the_challenger() external {
-        right = termLeaves[1];
-        Reached memory r = _reach(4);
-        referee.answerWith(right);
-        _play(challenger, _entryAndProof(TRAINER_KEY, r, SALT));
-        _challengerLost(IGame.Reason.RECOMPUTED);
     }
 
     function test_only_a_leaf_that_the_defender_signed_is_judged() external {
@@ -295,8 +287,6 @@ contract GameTalkTest is GameBase {
         _expect(abi.encodeWithSelector(IGame.WrongPhase.selector, IGame.Phase.PROVE, IGame.Phase.OPEN_CHUNK));
         _play(challenger, _entryAndProof(TRAINER_KEY, chunk, SALT));
     }
-
-    // ---------------------------------------------------------------- clocks
 
     function test_no_clock_runs_while_the_sides_talk() external {
         _start();

@@ -114,8 +114,6 @@ contract GameTurnsTest is GameBase {
         _equal(1, board.job(jobId).openGames, "one left");
     }
 
-    // ---------------------------------------------------------------- concession
-
     /// Whoever is to move, in time or not.
     function test_either_side_may_concede_at_any_time() external {
         for (uint256 side = 0; side < 2; ++side) {
@@ -138,6 +136,9 @@ contract GameTurnsTest is GameBase {
     function test_the_defender_may_use_exactly_its_clock() external {
         _start();
         _edge(0);
+        _warp(START + CLOCK + 1);
+        _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, CLOCK, CLOCK + 1));
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
         _warp(START + CLOCK - 1);
         _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, CLOCK, CLOCK - 1));
         _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
@@ -146,15 +147,6 @@ contract GameTurnsTest is GameBase {
         IGame.GameState memory state = games.game(gameId);
         _equal(0, Duration.unwrap(state.defenderRest), "defender's rest");
         _equal(CLOCK, Duration.unwrap(state.challengerRest), "challenger's rest");
-    }
-
-    function test_one_second_later_only_the_timeout_is_legal() external {
-        _start();
-        _warp(START + CLOCK + 1);
-        _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, CLOCK, CLOCK + 1));
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
-        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
-        _defenderLost(IGame.Reason.TIMEOUT);
     }
 
     function test_clocks_add_up_over_moves_and_the_challengers_runs_out_too() external {
@@ -246,8 +238,6 @@ contract GameTurnsTest is GameBase {
         _equal(CLOCK - charged, Duration.unwrap(games.game(gameId).defenderRest), "rest");
         _equal(current, Instant.unwrap(games.game(gameId).last), "last");
     }
-
-    // ---------------------------------------------------------------- many games at once
 
     uint256 private constant MOST = 16;
     bytes private refusal;

@@ -40,10 +40,6 @@ contract InstructionCodecTest is TestBase {
         harness.decode(bytes.concat(data, tail));
     }
 
-    function test_tooLong() public {
-        _refused(new bytes(4097), 4097);
-    }
-
     function test_unknownOpcodeFunctionDtype() public {
         uint256 refused = 0;
         for (uint256 opcode = 0; opcode < 256; ++opcode) {
@@ -113,6 +109,7 @@ contract InstructionCodecTest is TestBase {
     }
 
     function test_parameters() public {
+        _refused(new bytes(4097), 4097); // too long
         harness.decode(hex"01000100000000080000000000000007");
         _refused(hex"010001000000000700000000000007", 8); // const of 7 bytes
         _refused(hex"010101000000000100", 8); // step takes none

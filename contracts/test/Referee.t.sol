@@ -150,6 +150,10 @@ contract RefereeWitnessTest is RefereeBase {
         _replace(context, proof, _slotted(1, 2, "height"));
         vm.expectPartialRevert(IReferee.WrongRoot.selector);
         referee.judge(context, proof);
+        (context, proof) = _state("id", 0);
+        context.stateCount = 1;
+        vm.expectRevert(abi.encodeWithSelector(IReferee.SlotOutOfRange.selector, 1, 1));
+        referee.judge(context, proof);
     }
 
     function test_dataIsNotState() public {
@@ -162,13 +166,6 @@ contract RefereeWitnessTest is RefereeBase {
         (w.tensorId, w.siblings) = (proof.witness.tensorId, proof.witness.siblings);
         proof.witness = w;
         vm.expectPartialRevert(IReferee.WrongRoot.selector); // another tag
-        referee.judge(context, proof);
-    }
-
-    function test_slotOutOfRange() public {
-        (IReferee.Context memory context, IReferee.Proof memory proof) = _state("id", 0);
-        context.stateCount = 1;
-        vm.expectRevert(abi.encodeWithSelector(IReferee.SlotOutOfRange.selector, 1, 1));
         referee.judge(context, proof);
     }
 
@@ -203,21 +200,12 @@ contract RefereeWitnessTest is RefereeBase {
         (proof.witness.tensorId, proof.instruction) = ("id", _slotted(10, 0, "height"));
         vm.expectPartialRevert(IReferee.WrongRoot.selector);
         referee.judge(context, proof);
-    }
-
-    function test_commitPositionOutside() public {
-        (IReferee.Context memory context, IReferee.Proof memory proof) = _commit("id", _slotted(10, 0, "weight"));
+        (context, proof) = _commit("id", _slotted(10, 0, "weight"));
         context.position = uint64(2) << DEPTH;
-        vm.expectRevert(
-            abi.encodeWithSelector(
-                IReferee.WrongInstruction.selector, 0, sha256(abi.encodePacked("tb.instr", proof.instruction))
-            )
-        );
+        bytes32 leaf = sha256(abi.encodePacked("tb.instr", proof.instruction));
+        vm.expectRevert(abi.encodeWithSelector(IReferee.WrongInstruction.selector, 0, leaf));
         referee.judge(context, proof);
-    }
-
-    function test_aBodyInstructionIsNoCommit() public {
-        (IReferee.Context memory context, IReferee.Proof memory proof) = _commit("id", _slotted(1, 2, "weight"));
+        (context, proof) = _commit("id", _slotted(1, 2, "weight")); // an instruction of the body
         vm.expectRevert(abi.encodeWithSelector(IReferee.UnsupportedInstruction.selector, 1, 2));
         referee.judge(context, proof);
     }
@@ -234,15 +222,11 @@ contract RefereeRefusalsTest is RefereeBase {
         return _honest(_find("sum of 4 products"));
     }
 
-    function test_wrongInstruction() public {
+    function test_wrongOrMalformedInstruction() public {
         (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
         bytes32 right = c.instructionLeaf;
         c.instructionLeaf = "another";
         _expect(c, p, abi.encodeWithSelector(IReferee.WrongInstruction.selector, bytes32("another"), right));
-    }
-
-    function test_malformedInstruction() public {
-        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
         _replace(c, p, hex"00");
         _expect(c, p, abi.encodeWithSelector(IReferee.MalformedInstruction.selector, 1));
     }
@@ -260,18 +244,15 @@ contract RefereeRefusalsTest is RefereeBase {
         _expect(c, p, abi.encodeWithSelector(IReferee.LeafOutOfRange.selector, 0, 0));
     }
 
-    function test_elementOutOfRange() public {
+    function test_elementOrLeafOutOfRange() public {
         (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
         uint64 elements = referee.describe(p.instruction, 0).elements;
         c.element = elements - 1;
         referee.judge(c, p);
         c.element = elements;
         _expect(c, p, abi.encodeWithSelector(IReferee.ElementOutOfRange.selector, elements, elements));
-    }
-
-    function test_leafOutOfRange() public {
         uint256 k = _find("sum of 5");
-        (IReferee.Context memory c, IReferee.Proof memory p) = _honest(k);
+        (c, p) = _honest(k);
         _atLeaf(c, p, vm.parseJsonBytesArray(json, _case(k, "accumulators")), 1);
         c.termsLeaf = 2;
         _expect(c, p, abi.encodeWithSelector(IReferee.LeafOutOfRange.selector, 2, 2));
@@ -282,6 +263,9 @@ contract RefereeRefusalsTest is RefereeBase {
         (IReferee.Context memory c, IReferee.Proof memory p) = _honest(k);
         bytes[] memory accumulators = vm.parseJsonBytesArray(json, _case(k, "accumulators"));
         _atLeaf(c, p, accumulators, 2);
+        p.previous[96] ^= 0x01; // another
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(c, p);
         p.previous = hex"00";
         _expect(c, p, abi.encodeWithSelector(IReferee.MalformedAccumulator.selector, hex"00"));
         accumulators[1][0] = 0x02; // the defender's tree holds it, and it is still none
@@ -331,16 +315,6 @@ contract RefereeRefusalsTest is RefereeBase {
             if (part == 4) p.witness.tensorId = "x";
             _expect(c, p, _unused(IReferee.Part(part)));
         }
-    }
-
-    function test_anotherPreviousAccumulator() public {
-        uint256 k = _find("sum of 16");
-        (IReferee.Context memory c, IReferee.Proof memory p) = _honest(k);
-        bytes[] memory accumulators = vm.parseJsonBytesArray(json, _case(k, "accumulators"));
-        _atLeaf(c, p, accumulators, 2);
-        p.previous[96] ^= 0x01;
-        vm.expectPartialRevert(IReferee.WrongRoot.selector);
-        referee.judge(c, p);
     }
 
     function test_finishRefuses() public view {
@@ -399,7 +373,7 @@ contract RefereeRefusalsTest is RefereeBase {
         _expect(c, p, abi.encodeWithSelector(IReferee.WrongSiblingCount.selector, DEPTH, DEPTH + 1));
     }
 
-    function test_malformedTensors() public {
+    function test_malformedTensorsAndThoseOpenedTwice() public {
         (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
         p.tensors[1].dtype = 3;
         _expect(c, p, abi.encodeWithSelector(IReferee.MalformedTensor.selector, 1));
@@ -412,10 +386,7 @@ contract RefereeRefusalsTest is RefereeBase {
         (c, p) = _sum();
         p.tensors[0].dims[0] = (1 << 40) + 1;
         _expect(c, p, abi.encodeWithSelector(IReferee.MalformedTensor.selector, 0));
-    }
-
-    function test_openedTwice() public {
-        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        (c, p) = _sum();
         p.tensors[1] = p.tensors[0];
         _expect(c, p, abi.encodeWithSelector(IReferee.OpenedTwice.selector, 1));
         (c, p) = _sum();

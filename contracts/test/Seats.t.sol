@@ -52,6 +52,21 @@ contract SeatsTest is BoardBase, TestBase {
         return uint256(sha256(abi.encodePacked("tb.seat.", seed, seat, attempt))) % length;
     }
 
+    function _leave(address who, uint32 slot) private {
+        VM.prank(who);
+        board.leavePool(BOND, slot);
+    }
+
+    function _sealAs(address who, uint256 paid, uint8 seat, bytes32 seal) private {
+        VM.prank(who);
+        board.sealRoot{value: paid}(jobId, seat, seal);
+    }
+
+    function _sealHeadAs(address who, uint64 count, bytes32 seal) private {
+        VM.prank(who);
+        board.sealHead(jobId, count, seal);
+    }
+
     function _slashed() private {
         bytes memory first = _headSignature(_head(jobId, 1, ROOT));
         bytes memory second = _headSignature(_head(jobId, 1, OTHER));
@@ -105,8 +120,7 @@ contract SeatsTest is BoardBase, TestBase {
         _expect(abi.encodeWithSelector(ISeats.SlotNotFree.selector, BOND, 5));
         _join(client, 5);
         _warp(START + POOL_TIME + 1);
-        VM.prank(challenger);
-        board.leavePool(BOND, 1);
+        _leave(challenger, 1);
         _join(client, 1);
         require(board.poolSlot(BOND, 1).owner == client, "in the hole");
         _equal(4, board.poolLength(BOND), "as many");
@@ -115,22 +129,17 @@ contract SeatsTest is BoardBase, TestBase {
 
     function test_a_deposit_stays_for_its_time_and_comes_back() external {
         _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, challenger, stranger));
-        VM.prank(stranger);
-        board.leavePool(BOND, 0);
+        _leave(stranger, 0);
         _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, address(0), stranger));
-        VM.prank(stranger);
-        board.leavePool(BOND, 4);
+        _leave(stranger, 4);
         _warp(START + POOL_TIME);
         _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, START + POOL_TIME, current));
-        VM.prank(challenger);
-        board.leavePool(BOND, 0);
+        _leave(challenger, 0);
         _warp(current + 1);
-        VM.prank(challenger);
-        board.leavePool(BOND, 0);
+        _leave(challenger, 0);
         _equal(BOND, board.credit(challenger), "the deposit");
         _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, address(0), challenger));
-        VM.prank(challenger);
-        board.leavePool(BOND, 0);
+        _leave(challenger, 0);
     }
 
     // ---------------------------------------------------------------- sealed heads
@@ -142,8 +151,7 @@ contract SeatsTest is BoardBase, TestBase {
         VM.prank(client);
         board.createJob{value: REWARD}(job, signature);
         JobId offered = _offer(job);
-        VM.prank(client);
-        board.cancelJob(offered);
+        _cancel(offered);
         _equal(REWARD + 3 * FEE, board.credit(client), "reward and fees");
         _expect(abi.encodeWithSelector(ISeats.JobNotEnded.selector, offered, IJobBoard.JobStatus.CANCELLED));
         board.closeSeats(offered);
@@ -166,18 +174,14 @@ contract SeatsTest is BoardBase, TestBase {
 
     function test_who_seals_a_head_and_what() external {
         _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, trainer, client));
-        VM.prank(client);
-        board.sealHead(jobId, 1, ROOT);
+        _sealHeadAs(client, 1, ROOT);
         _expect(abi.encodeWithSelector(ISeats.EmptySeal.selector));
-        VM.prank(trainer);
-        board.sealHead(jobId, 1, 0);
+        _sealHeadAs(trainer, 1, 0);
         _expect(abi.encodeWithSelector(IJobBoard.HeadOutOfRange.selector, 4, 3));
-        VM.prank(trainer);
-        board.sealHead(jobId, 4, ROOT);
+        _sealHeadAs(trainer, 4, ROOT);
         _sealHead(jobId, 2, ROOT);
         _expect(abi.encodeWithSelector(IJobBoard.HeadNotAscending.selector, 2, 2));
-        VM.prank(trainer);
-        board.sealHead(jobId, 2, ROOT);
+        _sealHeadAs(trainer, 2, ROOT);
         seats = 0;
         JobId plain = _activeJob(3);
         _expect(abi.encodeWithSelector(ISeats.NoSeats.selector, plain));
@@ -225,8 +229,7 @@ contract SeatsTest is BoardBase, TestBase {
         _warp(current + 1);
         address owner = board.seatOwner(jobId, 1);
         _expect(abi.encodeWithSelector(IJobBoard.WindowClosed.selector, current - 1, current));
-        VM.prank(owner);
-        board.sealRoot{value: BOND}(jobId, 1, ROOT);
+        _sealAs(owner, BOND, 1, ROOT);
         _openHead(jobId, 3, ROOT);
     }
 
@@ -254,8 +257,7 @@ contract SeatsTest is BoardBase, TestBase {
         jobId = _activeJob(nonce);
         for (uint32 slot = 0; slot < 4; ++slot) {
             if ((empty >> slot) & 1 == 0) continue;
-            VM.prank(slot < 2 ? challenger : stranger);
-            board.leavePool(BOND, slot);
+            _leave(slot < 2 ? challenger : stranger, slot);
         }
         _sealHead(jobId, 3, ROOT);
         // In the second of the seal: too late.
@@ -277,8 +279,7 @@ contract SeatsTest is BoardBase, TestBase {
         address first = board.seatOwner(jobId, 0);
         for (uint32 slot = 0; slot < 4; ++slot) {
             if (board.poolSlot(BOND, slot).owner != first) continue;
-            VM.prank(first);
-            board.leavePool(BOND, slot);
+            _leave(first, slot);
         }
         address second = board.seatOwner(jobId, 0);
         require(second == (first == challenger ? stranger : challenger), "the other");
@@ -299,24 +300,19 @@ contract SeatsTest is BoardBase, TestBase {
     function test_a_seat_is_sealed_once_by_its_owner_with_its_bond() external {
         _sealHead(jobId, 3, ROOT);
         _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, address(0), challenger));
-        VM.prank(challenger);
-        board.sealRoot{value: BOND}(jobId, 0, ROOT);
+        _sealAs(challenger, BOND, 0, ROOT);
         _draw(1);
         address owner = board.seatOwner(jobId, 0);
         _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, owner, client));
-        VM.prank(client);
-        board.sealRoot{value: BOND}(jobId, 0, ROOT);
+        _sealAs(client, BOND, 0, ROOT);
         _expect(abi.encodeWithSelector(IJobBoard.WrongPayment.selector, BOND, BOND - 1));
-        VM.prank(owner);
-        board.sealRoot{value: BOND - 1}(jobId, 0, ROOT);
+        _sealAs(owner, BOND - 1, 0, ROOT);
         _expect(abi.encodeWithSelector(ISeats.EmptySeal.selector));
-        VM.prank(owner);
-        board.sealRoot{value: BOND}(jobId, 0, 0);
+        _sealAs(owner, BOND, 0, 0);
         _sealRoot(jobId, 0, ROOT);
         _equal(_rootSeal(jobId, owner, ROOT), board.rootSealOf(jobId, 0), "sealed");
         _expect(abi.encodeWithSelector(ISeats.AlreadySealed.selector, jobId, 0));
-        VM.prank(owner);
-        board.sealRoot{value: BOND}(jobId, 0, OTHER);
+        _sealAs(owner, BOND, 0, OTHER);
     }
 
     function test_no_root_is_sealed_after_the_window_or_the_opening() external {
@@ -325,12 +321,10 @@ contract SeatsTest is BoardBase, TestBase {
         address owner = board.seatOwner(jobId, 0);
         _warp(end + 1);
         _expect(abi.encodeWithSelector(IJobBoard.WindowClosed.selector, end, end + 1));
-        VM.prank(owner);
-        board.sealRoot{value: BOND}(jobId, 0, ROOT);
+        _sealAs(owner, BOND, 0, ROOT);
         _openHead(jobId, 3, ROOT);
         _expect(_error(ISeats.NotSealed.selector));
-        VM.prank(owner);
-        board.sealRoot{value: BOND}(jobId, 0, ROOT);
+        _sealAs(owner, BOND, 0, ROOT);
     }
 
     // ---------------------------------------------------------------- opening
@@ -360,8 +354,7 @@ contract SeatsTest is BoardBase, TestBase {
 
     function test_the_seal_of_a_smaller_head_is_no_final_one() external {
         bytes32 seal = _headSeal(jobId, 2, ROOT);
-        VM.prank(trainer);
-        board.sealHead(jobId, 3, seal);
+        _sealHeadAs(trainer, 3, seal);
         _warp(current + WINDOW + 1);
         IJobBoard.Head memory head = _head(jobId, 2, ROOT);
         bytes memory signature = _headSignature(head);
@@ -384,8 +377,7 @@ contract SeatsTest is BoardBase, TestBase {
         board.settle(jobId);
         _warp(end + 1);
         _expect(abi.encodeWithSelector(IJobBoard.FinalHeadPosted.selector));
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         board.settle(jobId);
     }
 
@@ -394,8 +386,7 @@ contract SeatsTest is BoardBase, TestBase {
         uint256 due = current + 2 * WINDOW;
         _warp(due);
         _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, due, due));
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         uint256 before = VM.snapshotState();
         _openHead(jobId, 3, ROOT);
         require(VM.revertToState(before), "back");
@@ -404,8 +395,7 @@ contract SeatsTest is BoardBase, TestBase {
         bytes memory signature = _headSignature(head);
         _expect(abi.encodeWithSelector(IJobBoard.WindowClosed.selector, due, due + 1));
         board.openHead(head, signature, HEAD_SALT);
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         _equal(REWARD + TRAINER_STAKE, board.credit(client), "client");
     }
 
@@ -484,16 +474,14 @@ contract SeatsTest is BoardBase, TestBase {
         _drawn();
         _sealRoot(jobId, 2, ROOT);
         _warp(current + 2 * WINDOW + 1);
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         _pays(2, ROOT, BOND + FEE);
         _closes(2 * FEE, 0);
     }
 
     function test_a_job_abandoned_before_the_final_seal_gives_the_fees_back() external {
         _warp(START + WINDOW + 1);
-        VM.prank(client);
-        board.abandon(jobId);
+        _abandon(jobId);
         _closes(3 * FEE, 0);
     }
 
@@ -505,8 +493,7 @@ contract SeatsTest is BoardBase, TestBase {
         address second = board.seatOwner(jobId, other);
         require(first != second, "two auditors sit there");
         bytes32 copied = _rootSeal(jobId, first, ROOT);
-        VM.prank(second);
-        board.sealRoot{value: BOND}(jobId, other, copied);
+        _sealAs(second, BOND, other, copied);
         _warp(current + WINDOW + 1);
         _openHead(jobId, 3, ROOT);
         _warp(current + WINDOW + 1);
@@ -546,8 +533,7 @@ contract SeatsTest is BoardBase, TestBase {
         board.drawSeats(job, bytes32(uint256(2)));
         bytes32 seal = _rootSeal(jobId, stranger, OTHER);
         for (uint8 seat = 0; seat < 16; ++seat) {
-            VM.prank(stranger);
-            board.sealRoot{value: max}(jobId, seat, seal);
+            _sealAs(stranger, max, seat, seal);
         }
         _slashed();
         _equal(32 * max + max / 2 - max / 34, board.seating(jobId).pot, "pot");

@@ -114,10 +114,15 @@ contract TreesTest is TestBase {
         }
     }
 
-    function test_padReachesNoFurtherThanItsTable() public {
+    function test_bugsOfACallerPanic() public {
+        bytes memory panic = abi.encodeWithSignature("Panic(uint256)", 1);
         harness.pad(0, 19, 20);
-        vm.expectRevert(abi.encodeWithSignature("Panic(uint256)", 1));
+        vm.expectRevert(panic);
         harness.pad(0, 19, 21);
+        vm.expectRevert(panic);
+        harness.depthOf(0);
+        vm.expectRevert(panic);
+        harness.foldNodes(new bytes32[](3));
     }
 
     function test_depthOfEdges() public view {
@@ -126,16 +131,6 @@ contract TreesTest is TestBase {
             assertEq(harness.depthOf((1 << d) + 1), d + 1, "one more");
             assertEq(harness.depthOf((1 << d) - 1), d == 1 ? 0 : d, "one fewer");
         }
-    }
-
-    function test_noLeavesIsABug() public {
-        vm.expectRevert(abi.encodeWithSignature("Panic(uint256)", 1));
-        harness.depthOf(0);
-    }
-
-    function test_threeNodesAreNoLevel() public {
-        vm.expectRevert(abi.encodeWithSignature("Panic(uint256)", 1));
-        harness.foldNodes(new bytes32[](3));
     }
 
     function testFuzz_verifyRefusesAnotherLeaf(bytes32 leaf, bytes32 other, bytes32[3] calldata s, uint256 p) public {
@@ -152,13 +147,10 @@ contract TreesTest is TestBase {
         harness.verify(root, 3, p, other, siblings);
     }
 
-    function test_verifyRefusesAnotherDepth() public {
-        vm.expectRevert(abi.encodeWithSelector(IReferee.WrongSiblingCount.selector, 3, 2));
-        harness.verify(0, 3, 7, 0, new bytes32[](2));
-    }
-
-    function test_verifyRefusesAPositionOutside() public {
+    function test_verifyRefusesAnotherDepthOrAPositionOutside() public {
         vm.expectRevert(abi.encodeWithSelector(IReferee.PositionOutOfRange.selector, 8, 3));
         harness.verify(0, 3, 8, 0, new bytes32[](3));
+        vm.expectRevert(abi.encodeWithSelector(IReferee.WrongSiblingCount.selector, 3, 2));
+        harness.verify(0, 3, 7, 0, new bytes32[](2));
     }
 }

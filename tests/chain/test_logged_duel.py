@@ -17,7 +17,6 @@ from tiebreak.protocol.commitments.log_tree import NO_WORD
 from tiebreak.protocol.game.moves import OpenChunk, OpenSteps, OpenValues, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.game.sides import Oracle
-from tiebreak.protocol.program.rounding import SumKind, pack_tolerances
 
 LOGS, OTHER_LOGS = random_logs(1), random_logs(2)
 PRODUCTS, PLAIN, SCATTER, MAP = 13, 14, 20, 24
@@ -130,10 +129,3 @@ def test_what_is_opened_is_told_in_events_and_calldata(chain: EmbeddedChain) -> 
     events = events_of(chain, duel.id, duel.started.block)
     assert [event.values["log"] for event in events if event.name == "LogOpened"] == expected
     assert duel.state.word != NO_WORD
-
-
-def test_the_board_keeps_policy_and_tolerances(chain: EmbeddedChain) -> None:
-    job = logged_duel_job(levels=1, tolerances=pack_tolerances({SumKind.PRODUCTS: 64, SumKind.SCATTER: 2}))
-    duel_about(chain, Run(job, logs=random_logs(3)))
-    state = chain.job_state(job.id)
-    assert (state.policy, state.tolerances, state.precision) == (1, 64 << 8 | 2 << 16, 16)

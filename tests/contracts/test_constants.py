@@ -1,11 +1,10 @@
-"""The numbers and tags that Solidity repeats are those of the registries; and every error of the referee has a test."""
+"""The numbers and tags that Solidity repeats are those of the registries."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from tiebreak.protocol.chain.artifacts import CONTRACTS as DEPLOYED
-from tiebreak.protocol.chain.artifacts import REFEREE, load_artifact
+from tiebreak.protocol.chain.artifacts import load_artifact
 from tiebreak.protocol.codec import MAX_NAME_BYTES
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.numbers.float32 import NAN_BITS
@@ -64,14 +63,6 @@ def test_tags() -> None:
     assert trees["EMPTY"] == "0x" + EMPTY.hex()
     roots = b"".join(empty_root(depth) for depth in range(20))
     assert "".join(re.findall(r'hex"([0-9a-f]+)"', trees["EMPTY_ROOTS"])) == roots.hex()
-
-
-def test_every_error_of_the_referee_is_named_in_a_foundry_test(cases: Callable[[], None]) -> None:
-    tests = "\n".join(path.read_text("utf-8") for path in (CONTRACTS / "test").glob("*.t.sol"))
-    for entry in load_artifact(REFEREE).abi:
-        if entry["type"] == "error":
-            assert f"IReferee.{entry['name']}.selector" in tests, entry["name"]
-            cases()
 
 
 def test_every_contract_has_code_to_spare() -> None:
