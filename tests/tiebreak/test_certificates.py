@@ -29,6 +29,13 @@ from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, from_base64
 Tensors = dict[str, torch.Tensor]
 
 
+def statement_of(payload: bytes) -> Any:
+    """A valid statement, as in-toto's own library reads it."""
+    statement = Statement.copy_from_pb(json_format.Parse(payload, StatementMessage()))
+    statement.validate()
+    return statement.pb
+
+
 class Desk:
     """A finished run, its weights, and a certificate signed by its trainer and its client."""
 
@@ -96,10 +103,9 @@ def test_in_totos_libraries_read_a_certificate(desk: Desk) -> None:
         keys.append(SSlibKey.from_crypto(public, keyid=key_id))
         assert SSlibKey.from_crypto(public).keyval["public"] == public_pem(key)
     assert set(found.verify(keys, 2)) == {key.keyid for key in keys}
-    statement = Statement.copy_from_pb(json_format.Parse(found.payload, StatementMessage()))
-    statement.validate()
-    assert statement.pb.predicate_type == "urn:tiebreak:certificate:1"
-    assert [subject.name for subject in statement.pb.subject] == ["model.safetensors"]
+    statement = statement_of(found.payload)
+    assert statement.predicate_type == "urn:tiebreak:certificate:1"
+    assert [subject.name for subject in statement.subject] == ["model.safetensors"]
     found.payload += b" "
     with pytest.raises(OtherVerificationError):
         found.verify(keys, 1)
@@ -376,10 +382,9 @@ def test_slsa_provenance_is_read_by_in_totos_library(desk: Desk, tmp_path: Path)
     envelope = OtherEnvelope.from_dict(json.loads(path.read_text()))
     public = attesting_key(load_key(desk.parties.path("trainer.pem"))).public_key()
     envelope.verify([SSlibKey.from_crypto(public, keyid=next(iter(envelope.signatures)))], 1)
-    statement = Statement.copy_from_pb(json_format.Parse(envelope.payload, StatementMessage()))
-    statement.validate()
-    assert statement.pb.predicate_type == "https://slsa.dev/provenance/v1"
-    found = json_format.ParseDict(json_format.MessageToDict(statement.pb.predicate), Provenance())
+    statement = statement_of(envelope.payload)
+    assert statement.predicate_type == "https://slsa.dev/provenance/v1"
+    found = json_format.ParseDict(json_format.MessageToDict(statement.predicate), Provenance())
     signed = certificate_of(desk)
     definition, details = found.build_definition, found.run_details
     job = signed["predicate"]["job"]
@@ -392,7 +397,7 @@ def test_slsa_provenance_is_read_by_in_totos_library(desk: Desk, tmp_path: Path)
     assert details.metadata.invocation_id == job["id"]
     assert not details.metadata.HasField("finished_on"), "nobody proves when"
     assert details.byproducts[0].digest["tiebreakRoot"] == open_run(desk.run).root
-    assert [dict(one.digest) for one in statement.pb.subject] == [one["digest"] for one in signed["subject"]]
+    assert [dict(one.digest) for one in statement.subject] == [one["digest"] for one in signed["subject"]]
     for other in ("client", ""):  # the builder is the trainer
         desk.certify(other, "--provenance", path, code=1)
 
@@ -407,8 +412,7 @@ def test_a_model_signature_follows_the_format_of_openssf(desk: Desk, tmp_path: P
     envelope = OtherEnvelope.from_dict(bundle["dsseEnvelope"])
     public = SSlibKey.from_crypto(attesting_key(key).public_key(), keyid=next(iter(envelope.signatures)))
     envelope.verify([public], 1)
-    statement = Statement.copy_from_pb(json_format.Parse(envelope.payload, StatementMessage()))
-    statement.validate()
+    statement_of(envelope.payload)
     digest = sha256(desk.weights.read_bytes())
     document = json.loads(envelope.payload)
     assert document["predicateType"] == "https://model_signing/signature/v1.0"

@@ -7,8 +7,7 @@ nothing. `make test` runs one setting, `make test-all` eight: any three of the o
 together, and each of them takes both of its values on every instruction set.
 
 A step count selects which bugs can be seen, so these are not shorter. And equality proves nothing where nothing could
-differ: plain FP32 training of the same models ends in different bytes in the same matrix; without its exact fallback
-the engine itself does not reach the root.
+differ: without its exact fallback the engine itself does not reach the root.
 """
 
 import json
@@ -16,7 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -122,26 +121,6 @@ def test_one_root(setting: Setting, stopped: Path, tmp_path: Path, cases: Callab
         assert [(r.step, r.state_root.hex(), r.loss_bits) for r in records] == list(expected.records[1:])
         assert found["roots"][name] == expected.run_root
         cases()
-
-
-def plain_states(settings: Iterable[tuple[int, str]]) -> dict[str, set[str]]:
-    """The different final states of each model in plain FP32."""
-    seen: dict[str, set[str]] = {name: set() for name in MODELS}
-    for threads, capability in settings:
-        found = process("plain", *MODELS, "--threads", str(threads), capability=capability)
-        assert found["threads"] == threads
-        for name, state in found["states"].items():
-            seen[name].add(state)
-    return seen
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(len(CAPABILITIES) < 2, reason="needs a CPU with avx2")
-def test_plain_fp32_forks_by_instruction_set_and_by_threads() -> None:
-    """Each alone suffices for some model; every model has at least one state per instruction set."""
-    seen = plain_states([*((1, capability) for capability in CAPABILITIES), (2, CAPABILITIES[0])])
-    assert min(map(len, seen.values())) >= len(CAPABILITIES), seen
-    assert max(map(len, seen.values())) > len(CAPABILITIES), seen
 
 
 def test_without_its_exact_fallback_an_engine_comes_to_another_root(

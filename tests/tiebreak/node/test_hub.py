@@ -480,22 +480,6 @@ def test_a_clerk_that_ends_is_told(hub: Running, monkeypatch: pytest.MonkeyPatch
 # ---------------------------------------------------------------- what is new
 
 
-def test_letters_come_once_and_in_order(hub: Running) -> None:
-    mail, reader = hub.mail(), hub.mail()
-    mail.post(OFFER)
-    coming = reader.follow(0, jobs=[JOB.id])
-    seen = [next(coming)]
-    for number in range(20):
-        mail.post(steps(number))
-        if number % 3:
-            seen.append(next(coming))
-    seen += [next(coming) for _ in range(21 - len(seen))]
-    reader.close()
-    assert [letter.place for letter in seen] == list(range(1, 22))
-    assert [letter.post.number for letter in seen] == [0, *range(20)]
-    assert reader.lies == 0
-
-
 def test_the_stream_says_what_is_new_without_the_posts(hub: Running) -> None:
     hub.mail().post(OFFER)
     connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
