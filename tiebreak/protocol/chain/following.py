@@ -292,7 +292,7 @@ class FollowedBoard(board.Board):
             return
         theirs = _verdict(ended, f"so says the chain: {ended['reason'].name}")
         if ours is None or (ours.winner, ours.reason) != (theirs.winner, theirs.reason):
-            if ours is not None or call is not None:
+            if not found.is_lost and (ours is not None or call is not None):
                 who = f"{theirs.winner.name} by {theirs.reason.name}"
                 self._note(f"game {found.id.hex()[:8]}: expected a verdict for {who}, got {ours}")
             found.state = replace(found.state, phase=Phase.OVER, verdict=theirs)
@@ -300,6 +300,8 @@ class FollowedBoard(board.Board):
     def _move(self, found: PublicGame, part: Sequence[Event], call: Call | None, now: int) -> None:
         """A move that did not end the game: whole from calldata, or else as the log shows it."""
         move = self._called(call)
+        if found.is_lost:
+            return  # of a state that is not known, nothing can be said
         if move is not None:
             found.state = rules.apply(found.state, move, now)
         else:
@@ -327,6 +329,8 @@ class FollowedBoard(board.Board):
     def _end(
         self, found: PublicGame, part: Sequence[Event], ended: dict[str, Any], call: Call | None, now: int
     ) -> None:
+        if found.is_lost and (call is None or call.kind != "enterAndProve"):
+            return  # of a state that is not known, the chain's word is all there is
         loser = Side.DEFENDER if ended["verdict"] is Outcome.DEFENDER_LOST else Side.CHALLENGER
         match ended["reason"]:
             case Reason.CONCEDED:
