@@ -67,8 +67,9 @@ def measured(calls: list[float], **changes: Any) -> dict[str, Any]:
 
 def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
     calls, told = list[float](), list[Any]()
+    made = tiebreak.reproducible(**measured(calls), callbacks=[told.append])
     streams = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    trainer = tiebreak.reproducible(**measured(calls), callbacks=[told.append]).run(progress=False)
+    trainer = made.run(progress=False)
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == streams
     assert list(trainer.metrics) == [3, 6, 7]
     assert [step.number for step in told] == list(range(1, 8))
