@@ -26,7 +26,7 @@ from tiebreak.engine.run.directory import DATA, PROGRAM, RECORDS
 from tiebreak.node import up
 from tiebreak.node.up import TERMS, Child, Plan, Town, free_port
 from tiebreak.protocol.chain.devnet import BALANCE, find_anvil
-from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.commitments.terms import MAX_GAMES, Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.packing import unpack
@@ -268,11 +268,15 @@ def test_auditors_are_paid_for_seats(
     if town is Sealing:
         the_hub_is_blind(tmp_path / "town")
 
-    half, paid = Terms().trainer_stake // 2, 0
-    for name in ("auditor", "auditor2"):
-        seats = len([moment for moment in ending.moments if moment.startswith(f"{name} mined claim ")])
-        won = len([moment for moment in ending.moments if moment.startswith(f"{name} mined prove ")])
-        earned = seats * FEE + (seats + won) * (half // 3 if cheat else 0)
+    def mined(name: str, what: str) -> int:
+        return len([moment for moment in ending.moments if moment.startswith(f"{name} mined {what} ")])
+
+    auditors, paid = ("auditor", "auditor2"), 0
+    share = Terms().trainer_stake // 2 // 3 if cheat else 0
+    relief, overtaken = share // MAX_GAMES, sum(mined(name, "reclaim") for name in auditors)
+    for name in auditors:
+        seats, won = mined(name, "claim"), mined(name, "prove")
+        earned = seats * FEE + (seats + won) * share + (mined(name, "reclaim") - won * overtaken) * relief
         balance = json.loads((tmp_path / "town" / name / "status.json").read_text())["balance"]
         assert -GAS < balance - (BALANCE - BOND + earned) <= 0, name
         paid += seats
