@@ -221,7 +221,7 @@ class Crew:
         self._tasks: list[_Waiting] = []
         self._numbers = count()
         self._now: _Waiting | None = None
-        """The task whose answer the process owes; None while it is idle."""
+        """The task whose answer the process owes, or will when it has begun; None while it is idle."""
         self._changed = Condition()
         self._stopped = False
         self._process: Any = None
@@ -316,6 +316,7 @@ class Crew:
                 if ready:
                     chosen = min(ready, key=lambda waiting: waiting.order)
                     self._tasks.remove(chosen)
+                    self._now = chosen
                     return chosen
                 self._changed.wait(min((waiting.at - now for waiting in self._tasks), default=None))
         return None
@@ -326,11 +327,10 @@ class Crew:
             if self._process is None:
                 self._start()  # others may ask and drop meanwhile
             with self._changed:
-                if self._stopped:
+                if self._stopped or waiting.is_dropped:
                     return Failed(reason=self._bury(EOFError()))
                 assert self._pipe is not None
                 self._pipe.send(waiting.task)
-                self._now = waiting
             end = time.monotonic() + self._bench.trial_seconds if is_trial else None
             while True:
                 if not self._pipe.poll(None if end is None else max(0.0, end - time.monotonic())):

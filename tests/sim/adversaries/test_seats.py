@@ -39,7 +39,7 @@ def test_a_trainer_that_convicts_itself_leaves_their_shares_to_the_seats() -> No
     trainer, auditor = party(result, "trainer"), party(result, "auditor")
     (puppet,) = (found for found in result.parties if found.name.startswith("puppet"))
     assert auditor.wei > 0
-    assert auditor.wei % (SEATS["seat_fee"] + SHARE) == 0, "each of its seats"
+    assert auditor.wei % (SEATS["seat_fee"] + SHARE) == min(TERMS.challenger_stake // 2, SHARE // 16), "and relief"
     assert trainer.wei + puppet.wei <= SHARE - TERMS.trainer_stake + 4 * (SEATS["seat_fee"] + SHARE)
 
 
