@@ -115,12 +115,12 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
         )
 
     match = located = played(Evidence(defended, interpreter, CommittedLogs.of(defended)))
-    if describe(match.final, defended.program, challenger).leaf is None:
-        fitted = _fitted(defended, own, chosen, interpreter)
-        located = match if fitted is None else played(fitted)
-        if describe(located.final, defended.program, challenger).leaf is None:
-            located = match
-    summary = describe(located.final, defended.program, challenger)
+    summary = describe(match.final, defended.program, challenger)
+    if summary.leaf is None and (fitted := _fitted(defended, own, chosen, interpreter)) is not None:
+        again = played(fitted)
+        said = describe(again.final, defended.program, challenger)
+        if said.leaf is not None:
+            located, summary = again, said
     walk = tuple((state.level, state.height, state.below(chosen.index)) for state, chosen in located.selections)
     return Dispute(
         head=head, program=defended.program, final=match.final, located=located.final, summary=summary, walk=walk

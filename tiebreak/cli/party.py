@@ -84,7 +84,7 @@ def _init(role: str) -> click.Command:
     @click.option("--board", help="The address of the job board on that chain.")
     def init(folder: Path, **given: str | None) -> None:
         found = party_settings.write(role, folder, **{name: value for name, value in given.items() if value})
-        click.echo(f"wrote {found.path}" + (_NEEDED.get(role, "")))
+        click.echo(f"wrote {found.path}" + _NEEDED.get(role, ""))
         key = folder / found.key
         if role != "watch":
             made = load_key(key) if key.exists() else new_key(key)

@@ -464,7 +464,10 @@ class Driver:
             self._own[job_id] = None
             if len(self._own) > MAX_OWN:
                 known = self.machine.board.jobs
-                del self._own[next((other for other in self._own if other not in known), job_id)]
+                gone = next((other for other in self._own if other not in known), job_id)
+                for kept in (self._own, self.jobs, self._offers, self._trials, self._listings, self.shelf.seconds):
+                    kept.pop(gone, None)
+            self.journal.keep_fact(_OWN, b"".join(self._own))
             self._choose()
 
     def _choose(self) -> None:
@@ -487,7 +490,6 @@ class Driver:
         """Note up to where the hub was read, so that offers of strangers are read once and not at each start."""
         if self._read_up_to != self._kept_up_to:
             place, wire = self._kept_up_to = self._read_up_to
-            self.journal.keep_fact(_OWN, b"".join(self._own))
             self.journal.keep_fact(self._cursor, place.to_bytes(8, "big") + wire)
 
     def _learn(self, job: Job) -> None:

@@ -564,7 +564,7 @@ class _Pause:
         self.reset()
 
     def reset(self) -> None:
-        """Something came."""
+        """Start again with short pauses, and with all of the patience: the hub has answered."""
         self._seconds, self._end = FIRST_PAUSE, time.monotonic() + self._patience
 
     def wait(self) -> None:

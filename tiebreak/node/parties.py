@@ -40,7 +40,7 @@ class Shelf:
         """By job: none is read twice, and none that is not the job's is kept."""
         self._missing: set[Digest] = set()
         self.seconds: dict[Digest, float] = {}
-        """What a step takes here, of each job whose program was tried (`work.Try`)."""
+        """By job whose program was tried (`work.Try`): the seconds that a step takes on this machine."""
 
     def folder(self, job_id: Digest) -> Path:
         return self._folder / job_id.hex()
@@ -84,7 +84,6 @@ class Policy:
     clients: tuple[Address, ...] = ()
     most_steps: int = 0
     least_reward: int = 0
-    most_stake: int = 0
 
     def objection(self, job: Job) -> str:
         """Why it does not take a job; empty if it does."""
@@ -94,8 +93,6 @@ class Policy:
             return f"expected at most {self.most_steps} steps, got {job.steps}"
         if job.reward < self.least_reward:
             return f"expected a reward of at least {ether(self.least_reward)}, got {ether(job.reward)}"
-        if self.most_stake and job.trainer_stake > self.most_stake:
-            return f"expected a stake of at most {ether(self.most_stake)}, got {ether(job.trainer_stake)}"
         return ""
 
 
@@ -135,8 +132,9 @@ class Trainer(OnShelf, trainer.Trainer):
         self.policy, self._processes = policy, processes
 
     def wants(self, job: Job) -> bool:
-        """Whether its owner's policy allows a job. It is asked before anything is fetched."""
-        if reason := self.policy.objection(job):
+        """Whether its owner's policy and limits allow a job. It is asked before anything is fetched."""
+        stake = job.trainer_stake
+        if reason := self.policy.objection(job) or self.means.objection(of_job=stake, in_all=stake):
             self.alarm(f"job {job.id.hex()[:8]}: not signed: {reason}")
         return not reason
 

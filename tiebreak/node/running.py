@@ -79,6 +79,7 @@ def _made(
     def balance() -> int:
         return driver.ask_balance()
 
+    require_limits(settings)
     shelf = Shelf(settings.folder)
     pace = Pace(
         block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
@@ -148,30 +149,33 @@ def floor_of(settings: Settings) -> int:
 
 
 def means_of(settings: Settings, balance: Callable[[], int]) -> Means:
-    """What a party may put up, from its settings. Raises `ConfigurationError` unless an auditor's say it."""
+    """What a party may put up, from its settings."""
     limits = {name: settings.limit(name) for name in ("most_bond", "most_stake", "most_exposed")}
-    if settings.role == "auditor" and not (limits["most_stake"] or settings.most_stake == ANY):
+    return Means(floor=floor_of(settings), balance=balance, **limits)
+
+
+def require_limits(settings: Settings) -> None:
+    """Raises `ConfigurationError` unless a trainer names its clients, and it and an auditor what they may put up."""
+    has_stake = settings.most_stake == ANY or settings.limit("most_stake") > 0
+    if settings.role == "auditor" and not has_stake:
         raise ConfigurationError(
             f"{settings.path}: expected most_stake, got none; write what this auditor may put up for a job, such as "
             'most_stake = "0.5", or "any", or set TIEBREAK_MOST_STAKE'
         )
-    return Means(floor=floor_of(settings), balance=balance, **limits)
-
-
-def policy(settings: Settings) -> Policy:
-    """A trainer's policy, from its settings. Raises `ConfigurationError` unless they name its clients and stakes."""
-    most_stake = settings.limit("most_stake")
-    if not settings.clients or (settings.most_stake != ANY and not most_stake):
+    if settings.role == "trainer" and not (has_stake and settings.clients):
         raise ConfigurationError(
             f"{settings.path}: expected clients and most_stake, got none; write whose offers this trainer takes and "
             'what it may stake on a job, such as clients = ["0x..."] and most_stake = "0.5", or ["any"] and "any", or '
             "set TIEBREAK_CLIENTS and TIEBREAK_MOST_STAKE"
         )
+
+
+def policy(settings: Settings) -> Policy:
+    """A trainer's policy, from its settings."""
     return Policy(
         clients=() if settings.clients == (ANY,) else settings.addresses("clients"),
         most_steps=settings.most_steps,
         least_reward=settings.wei("least_reward"),
-        most_stake=most_stake,
     )
 
 

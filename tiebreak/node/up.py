@@ -47,6 +47,11 @@ CHEATS: Final = {
 PARTIES: Final = ("client", "trainer", "auditor")
 SECOND: Final = "auditor2"
 """Of a job with seats: the seats of one that is drawn twice say less."""
+OPEN_TO_ALL: Final[dict[str, dict[str, Any]]] = {
+    "trainer": {"clients": (settings.ANY,), "most_stake": settings.ANY},
+    "auditor": {"most_stake": settings.ANY},
+}
+"""What parties of a demonstration, whose money is worth nothing, allow everybody."""
 SEAT: Final = ("--seat-fee", "0.1", "--seat-bond", "0.1")
 BOARD: Final = "Board"
 AFTER_SECONDS: Final = 3.0
@@ -262,10 +267,7 @@ class Town:
         folder.mkdir()
         given: dict[str, Any] = {"hub": self.page, "chain": rpc, "board": board}
         given |= {"block_seconds": BLOCK_SECONDS, "step_seconds": 0, "confirmations": 0, "threads": 1}
-        if name == "trainer":
-            given |= {"clients": (settings.ANY,)}
-        if _role(name) in ("trainer", "auditor"):
-            given |= {"most_stake": settings.ANY}
+        given |= OPEN_TO_ALL.get(_role(name), {})
         settings.write(_role(name), folder, **given)
         account = self.plan.folder / "accounts" / f"account-{1 + self.plan.parties.index(name)}.pem"
         if account.exists():

@@ -391,7 +391,7 @@ class Crews:
         self._of: dict[Digest, Crew] = {}
         """Which of the others computes a job, for which it keeps what was expensive to make."""
         self._movers: dict[Digest, Crew] = {}
-        """Those that find moves, by job."""
+        """The crew that finds the moves of all games about a job, by the job's id."""
         self._listeners: tuple[Callable[[Steps], None], Callable[[str, int], None]] | None = None
 
     @property
@@ -448,7 +448,7 @@ def warm_up() -> None:
 
 
 def _serve(pipe: "Connection", bench: Bench) -> None:
-    """Runs in the new process."""
+    """What a new process runs if the bench names nothing else. Returns when the party closes the pipe."""
     import_module(WORKBENCH).serve(pipe, bench)
 
 

@@ -99,8 +99,10 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
     assert facts == {"own jobs": JOB.id, "read": (100).to_bytes(8, "big") + OFFER}
     monkeypatch.setattr(driver, "MAX_OWN", 2)
     made.machine.board.jobs[JOB.id] = PublicJob(job=JOB, last_progress=0)
+    made._trials = {bytes(32): True}
     for number in range(3):
         made._adopt(bytes([number]) * 32)
+    assert not made._trials, "of a job that is forgotten nothing stays"
     assert list(made._own) == [JOB.id, bytes([2]) * 32], "what is on the board stays"
 
 

@@ -25,7 +25,7 @@ from tiebreak.protocol.game.moves import Concede
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
 from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
-from tiebreak.protocol.parties.terms import objections, turns
+from tiebreak.protocol.parties.terms import Means, objections, turns
 from tiebreak.protocol.tags import Digest
 
 JOBS = [replace(JOB, nonce=number) for number in range(3)]
@@ -190,6 +190,15 @@ def test_a_trainer_accepts_only_what_a_process_of_its_own_can_train() -> None:
     assert trainer(public(other), offered, processes=2).accepts(offered)
     assert not trainer(public(other), offered, processes=1).accepts(offered)
     assert trainer(public(other, heads=other.checkpoints), offered, processes=1).accepts(offered)
+
+
+def test_a_trainer_wants_no_job_whose_stake_is_over_a_limit() -> None:
+    stake = JOB.trainer_stake
+    for limit in ("most_stake", "most_exposed"):
+        for most, is_wanted in ((stake, True), (stake - 1, False)):
+            made = trainer()
+            made.means = Means(**{limit: most})
+            assert made.wants(JOB) is is_wanted
 
 
 @pytest.mark.parametrize("fate", ["in time", "too long", "too much"])

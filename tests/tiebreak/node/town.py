@@ -18,7 +18,7 @@ from tiebreak.node.hub.app import HubSettings
 from tiebreak.node.hub.limits import Limits
 from tiebreak.node.parties import deliver
 from tiebreak.node.running import open_party
-from tiebreak.node.up import free_port
+from tiebreak.node.up import OPEN_TO_ALL, free_port
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.parties.board import PublicJob
@@ -46,10 +46,7 @@ class Town:
         if not (folder / settings.FILE).exists():
             board = f"0x{self.chain.deployment.board.hex()}"
             more: dict[str, Any] = {"block_seconds": 1, "step_seconds": 0, "confirmations": 0, "threads": 1}
-            if role == "trainer":
-                more |= {"clients": (settings.ANY,)}
-            if role in ("trainer", "auditor"):
-                more |= {"most_stake": settings.ANY}
+            more |= OPEN_TO_ALL.get(role, {})
             settings.write(role, folder, hub=self.hub_url, chain=self.chain_url, board=board, **more)
         serve = partial(cheating.serve, cheat) if cheat else None
         key = None if role == "watch" else self.keys[role]

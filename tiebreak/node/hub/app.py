@@ -146,7 +146,7 @@ class Hub:
         self.waiting = 0
         self.waiting_posts = Open("posts at once", settings.limits.waiting_per_address)
         self.budgets = Budgets(settings.limits)
-        """Of addresses, charged before anything is read of a post."""
+        """Charges each address for a post before the post is decoded."""
         self.metrics = Metrics(self)
         self._line = Line()
 

@@ -63,7 +63,7 @@ class Limits:
     waiting_posts: int = 2000
     """Posts that the hub has read but not answered yet."""
     waiting_per_address: int = 256
-    """Such posts of one address."""
+    """Posts of one address that the hub has read but not answered yet."""
 
 
 class Recent(Generic[K, V]):
@@ -111,7 +111,7 @@ class Buckets(Generic[K]):
 
 
 class Budgets:
-    """What keys and addresses may still post: how many posts, bytes and rows."""
+    """Counts the posts, bytes and rows that each key and each address has left."""
 
     def __init__(self, limits: Limits) -> None:
         posts, size, rows = limits.posts_per_minute, limits.post_bytes_per_second, limits.rows_per_minute

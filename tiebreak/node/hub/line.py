@@ -23,11 +23,11 @@ class Waiting:
 
 
 class Line:
-    """To be used in one event loop."""
+    """The posts that wait for the clerk. All its methods must be called in one event loop."""
 
     def __init__(self) -> None:
         self._of_games: OrderedDict[str, deque[Waiting]] = OrderedDict()
-        """By address; the one whose turn is next comes first."""
+        """The posts of each address that wait, first those of the address whose turn is next."""
         self._others: OrderedDict[str, deque[Waiting]] = OrderedDict()
         self._taken: list[Waiting] = []
         self._some = asyncio.Event()

@@ -187,7 +187,7 @@ class Store:
         return found
 
     def count(self, job_id: bytes) -> int:
-        """How many posts a job has."""
+        """The number of posts about a job."""
         query = sql.select(sql.func.count()).select_from(_posts).where(_posts.c.job_id == job_id)
         with self.engine.connect() as connection:
             return int(connection.scalar(query) or 0)

@@ -197,7 +197,7 @@ class _Pages:
 
 
 def _page_of(request: Request) -> int:
-    """Which page of a list is asked for; the first unless a number says otherwise."""
+    """The number of the page of a list that a request asks for, from 1."""
     text = request.query_params.get("page", "1")
     return max(1, int(text)) if re.fullmatch("[0-9]{1,9}", text) else 1
 

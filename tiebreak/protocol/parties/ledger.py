@@ -360,7 +360,7 @@ class Ledger:
 
 
 def _size(data: bytes) -> int:
-    """What a message takes in memory, however short it is."""
+    """Bytes that a message counts as: its own, and those of the objects around it."""
     return 128 + len(data)
 
 

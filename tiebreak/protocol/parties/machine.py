@@ -67,7 +67,7 @@ class _Sending:
     is_given_up: bool = False
     retry_at: int = 0
     wei: int = 0
-    """What it puts up."""
+    """The wei that the transaction puts up as a stake, a bond or a deposit."""
 
 
 class Machine:
@@ -160,12 +160,12 @@ class Machine:
         """
         if place in self._sending and self._sending[place].is_pending:
             return True
-        sent = [(place, sending.wei) for place, sending in self._sending.items() if sending.is_pending]
-        promised = sum(wei for _, wei in sent)
-        of_job = self.board.exposure(self.address, job.id) + sum(wei for place, wei in sent if place[1:2] == (job.id,))
-        in_all = self.board.exposure(self.address) + promised + wei + spare
+        sent = [(other, sending.wei) for other, sending in self._sending.items() if sending.is_pending]
+        promised = wei + spare + sum(more for _, more in sent)
+        of_job = self.board.exposure(self.address, job.id) + sum(more for other, more in sent if job.id in other)
+        in_all = self.board.exposure(self.address) + promised
         reason = self.means.objection(of_job=of_job + wei, in_all=in_all)
-        if not reason and (reason := self.means.shortage(promised + wei + spare)) and urgent:
+        if not reason and (reason := self.means.shortage(promised)) and urgent:
             self.wake(self.next_slot())
         if reason:
             self.alarm(f"job {job.id.hex()[:8]}: {place[0]!s}: {reason}", is_error=urgent)

@@ -70,11 +70,11 @@ class Means:
     most_bond: int = 0
     """The largest bond of a seat, and so the largest deposit in a pool."""
     most_stake: int = 0
-    """For one job. An auditor's pools and seats leave as much for a challenge."""
+    """The most for one job. An auditor joins a pool or takes a seat only if as much is left for a challenge."""
     most_exposed: int = 0
-    """For all jobs and pools together."""
+    """The most for all jobs and pools together."""
     floor: int = 0
-    """What stays in the account for the transactions of games."""
+    """The account keeps this much to pay for the transactions of games."""
     balance: Callable[[], int] | None = None
     """Tells what the account holds; None where everybody can pay."""
 
@@ -86,7 +86,7 @@ class Means:
         return ""
 
     def shortage(self, wei: int) -> str:
-        """What is missing to pay so much; empty if nothing is."""
+        """Why the account cannot pay this much and keep its floor; empty if it can."""
         needed, balance = wei + self.floor, None if self.balance is None else self.balance()
         if balance is None or balance >= needed:
             return ""
