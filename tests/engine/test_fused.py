@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.engine.processes import printed
+from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tiebreak.engine.arithmetic.reduce import fused
 from tiebreak.engine.arithmetic.stats import Counts
@@ -33,15 +34,10 @@ def test_each_kernel_agrees_with_integers_in_the_interpreter(names: list[str], c
 MUTANTS = {"sums": 40, "chains": 33, "hashing": 13, "indices": 16, "graphs": 14}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        *((name, "more") for name in MUTANTS),
-        ("sums", "long"),
-        pytest.param("graphs", "golden", marks=pytest.mark.nightly),
-    ],
-)
+MORE = [*((name, "more") for name in MUTANTS), ("sums", "long"), ("graphs", "golden")]
+
+
+@pytest.mark.parametrize(("name", "part"), slow_except(MORE, nightly=[("graphs", "golden")], several=True))
 def test_the_interpreter_agrees_with_integers_on_more(name: str, part: str, cases: Callable[[int], None]) -> None:
     ran = json.loads(python("-m", f"tests.engine.interpreted.{name}", part))
     assert min(ran.values()) > 0
