@@ -20,8 +20,8 @@ from torch import nn
 
 from benchmarks.table import Row, interleaved, placed, publish
 from benchmarks.workloads import gpt2
-from tiebreak.api.audits import Workers, audit_chosen
-from tiebreak.api.running import Machine
+from tiebreak.api.auditing.audits import Workers, audit_chosen
+from tiebreak.api.machine.running import Machine
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task

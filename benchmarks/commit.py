@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.table import RESULTS, Row, interleaved, placed, publish
-from tiebreak.api.environment import usable_cores
+from tiebreak.api.machine.environment import usable_cores
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import write_tensors
 from tiebreak.engine.data.hashing import kernel

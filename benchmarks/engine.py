@@ -20,7 +20,7 @@ import torch
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, interleaved, placed, publish
 from benchmarks.workloads import WORKLOADS
-from tiebreak.api.environment import usable_cores
+from tiebreak.api.machine.environment import usable_cores
 from tiebreak.engine.arithmetic import Stats
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.protocol.program.isa import Opcode

@@ -16,11 +16,11 @@ import click
 import torch
 
 from benchmarks.table import Row, placed, publish
-from tiebreak.api import ownership
-from tiebreak.api.audits import audit_chosen
-from tiebreak.api.keys import new_key
-from tiebreak.api.running import Machine
-from tiebreak.api.validating import validate
+from tiebreak.api.auditing.audits import audit_chosen
+from tiebreak.api.auditing.validating import validate
+from tiebreak.api.certifying import ownership
+from tiebreak.api.machine.running import Machine
+from tiebreak.api.signing.keys import new_key
 from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory

@@ -19,7 +19,7 @@ import torch
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish
 from benchmarks.workloads import STEPS, WORKLOADS
-from tiebreak.api.bundle import Bundle, load_bundle
+from tiebreak.api.training.bundle import Bundle, load_bundle
 from tiebreak.engine.capture.compile import Compiled, compile_task
 
 EAGER: Final = {"eager FP32": torch.float32, "eager FP64": torch.float64}

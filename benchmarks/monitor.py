@@ -17,10 +17,10 @@ from typing import Final
 import click
 
 from benchmarks.table import Row, placed, publish
-from tiebreak.api.bundle import capture_bundle
-from tiebreak.api.keys import new_key
-from tiebreak.api.runs import agree_on, machine_of
-from tiebreak.api.sampling import INTERVAL, Sampler
+from tiebreak.api.signing.keys import new_key
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.runs import agree_on, machine_of
+from tiebreak.api.watching.sampling import INTERVAL, Sampler
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.loop import steps

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.table import Row, placed, publish
-from tiebreak.api import ownership
-from tiebreak.api.bundle import capture_bundle
-from tiebreak.api.keys import new_key
-from tiebreak.api.running import Machine
-from tiebreak.api.runs import agree_on
+from tiebreak.api.certifying import ownership
+from tiebreak.api.machine.running import Machine
+from tiebreak.api.signing.keys import new_key
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.runs import agree_on
 from tiebreak.demo.tasks.digits import TEST_IMAGES, load, loss
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.run.commit import Committer

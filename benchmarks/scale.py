@@ -33,7 +33,7 @@ from benchmarks.memory import EXACT
 from benchmarks.scale_workloads import BATCHED, DIVIDED, FITTED, HELD_OUT, gpt
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish
-from tiebreak.api.bundle import Bundle
+from tiebreak.api.training.bundle import Bundle
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Task

@@ -12,8 +12,8 @@ from typing import Final
 import click
 
 from benchmarks.table import RESULTS, placed
-from tiebreak.api.environment import usable_cores
-from tiebreak.api.games import deal
+from tiebreak.api.disputing.games import deal
+from tiebreak.api.machine.environment import usable_cores
 from tiebreak.cli.simulate import PromiseBroken, run
 from tiebreak.sim.games.mixes import ALL
 from tiebreak.sim.games.series import SUMMARY

@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tiebreak.api.environment import describe
+from tiebreak.api.machine.environment import describe
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 OUTPUT: Final = Path("benchmark-results")

@@ -16,11 +16,11 @@ import click
 
 from benchmarks.table import Row, interleaved, placed, publish
 from benchmarks.workloads import WORKLOADS
-from tiebreak.api.audits import audit_chosen
-from tiebreak.api.bundle import capture_bundle
-from tiebreak.api.keys import new_key
-from tiebreak.api.runs import agree_on, continue_run, machine_of
-from tiebreak.api.validating import validate
+from tiebreak.api.auditing.audits import audit_chosen
+from tiebreak.api.auditing.validating import validate
+from tiebreak.api.signing.keys import new_key
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.runs import agree_on, continue_run, machine_of
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN

@@ -223,16 +223,16 @@ def test_the_checks_see_what_they_look_for() -> None:
         assert MACHINE_PATH.search(text) or REGISTRY.search(text)
 
 
-OPTIONAL = {"tiebreak.api.datasets.hugging_face": "hf", "tiebreak.api.datasets.tokenizing": "hf"}
+OPTIONAL = {"tiebreak.api.data.hugging_face": "hf", "tiebreak.api.data.tokenizing": "hf"}
 """Adapters of libraries that an extra asks for: imported inside a function, which says so where they are missing."""
 
 
 EXTRAS = {
-    "tiebreak.api.huggingface": ["hf"],
+    "tiebreak.api.training.huggingface": ["hf"],
     "tiebreak.engine.arithmetic.kernels": ["gpu"],
     "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],
-    "tiebreak.api.sampling": ["monitor"],
+    "tiebreak.api.watching.sampling": ["monitor"],
     "tiebreak.sim": ["chain", "sim"],
     "tiebreak.node": ["chain", "node"],
     "tiebreak.demo": ["chain", "sim", "demo"],

@@ -18,12 +18,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tiebreak.api.calibrating import calibrate
-    from tiebreak.api.huggingface import TiebreakTrainer
-    from tiebreak.api.keys import load_key, new_key, save_key
-    from tiebreak.api.runs import Run, agree, open_run, train
-    from tiebreak.api.tasks import capture, make_task
-    from tiebreak.api.trainer import Step, Trainer, reproducible
+    from tiebreak.api.signing.keys import load_key, new_key, save_key
+    from tiebreak.api.training.calibrating import calibrate
+    from tiebreak.api.training.huggingface import TiebreakTrainer
+    from tiebreak.api.training.runs import Run, agree, open_run, train
+    from tiebreak.api.training.tasks import capture, make_task
+    from tiebreak.api.training.trainer import Step, Trainer, reproducible
     from tiebreak.engine.capture.compile import Compiled
     from tiebreak.engine.capture.task import (
         SGD,
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 
 _MODULES: Final = {
-    "tiebreak.api.keys": "load_key new_key save_key",
-    "tiebreak.api.calibrating": "calibrate",
-    "tiebreak.api.runs": "Run agree open_run train",
-    "tiebreak.api.tasks": "capture make_task",
-    "tiebreak.api.huggingface": "TiebreakTrainer",
-    "tiebreak.api.trainer": "Step Trainer reproducible",
+    "tiebreak.api.signing.keys": "load_key new_key save_key",
+    "tiebreak.api.training.calibrating": "calibrate",
+    "tiebreak.api.training.runs": "Run agree open_run train",
+    "tiebreak.api.training.tasks": "capture make_task",
+    "tiebreak.api.training.huggingface": "TiebreakTrainer",
+    "tiebreak.api.training.trainer": "Step Trainer reproducible",
     "tiebreak.engine.capture.compile": "Compiled",
     "tiebreak.engine.capture.task": (
         "SGD Adafactor Adagrad Adam AdamW Batch Clip Group Lion NAdam RAdam RMSprop Rows Task Windows no_decay"

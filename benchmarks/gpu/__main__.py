@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.gpu.parts import PARTS, Part, parts_on, work
 from benchmarks.table import RESULTS, placed, read, show
-from tiebreak.api.environment import describe_cuda
+from tiebreak.api.machine.environment import describe_cuda
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = ("tiebreak", "benchmarks/gpu")

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.gpu.workloads import Context, Workload
 from benchmarks.table import Row
-from tiebreak.api.environment import kernels
-from tiebreak.api.qualification import verdicts
+from tiebreak.api.machine.environment import kernels
+from tiebreak.api.machine.qualification import verdicts
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.ziv import Logging
 from tiebreak.engine.capture.compile import Compiled, compile_task

@@ -6,9 +6,9 @@ from tempfile import TemporaryDirectory
 from benchmarks.gpu.workloads import Context, rows_of
 from benchmarks.table import Row
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
-from tiebreak.api.bundle import capture_bundle
-from tiebreak.api.calibrating import calibrate_subjects, subject_of
-from tiebreak.api.runs import Run, agree_on
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.calibrating import calibrate_subjects, subject_of
+from tiebreak.api.training.runs import Run, agree_on
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION

@@ -19,7 +19,7 @@ import torch
 from benchmarks.gpu import bits, logged, products, steps
 from benchmarks.gpu.workloads import FULL, TINY, Context, Function
 from benchmarks.table import write
-from tiebreak.api.environment import describe, describe_cuda
+from tiebreak.api.machine.environment import describe, describe_cuda
 
 
 @dataclass(frozen=True)

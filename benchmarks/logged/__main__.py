@@ -35,7 +35,7 @@ from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.thresholds import thresholds
 from benchmarks.logged.workloads import FULL, QUICK, Sizes
 from benchmarks.table import RESULTS, Row, placed
-from tiebreak.api.environment import usable_cores
+from tiebreak.api.machine.environment import usable_cores
 from tiebreak.engine.capture.task import Task
 
 Part = Callable[[Context], list[Row]]

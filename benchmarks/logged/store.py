@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from benchmarks.table import RESULTS, Row, show, write
-from tiebreak.api.environment import describe
+from tiebreak.api.machine.environment import describe
 
 NAME = "logged"
 NOTE = "policy logged"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from benchmarks.logged.context import Context
 from benchmarks.logged.names import KINDS
 from benchmarks.table import Row
-from tiebreak.api.environment import describe, usable_cores
+from tiebreak.api.machine.environment import describe, usable_cores
 from tiebreak.engine.logged.calibration import Calibration
 from tiebreak.engine.logged.divergence import variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import squared_error
-from tiebreak.api.tasks import make_task
+from tiebreak.api.training.tasks import make_task
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, Task
 from tiebreak.engine.optimizers.settings import settings_of

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
-from tiebreak.api.keys import save_key
+from tiebreak.api.signing.keys import save_key
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identities

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
-from tiebreak.api.bundle import load_bundle
+from tiebreak.api.training.bundle import load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.disk import Folder, StorageError, read_file
 from tiebreak.engine.data.formats import read_tensors

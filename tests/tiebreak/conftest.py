@@ -12,10 +12,10 @@ from tiebreak.engine.capture.compile import compile_task
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No comparison of captures with eager PyTorch, which has tests of its own."""
-    monkeypatch.setattr("tiebreak.api.tasks.checked", lambda task: replace(compile_task(task), checked=True))
+    monkeypatch.setattr("tiebreak.api.training.tasks.checked", lambda task: replace(compile_task(task), checked=True))
 
 
-QUALIFY = "tiebreak.api.running.qualify"
+QUALIFY = "tiebreak.api.machine.running.qualify"
 
 
 @pytest.fixture(autouse=True)

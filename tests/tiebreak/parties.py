@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
-from tiebreak.api.running import make_interpreter
+from tiebreak.api.machine.running import make_interpreter
 from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.capture.compile import compile_task

@@ -9,8 +9,8 @@ import click
 import pytest
 
 from tests.tiebreak.parties import PASSPHRASE, Commands, Parties
-from tiebreak.api.bundle import ORIGINS, load_bundle
-from tiebreak.api.offers import objections, open_offer
+from tiebreak.api.agreeing.offers import objections, open_offer
+from tiebreak.api.training.bundle import ORIGINS, load_bundle
 from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.terms import AddressType, Ether
 from tiebreak.engine.logged.calibration import proven_policy

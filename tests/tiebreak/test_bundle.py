@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.tiebreak.parties import Parties
-from tiebreak.api.bundle import DATA, MANIFEST, ORIGINS, PROGRAM, STATE, Bundle, load_bundle
+from tiebreak.api.training.bundle import DATA, MANIFEST, ORIGINS, PROGRAM, STATE, Bundle, load_bundle
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 
 

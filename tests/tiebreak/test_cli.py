@@ -14,8 +14,8 @@ import pytest
 
 import tiebreak as tiebreak_api
 from tests.source_tree import ROOT, imports_of, package_modules, parse
-from tiebreak.api import calibrating
-from tiebreak.api.datasets import text
+from tiebreak.api.data import text
+from tiebreak.api.training import calibrating
 from tiebreak.cli import calibrate, data
 from tiebreak.cli.calibrate import MARGIN, ORDERS, SHARE, STEPS
 from tiebreak.cli.main import COMMANDS, EXTRAS, MODULES, run, tiebreak
@@ -180,7 +180,9 @@ def test_the_passphrase_is_no_variable_of_what_a_command_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = []
-    monkeypatch.setattr("tiebreak.api.keys.save_key", lambda *given: asked.append((given[-1], dict(os.environ))))
+    monkeypatch.setattr(
+        "tiebreak.api.signing.keys.save_key", lambda *given: asked.append((given[-1], dict(os.environ)))
+    )
     for passphrase in ("correct horse battery", "another"):
         monkeypatch.setenv("TIEBREAK_PASSPHRASE", passphrase)
         assert run(tiebreak, ["key", str(tmp_path / "key.pem")]) == 0
@@ -215,7 +217,7 @@ def test_defaults_in_the_help_are_those_of_the_api() -> None:
 @pytest.mark.slow
 def test_what_only_trains_and_audits_needs_no_extra() -> None:
     """Every module of the protocol outside its chain, of the engine and the API, where no extra is installed."""
-    extra = tuple(f"tiebreak.api.{name}" for name in APART)
+    extra = tuple(n for n in package_modules() if n.startswith("tiebreak.api.") and n.split(".")[-1] in APART)
     names = [
         name
         for name, path in package_modules().items()
@@ -231,6 +233,8 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
 
 @pytest.mark.slow
 def test_nothing_but_a_capture_imports_the_tracer_and_nothing_but_its_task_scikit_learn() -> None:
-    found = imported_by("import sys\nimport tiebreak.api.runs, tiebreak.api.audits, tiebreak.demo.tasks.loader")
+    found = imported_by(
+        "import sys\nimport tiebreak.api.training.runs, tiebreak.api.auditing.audits, tiebreak.demo.tasks.loader"
+    )
     assert "torch" in found
     assert not {"torch._dynamo", "torch._inductor", "sympy", "sklearn"} & found

@@ -12,7 +12,7 @@ import pytest
 
 from tests.tiebreak.parties import STEPS, Commands, Parties
 from tests.tiebreak.test_commands_train import root_of
-from tiebreak.api.audits import MARK
+from tiebreak.api.auditing.audits import MARK
 from tiebreak.cli.audit import COULD_NOT_CHECK, AuditFailure
 from tiebreak.engine.run.audit import compare, detection_probability, draw_segments, kept_steps
 from tiebreak.engine.run.directory import RunDirectory

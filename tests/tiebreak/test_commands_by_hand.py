@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.chain.support import ETHER, new_chain
 from tests.tiebreak.parties import Commands, Parties, flip
-from tiebreak.api import onchain
+from tiebreak.api.chain import onchain
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain import EmbeddedChain

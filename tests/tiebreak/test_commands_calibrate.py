@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.tiebreak.parties import Commands, Parties
-from tiebreak.api.bundle import load_bundle
+from tiebreak.api.training.bundle import load_bundle
 from tiebreak.engine.logged.calibration import Calibration, proven_policy
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.protocol.program.rounding import SumKind

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from tests.tiebreak.parties import TASK, Commands, Parties
-from tiebreak.api.bundle import MANIFEST, load_bundle
-from tiebreak.api.keys import new_key
-from tiebreak.api.runs import agree_on, open_run
+from tiebreak.api.signing.keys import new_key
+from tiebreak.api.training.bundle import MANIFEST, load_bundle
+from tiebreak.api.training.runs import agree_on, open_run
 from tiebreak.cli.capture import _size, _waiting
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN

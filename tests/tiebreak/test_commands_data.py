@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tests.tiebreak.parties import Commands
 from tests.tiebreak.test_tasks import linear_task
-from tiebreak.api.datasets import hugging_face, load_arrays, text
-from tiebreak.api.datasets.folder import importing
-from tiebreak.api.datasets.tokenizing import ByteTokens, TokenizerFile
+from tiebreak.api.data import hugging_face, load_arrays, text
+from tiebreak.api.data.folder import importing
+from tiebreak.api.data.tokenizing import ByteTokens, TokenizerFile
 from tiebreak.engine.capture.task import Batch, Rows, Windows
 from tiebreak.engine.data import files
 from tiebreak.engine.data.disk import StorageError

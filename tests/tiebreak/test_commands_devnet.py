@@ -14,7 +14,7 @@ import pytest
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import PASSPHRASE, Commands
-from tiebreak.api.keys import load_key, new_key, save_key
+from tiebreak.api.signing.keys import load_key, new_key, save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.node.hub.limits import Limits

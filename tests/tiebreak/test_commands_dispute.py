@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiebreak.parties import Commands, Parties
-from tiebreak.api.audits import difference
-from tiebreak.api.runs import open_run
+from tiebreak.api.auditing.audits import difference
+from tiebreak.api.training.runs import open_run
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.audit import SegmentReport
 from tiebreak.engine.run.directory import RunDirectory

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Commands, Parties
-from tiebreak.api.bundle import load_bundle
-from tiebreak.api.environment import kernels
-from tiebreak.api.running import make_interpreter
+from tiebreak.api.machine.environment import kernels
+from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.training.bundle import load_bundle
 from tiebreak.engine.arithmetic import Arithmetic, elementwise
 from tiebreak.engine.run import worst
 from tiebreak.engine.run.qualify import qualify
@@ -88,7 +88,7 @@ def test_wrong_arithmetic_is_named_and_trains_nothing(
     document = json.loads(command.printed("doctor", "--json", code=1)[0])
     assert document["exact"] is False
     assert "map sqrt" in document["qualification"][0]["problem"]
-    monkeypatch.setattr("tiebreak.api.running.qualify", qualify)  # which other tests do without
+    monkeypatch.setattr("tiebreak.api.machine.running.qualify", qualify)  # which other tests do without
     with pytest.raises(ConfigurationError, match=named):
         make_interpreter(load_bundle(parties.path("captured")).program)
 
@@ -107,7 +107,7 @@ def test_options_that_make_no_sense(command: Commands, option: list[str], said: 
 def test_the_factor_of_the_worst_data(monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
     monkeypatch.setattr(worst, "QUICK", (worst.product(1, 64, 64, 64), worst.plain(64, 64)))
     monkeypatch.setattr(worst, "PATTERNS", {"exact ties": worst.PATTERNS["exact ties"]})
-    monkeypatch.setattr("tiebreak.api.qualification.verdicts", lambda *_: iter(()))
+    monkeypatch.setattr("tiebreak.api.machine.qualification.verdicts", lambda *_: iter(()))
     rows = rows_of(command("doctor", "--threads", 1, "--worst"))
     for path in ("compiled", "without compiler"):
         found = re.match(r"([\d.]+) times as long as ordinary data \(.*: exact ties\)", rows[f"worst, {path}"])

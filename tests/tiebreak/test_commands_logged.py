@@ -15,7 +15,7 @@ from tests.engine.logged_cases import INTERVAL, STEPS, TOLERANCE, WIDE, compiled
 from tests.engine.tiny import TRAINER
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Commands, Once
-from tiebreak.api.keys import save_key
+from tiebreak.api.signing.keys import save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak

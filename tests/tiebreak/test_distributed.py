@@ -14,8 +14,8 @@ import pytest
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Once, Parties, tiny_run
 from tests.waiting import until
-from tiebreak.api.distributed import joined
-from tiebreak.api.running import make_interpreter
+from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.training.distributed import joined
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker

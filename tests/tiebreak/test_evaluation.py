@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tiebreak
-from tiebreak.api.evaluation import evaluate_state
+from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.demo.plain_runs import PlainSettings, plain_run, plain_runs
 from tiebreak.demo.tasks import plain
 from tiebreak.demo.tasks.loader import load_task

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.source_tree import ROOT
-from tiebreak.api.bundle import load_bundle
+from tiebreak.api.training.bundle import load_bundle
 from tiebreak.cli.main import run, tiebreak
 
 EXAMPLES = ROOT / "examples"

@@ -21,11 +21,11 @@ from transformers import (
 
 import tiebreak
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
-from tiebreak.api.certificates import verify
-from tiebreak.api.certifying import certify
-from tiebreak.api.huggingface import _ASIDE as ASIDE
-from tiebreak.api.huggingface import _TAKEN as TAKEN
-from tiebreak.api.huggingface import check_arguments
+from tiebreak.api.certifying.certificates import verify
+from tiebreak.api.certifying.certifying import certify
+from tiebreak.api.training.huggingface import _ASIDE as ASIDE
+from tiebreak.api.training.huggingface import _TAKEN as TAKEN
+from tiebreak.api.training.huggingface import check_arguments
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.numbers.philox import shuffle
 

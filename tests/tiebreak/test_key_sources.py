@@ -19,10 +19,10 @@ from eth_utils import keccak
 from securesystemslib.dsse import Envelope as OtherEnvelope
 
 from tests.tiebreak.parties import Parties
-from tiebreak.api import keystore, signers
-from tiebreak.api.keys import load_key, new_key, save_key
-from tiebreak.api.keystore import read_keystore
-from tiebreak.api.signers import SignerKey
+from tiebreak.api.signing import keystore, signers
+from tiebreak.api.signing.keys import load_key, new_key, save_key
+from tiebreak.api.signing.keystore import read_keystore
+from tiebreak.api.signing.signers import SignerKey
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain.node import sign_transaction

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiebreak.parties import Parties, flip
-from tiebreak.api import offers
-from tiebreak.api.bundle import ORIGINS, load_bundle
+from tiebreak.api.agreeing import offers
+from tiebreak.api.training.bundle import ORIGINS, load_bundle
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_exactly
 from tiebreak.engine.logged.policy import POLICY

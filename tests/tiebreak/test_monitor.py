@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from tests.tiebreak.parties import STEPS, Commands, Parties, flip
-from tiebreak import api
-from tiebreak.api import alarms, sampling
-from tiebreak.api.alarms import MONITOR, Rule, Sample, Standing, Start, as_line, read_line
-from tiebreak.api.monitoring import Watch
-from tiebreak.api.sampling import Sampler
+from tiebreak.api.watching import alarms, sampling
+from tiebreak.api.watching.alarms import MONITOR, Rule, Sample, Standing, Start, as_line, read_line
+from tiebreak.api.watching.monitoring import Watch
+from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.run.directory import METRICS, RunDirectory
 from tiebreak.engine.run.train import Progress
 from tiebreak.protocol.errors import EncodingError, VerificationError
@@ -400,8 +399,7 @@ def test_without_the_extra_the_message_names_it(
     parties: Parties, watched: Path, command: Commands, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
-    monkeypatch.delitem(sys.modules, "tiebreak.api.sampling")
-    monkeypatch.delattr(api, "sampling")
+    monkeypatch.delitem(sys.modules, "tiebreak.api.watching.sampling")
     train = ["train", watched, "--key", parties.path("trainer.pem"), "--monitor"]
     assert "pip install 'tiebreak[monitor]'" in command.error(*train)
     monitor(watched, "--once")  # reading needs no extra

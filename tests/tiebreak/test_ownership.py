@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.tiebreak.parties import Commands, Parties, flip
-from tiebreak.api import ownership
-from tiebreak.api.judging import read_posts
-from tiebreak.api.keys import new_key
+from tiebreak.api.certifying import ownership
+from tiebreak.api.disputing.judging import read_posts
+from tiebreak.api.signing.keys import new_key
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.certificate import sign

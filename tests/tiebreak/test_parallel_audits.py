@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from tests.engine.tiny import TRAINER
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Once, flip, tiny_run
-from tiebreak.api.audits import Workers, audit_chosen
-from tiebreak.api.cluster import Cluster, Desk, FetchedRun
-from tiebreak.api.parallel import RETRIES, Ledger, Standing, audit_in_parallel, divide
-from tiebreak.api.replayers import (
+from tiebreak.api.auditing.audits import Workers, audit_chosen
+from tiebreak.api.auditing.cluster import Cluster, Desk, FetchedRun
+from tiebreak.api.auditing.parallel import RETRIES, Ledger, Standing, audit_in_parallel, divide
+from tiebreak.api.auditing.replayers import (
     Advance,
     Assignment,
     Event,
@@ -38,7 +38,7 @@ from tiebreak.api.replayers import (
     may_copy,
     outcome_of,
 )
-from tiebreak.api.running import Machine, make_interpreter
+from tiebreak.api.machine.running import Machine, make_interpreter
 from tiebreak.engine.run.audit import SegmentAudit, audit_segments, signed_records
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.engine.run.interpreter import Observer
@@ -323,7 +323,7 @@ def test_a_process_is_copied_only_where_that_is_safe(honest: RunDirectory, monke
             Assignment(path=honest.path, job_id=honest.job.id, count=1, root=honest.job.id, machine=machine)
         )
 
-    monkeypatch.setattr("tiebreak.api.replayers.active_count", lambda: 1)
+    monkeypatch.setattr("tiebreak.api.auditing.replayers.active_count", lambda: 1)
     assert may() == (sys.platform == "linux")
     assert not may(threads=2)
     assert not may(threads=None)
@@ -331,7 +331,7 @@ def test_a_process_is_copied_only_where_that_is_safe(honest: RunDirectory, monke
     with monkeypatch.context() as initialized:
         initialized.setattr("torch.cuda.is_initialized", lambda: True)
         assert not may()
-    monkeypatch.setattr("tiebreak.api.replayers.active_count", lambda: 2)
+    monkeypatch.setattr("tiebreak.api.auditing.replayers.active_count", lambda: 2)
     assert not may()
 
 
@@ -358,7 +358,7 @@ def test_a_worker_killed_in_each_sixth_task_changes_nothing(
 ) -> None:
     run = request.getfixturevalue(name)
     Killing.killed = 0
-    monkeypatch.setattr("tiebreak.api.audits.Processes", Killing)
+    monkeypatch.setattr("tiebreak.api.auditing.audits.Processes", Killing)
     records = signed_records(run)[0]
     workers = Workers(jobs=2, ledger=tmp_path / "ledger")
     audit = audit_chosen(run, tuple(range(SEGMENTS)), records, Machine(), workers=workers, quiet=True)
@@ -367,7 +367,7 @@ def test_a_worker_killed_in_each_sixth_task_changes_nothing(
 
 
 STOPPING = """
-from tiebreak.api import parallel
+from tiebreak.api.auditing import parallel
 from tiebreak.cli.main import main
 
 put = parallel.Ledger.put
@@ -428,7 +428,7 @@ class Struck(Cluster):
 def test_a_ray_cluster_gives_the_same_report_when_a_worker_is_killed(
     liar: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiebreak.api.audits.Cluster", Struck)
+    monkeypatch.setattr("tiebreak.api.auditing.audits.Cluster", Struck)
     workers, records = Workers(ray="local", jobs=2, ledger=tmp_path / "ledger"), signed_records(liar)[0]
     audit = audit_chosen(liar, tuple(range(SEGMENTS)), records, Machine(), workers=workers, quiet=True)
     assert found(audit) == found(alone(liar))
@@ -451,8 +451,8 @@ class Remote:
 def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
     honest: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiebreak.api.cluster._get", lambda value: value)
-    monkeypatch.setattr("tiebreak.api.cluster.PIECE_BYTES", 100)
+    monkeypatch.setattr("tiebreak.api.auditing.cluster._get", lambda value: value)
+    monkeypatch.setattr("tiebreak.api.auditing.cluster.PIECE_BYTES", 100)
     records, head = signed_records(honest)
     assignment = Assignment(
         path=honest.path, job_id=honest.job.id, count=len(records), root=head.head.run_root, machine=Machine(threads=1)

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.tiebreak.test_report import recorded
-from tiebreak.api import environment
-from tiebreak.api import progress as progress_module
-from tiebreak.api.progress import Tally, training_progress
+from tiebreak.api.auditing import progress as progress_module
+from tiebreak.api.auditing.progress import Tally, training_progress
+from tiebreak.api.machine import environment
 from tiebreak.cli.train import as_line, checkpoint_event, end_event, step_event
 from tiebreak.engine.run.train import Commit, Progress
 from tiebreak.protocol.commitments.records import StepRecord

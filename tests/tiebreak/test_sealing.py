@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.tiebreak.parties import Commands, Parties
 from tests.tiebreak.test_library import Shelf, names
-from tiebreak.api import offers
-from tiebreak.api.bundle import ORIGINS
-from tiebreak.api.readers import SEAL, Card, opened_by, readers_of, wrapped
-from tiebreak.api.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_bytes
+from tiebreak.api.agreeing import offers
+from tiebreak.api.agreeing.readers import SEAL, Card, opened_by, readers_of, wrapped
+from tiebreak.api.agreeing.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_bytes
+from tiebreak.api.training.bundle import ORIGINS
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.node.library import fetch, parts, publish, secret_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.tiebreak.parties import Commands
-from tiebreak.api import games
+from tiebreak.api.disputing import games
 from tiebreak.cli.simulate import PromiseBroken
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.sim.games.playing import ADVERSARIES, play_line

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.tiebreak.parties import STEPS, Commands, Parties, flip
-from tiebreak.api.bundle import capture_bundle
-from tiebreak.api.running import Machine
-from tiebreak.api.validating import validate
+from tiebreak.api.auditing.validating import validate
+from tiebreak.api.machine.running import Machine
+from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.cli.key import load_key
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic

@@ -26,8 +26,8 @@ from tiebreak.cli.options import (
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.audits import Workers
-    from tiebreak.api.running import Machine
+    from tiebreak.api.auditing.audits import Workers
+    from tiebreak.api.machine.running import Machine
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
     from tiebreak.engine.run.directory import RunDirectory
     from tiebreak.engine.run.logs import LogReport

@@ -13,7 +13,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.onchain import Sent
+    from tiebreak.api.chain.onchain import Sent
 
 key_option = click.option("--key", type=FILE, required=True, help="Key file of the account that sends and pays.")
 

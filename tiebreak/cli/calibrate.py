@@ -17,7 +17,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 
 if TYPE_CHECKING:
-    from tiebreak.api.calibrating import Subject
+    from tiebreak.api.training.calibrating import Subject
     from tiebreak.engine.logged.calibration import OnProgress
     from tiebreak.engine.logged.policy import LoggedPolicy, MeasuredSums
 

@@ -14,7 +14,7 @@ from tiebreak.cli.options import output_option
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.bundle import Bundle
+    from tiebreak.api.training.bundle import Bundle
     from tiebreak.engine.capture.task import Task
 
 

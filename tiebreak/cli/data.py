@@ -29,7 +29,7 @@ def import_group() -> None:
     A job's data are float32 and int64, so that is what every array becomes, in a new folder; the source stays as it is.
     An int64 takes 8 bytes on disk: tokens of 2 bytes grow fourfold. A task then says
 
-        data=tiebreak.api.datasets.load_arrays("imported")
+        data=tiebreak.api.data.load_arrays("imported")
 
     and reads from the disk what each batch needs of it. Imports take little memory, whatever the size.
     """

@@ -17,7 +17,7 @@ from tiebreak.cli.options import number
 from tiebreak.protocol.commitments.terms import ether
 
 if TYPE_CHECKING:
-    from tiebreak.api.chains import Devnet
+    from tiebreak.api.chain.chains import Devnet
 
 MAX_ACCOUNTS = 100
 WATCH_SECONDS = 0.5

@@ -9,7 +9,7 @@ from tiebreak import api
 from tiebreak.cli.options import FOLDER, device_option, threads_option
 
 if TYPE_CHECKING:
-    from tiebreak.api.disputes import Dispute
+    from tiebreak.api.disputing.disputes import Dispute
 
 
 @click.command()

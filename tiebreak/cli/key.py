@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tiebreak import api
-from tiebreak.api import keys
+from tiebreak.api.signing import keys
 from tiebreak.cli.options import PASSPHRASE_VARIABLE
 from tiebreak.protocol.commitments.keys import PrivateKey
 
@@ -53,9 +53,9 @@ def key(file: Path, show: bool, card: bool, public: bool) -> None:
     overwritten. The passphrase is asked for, or taken from the environment variable TIEBREAK_PASSPHRASE.
 
     Wherever a command takes a key file, it may also be an Ethereum keystore (JSON, version 3), or the Unix socket of a
-    signer, which keeps the key in another process (tiebreak.api.signers describes what is said there). With --card the
-    command prints what others need to seal jobs to you (`tiebreak offer --seal-to`): it is public, and signed by you.
-    With --public it prints the P-256 key by which other tools check your signature under a certificate.
+    signer, which keeps the key in another process (tiebreak.api.signing.signers describes what is said there). With
+    --card the command prints what others need to seal jobs to you (`tiebreak offer --seal-to`): it is public, and
+    signed by you. With --public it prints the P-256 key by which other tools check your signature under a certificate.
     """
     found = load_key(file) if show or card or public else new_key(file)
     if public:

@@ -1,7 +1,7 @@
 """`tiebreak monitor`: what the trainer of a run tells, rule by rule, while it trains or afterwards.
 
 With --json it prints JSON lines, as they come: {"event": "sample", ...} with the fields of
-`tiebreak.api.alarms.Sample`, those not known left out, and {"event": "rules", "step", "alarm", "rules", "note"} at the
+`alarms.Sample`, those not known left out, and {"event": "rules", "step", "alarm", "rules", "note"} at the
 end and whenever a rule stands differently.
 """
 
@@ -17,9 +17,9 @@ from tiebreak import api
 from tiebreak.cli.options import FOLDER, NEW_FILE
 
 if TYPE_CHECKING:
-    from tiebreak.api.alarms import Rule, Sample
-    from tiebreak.api.monitoring import Watch
-    from tiebreak.api.sinks import Sink
+    from tiebreak.api.watching.alarms import Rule, Sample
+    from tiebreak.api.watching.monitoring import Watch
+    from tiebreak.api.watching.sinks import Sink
 
 ALARM: Final = 4
 POLL: Final = click.FloatRange(0.01, 3600)

@@ -14,7 +14,7 @@ from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.readers import Card
+    from tiebreak.api.agreeing.readers import Card
 
 MAX_PATH: Final = 1024
 """More characters than a card has, and than a path that people write."""

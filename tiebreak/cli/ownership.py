@@ -23,7 +23,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.ownership import Challenge, Claim
+    from tiebreak.api.certifying.ownership import Challenge, Claim
 
 MOST = (1 << 63) - 1
 

@@ -13,7 +13,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:
-    from tiebreak.api.onchain import HubBoard
+    from tiebreak.api.chain.onchain import HubBoard
     from tiebreak.protocol.chain import Chain
 
 from_block = number("--from-block", 0, None, 0, "The first block to look at; of a hub, the first place.")

@@ -38,7 +38,7 @@ from tiebreak.cli.options import (
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.progress import OnStep, Tally
+    from tiebreak.api.auditing.progress import OnStep, Tally
     from tiebreak.engine.run.directory import RunDirectory
     from tiebreak.engine.run.train import Commit, Progress
 

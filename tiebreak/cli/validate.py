@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiebreak import api
-from tiebreak.api.alarms import shown_loss
+from tiebreak.api.watching.alarms import shown_loss
 from tiebreak.cli.audit import COULD_NOT_CHECK
 from tiebreak.cli.options import FOLDER, device_option, json_option, permute_option, threads_option
 from tiebreak.protocol.errors import CannotCheck, VerificationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.validating import Validation
+    from tiebreak.api.auditing.validating import Validation
 
 
 class _Share(click.ParamType[float]):

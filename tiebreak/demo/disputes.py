@@ -4,7 +4,7 @@ import time
 
 from rich.console import Console
 
-from tiebreak.api.disputes import narrowed_to
+from tiebreak.api.disputing.disputes import narrowed_to
 from tiebreak.demo.report import whole
 from tiebreak.demo.results import DisputeResult, Loser, Move, WalkStep
 from tiebreak.demo.training import Trained

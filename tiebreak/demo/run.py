@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tiebreak.api.environment import describe
+from tiebreak.api.machine.environment import describe
 from tiebreak.demo import disputes, report, training
 from tiebreak.demo.plain_runs import plain_runs
 from tiebreak.demo.report import short, whole

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 
-from tiebreak.api.evaluation import evaluate_state
-from tiebreak.api.progress import training_progress
-from tiebreak.api.running import make_interpreter
-from tiebreak.api.tasks import capture
+from tiebreak.api.auditing.progress import training_progress
+from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.training.evaluation import evaluate_state
+from tiebreak.api.training.tasks import capture
 from tiebreak.demo.report import short
 from tiebreak.demo.results import AuditResult, JobResult, RoundingCount, Setting
 from tiebreak.demo.tasks import plain

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from tiebreak.api.keys import load_key
+from tiebreak.api.signing.keys import load_key
 from tiebreak.node import running, settings
 from tiebreak.node.leash import hold
 from tiebreak.node.work import Bench

@@ -9,8 +9,8 @@ from pathlib import Path
 from threading import Timer
 from typing import Final
 
-from tiebreak.api.offers import complete
-from tiebreak.api.readers import opened_by
+from tiebreak.api.agreeing.offers import complete
+from tiebreak.api.agreeing.readers import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.node.library import Fetched, fetch, parts, publish, secret_of
 from tiebreak.node.mail import Letter, Mail, MailStopped

@@ -1,7 +1,7 @@
 """The files of a job on a party's disk, and their way from one party to another.
 
 The folder of a job is a run directory (`tiebreak.engine.run.directory`). Until its trainer has signed, it holds
-`offer.bin` in place of `job.bin` (`tiebreak.api.offers`). What is published of it are the files that an auditor needs,
+`offer.bin` in place of `job.bin` (`api.agreeing.offers`). What is published of it are the files that an auditor needs,
 under the names that they have there, so the folder that `fetch` makes is a run directory again.
 
 A publisher may lie about everything. Numbered plan of `fetch`: (1) only the names of this format are looked at, each
@@ -10,7 +10,7 @@ name and each piece of it is checked as it comes, so a broken transfer goes on w
 against the job, not only against the publisher's list, before it takes its name: signatures, program, state, data,
 and records and logs against a signed head; (4) what fails is removed, and the next publisher's file is tried.
 
-The files of a sealed job (`tiebreak.api.sealing`) are published as ciphertext, under their names with `.sealed`, and
+The files of a sealed job (`api.agreeing.sealing`) are published as ciphertext, under their names with `.sealed`, and
 opened before they are checked. Their folder holds `seal.bin`, and nothing of it is ever published in the clear. Each
 publisher's files open with the `seal.bin` that it lists, so nobody can make those of others unreadable.
 """
@@ -26,11 +26,11 @@ from math import prod
 from pathlib import Path
 from typing import Final, Protocol
 
-from tiebreak.api.bundle import MAX_ORIGINS_BYTES, ORIGINS
-from tiebreak.api.offers import OFFER
-from tiebreak.api.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
-from tiebreak.api.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
-from tiebreak.api.sealing import SUFFIX, Sealed, sealed_bytes
+from tiebreak.api.agreeing.offers import OFFER
+from tiebreak.api.agreeing.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
+from tiebreak.api.agreeing.sealing import SUFFIX, Sealed, sealed_bytes
+from tiebreak.api.training.bundle import MAX_ORIGINS_BYTES, ORIGINS
+from tiebreak.api.training.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
 from tiebreak.engine.data.disk import Folder, write_whole

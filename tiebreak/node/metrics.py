@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiebreak.api.sinks import figures, gauge_of
+from tiebreak.api.watching.sinks import figures, gauge_of
 from tiebreak.protocol.numbers.float32 import to_float
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class PartyMetrics(Collector):
 
 
 def _training(told: "Steps") -> dict[str, float]:
-    """What a trainer measured last: of the steps in a report, and in its newest sample (`tiebreak.api.sampling`)."""
+    """What a trainer measured last: of the steps in a report, and in its newest sample (`api.watching.sampling`)."""
     found: dict[str, float] = {
         "step": told.first_step + len(told.losses) - 1,
         "loss": to_float(told.losses[-1]),

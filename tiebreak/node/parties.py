@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.api.readers import SEAL
+from tiebreak.api.agreeing.readers import SEAL
 from tiebreak.node.journal import JOBS
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
@@ -27,7 +27,7 @@ from tiebreak.protocol.tags import Digest
 _INPUTS: Final = ("program.tbp", "data.safetensors", "checkpoints/000000000000.safetensors")
 OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"
-"""The nonce of the draft of a job with seats (`tiebreak.api.offers`)."""
+"""The nonce of the draft of a job with seats (`tiebreak.api.agreeing.offers`)."""
 _AGREED: Final = ("job.bin", OFFER)
 
 

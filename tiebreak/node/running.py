@@ -9,7 +9,7 @@ from threading import Event as Flag
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from tiebreak.api.readers import opened_by
+from tiebreak.api.agreeing.readers import opened_by
 from tiebreak.node.driver import Driver, Ground
 from tiebreak.node.ground import ChainGround, HubGround
 from tiebreak.node.journal import Journal

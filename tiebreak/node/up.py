@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final
 
-from tiebreak.api import keys
+from tiebreak.api.signing import keys
 from tiebreak.node import settings
 from tiebreak.node.parties import deliver
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN

@@ -19,8 +19,8 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from tiebreak.api.alarms import Sample
-from tiebreak.api.readers import Unseal
+from tiebreak.api.agreeing.readers import Unseal
+from tiebreak.api.watching.alarms import Sample
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.errors import TiebreakError

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
-from tiebreak.api.audits import open_replay
-from tiebreak.api.environment import usable_cores
-from tiebreak.api.offers import complete, open_offer, seconds_per_step
-from tiebreak.api.running import Machine, use_threads
-from tiebreak.api.sampling import Sampler
+from tiebreak.api.agreeing.offers import complete, open_offer, seconds_per_step
+from tiebreak.api.auditing.audits import open_replay
+from tiebreak.api.machine.environment import usable_cores
+from tiebreak.api.machine.running import Machine, use_threads
+from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import Journal

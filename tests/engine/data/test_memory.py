@@ -35,9 +35,9 @@ from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.api.datasets import load_arrays
-from tiebreak.api.importing import import_arrays
-from tiebreak.api.datasets.folder import importing
+from tiebreak.api.data import load_arrays
+from tiebreak.api.data.importing import import_arrays
+from tiebreak.api.data.folder import importing
 
 folder, megabytes, headroom = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 rows = megabytes * 2**20 // 64

@@ -18,7 +18,8 @@ from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import FALSE, KINDS, TALKED_FALSE, TALKED_TRUTH, TRUTH
 from tests.tiebreak.node.village import BLOCK, Village, Villager
 from tests.tiebreak.parties import Commands
-from tiebreak.api import judging, onchain
+from tiebreak.api.chain import onchain
+from tiebreak.api.disputing import judging
 from tiebreak.node.ground import HubGround
 from tiebreak.node.mail import Letter
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
-from tiebreak.api.readers import Card
+from tiebreak.api.agreeing.readers import Card
 from tiebreak.engine.run.directory import DATA, PROGRAM, RECORDS
 from tiebreak.node import up
 from tiebreak.node.up import TERMS, Child, Plan, Town, free_port

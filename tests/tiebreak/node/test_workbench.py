@@ -16,8 +16,8 @@ import pytest
 from tests.tiebreak.node.pages.staged import Staged
 from tests.tiebreak.node.pages.test_pages import client
 from tests.tiebreak.parties import flip
-from tiebreak.api.bundle import capture_bundle
-from tiebreak.api.runs import agree_on
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence

@@ -9,9 +9,9 @@ from threading import Event
 from typing import Any
 
 from tests.tiebreak.node import hubs
-from tiebreak.api.bundle import Bundle, capture_bundle
-from tiebreak.api.chains import Devnet, devnet
-from tiebreak.api.offers import offer_on
+from tiebreak.api.agreeing.offers import offer_on
+from tiebreak.api.chain.chains import Devnet, devnet
+from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.node import cheating, settings
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub.app import HubSettings

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebreak.api.datasets.tokenizing import ByteTokens
+from tiebreak.api.data.tokenizing import ByteTokens
 from tiebreak.engine.capture.task import AdamW, Batch, Task, Windows, warmup_linear
 
 VOCABULARY = 256

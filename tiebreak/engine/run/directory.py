@@ -9,7 +9,7 @@
     logs/000000000040.log           policy `logged`: the rounding logs of the segment that ends with step 40
     policy.json                     policy `logged`, optional: `tiebreak.engine.logged.policy`
     metrics.jsonl                   one line per step: step, loss, seconds
-    monitor.jsonl                   optional: what the process measured of itself (`tiebreak.api.sampling`)
+    monitor.jsonl                   optional: what the process measured of itself (`tiebreak.api.watching.sampling`)
 
 Files other than `records.bin`, `*.jsonl` and logs appear whole or not at all: they are written under another name,
 flushed and renamed. A record is appended after its state and its logs are safe, and a head is signed after its

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from tiebreak.api.alarms import Rule
+from tiebreak.api.watching.alarms import Rule
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts as p

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Final
 
-from tiebreak.api.alarms import Sample, losses_rule, silence_rule, utilisation_rule
+from tiebreak.api.watching.alarms import Sample, losses_rule, silence_rule, utilisation_rule
 from tiebreak.node.pages import words
 from tiebreak.node.pages.games import game_view, loser_of, said_game, unboarded
 from tiebreak.node.pages.model import (

@@ -1,0 +1,1 @@
+"""Jobs that two machines sign, and who may read the sealed ones."""

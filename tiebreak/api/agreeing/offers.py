@@ -1,0 +1,171 @@
+"""A job that is signed on two machines: its client drafts and signs it, its trainer judges it and signs too.
+
+An offer is a run directory with `offer.bin`, the job with its client's signature, in place of `job.bin`, the job with
+both. Nothing in it has to be copied when the trainer signs.
+"""
+
+import secrets
+import time
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from typing import Final
+
+from tiebreak.api.agreeing.readers import SEAL, SECRET_BYTES, Card, wrapped
+from tiebreak.api.machine.running import Machine, make_logging
+from tiebreak.api.training.bundle import Bundle
+from tiebreak.api.training.calibrating import Policy, as_policy
+from tiebreak.api.training.runs import draft, notice
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.data.disk import Folder
+from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.policy import POLICY
+from tiebreak.engine.run.directory import (
+    JOB,
+    MAX_PROGRAM_BYTES,
+    MAX_SIGNED_BYTES,
+    PROGRAM,
+    RECORDS,
+    RunDirectory,
+    decoded,
+    lay_out,
+)
+from tiebreak.engine.run.loop import steps
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
+from tiebreak.protocol.parties.terms import Pace, objections_to_seats, objections_to_training
+from tiebreak.protocol.program.program import Program
+
+OFFER: Final = "offer.bin"
+DRAFT: Final = "draft.txt"
+"""Of a job with seats: the nonce that its draft had, from which only its client's key gets the secret of the draw."""
+MEASURED_STEPS: Final = 2
+"""The first step also pays for compiling kernels and filling caches, so the fastest counts."""
+
+
+def offer_on(
+    bundle: Bundle, folder: Path, *, client: PrivateKey, trainer: Address, terms: Terms, domain: Domain,
+    policy: Policy | None = None, precision: int | None = None, readers: Sequence[Card] = (),
+) -> SignedJob:  # fmt: skip
+    """Drafts a job over a captured task and signs it as its client, in a new or empty folder for its trainer.
+
+    readers: whom to seal the job to, for its way through hubs; the client is always among them. In the folder itself
+    everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers, or for seats
+    without a chain.
+    """
+    compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
+    job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
+    for reason in objections_to_seats(job, domain):
+        raise ConfigurationError(reason)
+    offer = SignedJob(domain=domain, job=job, client_signature=job.sign(domain, client))
+    # The offer comes last: with it, the folder is complete.
+    drawn = {DRAFT: str(terms.nonce).encode()} if job.seats else {}
+    more = notice(bundle.checked, bundle.origins) | drawn | _seal(offer, client, readers) | {OFFER: offer.encode()}
+    lay_out(folder, job, bundle.program, bundle.state, bundle.data, more)
+    return offer
+
+
+def _seal(offer: SignedJob, client: PrivateKey, readers: Sequence[Card]) -> dict[str, bytes]:
+    if not readers:
+        return {}
+    if offer.job.trainer not in [card.address for card in readers]:
+        raise ConfigurationError(f"expected a card of trainer 0x{offer.job.trainer.hex()} among the readers, got none")
+    return {SEAL: wrapped(secrets.token_bytes(SECRET_BYTES), offer.job.id, [*readers, Card.of(client)])}
+
+
+def open_offer(folder: Path) -> RunDirectory:
+    """Opens the folder of an offer, or of a job that both have signed.
+
+    Raises `StateError` if it holds neither, `VerificationError` if program and signatures are not the job's. State and
+    data are checked when they are read.
+    """
+    with Folder(folder) as files:
+        if files.holds(JOB):
+            return RunDirectory.open(folder)
+        files.check()
+        if not files.holds(OFFER):
+            raise StateError(f"expected an offer in {folder}, got no {OFFER}; make one with `tiebreak offer`")
+        offer = decoded(folder / OFFER, verified_offer, files.read(OFFER, MAX_SIGNED_BYTES))
+        program = decoded(folder / PROGRAM, Program.decode, files.read(PROGRAM, MAX_PROGRAM_BYTES))
+    offer.job.check_program(program)
+    return RunDirectory(folder, offer, program)
+
+
+def verified_offer(data: bytes) -> SignedJob:
+    """Reads a job file that at least its client has signed. Raises `VerificationError`."""
+    found = SignedJob.decode(data)
+    found.verify_offer()
+    return found
+
+
+def seconds_per_step(offered: RunDirectory, machine: Machine) -> float:
+    """How long a step of the job takes on this machine, which is qualified first. Checks state and data by the job."""
+    interpreter = machine.interpreter(offered)
+    state, data = interpreter.to_device(offered.state(0)), interpreter.place_data(offered.data())
+    logs, taken, started = Journal.of(offered), [], time.perf_counter()
+    count = min(MEASURED_STEPS, offered.job.steps)
+    for _ in steps(interpreter, state, data, range(1, count + 1), sums=logs.before):
+        taken.append(time.perf_counter() - started)
+        started = time.perf_counter()
+    return min(taken)
+
+
+def pace_of(seconds: float, *, block_seconds: int, slowdown: int) -> Pace:
+    """The pace by which terms are judged: whole seconds, rounded up, so that no step counts as free."""
+    return Pace(block_seconds=block_seconds, step_seconds=ceil(seconds), slowdown=slowdown)
+
+
+def objections(offered: RunDirectory, pace: Pace) -> tuple[str, ...]:
+    """Why a trainer should not sign: it could lose its stake despite doing what was agreed. Empty if nothing is."""
+    job, domain = offered.job, offered.agreement.domain
+    return objections_to_training(job, offered.program, pace) + objections_to_seats(job, domain)
+
+
+def accept(folder: Path, key: PrivateKey, policy: Policy | None = None) -> RunDirectory:
+    """Signs an offer as its trainer, whatever its terms, and makes a run of its folder. See `complete`.
+
+    policy: the trainer's own thresholds, for a job of policy `logged` [default: the proven bounds]. Raises
+    `VerificationError` if the sender of the offer put work or thresholds into it: the run would go on from them.
+    """
+    offered, logged = open_offer(folder), as_policy(policy)
+    if key.address != offered.job.trainer:
+        raise ConfigurationError(
+            f"expected the key of trainer 0x{offered.job.trainer.hex()}, got 0x{key.address.hex()}"
+        )
+    make_logging(offered.job, logged)  # refuses a policy that is not for this job
+    if not offered.agreement.trainer_signature:
+        with offered.folder() as files:
+            for name in (RECORDS, POLICY):
+                if files.holds(name) and files.size(name):
+                    raise VerificationError(f"{folder}: expected an offer without work in it, got a {name}")
+    if logged is not None:
+        with offered.folder(to_write=True) as files:
+            files.write(POLICY, logged.encode())
+    return complete(folder, offered.job.sign(offered.agreement.domain, key))
+
+
+def complete(folder: Path, trainer_signature: bytes) -> RunDirectory:
+    """Adds the trainer's signature to an offer, which makes its folder a run. May be repeated.
+
+    Raises `VerificationError` if the signature is not the trainer's, or if state or data are not the job's.
+    """
+    offered = open_offer(folder)
+    agreement = offered.agreement
+    if not agreement.trainer_signature:
+        agreement = SignedJob(
+            domain=agreement.domain, job=agreement.job, client_signature=agreement.client_signature,
+            trainer_signature=trainer_signature,
+        )  # fmt: skip
+        agreement.verify()
+        offered.state(0)
+        offered.data()
+        with offered.folder(to_write=True) as files:
+            if not files.holds(RECORDS):
+                files.write(RECORDS, b"")
+            files.write(JOB, agreement.encode())
+    elif trainer_signature != agreement.trainer_signature:
+        raise VerificationError("expected the signature that the run has, got another")
+    return RunDirectory.open(folder)

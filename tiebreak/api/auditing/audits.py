@@ -1,0 +1,273 @@
+"""Audits of a signed run: either the whole run, kept as the auditor's own replay, or a selection of its segments."""
+
+import hmac
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from rich.console import Console
+
+from tiebreak.api.auditing.cluster import Cluster
+from tiebreak.api.auditing.parallel import audit_in_parallel
+from tiebreak.api.auditing.progress import Tally, on_stderr, progress_of_workers
+from tiebreak.api.auditing.replayers import Assignment, Processes
+from tiebreak.api.machine.environment import own_mark, usable_cores
+from tiebreak.api.machine.running import Machine
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.run.audit import (
+    Comparison,
+    SegmentAudit,
+    SegmentReport,
+    audit_segments,
+    compare,
+    detection_probability,
+    draw_segments,
+    signed_records,
+    steps_to_replay,
+)
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
+from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.records import StepRecord, run_tree
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
+
+SHARES: Final = (0.01, 0.1)
+"""Shares of false segments for which a sample's chance of detection is reported, besides a single false segment."""
+MARK: Final = "replayed.here"
+"""The file of a replay that says who made it (`own_mark`), in hex digits."""
+MARK_DIGITS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WholeAudit:
+    """The result of comparing a signed head with the auditor's own replay.
+
+    fraud: the first checkpoint that differs; None if the audit agrees, and None if the trainer's records are not the
+    ones it signed. last_step: the last step that the head covers. resumed: the steps that were replayed before.
+    """
+
+    head: SignedHead
+    comparison: Comparison
+    fraud: SegmentReport | None
+    last_step: int
+    resumed: int
+    log: LogReport
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the trainer's root equals the root of the replay."""
+        return self.comparison.agrees
+
+    def __repr__(self) -> str:
+        if self.agrees:
+            return f"<audit: {self.comparison.count} checkpoints, {self.last_step} steps, agrees>"
+        return f"<audit: {difference(self.fraud, self.comparison.count)}>"
+
+
+def difference(fraud: SegmentReport | None, count: int, finder: str = "a dispute") -> str:
+    """One sentence that says where a run of `count` checkpoints first departs from its program.
+
+    finder: what names the module and the instruction, which only the trainer's own evidence shows.
+    """
+    if fraud is None:
+        return f"the signed root is not that of the program's {count} checkpoints; {finder} shows what it opens to"
+    place, unknown = f"step {fraud.last_step}", "module and instruction"
+    if fraud.first_step < fraud.last_step:
+        place, unknown = f"steps {fraud.first_step} to {fraud.last_step}", "step, module and instruction"
+    theirs, own = fraud.committed, fraud.replayed
+    what = "record" if theirs.loss_bits == own.loss_bits else "loss"
+    if theirs.state_root != own.state_root:
+        what = "state"
+    checkpoint = f"checkpoint {fraud.checkpoint + 1} of {count}"
+    return (
+        f"the run leaves the program first in {checkpoint}, {place}, where the {what} differs; "
+        f"{finder} names the {unknown}"
+    )
+
+
+def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet: bool = False) -> WholeAudit:
+    """Recomputes the signed part of the run into `folder` and compares the result with the last head.
+
+    Uses only the job's own inputs, each checked against the job's roots, and under policy `logged` the committed logs.
+    Continues a replay that this user began in `folder`. Raises `ConfigurationError` if nothing is signed yet, or if the
+    folder holds anything else.
+    """
+    head = trainer.last_head()
+    if head is None:
+        raise ConfigurationError(f"{trainer.path}: expected at least one signed head, got none; nothing to audit yet")
+    replay, last = _own_replay(trainer, folder), trainer.job.last_step(head.head.count - 1)
+    resumed = min(last, replay.last_complete())
+    logs: Logs = NO_LOGS
+    if trainer.job.is_logged:
+        logs = Journal(replay, CommittedLogs(LogFiles(trainer), signed_records(trainer)[0].__getitem__).step_log)
+    tally = Tally()
+    with on_stderr("replaying", last, resumed, quiet=quiet) as on_step:
+
+        def told(progress: Progress) -> None:
+            tally.step(progress)
+            on_step(progress.step, progress.loss, tally.words())
+
+        interpreter = machine.interpreter(replay)
+        Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs).work(last)
+    comparison = compare(replay, head)
+    fraud = None if comparison.agrees else _first_difference(trainer, replay)
+    return WholeAudit(
+        head=head, comparison=comparison, fraud=fraud, last_step=last, resumed=resumed, log=logs.report
+    )  # fmt: skip
+
+
+def _own_replay(trainer: RunDirectory, folder: Path) -> RunDirectory:
+    """Opens a replay that this user began here, or begins one. Whatever else is there could be the trainer's own."""
+    mark = own_mark(trainer.job.id.hex(), folder).encode()
+    replay = open_replay(trainer, folder, {MARK: mark})
+    with replay.folder() as files:
+        if not files.holds(MARK) or not hmac.compare_digest(files.read(MARK, MARK_DIGITS), mark):
+            raise ConfigurationError(
+                f"{folder}: expected a replay that you began in this place, got one that anybody may have made; it is "
+                "not resumed: name a new folder with --output"
+            )
+    return replay
+
+
+def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
+    """The first segment that differs; None if the trainer's records are not the ones it signed and so prove nothing."""
+    try:
+        committed, _ = signed_records(trainer)
+    except (CannotCheck, EncodingError):
+        return None
+    job = replay.job
+    for checkpoint, (their, own) in enumerate(zip(committed, replay.records(), strict=False)):
+        if their != own:
+            first, last = job.first_step(checkpoint), job.last_step(checkpoint)
+            return SegmentReport(checkpoint=checkpoint, first_step=first, last_step=last, committed=their, replayed=own)
+    return None
+
+
+def open_replay(
+    trainer: RunDirectory, folder: Path, more: Mapping[str, bytes] = MappingProxyType({})
+) -> RunDirectory:  # fmt: skip
+    """Opens the auditor's replay of the same job, or creates it from the job's inputs.
+
+    more: further files of a new one. Raises `ConfigurationError` if the folder holds a replay of another job.
+    """
+    if (folder / "job.bin").exists():
+        replay = RunDirectory.open(folder)
+        if replay.job != trainer.job:
+            raise ConfigurationError(f"{folder}: expected a replay of job {trainer.job.id.hex()}, got another job's")
+        return replay
+    return RunDirectory.create(folder, trainer.agreement, trainer.program, trainer.state(0), trainer.data(), more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The segments to check and the signed records to check them against.
+
+    detection: pairs of a number of false segments and the chance that the sample contains at least one of them.
+    """
+
+    records: list[StepRecord]
+    head: SignedHead
+    segments: tuple[int, ...]
+    detection: list[tuple[int, float]]
+
+
+def choose_segments(
+    trainer: RunDirectory, *, segment: int | None, first: int | None, last: int | None, sample: int | None, seed: str
+) -> Choice:
+    """Selects one segment, the segments with steps `first` to `last`, or a sample drawn from the seed and signed root.
+
+    Segments are numbered from 0. Raises `ConfigurationError` for a segment or step that is not signed.
+    """
+    records, head = signed_records(trainer)
+    count = len(records)
+    detection: list[tuple[int, float]] = []
+    if sample is not None:
+        chosen = draw_segments(count, sample, seed.encode(), head.head.run_root)
+        detection = chances(count, sample)
+    else:
+        chosen = segments_of(trainer, count, first, last) if segment is None else (segment,)
+        if chosen[-1] >= count:
+            raise ConfigurationError(f"expected a checkpoint below {count}, got {chosen[-1]}")
+    return Choice(records=records, head=head, segments=chosen, detection=detection)
+
+
+def chances(count: int, sample: int) -> list[tuple[int, float]]:
+    """For one false segment of `count`, and for each of `SHARES`: how many are false, and the chance to draw one."""
+    false = dict.fromkeys([1, *(max(1, math.ceil(share * count)) for share in SHARES)])
+    return [(number, detection_probability(count, sample, number)) for number in false]
+
+
+def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int | None) -> tuple[int, ...]:
+    """The signed segments that hold steps `first` (default: the first) to `last` (default: the last signed step)."""
+    job = trainer.job
+    signed = job.last_step(count - 1)
+    first, last = 1 if first is None else first, signed if last is None else last
+    if not 1 <= first <= last <= signed:
+        raise ConfigurationError(f"expected steps within 1 to {signed}, which are signed, got {first} to {last}")
+    return tuple(range(job.checkpoint_of(first), job.checkpoint_of(last) + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Who replays the segments of an audit, other than this process, and where it is kept what they have done.
+
+    jobs: so many processes on this machine or, with `ray`, at most so many at once on its cluster [default: as many as
+    its cores allow]. ray: the cluster's address, `""` for the one that Ray finds or else starts here. Each process has
+    the threads of the `Machine` [default: its share of this machine's cores; 1 with Ray].
+    """
+
+    jobs: int | None = None
+    ray: str | None = None
+    ledger: Path
+
+    def __post_init__(self) -> None:
+        if self.jobs is None and self.ray is None:
+            raise ConfigurationError("expected a number of jobs, or a cluster of Ray, got neither")
+
+
+def audit_chosen(
+    trainer: RunDirectory, segments: tuple[int, ...], records: list[StepRecord], machine: Machine,
+    *, workers: Workers | None = None, quiet: bool = False,
+) -> SegmentAudit:  # fmt: skip
+    """Replays each segment from the nearest earlier checkpoint that the trainer kept and that matches its record.
+
+    workers: who does it [default: this process, segment after segment].
+    """
+    if workers is not None:
+        return _audit_by(workers, trainer, segments, records, machine, quiet=quiet)
+    interpreter = machine.interpreter(trainer)
+    with on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet) as on_step:
+        logs = CommittedLogs.of(trainer, records.__getitem__)
+        return audit_segments(trainer, interpreter, segments, records, on_step, logs)
+
+
+def _audit_by(
+    workers: Workers, trainer: RunDirectory, segments: tuple[int, ...], records: list[StepRecord], machine: Machine,
+    *, quiet: bool,
+) -> SegmentAudit:  # fmt: skip
+    jobs, job, threads = workers.jobs, trainer.job, machine.threads
+    if threads is None:
+        threads = 1 if workers.ray is not None or jobs is None else max(1, usable_cores() // jobs)
+    assignment = Assignment(
+        path=trainer.path.absolute(), job_id=job.id, count=len(records), machine=replace(machine, threads=threads),
+        root=run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root,
+    )  # fmt: skip
+
+    def begin() -> Processes | Cluster:
+        if workers.ray is not None:
+            return Cluster(assignment, workers.ray, jobs)
+        assert jobs is not None
+        return Processes(assignment, jobs)
+
+    console = Console(stderr=True, quiet=quiet)
+    with progress_of_workers(console, "replaying") as on_standing:
+        return audit_in_parallel(
+            trainer, assignment.root, segments, records, begin, workers.ledger, on_standing,
+            lambda words: console.print(f"warning: {words}", highlight=False, markup=False, soft_wrap=True),
+        )  # fmt: skip

@@ -1,0 +1,326 @@
+"""An audit by several processes at once: its segments are divided into tasks, and a ledger keeps what came of each.
+
+The report is that of one process which replays the segments in order, whichever worker does what and whoever is killed
+on the way: (1) tasks begin at states that the trainer kept, so they need nothing of each other; (2) only what a task
+says once it is complete counts, and a task that was lost is done again; (3) a disagreement is computed a second time,
+by another process with other settings, before it counts; (4) after a disagreement or a problem the tasks that come
+before it are still done, the others are not, and what comes first is reported. The workers are the auditor's own: an
+error of theirs is found if it accuses the trainer, not if it acquits it.
+"""
+
+import json
+import sqlite3
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from tiebreak.api.auditing.replayers import Advance, Event, Lost, Outcome, Replayers, Task
+from tiebreak.api.machine.environment import own_mark
+from tiebreak.engine.run.audit import SegmentAudit, SegmentReport, kept_steps
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.logs import Finding, FindingKind, LogReport
+from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, TiebreakError
+from tiebreak.protocol.tags import Digest
+
+TASKS: Final = 32
+"""About how many tasks each worker gets: the last ones are short, and little is lost with a worker."""
+RETRIES: Final = 3
+"""How often a task that was lost is done again."""
+WAIT_SECONDS: Final = 1.0
+_SECOND: Final = 0x7469
+"""Seeds the order of sums of second replays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far an audit is: steps done of all, and for each worker at work, of those of its task."""
+
+    steps: int
+    total: int
+    workers: Mapping[str, tuple[int, int]]
+
+
+def divide(run: RunDirectory, segments: Sequence[int], workers: int) -> list[Task]:
+    """Divides segments, ascending, into tasks of about the same number of steps.
+
+    Segments that are replayed from the same kept state are not separated.
+    """
+    job, kept = run.job, kept_steps(run, max(segments) + 1)
+    parts: dict[int, list[int]] = {}
+    for segment in segments:
+        parts.setdefault(kept[max(0, bisect_right(kept, job.first_step(segment) - 1) - 1)], []).append(segment)
+    sizes = {start: job.last_step(part[-1]) - start for start, part in parts.items()}
+    least = sum(sizes.values()) / (TASKS * workers)
+    tasks: list[Task] = []
+    held, steps = [], 0
+    for start, part in parts.items():
+        held += part
+        steps += sizes[start]
+        if steps >= least:
+            tasks.append(Task(number=len(tasks), segments=tuple(held), steps=steps))
+            held, steps = [], 0
+    return tasks if not held else [*tasks, Task(number=len(tasks), segments=tuple(held), steps=steps)]
+
+
+class Ledger:
+    """The tasks of one audit and what came of them, in a file of SQLite that only one process at a time writes."""
+
+    def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
+        """Opens the ledger of the audit with this key, or makes an empty one.
+
+        Raises `ConfigurationError` if it is another audit's or was not made here by this user (it would acquit whom its
+        maker likes), `StateError` if a process is at work on it.
+        """
+        self.path, self._began, words = path, time.monotonic(), json.dumps(key, sort_keys=True)
+        with ExitStack() as stack:
+            try:
+                self._file = sqlite3.connect(path, isolation_level=None, timeout=0)
+                stack.callback(self._file.close)
+                self._open(f"{words} {own_mark(words, path)}")
+            except sqlite3.DatabaseError as error:
+                if error.sqlite_errorcode in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                    raise EncodingError(f"{path}: expected a ledger of `tiebreak audit`, got: {error}") from error
+                raise StateError(f"{path}: expected a file that this process alone may write, got: {error}") from error
+            stack.pop_all()
+
+    def _open(self, key: str) -> None:
+        self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._file.execute("BEGIN EXCLUSIVE")
+        # A file that holds anything at all is not begun by us: it could bring outcomes, or a trigger that makes some.
+        if self._file.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            self._file.execute("CREATE TABLE audit (key TEXT NOT NULL, seconds REAL NOT NULL)")
+            self._file.execute(
+                "CREATE TABLE task"
+                " (number INTEGER PRIMARY KEY, segments TEXT NOT NULL, steps INTEGER NOT NULL, outcome TEXT)"
+            )
+            self._file.execute("INSERT INTO audit VALUES (?, 0)", [key])
+        found = self._file.execute("SELECT key, seconds FROM audit").fetchone()
+        if found is None or found[0] != key:
+            raise ConfigurationError(
+                f"{self.path}: the ledger of another audit, or one that you did not begin in this place; name a new "
+                "file, or delete this one"
+            )
+        self._file.execute("COMMIT")
+        self._spent = float(found[1])
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Keeps the tasks of an audit that begins."""
+        with self._file:
+            self._file.execute("BEGIN")
+            rows = [(task.number, json.dumps(task.segments), task.steps) for task in tasks]
+            self._file.executemany("INSERT INTO task VALUES (?, ?, ?, NULL)", rows)
+
+    def tasks(self) -> list[Task]:
+        """All tasks of the audit, in order."""
+        rows = self._file.execute("SELECT number, segments, steps FROM task ORDER BY number")
+        return [Task(number=number, segments=tuple(json.loads(text)), steps=steps) for number, text, steps in rows]
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """What came of those that are done, by number."""
+        rows = self._file.execute("SELECT number, outcome FROM task WHERE outcome IS NOT NULL")
+        tasks = self.tasks()
+        return {number: _decoded(tasks[number], json.loads(text)) for number, text in rows.fetchall()}
+
+    def put(self, outcomes: Sequence[Outcome]) -> None:
+        """Keeps what came of some tasks, durably."""
+        with self._file:
+            self._file.execute("BEGIN")
+            rows = [(json.dumps(_encoded(outcome)), outcome.task.number) for outcome in outcomes]
+            self._file.executemany("UPDATE task SET outcome = ? WHERE number = ?", rows)
+            self._file.execute("UPDATE audit SET seconds = ?", [self.seconds])
+
+    @property
+    def seconds(self) -> float:
+        """How long the audit has taken so far, by all processes that led it."""
+        return self._spent + time.monotonic() - self._began
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _encoded(outcome: Outcome) -> dict[str, Any]:
+    checked = [[checkpoint, record.hex()] for checkpoint, record in outcome.checked]
+    more = {"starts": outcome.starts, "refused": outcome.refused, "steps": outcome.steps, "log": asdict(outcome.log)}
+    return {"worker": outcome.worker, "checked": checked, **more}
+
+
+def _decoded(task: Task, row: dict[str, Any]) -> Outcome:
+    findings = [Finding(**{**finding, "kind": FindingKind(finding["kind"])}) for finding in row["log"]["findings"]]
+    return Outcome(
+        task=task, worker=row["worker"], starts=tuple(row["starts"]), refused=tuple(row["refused"]), steps=row["steps"],
+        checked=tuple((checkpoint, bytes.fromhex(record)) for checkpoint, record in row["checked"]),
+        log=LogReport(**{**row["log"], "findings": findings}),
+    )  # fmt: skip
+
+
+def audit_in_parallel(
+    run: RunDirectory, root: Digest, segments: Sequence[int], records: Sequence[StepRecord],
+    begin: Callable[[], Replayers], ledger: Path,
+    on_standing: Callable[[Standing], None] = lambda _: None, on_trouble: Callable[[str], None] = lambda _: None,
+) -> SegmentAudit:  # fmt: skip
+    """Audits segments (from 0) by several processes, and goes on with what the ledger says is done.
+
+    root: of the run tree over the records, which are the committed ones. begin: starts the processes; it is not called
+    if the ledger knows the result.
+    on_trouble: is told, in words, of tasks that were lost. Raises what `audit_segments` raises, and `StateError` if a
+    task was lost too often; the ledger then keeps the rest.
+    """
+    wanted = tuple(sorted(set(segments)))
+    if not wanted or not 0 <= wanted[0] <= wanted[-1] < len(records):
+        raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {list(wanted[-1:])}")
+    key = {"job": run.job.id.hex(), "root": root.hex(), "count": len(records), "segments": wanted}
+    with closing(Ledger(ledger, key)) as opened, ExitStack() as stack:
+
+        @cache
+        def replayers() -> Replayers:
+            return stack.enter_context(closing(begin()))
+
+        if not opened.tasks():
+            opened.begin(divide(run, wanted, replayers().most))
+        audit = _Audit(run, records, opened, on_standing, on_trouble)
+        if audit.is_left:
+            audit.work(replayers())
+        return audit.report(wanted, opened.seconds)
+
+
+class _Audit:
+    def __init__(
+        self, run: RunDirectory, records: Sequence[StepRecord], ledger: Ledger,
+        on_standing: Callable[[Standing], None], on_trouble: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._run, self._records, self._ledger = run, records, ledger
+        self._on_standing, self._on_trouble = on_standing, on_trouble
+        tasks = ledger.tasks()
+        self._steps = {task.number: task.steps for task in tasks}
+        self._done = ledger.outcomes()
+        self._resumed = sum(outcome.steps for outcome in self._done.values())
+        self._unsaved: list[Outcome] = []
+        self._suspects: dict[int, Outcome] = {}
+        """Tasks in which a segment disagrees, until it is computed again."""
+        self._end = min(
+            (number for number, outcome in self._done.items() if self._disagrees(outcome)), default=len(tasks)
+        )
+        """No task after this one counts."""
+        left = [task for task in tasks if task.number not in self._done]
+        self._waiting = sorted(left, key=lambda task: -task.steps)
+        self._under_way: dict[int, tuple[str, int]] = {}
+        """By number of the task: the worker, and how many steps it has done."""
+        self._lost: Counter[int] = Counter()
+        self._avoid: dict[int, str] = {}
+        self._problems: dict[int, TiebreakError] = {}
+
+    @property
+    def is_left(self) -> bool:
+        """Whether anything is still to be done."""
+        self._waiting = [task for task in self._waiting if task.number <= self._end]
+        return bool(self._waiting) or any(number <= self._end for number in self._under_way)
+
+    def work(self, replayers: Replayers) -> None:
+        """Has all tasks done."""
+        try:
+            while self.is_left:
+                while self._waiting and len(self._under_way) < replayers.at_once:
+                    task = self._waiting.pop(0)
+                    self._under_way[task.number] = "", 0
+                    replayers.submit(task, self._avoid.get(task.number, ""))
+                self._save()
+                self._on_standing(self._standing())
+                for event in replayers.events(WAIT_SECONDS):
+                    self._heard(event)
+        finally:
+            self._save()
+        self._on_standing(self._standing())
+
+    def _save(self) -> None:
+        """Writes to the ledger what is new, once the workers have their next tasks: none waits for the disk."""
+        if self._unsaved:
+            self._ledger.put(self._unsaved)
+            self._unsaved = []
+
+    def _standing(self) -> Standing:
+        steps = self._steps
+        workers = {w: (min(n, steps[t]), steps[t]) for t, (w, n) in self._under_way.items() if w}
+        done = sum(steps[number] for number in self._done) + sum(steps for steps, _ in workers.values())
+        return Standing(done, sum(steps.values()), workers)
+
+    def _heard(self, event: Event) -> None:
+        number = event.task.number
+        if isinstance(event, Advance):
+            if number in self._under_way:
+                self._under_way[number] = event.worker, event.steps
+            return
+        del self._under_way[number]
+        if isinstance(event, Lost):
+            self._again(event.task, event.worker, event.reason)
+        elif event.problem is not None:
+            self._problems[number], self._end = event.problem, min(self._end, number)
+        elif event.task.permute is not None:
+            self._judge(self._suspects.pop(number), event)
+        elif self._disagrees(event):
+            self._suspects[number], self._avoid[number] = event, event.worker
+            self._waiting.insert(0, replace(event.task, segments=(event.checked[-1][0],), permute=_SECOND))
+        else:
+            self._keep(event)
+
+    def _disagrees(self, outcome: Outcome) -> bool:
+        checkpoint, record = outcome.checked[-1]
+        return record != self._records[checkpoint].encode()
+
+    def _keep(self, outcome: Outcome) -> None:
+        self._done[outcome.task.number] = outcome
+        self._unsaved.append(outcome)
+
+    def _judge(self, first: Outcome, second: Outcome) -> None:
+        """A disagreement has been computed again."""
+        number, (checkpoint, record) = first.task.number, first.checked[-1]
+        if second.checked[-1] == (checkpoint, record):
+            self._keep(first)
+            self._end = min(self._end, number)
+        elif self._disagrees(second):
+            raise CannotCheck(
+                f"{first.worker} and {second.worker} got two different records of checkpoint {checkpoint}, and neither "
+                "is the committed one; check these machines with `tiebreak doctor`"
+            )
+        else:
+            reason = f"its record of checkpoint {checkpoint} is not the trainer's, which {second.worker} got as well"
+            self._again(first.task, first.worker, reason)
+
+    def _again(self, task: Task, worker: str, reason: str) -> None:
+        self._lost[task.number] += 1
+        last = self._run.job.last_step(task.segments[-1])
+        what = f"{worker}: the segments up to step {last} were lost: {reason}"
+        if self._lost[task.number] > RETRIES:
+            raise StateError(f"{what}; tried {RETRIES + 1} times. {self._ledger.path} keeps what is done")
+        self._on_trouble(f"{what}; they are replayed again")
+        self._avoid[task.number] = worker
+        self._waiting.insert(0, task)
+
+    def report(self, wanted: tuple[int, ...], seconds: float) -> SegmentAudit:
+        """What all tasks up to the first that disagrees say together. Raises the problem that comes before it."""
+        if self._end in self._problems:
+            raise self._problems[self._end]
+        job = self._run.job
+        audit = SegmentAudit(total=len(self._records), wanted=wanted, resumed=self._resumed, seconds=seconds)
+        checked: dict[int, StepRecord] = {}
+        for outcome in (self._done[number] for number in sorted(self._done) if number <= self._end):
+            checked |= {checkpoint: StepRecord.decode(record) for checkpoint, record in outcome.checked}
+            audit.starts += outcome.starts
+            audit.refused += outcome.refused
+            audit.steps += outcome.steps
+            audit.log.add(outcome.log)
+        audit.checked = [
+            SegmentReport(
+                checkpoint=checkpoint, first_step=job.first_step(checkpoint), last_step=job.last_step(checkpoint),
+                committed=self._records[checkpoint], replayed=replayed,
+            )
+            for checkpoint, replayed in sorted(checked.items())
+        ]  # fmt: skip
+        audit.refused = sorted(set(audit.refused))
+        return audit

@@ -1,0 +1,158 @@
+"""Makes certificates, and adds signatures to them (`tiebreak.protocol.commitments.certificate`).
+
+A party signs only what its own files say. Numbered plan of `certify`: (1) the run is complete, and its final state has
+the root of its last record; (2) the trainer's head commits to these records; an auditor's replay has no head, so there
+it is the certificate's that must; (3) the weights are those of the final state; (4) a certificate that is there already
+holds, and is for the same job, head and weights; (5) only then does the key sign.
+
+Beside the party's own signature, which counts, stands one by a P-256 key that follows from it, since cosign and
+in-toto's libraries read no key on secp256k1.
+"""
+
+from dataclasses import replace
+from hashlib import sha256, sha512
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tiebreak.api.certifying.certificates import Found, Signed, check, read_certificate, read_weights
+from tiebreak.api.machine import environment
+from tiebreak.api.training.runs import names_of
+from tiebreak.engine.capture.compile import MODEL
+from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.directory import RunDirectory, check_root
+from tiebreak.protocol.commitments.certificate import Attestation, Certificate, Logged, Seat, Weights, sign
+from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
+from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import run_tree, state_tree
+from tiebreak.protocol.commitments.seats import salt_of
+from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
+from tiebreak.protocol.tags import Digest
+
+_PURPOSE: Final = Digest(sha256(b"tiebreak: the P-256 key for certificates, 1").digest())
+_P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_WORDS: Final = 200
+
+Ending = tuple[Logged, tuple[Seat, ...]]
+"""The transaction that settled a job, and the seats that were paid (`tiebreak.api.chain.onchain.ending_of`)."""
+
+
+def certify(
+    run: RunDirectory, model: Path, output: Path, key: PrivateKey | None, ending: Ending | None = None,
+    attestation: Attestation | None = None,
+) -> tuple[Signed, Found]:  # fmt: skip
+    """Makes a certificate for the weights of a run, or adds a signature to the one that is there.
+
+    key: who signs; None: only look at the certificate that is there. attestation: goes into a certificate that is made,
+    unread; its nonce should be the run root. Raises `StateError` for a run that is not
+    complete, `VerificationError` if weights or certificate are not the run's.
+    """
+    there = read_certificate(output).certificate if output.exists() else None
+    found = read_weights(model)
+    made = _certificate(run, model, found, None if there is None else there.head, ending)
+    if there is None and key is None:
+        raise ConfigurationError(f"expected the key of whoever signs, or a certificate at {output}, got neither")
+    if there is not None and attestation is not None:
+        raise ConfigurationError(
+            f"{output}: expected no certificate where an attestation is to go in, got one: it is signed"
+        )
+    if there is None:
+        envelope = Envelope(payload=replace(made, attestation=attestation).payload)
+    else:
+        for what in ("agreement", "head", "record"):  # (4)
+            if getattr(there, what) != getattr(made, what):
+                raise VerificationError(f"{output}: expected the {what} of the run in {run.path}, got another")
+        check(there, found, model)
+        envelope = Envelope.decode(read_file(output, MAX_ENVELOPE_BYTES))
+    if key is not None:
+        envelope = sign(envelope, key)  # (5)
+        envelope = signed_for_others(envelope, key)
+        Signed.read(envelope.encode())
+        write_file(output, envelope.encode())
+    return Signed.read(envelope.encode()), found
+
+
+def _certificate(
+    run: RunDirectory, model: Path, found: Found, head: SignedHead | None, ending: Ending | None
+) -> Certificate:
+    job, records = run.job, run.records()
+    if len(records) != job.checkpoints:  # (1)
+        raise StateError(f"{run.path}: expected records of all {job.checkpoints} checkpoints, got {len(records)}")
+    ids = identities(run.state(job.steps, records[-1].state_root))
+    tree = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval)
+    head = run.last_head() or head  # (2)
+    if head is None:
+        raise StateError(f"{run.path}: expected the trainer's signed head, or a certificate to add to, got neither")
+    head.verify(job, run.agreement.domain)
+    if head.head.count != job.checkpoints:
+        raise StateError(f"{run.path}: expected a head of all {job.checkpoints} checkpoints, got {head.head.count}")
+    check_root(f"{run.path}: records", head.head.run_root, tree.root)
+    names = names_of(run)
+    for tensor, digest in found.tensors.items():  # (3)
+        entry = names.setdefault(tensor, MODEL + tensor)
+        if ids.get(entry) != digest:
+            expected = f"as {entry} of the final state" if entry in ids else "to be in the final state"
+            raise VerificationError(f"{model}, {tensor}: expected it {expected}, got another tensor")
+    shown = {names[tensor] for tensor in found.tensors}
+    settlement, audits = (None, ()) if ending is None else ending
+    return Certificate(
+        agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
+        files=found.files, settlement=settlement, audits=audits,
+        weights=Weights.of(state_tree(ids), sorted(ids), {n: e for n, e in names.items() if e in shown}, MODEL),
+        environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in environment.describe()},
+    )  # fmt: skip
+
+
+def signed_for_others(envelope: Envelope, key: PrivateKey) -> Envelope:
+    """The envelope with the signature of a party's P-256 key."""
+    companion = attesting_key(key)
+    signature = companion.sign(envelope.payload.pae, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
+    return envelope.signed(sha256(_public(companion, serialization.Encoding.DER)).hexdigest(), signature)
+
+
+def attesting_key(key: PrivateKey) -> ec.EllipticCurvePrivateKey:
+    """The P-256 key of a party, which its own key makes again at any time."""
+    wide = int.from_bytes(sha512(salt_of(key, _PURPOSE)).digest(), "big")
+    return ec.derive_private_key(1 + wide % (_P256_ORDER - 1), ec.SECP256R1())
+
+
+def public_pem(key: PrivateKey) -> str:
+    """The public half of `attesting_key`, as `cosign verify-blob-attestation --key` and in-toto's libraries take it."""
+    return _public(attesting_key(key), serialization.Encoding.PEM).decode("ascii")
+
+
+def _public(key: ec.EllipticCurvePrivateKey, encoding: serialization.Encoding) -> bytes:
+    return key.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def card(signed: Signed, found: Found, certificate: str) -> str:
+    """A section of Markdown for a model card. certificate: the name of the file beside the weights."""
+    job, record = signed.certificate.job, signed.certificate.record
+    model = next(iter(found.files)) if len(found.files) == 1 else "."
+    signers = [f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers]
+    required = "".join(f" --require 0x{signer.hex()}" for signer in signed.signers)
+    return "\n".join([
+        "## Certificate",
+        "",
+        f"These weights are what {job.steps:,} steps of a fixed program make of fixed data, from a fixed first state.",
+        "Every result is defined to the last bit, so anybody who trains again gets the same bytes.",
+        f"[{certificate}]({certificate}) says which, and `tiebreak verify` checks every tensor against it.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        f"| Job | `{job.id.hex()}` |",
+        f"| Program | `{job.program_root.hex()}` |",
+        f"| Data | `{job.data_root.hex()}` |",
+        f"| First state | `{job.initial_state_root.hex()}` |",
+        f"| Final state | `{record.state_root.hex()}` |",
+        *signers,
+        "",
+        f"    tiebreak verify {model} {certificate}{required}",
+        "",
+        "It does not show that the run was computed as agreed: its signers say so, and an audit finds out.",
+        "",
+    ])  # fmt: skip

@@ -1,0 +1,88 @@
+"""Checks that this machine computes what the specification says, on every path that it has."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from tiebreak.api.machine.environment import Kernel, describe, describe_cuda
+from tiebreak.api.machine.running import usable_device
+from tiebreak.engine.arithmetic import Arithmetic, reduce
+from tiebreak.engine.native import pure_path
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.engine.run.worst import Factor, worst
+from tiebreak.protocol.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome of the conformance vectors on one path. problem: empty if the path is exact."""
+
+    device: str
+    path: str
+    """`compiled`: with the accelerators that this machine has; `pure`: torch alone."""
+    cases: int
+    seconds: float
+    problem: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether the bits of every case equal those of the integer reference."""
+        return not self.problem
+
+
+def verdicts(device: str | None, kernels: tuple[Kernel, ...]) -> Iterator[Verdict]:
+    """Qualifies one device or all of them, with compiled kernels and without.
+
+    Raises `ConfigurationError` if the device does not exist.
+    """
+    compiled = any(kernel.compiled for kernel in kernels if kernel.name != "hasher")
+    for name, path in paths(device, compiled):
+        yield examine(name, path)
+
+
+def examine(device: str, path: str) -> Verdict:
+    """Qualifies one path. Raises `ConfigurationError` if the device does not exist."""
+    found = usable_device(device)
+    try:
+        with pure_path() if path == "pure" else nullcontext():
+            report = qualify(Arithmetic(device=found))
+    except ConfigurationError as error:
+        return Verdict(device=device, path=path, cases=0, seconds=0.0, problem=str(error))
+    return Verdict(device=device, path=path, cases=report.cases, seconds=report.seconds, problem="")
+
+
+def paths(device: str | None, accelerated: bool) -> Iterator[tuple[str, str]]:
+    """The pairs (device, path) to qualify, for one device or for all."""
+    wanted = [device] if device is not None else ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    for name in wanted:
+        if accelerated if name == "cpu" else reduce.runs_on(usable_device(name), 1):
+            yield name, "compiled"
+        yield name, "pure"
+
+
+def lines(found: tuple[Kernel, ...]) -> Iterator[tuple[str, str]]:
+    """Name and value of everything that decides how this machine computes."""
+    yield from describe()
+    yield from describe_cuda()
+    for kernel in found:
+        yield f"kernel {kernel.name}", kernel.detail if kernel.compiled else f"none: {kernel.detail}"
+
+
+def worst_factors(kernels: tuple[Kernel, ...]) -> dict[str, Factor]:
+    """How much longer hostile data take than ordinary data, with compiled kernels (if there are any) and without."""
+    accelerated = any(kernel.compiled for kernel in kernels if kernel.name == "reduce")
+    found = {"compiled": worst()} if accelerated else {}
+    return found | {"without compiler": worst(compiled=False)}
+
+
+def document(kernels: tuple[Kernel, ...], found: list[Verdict]) -> dict[str, Any]:
+    """The whole report as JSON data."""
+    return {
+        "environment": dict((*describe(), *describe_cuda())),
+        "kernels": [asdict(kernel) for kernel in kernels],
+        "qualification": [asdict(verdict) | {"exact": verdict.exact} for verdict in found],
+        "exact": all(verdict.exact for verdict in found),
+    }

@@ -1,0 +1,1 @@
+"""Keys: how they are made, kept and reached."""

@@ -1,0 +1,1 @@
+"""From a model, a loss and data to a run, on disk or in memory."""

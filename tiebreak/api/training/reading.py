@@ -1,0 +1,41 @@
+"""What a run in its folder is and how far it has come, as JSON data."""
+
+from typing import Any
+
+from tiebreak.api.machine.running import policy_words
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.commitments.records import run_tree
+
+
+def status(run: RunDirectory) -> dict[str, Any]:
+    """How far a run has come on the disk. `signed`: checkpoints under the last signed head, whose root is `head`."""
+    job, records, metrics, heads = run.job, run.records(), run.metrics(), run.heads()
+    root = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root
+    return {
+        "job": job.id.hex(),
+        "agreed": bool(run.agreement.trainer_signature),
+        "step": records[-1].step if records else 0,
+        "steps": job.steps,
+        "checkpoints": len(records),
+        "of": job.checkpoints,
+        "signed": heads[-1].head.count if heads else 0,
+        "head": heads[-1].head.run_root.hex() if heads else None,
+        "root": root.hex() if records else None,
+        "loss": metrics[-1]["loss"] if metrics else None,
+        "kept_states": len(run.kept()),
+    }
+
+
+def show(run: RunDirectory) -> dict[str, Any]:
+    """The terms of a job, its roots and where it is valid."""
+    domain, job = run.agreement.domain, run.job
+    return {
+        "job": job.id.hex(),
+        "chain_id": domain.chain_id,
+        "contract": f"0x{domain.contract.hex()}",
+        "agreed": bool(run.agreement.trainer_signature),
+        "rules": policy_words(job),
+        **job.to_json(),
+        "checkpoints": job.checkpoints,
+        "instructions": len(run.program.body),
+    }

@@ -1,0 +1,418 @@
+"""Runs on disk: committed at every checkpoint, resumable after a crash, open to audits, and disputable if signed."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from tiebreak.api.auditing.audits import audit_chosen, segments_of
+from tiebreak.api.auditing.progress import Tally, on_stderr
+from tiebreak.api.disputing.disputes import Dispute, dispute, open_both
+from tiebreak.api.machine.running import Machine
+from tiebreak.api.signing.keys import new_key
+from tiebreak.api.training.bundle import ORIGINS, Bundle, origins_of
+from tiebreak.api.training.calibrating import Policy, as_policy
+from tiebreak.api.training.distributed import joined
+from tiebreak.api.training.evaluation import evaluate_state
+from tiebreak.api.training.tasks import AnyOptimizer, Data, Schedule, as_state_dict, capture, make_task, state_names
+from tiebreak.api.training.trainer import OnStep, Step, tell
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.task import Batch, Task
+from tiebreak.engine.data.disk import write_file
+from tiebreak.engine.distributed.exchange import Exchange
+from tiebreak.engine.distributed.train import SharedInterpreter, follow
+from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import NotFiniteError
+from tiebreak.engine.run.retention import Keep
+from tiebreak.engine.run.train import Commit, OnCommit, OnProgress, Progress, Worker
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
+from tiebreak.protocol.commitments.job import PRECISION_F32, Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import run_tree
+from tiebreak.protocol.commitments.seats import drawable
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.program import rounding
+from tiebreak.protocol.tags import Digest
+
+NAMES: Final = "state_dict.tsv"
+UNCHECKED: Final = "unchecked.txt"
+"""Stands in the folder of a run whose capture was not checked against eager PyTorch."""
+MAX_NAMES_BYTES: Final = 1 << 26
+
+
+class Run:
+    """A run in its directory. `tiebreak.train` and `tiebreak.agree` make one, `tiebreak.open_run` opens it again."""
+
+    def __init__(
+        self, opened: RunDirectory, *, device: str = "cpu", threads: int | None = None, task: Task | None = None
+    ) -> None:
+        self.metrics: dict[int, dict[str, float]] = {}
+        """What the task's `evaluate` found in this process, by step; nothing for a run that `open_run` opened."""
+        self._task = task
+        self._run = opened
+        self._device = device
+        self._threads = threads
+
+    def __repr__(self) -> str:
+        return f"<tiebreak run of job {self.job.id.hex()[:16]} in {self.directory}: step {self.step} of {self.steps}>"
+
+    @property
+    def directory(self) -> Path:
+        return self._run.path
+
+    @property
+    def job(self) -> Job:
+        """What the parties agreed on: the roots of program, initial state and data; steps, stakes and clocks."""
+        return self._run.job
+
+    @property
+    def checked(self) -> bool:
+        """Whether the program was compared with eager PyTorch at capture, as far as this folder tells."""
+        return not (self.directory / UNCHECKED).exists()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in the job."""
+        return self.job.steps
+
+    @property
+    def step(self) -> int:
+        """The step of the last complete checkpoint; 0 before the first."""
+        return self._run.last_complete()
+
+    @property
+    def finished(self) -> bool:
+        return len(self._run.records()) == self.job.checkpoints
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step so far, in order."""
+        return [float(line["loss"]) for line in self._run.metrics() if line["step"] <= self.steps]
+
+    @property
+    def root(self) -> str:
+        """Root of the run tree over the checkpoints so far, in hex. Everyone who computes them gets the same root."""
+        digests = [record.digest for record in self._run.records()]
+        return run_tree(digests, self.job.steps, self.job.checkpoint_interval).root.hex()
+
+    @property
+    def signed(self) -> int:
+        """How many checkpoints the trainer has signed; 0 for a run without keys."""
+        head = self._run.last_head()
+        return 0 if head is None else head.head.count
+
+    def state_dict(self, step: int | None = None) -> dict[str, Tensor]:
+        """Weights and buffers for the module's `load_state_dict`, checked against their record.
+
+        step: the step of a kept checkpoint, 0 for the initial state [default: the last checkpoint]. Raises `StateError`
+        if there is no checkpoint at that step or its state was not kept, `VerificationError` if the state is damaged.
+        """
+        at = self.step if step is None else step
+        if at and at not in [record.step for record in self._run.records()]:
+            raise StateError(f"expected the step of a checkpoint so far, got {step}")
+        if not self._run.state_path(at).is_file():
+            raise StateError(f"the state after step {at} was not kept; replay to it")
+        return as_state_dict(self._run.state(at), names_of(self._run))
+
+    def resume(
+        self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all",
+        callbacks: Sequence[OnStep] = (), exchange: Exchange | None = None,
+    ) -> "Run":  # fmt: skip
+        """Computes from the last complete checkpoint to step `until` (default: the end) and returns the run.
+
+        key: the trainer's key; with it, a head is signed at every checkpoint. progress: show a bar with the loss on
+        stderr. keep: which checkpoints stay on disk, `all`, `every:M` or `last`; an audit recomputes what was dropped.
+        callbacks: called with each `tiebreak.Step`, and once more, with metrics, when the task's `evaluate`
+        was called on a checkpoint. exchange: the workers that compute together; all of them call this, and the first
+        one has key, bar and callbacks. Raises `StateError` if the loss or the state is no longer finite; whatever is
+        committed by then stays.
+        """
+        tally = Tally()
+        with on_stderr("training", self.steps, self.step, quiet=not progress) as on_step:
+
+            def told(progress: Progress) -> None:
+                tally.step(progress)
+                on_step(progress.step, progress.loss, tally.words())
+                if not isfinite(progress.loss):
+                    raise NotFiniteError(progress.step, "the loss")
+                model = None if self._task is None else self._task.model
+                tell(callbacks, Step(progress.step, progress.loss, progress.seconds), model)
+
+            def committed(commit: Commit) -> None:
+                tally.commit(commit)
+                self._evaluate(commit.record.step, callbacks)
+
+            machine = machine_of(self._run, threads=self._threads, device=self._device, exchange=exchange)
+            continue_run(self._run, machine, key=key, until=until, keep=keep, on_progress=told, on_commit=committed)
+        return self
+
+    def _evaluate(self, step: int, callbacks: Sequence[OnStep]) -> None:
+        """Measures the state of a checkpoint, if the task can and it is due."""
+        task = self._task
+        if task is None or task.evaluate is None or (step % (task.evaluate_every or step) and step != self.steps):
+            return
+        started = time.perf_counter()
+        self.metrics[step] = evaluate_state(task, self._run.state(step))
+        found = Step(step, self.losses[step - 1], time.perf_counter() - started, self.metrics[step])
+        tell(callbacks, found, task.model)
+
+    def audit(
+        self, *, sample: int | None = None, seed: str | None = None, from_step: int | None = None,
+        to_step: int | None = None, policy: Policy | None = None, progress: bool = False,
+    ) -> SegmentAudit:  # fmt: skip
+        """Computes all or part of the run again and compares every record on the way. Writes nothing.
+
+        Without arguments it checks everything that is committed, from the initial state. from_step, to_step: check the
+        segments that contain these steps. sample, seed: check that many segments, drawn from the seed and the run root
+        (see `tiebreak audit`). Only the signed part of a signed run is checked. policy: this machine's own thresholds,
+        for a run of policy `logged` [default: the proven bounds]. The result's `agrees` and `fraud` tell the outcome.
+        Raises `CannotCheck` if something that the audit needs is missing.
+        """
+        records, root = self._run.records(), Digest(bytes.fromhex(self.root))
+        if self.signed:
+            records, head = signed_records(self._run)
+            root = head.head.run_root
+        if not records:
+            raise StateError("expected a run with at least one checkpoint, got none; nothing to audit yet")
+        if sample is not None:
+            if seed is None or from_step is not None or to_step is not None:
+                raise ConfigurationError("expected a sample with a seed, and no steps beside it")
+            chosen = draw_segments(len(records), sample, seed.encode(), root)
+        else:
+            chosen = segments_of(self._run, len(records), from_step, to_step)
+        machine = Machine(threads=self._threads, device=self._device, policy=as_policy(policy))
+        return audit_chosen(self._run, chosen, records, machine, quiet=not progress)
+
+    def dispute(self, replay: str | Path, *, count: int | None = None) -> Dispute | None:
+        """Plays the verification game over a signed head of this run, against the auditor's replay of the same job.
+
+        replay: the directory that a whole audit (`tiebreak audit`) has made. count: how many checkpoints the head
+        covers [default: those of the last]. Returns None if the head is what the program produces; otherwise the
+        result's `sentence` names the first checkpoint, step, module and instruction that differ, and `loser` the party
+        that the referee convicts. Raises `ConfigurationError` if there is no such head, or the replay is of another
+        job.
+        """
+        machine = Machine(threads=self._threads, device=self._device)
+        return dispute(*open_both(self.directory, Path(replay)), machine, count)
+
+
+def machine_of(
+    run: RunDirectory, *, threads: int | None = None, permute: int | None = None, device: str = "cpu",
+    exchange: Exchange | None = None, memory: int | None = None, check_every: int | None = None, graphs: bool = False,
+) -> Machine:  # fmt: skip
+    """The machine that computes a run into its directory, with the thresholds that lie there."""
+    return Machine(
+        threads=threads, permute=permute, device=device, policy=policy_of(run), exchange=exchange, memory=memory,
+        check_every=check_every, graphs=graphs,
+    )  # fmt: skip
+
+
+def continue_run(
+    run: RunDirectory, machine: Machine, *, key: PrivateKey | None, until: int | None, keep: str,
+    on_progress: OnProgress, on_commit: OnCommit, diverging: bool = False,
+) -> Digest:  # fmt: skip
+    """Computes from the last complete checkpoint to step `until` (default: the end). Returns the root of the run tree.
+
+    diverging: continue even if the state is no longer finite. Of several workers the first one needs the key, and does
+    all that concerns the directory. Raises `ConfigurationError` if the key is not the
+    trainer's, or if the job has no such step.
+    """
+    job, kept = run.job, Keep.parse(keep)
+    if key is not None and key.address != job.trainer:
+        raise ConfigurationError(f"expected the key of trainer 0x{job.trainer.hex()}, got 0x{key.address.hex()}")
+    if until is not None and not 1 <= until <= job.steps:
+        raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
+    interpreter = machine.interpreter(run)
+    if isinstance(interpreter, SharedInterpreter) and interpreter.arithmetic.exchange.worker:
+        follow(run, interpreter, until, check_finite=bool(interpreter.agreed(bytes(1))[0]))
+        return Digest(interpreter.agreed(bytes(32)))
+    if isinstance(interpreter, SharedInterpreter):
+        interpreter.agreed(bytes([key is not None and not diverging]))
+    worker = Worker(
+        run, interpreter, key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
+        stop_if_not_finite=not diverging, logs=Journal.of(run),
+    )  # fmt: skip
+    root = worker.work(until)
+    return Digest(interpreter.agreed(root)) if isinstance(interpreter, SharedInterpreter) else root
+
+
+def train(
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
+    steps: int, directory: str | Path, seed: int = 0, schedule: Schedule | None = None,
+    checkpoint_every: int | None = None,
+    client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
+    policy: Policy | None = None, precision: int | None = None,
+    device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all",
+    unchecked: bool = False, callbacks: Sequence[OnStep] = (), distributed: bool = False, **options: Any,
+) -> Run:  # fmt: skip
+    """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
+
+    The arguments up to `checkpoint_every`, and `options`, are those of `tiebreak.make_task`. For client, trainer and
+    terms see `tiebreak.agree`; without keys the run is committed and can be audited, but it is not signed. The module
+    is not changed: use `model.load_state_dict(run.state_dict())`. For keep and callbacks see `Run.resume`.
+
+    distributed: the workers that `torchrun` has started all call this, and compute one run together, the same for any
+    number of them. The first one captures, signs, reports and calls the callbacks.
+    """
+
+    def agreed() -> Run:
+        return agree(
+            model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
+            schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
+            policy=policy, precision=precision, device=device, threads=threads, unchecked=unchecked, **options,
+        )  # fmt: skip
+
+    if not distributed:
+        return agreed().resume(trainer, progress=progress, keep=keep, callbacks=callbacks)
+    with joined(device) as exchange:
+        if not exchange.worker:
+            run = agreed()
+            exchange.meet()
+            return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks, exchange=exchange)
+        exchange.meet()  # the run is there
+        run = Run(RunDirectory.open(Path(directory)), device=device, threads=threads)
+        return run.resume(progress=False, keep=keep, exchange=exchange)
+
+
+def agree(
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
+    steps: int, directory: str | Path, seed: int = 0, schedule: Schedule | None = None,
+    checkpoint_every: int | None = None,
+    client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
+    policy: Policy | None = None, precision: int | None = None,
+    domain: Domain | None = None, device: str = "cpu", threads: int | None = None, unchecked: bool = False,
+    **options: Any,
+) -> Run:  # fmt: skip
+    """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
+
+    client, trainer: both keys, or neither; without them, throwaway keys sign the job and no head is ever signed. terms:
+    reward, stakes, windows. domain: the chain and contract on which disputes are played [default: none]. policy: a
+    policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default: `exact`]. precision: bits of
+    results, 16 to 32 [default: the policy's, or 32]. If the directory already holds a run, that run is opened, provided
+    that it is the same job over the same model, data and settings. unchecked: see `tiebreak.capture`; the run says so.
+    """
+    if (client is None) != (trainer is None):
+        raise ConfigurationError("expected the keys of both client and trainer, or neither, got one")
+    folder = Path(directory)
+    task = make_task(
+        model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, seed=seed, schedule=schedule,
+        checkpoint_every=checkpoint_every, **options,
+    )  # fmt: skip
+    if task.evaluate_every is not None and task.evaluate_every % task.checkpoint_interval:
+        raise ConfigurationError(
+            f"expected evaluate_every to be a multiple of checkpoint_every, {task.checkpoint_interval}, got "
+            f"{task.evaluate_every}; a run on disk is measured at its checkpoints"
+        )
+    there = (folder / "job.bin").exists()
+    if not there and folder.exists() and any(folder.iterdir()):
+        raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
+    compiled = capture(task, unchecked=unchecked)
+    client, trainer = client or new_key(), trainer or new_key()
+    logged = as_policy(policy)
+    job = draft(
+        compiled, task.steps, task.checkpoint_interval, client, trainer.address, terms or Terms(), logged, precision
+    )
+    if there:
+        opened = RunDirectory.open(folder)
+        _check_same(opened.job, job, folder)
+        return Run(opened, device=device, threads=threads, task=task)
+    where, origins = domain or OFF_CHAIN, origins_of(compiled)
+    made = _create(folder, compiled, job, where, client, trainer, logged, origins)
+    write_file(folder / NAMES, "".join(f"{key}\t{entry}\n" for key, entry in state_names(model).items()).encode())
+    return Run(made, device=device, threads=threads, task=task)
+
+
+def agree_on(
+    bundle: Bundle, directory: Path, *, client: PrivateKey, trainer: PrivateKey, terms: Terms, domain: Domain,
+    policy: Policy | None = None, precision: int | None = None,
+) -> RunDirectory:  # fmt: skip
+    """Does what `agree` does, for a job that was captured into files earlier (`tiebreak capture`)."""
+    compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
+    job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer.address, terms, logged, precision)
+    return _create(directory, compiled, job, domain, client, trainer, logged, bundle.origins)
+
+
+def draft(
+    compiled: Compiled, steps: int, interval: int, client: PrivateKey, trainer: Address, terms: Terms,
+    policy: LoggedPolicy | None, precision: int | None,
+) -> Job:  # fmt: skip
+    """The job over a captured task. Its nonce commits to the client's secret if it has seats."""
+    drafted = partial(
+        draft_job, compiled, steps=steps, checkpoint_interval=interval, client=client.address, trainer=trainer,
+        terms=terms,
+    )  # fmt: skip
+    if policy is None:
+        job = drafted(precision=PRECISION_F32 if precision is None else precision)
+        return drawable(job, client)[0] if job.seats else job
+    if precision not in (None, policy.precision):
+        raise ConfigurationError(
+            f"expected precision {policy.precision} of the policy file, got {precision}; calibrate for that"
+        )
+    return drafted(policy=rounding.Policy.LOGGED, precision=policy.precision, tolerances=policy.tolerances_packed)
+
+
+def _create(
+    folder: Path, compiled: Compiled, job: Job, domain: Domain, client: PrivateKey, trainer: PrivateKey,
+    policy: LoggedPolicy | None, origins: bytes,
+) -> RunDirectory:  # fmt: skip
+    signed = sign_job(job, domain, client=client, trainer=trainer)
+    more = notice(compiled.checked, origins) | ({} if policy is None else {POLICY: policy.encode()})
+    return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, more)
+
+
+def notice(checked: bool, origins: bytes) -> dict[str, bytes]:
+    """What a run's folder tells of its capture: where each instruction comes from, and if nobody has checked it."""
+    unchecked = {} if checked else {UNCHECKED: b"captured with --unchecked: never compared with eager PyTorch\n"}
+    return unchecked | ({ORIGINS: origins} if origins else {})
+
+
+def open_directory(directory: Path) -> RunDirectory:
+    """Opens the files of a run; each is checked when it is read. Raises as `open_run` does."""
+    if not directory.is_dir():
+        raise ConfigurationError(f"expected the folder of a run, got {directory}; make one with `tiebreak agree`")
+    return RunDirectory.open(directory)
+
+
+def open_run(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> Run:
+    """Opens an existing run, which may come from a stranger.
+
+    Raises `VerificationError` if its files do not match its job.
+    """
+    return Run(open_directory(Path(directory)), device=device, threads=threads)
+
+
+def _check_same(there: Job, wanted: Job, folder: Path) -> None:
+    names = ("program_root", "initial_state_root", "data_root", "steps", "checkpoint_interval")
+    for name in (*names, "policy", "precision", "tolerances"):
+        expected, found = getattr(wanted, name), getattr(there, name)
+        if expected != found:
+            shown = [value.hex() if isinstance(value, bytes) else value for value in (expected, found)]
+            raise ConfigurationError(
+                f"{folder}: expected a run with {name} {shown[0]} of this model, data and settings, got {shown[1]}; "
+                "choose another directory"
+            )
+
+
+def names_of(run: RunDirectory) -> dict[str, str]:
+    """Maps keys of the module's `state_dict` to entries of the state.
+
+    The file is checked. The command line writes none; then the keys are the entries' own names.
+    """
+    path, entries = run.path / NAMES, run.program.state_spec()
+    if not path.is_file():
+        return {name.removeprefix("model."): name for name in entries if name.startswith("model.")}
+    # Plain lines instead of JSON, because deeply nested JSON from a stranger can exhaust the C stack of its parser.
+    with run.folder() as folder:
+        lines = folder.read(NAMES, MAX_NAMES_BYTES).decode("utf-8", "replace").splitlines()
+    names = {key: entry for key, _, entry in (line.partition("\t") for line in lines)}
+    if not names or not all(entry in entries for entry in names.values()):
+        raise EncodingError(f"{path}: expected keys and entries of the state, a tab between them, on lines")
+    return names

@@ -1,0 +1,168 @@
+"""Makes a task from what a PyTorch user has at hand, and reports every mistake before any work is done."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import TensorDataset
+
+from tiebreak.api.data import hugging_face
+from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
+from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
+from tiebreak.engine.data import ArrayFile, map_array, open_array
+from tiebreak.engine.run.eager import checked
+from tiebreak.protocol.errors import ConfigurationError
+
+Schedule = Sequence[float] | Callable[[int], float] | LRScheduler
+AnyOptimizer = Optimizer | torch.optim.Optimizer
+Data = Any
+"""Arrays by name, a `TensorDataset`, or a Hugging Face `datasets.Dataset`."""
+_NAMES: Final = "name model loss optimizer data batch steps seed schedule checkpoint_interval"
+_OWN: Final = frozenset(_NAMES.split())
+TARGETS: Final = frozenset(["y", "target", "targets", "label", "labels"])
+"""What targets are usually called."""
+CHECKPOINTS: Final = 10
+"""The number of checkpoints in a run that does not choose its own interval."""
+
+
+def make_task(
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
+    steps: int, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None, name: str = "run",
+    **options: Any,
+) -> Task:  # fmt: skip
+    """Makes a `Task` from a module, a loss, optimizer settings and data. Raises `ConfigurationError`.
+
+    model: initialised, float32. Each module stays in the mode (train or eval) that it is in; nothing of it is changed.
+    loss: a function that returns a float32 scalar. It is called with the model and the arrays of the batch, each as the
+        argument of its name (`lambda model, x, y: ...` or `lambda model, **batch: model(**batch).loss`), or in the
+        order of the data for `*batch`. Or one of torch's own losses, as a module (`nn.CrossEntropyLoss()`) or a
+        function (`F.mse_loss`), which is called with model(*batch[:-1]) and the target batch[-1].
+    optimizer: `tiebreak.AdamW(...)` and the like, or one of `torch.optim` over the model's parameters, as it is before
+        its first step. Groups may differ in lr and weight_decay.
+    data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or
+        integer tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
+        Hugging Face `datasets.Dataset`, of which the columns that the loss names are taken, or all that are numbers.
+    batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
+        `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
+    schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.
+        Or a scheduler of `torch.optim.lr_scheduler` over that optimizer, as if it were stepped after each step.
+    checkpoint_every: steps between two commitments [default: a tenth of all steps].
+    options: further fields of `tiebreak.Task`.
+    """
+    _check_kinds(model, loss, steps)
+    arrays = _arrays(data, loss)
+    taken = _loss(loss, tuple(arrays), by_position=isinstance(data, TensorDataset))
+    chosen = Batch(size=batch, examples=Rows(names=tuple(arrays))) if isinstance(batch, int) else batch
+    known = {field.name for field in fields(Task)} - _OWN
+    if unknown := sorted(set(options) - known):
+        raise ConfigurationError(f"expected options among {sorted(known)}, got {unknown}")
+    interval = max(1, steps // CHECKPOINTS) if checkpoint_every is None else checkpoint_every
+    return Task(
+        name=name, model=model, loss=taken, optimizer=optimizer,  # type: ignore[arg-type]  # the task translates it
+        data=arrays, batch=chosen, steps=steps,
+        seed=seed, schedule=_factors(schedule, steps), checkpoint_interval=interval, **options,
+    )  # fmt: skip
+
+
+def _check_kinds(model: object, loss: object, steps: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if not callable(loss):
+        raise ConfigurationError(f"expected a loss to call, got {type(loss).__name__}")
+    if not isinstance(steps, int) or steps < 1:
+        raise ConfigurationError(f"expected a number of steps of at least 1, got {steps!r}")
+
+
+def _arrays(data: Any, loss: Callable[..., Tensor]) -> dict[str, Any]:
+    if isinstance(getattr(data, "column_names", None), dict):
+        raise ConfigurationError(
+            f"expected one split of the dataset, got all; choose one of {sorted(data.column_names)}"
+        )
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+        data = hugging_face.arrays(data, _arguments(loss))
+    if isinstance(data, TensorDataset):
+        data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
+    if not isinstance(data, Mapping) or not data:
+        raise ConfigurationError(f"expected arrays by name or a TensorDataset, got {type(data).__name__}")
+    return {name: _array(name, array) for name, array in data.items()}
+
+
+def _arguments(loss: Callable[..., Tensor]) -> list[str]:
+    """The names of a loss's arguments after the model; none for torch's own losses."""
+    try:
+        return [] if isinstance(loss, nn.Module) else list(signature(loss).parameters)[1:]
+    except (TypeError, ValueError):  # some callables in C do not tell their arguments
+        return []
+
+
+def _array(name: str, array: object) -> Tensor:
+    match array:
+        case Tensor():
+            return array
+        case ArrayFile():
+            return map_array(array)
+        case str() | Path():
+            return map_array(open_array(array))
+        case np.ndarray():
+            return torch.from_numpy(array)
+    raise ConfigurationError(f"expected an array or a file in data {name!r}, got {type(array).__name__}")
+
+
+def _loss(loss: Callable[..., Tensor], names: tuple[str, ...], *, by_position: bool) -> Callable[..., Tensor]:
+    """Gives torch's own losses, which take an output and a target, the signature loss(model, *batch).
+
+    by_position: the arrays have no names of the user's, so every loss takes them in order.
+    """
+    own = getattr(F, getattr(loss, "__name__", ""), None) is loss
+    if not isinstance(loss, nn.Module) and not own:
+        return _in_order(loss) if by_position else loss
+    if misplaced := [name for name in names[:-1] if name in TARGETS and names[-1] not in TARGETS]:
+        raise ConfigurationError(
+            f"expected the target of torch's own losses last in the data, got {', '.join(names)}; put {misplaced[0]} "
+            "last, or write the loss as a function with arguments of these names"
+        )
+
+    def of_output(model: nn.Module, *batch: Tensor) -> Tensor:
+        return loss(model(*batch[:-1]), batch[-1])
+
+    return of_output
+
+
+def _in_order(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def of_batch(model: nn.Module, *batch: Tensor) -> Tensor:
+        return loss(model, *batch)
+
+    return of_batch
+
+
+def _factors(schedule: Schedule | None, steps: int) -> Any:
+    if schedule is None or isinstance(schedule, LRScheduler):
+        return schedule
+    return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
+
+
+def capture(task: Task, *, unchecked: bool = False) -> Compiled:
+    """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
+
+    The check takes about as long as capture itself and a few steps; `unchecked` skips it. Raises `ConfigurationError`
+    if the program is not the model, or if there is none; it then lists every operator that has no exact form.
+    """
+    return compile_task(task) if unchecked else checked(task)
+
+
+def state_names(model: nn.Module) -> dict[str, str]:
+    """Maps each key of the module's `state_dict` to its state entry; the keys of tied tensors share one entry."""
+    own = {id(t): name for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
+    return {key: MODEL + own[id(t)] for key, t in model.state_dict(keep_vars=True).items() if id(t) in own}
+
+
+def as_state_dict(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """The argument of `load_state_dict`: copies of the tensors, on the CPU."""
+    return {key: state[entry].detach().to("cpu", copy=True) for key, entry in names.items()}
