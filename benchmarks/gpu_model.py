@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.kernels import assemble
+from benchmarks.real_models import SMALL, make_real_task
 from benchmarks.table import Row, placed, publish
-from tests.golden.models import SMALL, make_real_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
 from tiebreak.engine.arithmetic.reduce import fused, plan_extreme, plan_sum

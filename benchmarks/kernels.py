@@ -20,8 +20,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.real_models import make_real_task
 from benchmarks.table import Row, placed, publish
-from tests.golden.models import make_real_task
 from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, hashing, scatter
 from tiebreak.engine.arithmetic import random as draws
 from tiebreak.engine.arithmetic.chains import sole_member

@@ -3,7 +3,7 @@
     python -m benchmarks.ownership
 
 A perceptron on scikit-learn's digits. A thief has the final weights of somebody's training, the data, and no training.
-For the published check see `tiebreak.sim.proof_of_learning`. For ours the thief agrees with itself on a job of its own
+For the published check see `benchmarks.proof_of_learning`. For ours the thief agrees with itself on a job of its own
 choice, computes by the program what it wants to be true, makes up the other states, and signs; its last state has the
 stolen weights.
 """
@@ -19,6 +19,7 @@ import click
 import torch
 from torch import Tensor, nn
 
+from benchmarks import proof_of_learning as pol
 from benchmarks.table import Row, placed, publish
 from tiebreak.api.certifying import ownership
 from tiebreak.api.machine.running import Machine
@@ -33,7 +34,6 @@ from tiebreak.engine.run.loop import exact, steps
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.sim import proof_of_learning as pol
 
 EPOCH, EPOCHS, EVERY, RATE, TOP, UNIFORM = 11, 8, 4, 0.1, 2, 8
 """Segments of an epoch, epochs, steps of a segment; the agreed rate; draws in an epoch, and of ours in all."""

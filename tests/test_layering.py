@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tests.source_tree import LAYERS, imports_of, package_modules, parse
+from tests.source_tree import LAYERS, ROOT, committed_files, imports_of, package_modules, parse
 
 _ENGINE = "native dtypes lowering optimizers data capture arithmetic run logged distributed"
 _PROTOCOL = "errors strict_json tags codec packing numbers hashing trees program commitments game parties chain"
@@ -163,6 +163,13 @@ def test_order_of_layers(cases: Callable[[], None]) -> None:
     for module, path in package_modules().items():
         assert upward(module, parse(path)) == [], f"{module} imports a higher layer"
         cases()
+
+
+def test_neither_the_product_nor_its_benchmarks_import_tests(cases: Callable[[], None]) -> None:
+    for path in committed_files():
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in {"tiebreak", "benchmarks", "scripts"}:
+            assert not [name for _, name in imports_of(parse(path)) if is_in(name, "tests")], path
+            cases()
 
 
 def test_no_import_hidden_in_a_function(cases: Callable[[], None]) -> None:

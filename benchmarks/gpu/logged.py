@@ -5,13 +5,17 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.gpu.workloads import Context, rows_of
 from benchmarks.table import Row
-from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.calibrating import calibrate_subjects, subject_of
 from tiebreak.api.training.runs import Run, agree_on
 from tiebreak.engine.run.agreement import Terms
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+
+CLIENT, TRAINER = PrivateKey.from_int(11), PrivateKey.from_int(12)
+DOMAIN = Domain(chain_id=1337, contract=Address(bytes(19) + b"\x01"))
 
 
 def measure(context: Context) -> list[Row]:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.gpu.steps import finish, without_tf32
 from benchmarks.gpu.workloads import Context, rows_of
+from benchmarks.real_models import make_real_task
 from benchmarks.table import Row, interleaved
-from tests.golden.models import make_real_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.reduce import plan_sum
 from tiebreak.engine.arithmetic.ziv import UNIT

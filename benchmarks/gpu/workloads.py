@@ -8,9 +8,8 @@ from typing import Final
 
 import torch
 
+from benchmarks.real_models import make_real_task
 from benchmarks.table import Row
-from tests.engine.tiny import make_tiny_task
-from tests.golden.models import make_real_task
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.task import Task
 
@@ -77,7 +76,7 @@ FULL: Final = {
     "gpt2-1024": _real("gpt2-124m", 2, length=1024),
 }
 TINY: Final = {
-    "digits": Workload(partial(make_tiny_task, interval=1), 6),
+    "digits": Workload(partial(load_task, "digits"), 6),
     "gpt2-1024": _real("gpt2-small", 1),
 }
 """For a trial, which leaves some out."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.real_models import REAL, make_real_task
 from tests.engine.lowering_bench import nth
 from tests.engine.processes import printed
 from tests.golden.bundle import INTERVAL, MODELS, STEPS, TINY, load
-from tests.golden.models import REAL, make_real_task
 from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task

@@ -17,6 +17,7 @@ from transformers import (
     ResNetForImageClassification,
 )
 
+from benchmarks.real_models import classify, next_token
 from tests.golden.bundle import INTERVAL, STEPS
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Clip, Examples, Rows, Task, Windows, warmup_linear
 from tiebreak.protocol.numbers.philox import random_bits
@@ -60,19 +61,6 @@ def images(count: int = 20, size: int = 12) -> dict[str, Tensor]:
     for n, label in enumerate(labels.tolist()):
         pixels[n, label % 3, label : label + 6, label : label + 6] += 1
     return {"images": pixels, "labels": labels}
-
-
-def next_token(model: nn.Module, window_BT: Tensor) -> Tensor:
-    """Mean cross entropy of each token after the first; the causal mask is given, so no library decides it."""
-    input_BT, T = window_BT[:, :-1], window_BT.shape[1] - 1
-    mask = torch.ones(T, T, dtype=torch.bool, device=input_BT.device).tril()[None, None]
-    logits = model(input_ids=input_BT, attention_mask=mask, use_cache=False).logits
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), window_BT[:, 1:].reshape(-1))
-
-
-def classify(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of an image classifier of `transformers`."""
-    return F.cross_entropy(model(pixel_values=images).logits, labels)
 
 
 def _task(name: str, dropout: bool) -> Task:

@@ -3,7 +3,8 @@
 from typing import Final
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -13,12 +14,20 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from tests.golden.tasks import classify, next_token
+from benchmarks.workloads import classify
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
 SMALL: Final = ("gpt2-small", "resnet-small")
 """For trying out what is meant for a GPU on a CPU: seconds, and of no interest otherwise."""
+
+
+def next_token(model: nn.Module, window_BT: Tensor) -> Tensor:
+    """Mean cross entropy of each token after the first; the causal mask is given, so no library decides it."""
+    input_BT, T = window_BT[:, :-1], window_BT.shape[1] - 1
+    mask = torch.ones(T, T, dtype=torch.bool, device=input_BT.device).tril()[None, None]
+    logits = model(input_ids=input_BT, attention_mask=mask, use_cache=False).logits
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), window_BT[:, 1:].reshape(-1))
 
 
 def _gpt2(**sizes: int) -> nn.Module:

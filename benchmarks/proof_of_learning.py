@@ -1,4 +1,4 @@
-"""Proof of learning as it was published, and the attacks on it: a study that nothing else here uses.
+"""Proof of learning as it was published, and the attacks on it: a study of its own, for `benchmarks.ownership`.
 
 Jia et al. (2021, arXiv 2103.05633): a prover logs weights every k steps, and with them the batches and rates of these
 steps. A verifier takes, in each epoch, the `top` segments in which the weights moved furthest, replays them from the
