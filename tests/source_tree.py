@@ -48,3 +48,19 @@ def imports_of(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
             assert node.module is not None
             found += [(node, node.module), *((node, f"{node.module}.{alias.name}") for alias in node.names)]
     return found
+
+
+@cache
+def imports_by_name(tree: ast.Module) -> list[str]:
+    """Dotted names given to `import_module`, as they are or by a constant of the module."""
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    called = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    given = [node.args[0] for node in called if ast.unparse(node.func).split(".")[-1] == "import_module"]
+    names = [constants.get(arg.id) if isinstance(arg, ast.Name) else getattr(arg, "value", None) for arg in given]
+    return [name for name in names if isinstance(name, str)]

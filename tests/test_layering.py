@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tests.source_tree import LAYERS, ROOT, committed_files, imports_of, package_modules, parse
+from tests.source_tree import LAYERS, ROOT, committed_files, imports_by_name, imports_of, package_modules, parse
 
 _ENGINE = "native dtypes lowering optimizers data capture arithmetic run logged distributed"
 _PROTOCOL = "errors strict_json tags codec packing numbers hashing trees program commitments game parties chain"
@@ -149,11 +149,14 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 @cache
 def import_graph() -> dict[str, set[str]]:
-    """Module -> modules of ours it imports (a package's own __init__ is not an edge to its modules)."""
+    """Module -> modules of ours that it imports, by name too (a package's own __init__ is no edge to its modules)."""
     modules = package_modules()
     graph = {}
     for module, path in modules.items():
-        reached = {name for _, name in imports_of(parse(path)) if name in modules}
+        tree = parse(path)
+        reached = {
+            name for name in [*(name for _, name in imports_of(tree)), *imports_by_name(tree)] if name in modules
+        }
         parents = {name for name in reached if any(other.startswith(name + ".") for other in reached)}
         graph[module] = reached - parents - {module}
     return graph
@@ -181,6 +184,7 @@ def test_no_import_hidden_in_a_function(cases: Callable[[], None]) -> None:
 def test_no_cycles() -> None:
     graph = import_graph()
     assert len(graph) > 5
+    assert "tiebreak.node.workbench" in graph["tiebreak.node.crews"], "imported by name"
     assert cycles(graph) == []
 
 

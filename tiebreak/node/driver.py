@@ -23,11 +23,12 @@ from threading import Thread
 from typing import Any, Final, Protocol, runtime_checkable
 
 from tiebreak.node import log
+from tiebreak.node.crews import Crews
 from tiebreak.node.journal import JOBS, Journal
 from tiebreak.node.linked import Linked
 from tiebreak.node.mail import MAX_JOBS, Letter, MailForgot
 from tiebreak.node.parties import OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake, draw_secret
-from tiebreak.node.work import Answer, Compute, Crews, Fetch, Publish, Steps, Task, Try, Turn
+from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try, Turn
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
 from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError

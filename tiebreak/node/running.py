@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from tiebreak.api.agreeing.readers import opened_by
+from tiebreak.node.crews import Crews, warm_up
 from tiebreak.node.driver import Driver, Ground
 from tiebreak.node.ground import ChainGround, HubGround
 from tiebreak.node.journal import Journal
@@ -18,7 +19,7 @@ from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.metrics import serve_metrics
 from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer, Watcher
 from tiebreak.node.settings import ANY, Settings
-from tiebreak.node.work import Bench, Crews, warm_up
+from tiebreak.node.work import Bench
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.gas import DEAREST
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN

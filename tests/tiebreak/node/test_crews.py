@@ -15,11 +15,12 @@ from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER, program
 from tests.protocol.town import JOB, PACE, START
 from tests.tiebreak.node.test_mail import answer, liar
 from tiebreak.node import mail, workbench
+from tiebreak.node.crews import Crew, Crews
 from tiebreak.node.driver import Driver
 from tiebreak.node.journal import Journal
 from tiebreak.node.mail import Mail, MailAway, MailRefused
 from tiebreak.node.parties import Auditor, Policy, Shelf, Trainer
-from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Failed, Fetch, Publish, Task, Try
+from tiebreak.node.work import Answer, Bench, Compute, Failed, Fetch, Publish, Task, Try
 from tiebreak.node.workbench import Workbench
 from tiebreak.protocol.game.moves import Concede
 from tiebreak.protocol.parties import events as e
@@ -87,7 +88,7 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
     """The oldest tasks fail for ever and are due again: a new one comes first."""
     ours, there = Pipe()
-    monkeypatch.setattr("tiebreak.node.work.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("tiebreak.node.crews.FIRST_PAUSE", 0.0)
     process = SimpleNamespace(terminate=there.close, join=lambda _: None, is_alive=lambda: False)
     monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=process))
     crew, tasks = Crew(bench(tmp_path)), [Publish(job=job, count=1, logs=True) for job in JOBS]

@@ -24,9 +24,10 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
 from tiebreak.node import settings as party_settings
 from tiebreak.node import workbench
+from tiebreak.node.crews import Crew, Crews
 from tiebreak.node.tampered import TamperedWorkbench
 from tiebreak.node.up import CHEATS
-from tiebreak.node.work import Answer, Bench, Compute, Crew, Crews, Drop, Failed, Steps, Task, Try, Turn
+from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, Steps, Task, Try, Turn
 from tiebreak.node.workbench import MOVING, REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, SignedHead

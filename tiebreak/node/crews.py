@@ -1,0 +1,311 @@
+"""The work of a party, in processes of its own, so that neither torch nor a crash of it touches the rest.
+
+A `Crew` hands tasks to one process (`tiebreak.node.workbench`), one at a time. `Crews` keep moves of games, files, and
+training and replays apart, so that no move waits for anything else. A process gets no key: of a sealed job the party
+opens the envelope and gives it the job's secret, through the same pipe. It ends when its party does, even if that is
+killed: it sees the end of its pipe. What it left on the disk is resumed. A task that fails through no fault of its data
+(a full disk, a process that was killed, a hub that is away) is tried again, after longer and longer pauses.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import count
+from multiprocessing import forkserver
+from threading import Condition, Thread
+from typing import TYPE_CHECKING, Any, Final
+
+from tiebreak.api.agreeing.readers import Unseal
+from tiebreak.node.work import (
+    Answer,
+    Bench,
+    Compute,
+    Drop,
+    Envelope,
+    Failed,
+    Steps,
+    Task,
+    Try,
+    Unsealed,
+)
+from tiebreak.protocol.errors import TiebreakError
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.tags import Digest
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+STOP_SECONDS: Final = 5
+WORKBENCH: Final = "tiebreak.node.workbench"
+"""Imported by name, since it brings torch."""
+_FORKS: Final = multiprocessing.get_context("forkserver")
+"""Processes are copies of one that has torch and computes nothing: each begins in a tenth of a second."""
+_FORKS.set_forkserver_preload([WORKBENCH])
+
+
+@dataclass(slots=True)
+class _Waiting:
+    task: Task
+    done: Callable[[Answer], None]
+    number: int
+    at: float = 0.0
+    """By the machine's steady clock: not to be tried before."""
+    tries: int = 0
+    is_dropped: bool = False
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The lowest comes first: what fails again and again keeps nothing else from its turn."""
+        return self.tries, self.number
+
+
+class Crew:
+    """Does tasks in a process of its own. What it calls is called in a thread of its own."""
+
+    def __init__(self, bench: Bench, unseal: Unseal | None = None) -> None:
+        """unseal: opens sealed jobs with the party's key, if it has one. It is called in the crew's thread."""
+        self._bench, self._unseal = bench, unseal
+        self._on_steps: Callable[[Steps], None] = lambda _: None
+        self._on_trouble: Callable[[str, int], None] = lambda _text, _tries: None
+        self._tasks: list[_Waiting] = []
+        self._numbers = count()
+        self._now: _Waiting | None = None
+        """The task whose answer the process owes, or will when it has begun; None while it is idle."""
+        self._changed = Condition()
+        self._stopped = False
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._thread = Thread(target=self._work, name="crew", daemon=True)
+        self._thread.start()
+
+    @property
+    def tasks(self) -> int:
+        """How many wait or are under way."""
+        with self._changed:
+            return len(self._tasks) + (self._now is not None)
+
+    def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
+        """Be told of progress, and why a task has to be tried again and how often it was tried."""
+        self._on_steps, self._on_trouble = on_steps, on_trouble
+
+    def ask(self, task: Task, done: Callable[[Answer], None]) -> None:
+        """Do a task, sooner or later, and tell what came of it."""
+        with self._changed:
+            self._tasks.append(_Waiting(task, done, next(self._numbers)))
+            self._changed.notify_all()
+
+    def drop(self, is_over: Callable[[e.Work], bool]) -> list[e.Work]:
+        """Forget work that nobody needs any more, also what is under way, without an answer. Returns it.
+
+        Who has one machine for many games is in time only if no replay of a game that is over goes before another's.
+        """
+        with self._changed:
+            gone: list[e.Work] = []
+            for waiting in (*self._tasks, *([self._now] if self._now is not None else [])):
+                work = waiting.task.work if isinstance(waiting.task, Compute) else None
+                if work is None or waiting.is_dropped or not is_over(work):
+                    continue
+                waiting.is_dropped = True
+                gone.append(work)
+                if waiting is self._now and self._pipe is not None:
+                    with suppress(OSError):
+                        self._pipe.send(Drop(work=work))
+            self._tasks = [waiting for waiting in self._tasks if not waiting.is_dropped]
+        return gone
+
+    def stop(self) -> None:
+        """End the process at once. What was under way is resumed by the next crew of this folder."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.join(STOP_SECONDS)
+            if process.is_alive():
+                process.kill()
+        self._thread.join(STOP_SECONDS)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that works, while there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def _start(self) -> None:
+        ours, theirs = _FORKS.Pipe()
+        process = _FORKS.Process(target=self._bench.serve or _serve, args=(theirs, self._bench), daemon=True)
+        process.start()
+        theirs.close()
+        self._process, self._pipe = process, ours
+
+    def _work(self) -> None:
+        while (waiting := self._next()) is not None:
+            found = self._try(waiting)
+            if waiting.is_dropped:
+                continue
+            if isinstance(found, Answer):
+                waiting.done(found)
+                continue
+            waiting.tries += 1
+            pause = min(FIRST_PAUSE * 2 ** (waiting.tries - 1), LONGEST_PAUSE)
+            waiting.at = time.monotonic() + pause
+            with self._changed:
+                if self._stopped:
+                    return
+                self._tasks.append(waiting)
+            self._on_trouble(f"{_name(waiting.task)} is tried again in {pause:.0f} s: {found.reason}", waiting.tries)
+
+    def _next(self) -> _Waiting | None:
+        """The first task that may be tried now, as soon as there is one; None once the crew is stopped."""
+        with self._changed:
+            while not self._stopped:
+                now = time.monotonic()
+                ready = [waiting for waiting in self._tasks if waiting.at <= now]
+                if ready:
+                    chosen = min(ready, key=lambda waiting: waiting.order)
+                    self._tasks.remove(chosen)
+                    self._now = chosen
+                    return chosen
+                self._changed.wait(min((waiting.at - now for waiting in self._tasks), default=None))
+        return None
+
+    def _try(self, waiting: _Waiting) -> Answer | Failed:
+        is_trial = isinstance(waiting.task, Try)
+        try:
+            if self._process is None:
+                self._start()  # others may ask and drop meanwhile
+            with self._changed:
+                if self._stopped or waiting.is_dropped:
+                    return Failed(reason=self._bury(EOFError()))
+                assert self._pipe is not None
+                self._pipe.send(waiting.task)
+            end = time.monotonic() + self._bench.trial_seconds if is_trial else None
+            while True:
+                if not self._pipe.poll(None if end is None else max(0.0, end - time.monotonic())):
+                    raise TimeoutError("it took too long")
+                if not isinstance(said := self._pipe.recv(), Steps | Envelope):
+                    break
+                if isinstance(said, Steps):
+                    self._on_steps(said)
+                    continue
+                opened = self._opened(said)
+                with self._changed:  # another thread may be sending that something is dropped
+                    self._pipe.send(opened)
+            if is_trial:
+                self._bury(EOFError())  # and with it all that the program made it hold
+        except Exception as error:
+            reason = self._bury(error)
+            if is_trial and not self._stopped:
+                return Answer(problem=f"expected a step in {self._bench.trial_seconds} s, got none: {reason}")
+            return Failed(reason=reason)
+        finally:
+            with self._changed:
+                self._now = None
+        found: Answer | Failed = said
+        return found
+
+    def _opened(self, envelope: Envelope) -> Unsealed:
+        if self._unseal is None:
+            return Unsealed(problem="it is sealed; the key of a reader opens it")
+        try:
+            return Unsealed(secret=self._unseal(envelope.data, envelope.job_id))
+        except TiebreakError as error:
+            return Unsealed(problem=str(error))
+
+    def _bury(self, error: Exception) -> str:
+        """Forget a process that is gone. Returns what became of it."""
+        process, self._process = self._process, None
+        if process is None:
+            return "it was stopped"
+        with suppress(ValueError):
+            process.kill()
+            process.join(STOP_SECONDS)
+        return f"the process that works ended with code {process.exitcode} ({error!r})"
+
+
+class Crews:
+    """The processes of a party: none of them waits for another's task.
+
+    One finds the moves of all games about one job, and does nothing else. One fetches and publishes files. One tries
+    programs, and ends after each. The others train and replay, each for other jobs, and stand still after a step as
+    long as a move is sought.
+    """
+
+    def __init__(self, bench: Bench, unseal: Unseal | None = None) -> None:
+        """unseal: as for `Crew`; several threads may call it at once."""
+        self.bench, self._alone, self._unseal = bench, replace(bench, processes=1), unseal
+        self._mail, self._trying = Crew(self._alone, unseal), Crew(bench, unseal)
+        self._crews = [Crew(bench, unseal) for _ in range(bench.processes)]
+        self._of: dict[Digest, Crew] = {}
+        """Which of the others computes a job, for which it keeps what was expensive to make."""
+        self._movers: dict[Digest, Crew] = {}
+        """The crew that finds the moves of all games about a job, by the job's id."""
+        self._listeners: tuple[Callable[[Steps], None], Callable[[str, int], None]] | None = None
+
+    @property
+    def _all(self) -> list[Crew]:
+        return [self._mail, self._trying, *self._crews, *self._movers.values()]
+
+    def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
+        """Be told as by `Crew.listen`, in the threads of all crews."""
+        self._listeners = on_steps, on_trouble
+        for crew in self._all:
+            crew.listen(on_steps, on_trouble)
+
+    def ask(self, task: Task, done: Callable[[Answer], None]) -> None:
+        """Let the crew for it do a task (`Crew.ask`). One thread at a time may call this."""
+        job = task.job.id
+        match task:
+            case Compute(work=e.Gather()):
+                if job not in self._movers:
+                    self._movers[job] = Crew(self._alone, self._unseal)
+                    if self._listeners is not None:
+                        self._movers[job].listen(*self._listeners)
+                self._movers[job].ask(task, done)
+            case Compute():
+                self._computing(job).ask(task, done)
+            case Try():
+                self._trying.ask(task, done)
+            case _:
+                self._mail.ask(task, done)
+
+    def _computing(self, job: Digest) -> Crew:
+        """The crew that trains and replays a job: for a new one, a crew that has least to do."""
+        if job not in self._of:
+            self._of[job] = min(self._crews, key=lambda crew: crew.tasks)
+        return self._of[job]
+
+    def drop(self, is_over: Callable[[e.Work], bool]) -> list[e.Work]:
+        """Forget what nobody needs any more, as `Crew.drop` does."""
+        return [work for crew in self._all for work in crew.drop(is_over)]
+
+    def move_only(self, jobs: Set[Digest]) -> None:
+        """End the processes that found moves about other jobs than these, and free their memory."""
+        for job in self._movers.keys() - jobs:
+            self._movers.pop(job).stop()
+
+    def stop(self) -> None:
+        """End all processes at once (`Crew.stop`)."""
+        for crew in self._all:
+            crew.stop()
+
+
+def warm_up() -> None:
+    """Start the process that the others are copies of, so that the first task waits less for torch."""
+    forkserver.ensure_running()
+
+
+def _serve(pipe: "Connection", bench: Bench) -> None:
+    """What a new process runs if the bench names nothing else. Returns when the party closes the pipe."""
+    import_module(WORKBENCH).serve(pipe, bench)
+
+
+def _name(task: Task) -> str:
+    work = type(task.work if isinstance(task, Compute) else task).__name__.lower()
+    return f"job {task.job.id.hex()[:8]}: {work}"
