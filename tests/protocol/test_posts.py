@@ -53,7 +53,6 @@ from tiebreak.protocol.parties.posts import (
     body_of,
     check_author,
     event_of,
-    post_of,
 )
 from tiebreak.protocol.tags import Digest
 
@@ -217,7 +216,7 @@ def test_what_machines_say_and_what_they_are_told() -> None:
     ]
     assert {type(action) for action, _ in told} == set(get_args(e.Statement))
     for action, event in told:
-        post = post_of(action, job_id=JOB.id, number=1, sender=CLIENT.address)
+        post = Post.of(body_of(action), job_id=JOB.id, number=1, sender=CLIENT.address, game_id=GAME)
         assert event_of(post, body_of(action), 9) == event
     for body, _ in bodies()[8:]:
         assert event_of(signed_posts()[8][0].post, body, 9) is None

@@ -58,18 +58,6 @@ def test_files_of_every_length_come_back(cases: Callable[[], None]) -> None:
         cases()
 
 
-def test_any_piece_is_opened_alone() -> None:
-    data = (bytes(range(251)) * (3 * PIECE_BYTES // 251))[: FIRST + 2 * LATER + 5]
-    found = sealed(data)
-    pieces = [found[at : at + PIECE_BYTES] for at in range(0, len(found), PIECE_BYTES)]
-    alone = [
-        SEALED.open_piece("x", found[:SALT_BYTES], i, piece, is_last=i == len(pieces) - 1)
-        for i, piece in enumerate(pieces)
-    ]
-    assert b"".join(alone) == data
-    assert alone[1] == data[FIRST : FIRST + LATER]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=200), st.data())
 def test_no_byte_can_be_changed_and_no_end_cut_off(data: bytes, draw: st.DataObject) -> None:

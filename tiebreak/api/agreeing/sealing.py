@@ -71,11 +71,6 @@ class Sealed:
             write_whole(target, memoryview(_opened(name, box, number, piece, is_last=left <= 0)))
             number += 1
 
-    def open_piece(self, name: str, salt: bytes, number: int, piece: bytes, *, is_last: bool) -> bytes:
-        """What one piece of a sealed file holds, without the others. salt: the file's first 32 bytes."""
-        box = piece if number else piece[SALT_BYTES:]
-        return _opened(name, self._cipher(name, salt), number, box, is_last=is_last)
-
     def _cipher(self, name: str, salt: bytes) -> ChaCha20Poly1305:
         info = _FILE_INFO + self.job_id + name.encode()
         return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt, info).derive(self.secret))

@@ -237,11 +237,6 @@ class Processes:
             process.end()
         self._processes.clear()
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """The process of each worker."""
-        return {process.name: process.pid for process in self._processes}
-
 
 def may_copy(assignment: Assignment) -> bool:
     """Whether a copy of this process can do the assignment (decision 60).

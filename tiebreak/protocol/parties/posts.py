@@ -568,12 +568,6 @@ def body_of(action: e.Statement) -> Body:
             return ReceiptBody(receipt=receipt)
 
 
-def post_of(action: e.Statement, *, job_id: Digest, number: int, sender: Address) -> Post:
-    """The post for a statement. A move and its receipt go to their game's mailbox, all else to the job's."""
-    game = action.game_id if isinstance(action, e.ShowMove | e.ShowReceipt) else None
-    return Post.of(body_of(action), job_id=job_id, number=number, sender=sender, game_id=game)
-
-
 def event_of(post: Post, body: Body, at: int) -> e.Message | None:
     """What a machine is told about a post; None if that is the business of its driver."""
     match body:
