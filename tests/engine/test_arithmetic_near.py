@@ -25,6 +25,7 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies, reduce, ziv
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator
@@ -112,10 +113,10 @@ def test_sums_over_random_views(seed: int, precision: int, n: int) -> None:
 
 
 @settings(max_examples=50)
-@given(st.integers(0, 2**32), st.integers(16, 32), st.integers(2, 30))
-def test_scatters_over_random_views(seed: int, precision: int, n: int) -> None:
+@given(st.integers(0, 2**32), st.integers(16, 32), st.integers(2, 30), st.sampled_from([None, 1e9]))
+def test_scatters_over_random_views(seed: int, precision: int, n: int, kappa: float | None) -> None:
     i, operands = random_scatter(Maker(random.Random(seed)))
-    check_logged(Arithmetic(precision=precision, logging=logging(n)), i, operands)
+    check_logged(Arithmetic(precision=precision, logging=logging(n, kappa)), i, operands)
     check_logged(Arithmetic(permute=seed, precision=precision, logging=logging(n)), i, operands)
 
 
@@ -192,6 +193,16 @@ def test_a_threshold_sets_the_error(precision: int, kappa: float) -> None:
     assert found < set(more.elements.tolist())
     errors = torch.from_numpy(more.errors) / 2.0**20 / 2.0**-53
     assert torch.allclose(errors, norms.view(-1)[torch.from_numpy(more.elements)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("cached", [7, 500, 5000])
+def test_products_are_tested_in_pieces_that_fit_a_cache(monkeypatch: pytest.MonkeyPatch, cached: int) -> None:
+    c, left, right = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 40, 60), (3, 40), (3, 60)))
+    whole = ziv.decide_outer(c, left.abs() / 2**25, right.abs(), Round(32))
+    monkeypatch.setattr(ziv, "CACHED", cached)
+    pieces = ziv.decide_outer(c, left.abs() / 2**25, right.abs(), Round(32))
+    assert 0 < int(whole[1].sum()) < c.numel()
+    assert all(torch.equal(one, other) for one, other in zip(whole, pieces, strict=True))
 
 
 @pytest.mark.parametrize("precision", [16, 32])

@@ -132,6 +132,12 @@ FORGED: dict[str, tuple[Change, str, str]] = {
     "in the future": (replaced(8, time=BEGAN + 1e4), "lines", "expected a time that has been, got one 9800 s ahead"),
     "beyond the job": (replaced(8, step=STEPS + 1), "lines", "expected a step of 0 to 7, got 8"),
     "not JSON": (raw(3, b"pickle"), "lines", "line 4: expected a JSON object, got b'pickle'"),
+    "a list": (raw(3, b"[1]"), "lines", "line 4: expected a JSON object, got b'[1]'"),
+    "a truth for a number": (
+        raw(3, b'{"step": true, "time": 3}'),
+        "lines",
+        "expected a whole number as step, got True",
+    ),
     "huge": (raw(3, b"x" * 3_000_000), "lines", "line 4: expected at most 512 bytes, got more"),
     "negative": (raw(3, b'{"step": 2, "time": 3, "memory": -1}'), "lines", "expected memory of 0 to"),
     "above all": (raw(3, b'{"step": 2, "time": 3, "processor": 7}'), "lines", "expected processor of 0 to 1, got 7"),
