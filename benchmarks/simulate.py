@@ -19,7 +19,10 @@ from tiebreak.sim.games.mixes import ALL
 from tiebreak.sim.games.series import SUMMARY
 from tiebreak.sim.games.summary import to_markdown
 
-DOCS: Final = RESULTS.parents[1] / "docs"
+TABLES: Final = RESULTS / "simulation.md"
+PAGE: Final = RESULTS.parents[1] / "docs" / "simulation.md"
+LINK: Final = "../benchmarks/results/simulation.md"
+"""From the page to the tables."""
 
 
 @click.command()
@@ -41,7 +44,9 @@ def main(games: int, seed: int, mix: str, rough: bool, processes: int, work: Pat
     found = [
         json.loads(path.read_text()) for name in ("simulate", "rough") if (path := folder / f"{name}.json").exists()
     ]
-    ((DOCS if folder == RESULTS else folder) / "simulation.md").write_text(to_markdown(*found), encoding="utf-8")
+    (folder / TABLES.name).write_text(to_markdown(*found), encoding="utf-8")
+    if folder == RESULTS:
+        PAGE.write_text(to_markdown(*found, details=LINK), encoding="utf-8")
 
 
 if __name__ == "__main__":

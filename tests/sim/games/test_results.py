@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulate import LINK, PAGE, TABLES
 from tests.source_tree import ROOT
 from tiebreak.sim.games.line import GameLine
 from tiebreak.sim.games.playing import ADVERSARIES, CAUGHT
@@ -70,4 +71,6 @@ def test_it_is_small_and_as_it_is_written(summary: Any, rough: Any) -> None:
     for path, found in ((PATH, summary), (ROUGH, rough)):
         assert path.stat().st_size < 130_000
         assert path.read_text() == to_text(found)
-    assert (ROOT / "docs" / "simulation.md").read_text() == to_markdown(summary, rough)
+    assert TABLES.read_text() == to_markdown(summary, rough)
+    assert (page := PAGE.read_text()) == to_markdown(summary, rough, details=LINK)
+    assert len(page.splitlines()) <= 60

@@ -29,7 +29,8 @@ S   {"duels": {"count", "moves": D, "gas": D, "bytes": D, "seconds": D of simula
 D   null of nothing, else {"median", "max"}
 M   {"wei": gained or lost, gas not counted; "gas"}, medians
 
-Amounts are in wei, times in seconds. `to_markdown` makes the page of a summary: `summary.md`, and docs/simulation.md.
+Amounts are in wei, times in seconds. `to_markdown` makes the page of a summary: `summary.md`, and, without the rows of
+each adversary, docs/simulation.md.
 """
 
 from collections import Counter
@@ -188,10 +189,22 @@ ROLES: Final = ("trainer", "challenger", "auditor", "client", "builder")
 # ---------------------------------------------------------------- the page
 
 
-def to_markdown(summary: Json, rough: Json | None = None) -> str:
-    """The page of a summary. `rough`: the summary of other games, in rough weather, for a section of its own."""
-    blocks = [_promises(summary), [] if rough is None else _rough(rough), _endings(summary), _disputes(summary),
-              _payments(summary), _replay(summary)]  # fmt: skip
+def to_markdown(summary: Json, rough: Json | None = None, *, details: str | None = None) -> str:
+    """The page of a summary.
+
+    rough: the summary of other games, in rough weather, for a section of its own. details: a link to the page with all
+    tables, for a short page without a row for each adversary.
+    """
+    blocks = [_promises(summary), [] if rough is None else _rough(rough)]
+    if details is None:
+        blocks += [_endings(summary), _disputes(summary), _payments(summary), _replay(summary)]
+    else:
+        more = (
+            f"[The tables of all {len(_adversaries(summary))} adversaries]({details}) say what each one hopes for and "
+            "where it ended, what its disputes took, and what each side gained and paid. They have a line for each, "
+            "with which one of its games is played again."
+        )
+        blocks += [_disputes(summary, each=False), ["## Adversaries", more], _replay(summary, each=False)]
     return "\n\n".join(block for part in blocks for block in part) + "\n"
 
 
@@ -259,7 +272,7 @@ def _endings(s: Json) -> Iterator[str]:
     yield table(("adversary", "role", "hopes for", "games", "ended"), rows)
 
 
-def _disputes(s: Json) -> Iterator[str]:
+def _disputes(s: Json, *, each: bool = True) -> Iterator[str]:
     heads = ("disputes", "moves", "most moves", "gas", "most gas", "message bytes", "minutes", "most minutes")
 
     def cells(duels: Json) -> tuple[Any, ...]:
@@ -274,8 +287,9 @@ def _disputes(s: Json) -> Iterator[str]:
     yield "Medians, each beside the greatest. Minutes are simulated time from the challenge to the verdict."
     yield "By levels of a tree that one move shows, over all games:"
     yield table(("levels", *heads), rows(s["levels"].items()))
-    yield "By adversary, over games in which it was alone:"
-    yield table(("adversary", *heads), rows((found["name"], found["summary"]) for found in _adversaries(s)))
+    if each:
+        yield "By adversary, over games in which it was alone:"
+        yield table(("adversary", *heads), rows((found["name"], found["summary"]) for found in _adversaries(s)))
 
 
 def _payments(s: Json) -> Iterator[str]:
@@ -300,8 +314,9 @@ def _payments(s: Json) -> Iterator[str]:
     yield table(("adversary is", *(f"{side}: {unit}" for side in sides for unit in ("ether", "gas"))), rows)
 
 
-def _replay(s: Json) -> Iterator[str]:
-    lines = [*s["notable"].items(), *((f["name"], f["first"]) for f in _adversaries(s) if f["first"])]
+def _replay(s: Json, *, each: bool = True) -> Iterator[str]:
+    first = ((found["name"], found["first"]) for found in _adversaries(s) if each and found["first"])
+    lines = [*s["notable"].items(), *first]
     if lines:
         yield "## Play one again"
         yield "`tiebreak simulate --replay LINE` plays the game of a line again and tells it move by move."
