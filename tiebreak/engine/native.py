@@ -31,7 +31,7 @@ FLAGS: Final = (
 """`-fno-trapping-math` lets comparisons vectorise; exception flags are never read. With `-fwrapv` signed integers wrap,
 of which exact.h keeps the lowest bits; in ISO C that is undefined, and a compiler may take it for impossible."""
 TUNE: Final = ("-march=native", "-mcpu=native", "")
-"""Tried in this order: the option of x86 compilers, that of others, and none."""
+"""Options that are tried in this order: that of x86 compilers, that of others, and none."""
 TIMEOUT_S: Final = 300
 SWITCH: Final = "TIEBREAK_NATIVE"
 """The environment variable that switches compiled kernels off when it is 0."""
