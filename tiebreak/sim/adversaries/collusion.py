@@ -89,7 +89,7 @@ class Hoarder(Builder):
         self.world.submit(self, calls.report_equivocation(heads[0].head, second_head(self, heads[0].head)))
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
-        """All other transactions; its own only when it can do nothing any more."""
+        """The other transactions; its own only when it can do nothing any more."""
         is_over = all(job.is_over for job in self.world.board.jobs.values())
         return [waiting for waiting in pending if is_over or waiting.sender is not self]
 

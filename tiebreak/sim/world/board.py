@@ -85,7 +85,7 @@ class Board(FollowedBoard):
 
 
 def _refusal(found: PublicGame, call: Call) -> str:
-    """What Python says to a snapshot that enters, in the words of an error of the contract."""
+    """The answer of Python to a snapshot that enters, in the words of an error of the contract."""
     try:
         Snapshot.decode(call.arguments[2]).require_reachable(found.job.job, found.head.head)
     except InvalidSnapshot as error:
