@@ -45,7 +45,7 @@ class Bench:
         self.gas[name] = receipt.gas_used
 
     def secret(self) -> bytes:
-        """The client's, of the newest job."""
+        """The secret of the client of the newest job."""
         return digest(f"secret {self.jobs}")
 
     def job(self, seats: int = 0, policy: Policy = Policy.EXACT) -> Job:
