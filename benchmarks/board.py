@@ -40,7 +40,7 @@ class Bench:
     def take(self, name: str, receipt: Receipt) -> None:
         """Records the gas.
 
-        Of equal operations the last one counts, when the parties' credits and counters already exist.
+        The last one of equal operations counts, when the parties' credits and counters already exist.
         """
         self.gas[name] = receipt.gas_used
 

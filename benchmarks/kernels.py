@@ -189,7 +189,7 @@ def _chain(name: str) -> elementwise_fused.Code:
 
 
 def _assemble_chain(target: GPUTarget, code: elementwise_fused.Code, precision: int, options: dict[str, Any]) -> Any:
-    """Compiles a chain as a launch does whose memory and elements are multiples of 16 (bytes, numbers)."""
+    """Compiles a chain as for a launch with memory at multiples of 16 bytes, and a multiple of 16 elements."""
     arch = target.arch if target.backend == "cuda" else 0
     constants, aligned = code.constants(precision, target.backend, arch), [["tt.divisibility", 16]]
     constants |= {key: tuple(map(tuple, constants[key])) for key in ("PROGRAM", "STORES")}

@@ -33,7 +33,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Context:
-    """The device of a part, the folder of its file, and remarks in addition to its rows."""
+    """The device of a part, the folder of all parts' files, and remarks in addition to its rows."""
 
     device: torch.device
     folder: Path

@@ -152,7 +152,7 @@ class SharedArithmetic(Arithmetic):
             each.roundings = roundings + self.collectives.workers
 
     def _round(self, sums: Sequence[tuple["_Sum", Operands]], results: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """The whole results, or shards of them, from those of each sum that FP64 decided, as for `_settle`."""
+        """The results, whole or in shards, from those that FP64 decided of each sum (as for `_settle`)."""
         held, tell = [n for n, (each, _) in enumerate(sums) if not each.whole], self.collectives
         parts = [n for n, (each, _) in enumerate(sums) if each.whole and not each.everywhere]
         swaps = []
@@ -181,8 +181,8 @@ class SharedArithmetic(Arithmetic):
     ) -> None:  # fmt: skip
         """Writes what FP64 did not decide; every worker computes its part of all such elements.
 
-        results: of each sum, with the numbers of its undecided elements: the same ones on all workers, where all get
-        the result. held: of the others, these numbers on all workers, and how many of them are on each.
+        results: those of each sum, with the numbers of its undecided elements, the same on all workers where all get
+        the result. held: for the other sums, these numbers on all workers, and how many of them are on each.
         """
         read = [(n, *held.get(n, (results[n][1], None))) for n in range(len(sums))]
         read = [(n, wanted, columns) for n, wanted, columns in read if len(wanted)]

@@ -76,7 +76,7 @@ class CheckedInterpreter(SharedInterpreter):
         return result
 
     def _check(self, tape: Tensor, play: Callable[[int, Tensor], int], number: int) -> None:
-        """Lets another worker play this one's tape. play: plays a worker's tape and returns what this worker finds."""
+        """Has each worker play another's tape. tape: this worker's. play: gives this worker's finding on a tape."""
         worker, workers, device = self._recorder.worker, self._recorder.workers, self.arithmetic.device
         numbers = self.arithmetic.collectives.numbers
         lengths = numbers(len(tape), device)  # after this, nobody has anything of the step to compute

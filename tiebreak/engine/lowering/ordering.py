@@ -19,7 +19,7 @@ MAX_ROUNDS = 16
 
 
 def _keys(c: Context, x: Ref, *, descending: bool) -> Ref:
-    """Numbers in the order of x, the greatest first."""
+    """Sort keys of x: the element with the greatest key comes first."""
     x = ordered(c, x)
     if x.dtype == DType.F32:
         x = c.b.where(c.b.compare(MapFunction.NE, x, x), c.b.const(inf), x)

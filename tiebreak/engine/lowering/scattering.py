@@ -1,4 +1,4 @@
-"""Indexed writes. Of several writes to one element the last one counts, in row-major order of the indices."""
+"""Indexed writes. The last of several writes to one element counts, in row-major order of the indices."""
 
 from collections.abc import Callable, Sequence
 from math import inf, prod

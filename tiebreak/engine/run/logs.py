@@ -49,7 +49,7 @@ class LogReport:
     """The outcome of following the logs of one step or several.
 
     entries: those in the logs. needed: the entries whose direction differs from the auditor's own rounding. elsewhere,
-    missing: the number of findings of each kind, of which `findings` holds the first.
+    missing: the number of findings of each kind; `findings` holds the first.
     """
 
     steps: int = 0

@@ -375,7 +375,7 @@ def seat_second_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactor
 
 
 _SHARED: Final = false_sum()
-"""The false run of two rows that can play in one game. Of rows with false runs of their own, only one can."""
+"""The false run of two rows that can play in one game; rows with false runs of their own cannot."""
 _conspiracy: Final = partial(row, Role.TRAINER)
 # fmt: off
 ADVERSARIES: Final = (

@@ -377,7 +377,7 @@ class Withholder(Copier):
             self.seen = pending.at
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """Everything except, for its time, others' proofs."""
+        """All transactions except others' proofs, which it leaves out for its time."""
         ordered = super().order(pending, now)
         if self.seen is None or now >= self.seen + self.seconds:
             return ordered

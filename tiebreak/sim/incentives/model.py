@@ -302,7 +302,7 @@ def conditions(s: JobEconomics) -> tuple[Condition, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Griefing:
-    """attacker: wei that it loses. harm: wei that its victims spend or forgo. compensation: wei that they are paid."""
+    """An attack in wei: the attacker's loss, the harm that its victims spend or forgo, and what they are paid."""
 
     attack: str
     attacker: Fraction
@@ -405,7 +405,7 @@ GRID: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equilibrium:
-    """lies: share of jobs whose trainer cheats. audit_probability: of each auditor. discovery: that a lie is found."""
+    """`lies`: share of jobs whose trainer cheats. `discovery`: the probability that a lie is found."""
 
     lies: Fraction
     audit_probability: Fraction

@@ -54,8 +54,9 @@ class Shares:
 
 
 def sent_features(model: Transformer, workers: int) -> dict[str, float]:
-    """weights: gathered before use. gradients: their sums, or the operands of products where these are smaller.
+    """Features of the bytes that workers send, by name.
 
+    weights: gathered before use. gradients: their sums, or the operands of products where these are smaller.
     tokens: rows for the embedding. small: sums of biases, norms and positions.
     """
     d, n, others = model.width, model.tokens, (workers - 1) / workers
@@ -79,7 +80,7 @@ def _sent_of_sum(size: int, workers: int) -> float:
 
 
 def live_features(model: Transformer, workers: int) -> dict[str, float]:
-    """weights: whole. activations: of this worker's examples. shards: of gradients and new weights."""
+    """Features of live bytes: whole weights, activations of this worker's examples, shards of gradients and weights."""
     d, n = model.width, model.tokens
     scores = model.batch * model.heads * model.sequence**2
     acts = model.layers * (30 * n * d + 3 * scores) + 13 * n * model.vocabulary // 4 + 3 * n * d

@@ -320,7 +320,7 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
         return "parted"
     others = [name for name, other in world.parties.items() if isinstance(other, Agent) and other.ROLE == agent.ROLE]
     paid_beside = any(wei[name] > 0 for name in others if name != agent.name)
-    # A mirror is told from nobody who computes: it has its gas back as they do, and no prize.
+    # A mirror looks like those who compute: it gets its gas back as they do, and no prize.
     relief = sum(_relief(game) for game in world.board.games.values() if game.challenger == agent.address)
     if wei[agent.name] <= relief and (paid_beside or isinstance(agent, Trainer)):
         return "unpaid"

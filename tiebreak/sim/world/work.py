@@ -1,6 +1,6 @@
 """The evidence that a party can show for a job, from a run in memory, and the first place where it is false.
 
-Of a run in memory all states are kept, and all values of a step once they were asked for.
+A run in memory keeps all states, and all values of a step once they were asked for.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

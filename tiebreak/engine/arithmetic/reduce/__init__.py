@@ -77,7 +77,7 @@ class SumPlan:
 
 
 FEW_TERMS: Final = 16
-"""The most terms of a max that reduce.c computes; torch is faster with more. An argmax always goes to reduce.c."""
+"""The most terms of a max that reduce.c computes, as torch is faster with more. It computes every argmax."""
 
 
 def plan_extreme(instruction: Instruction, *, fused: bool = False) -> Tables | None:

@@ -178,8 +178,8 @@ def leave_sums(
 ) -> tuple[list[Tensor], int]:
     """The FP64 sums and the sizes of all elements before rounding, and how many roundings a term passes through.
 
-    Of a matrix product: sums (batch, m, n), and the sums of squares of rows (batch, m) and of columns (batch, n). Of
-    other sums: the sums and those of absolute terms, of the result's elements in order.
+    A matrix product has sums (batch, m, n), and the sums of squares of rows (batch, m) and of columns (batch, n). Other
+    sums have the sums and those of absolute terms, of the result's elements in order.
     """
     call = _reading(plan, operands, shuffled)
     task, progress = call.task, Progress()

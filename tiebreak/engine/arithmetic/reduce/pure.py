@@ -88,7 +88,7 @@ class Load:
     """The dims with their full sizes."""
     shape: tuple[int, int, int, int]
     k_outside: tuple[int, ...]
-    """The order of dims in which the operand is copied; empty if it is not. A copy has longer runs in memory.
+    """The order of dims in which the operand is copied if its own dims are longer runs in memory than k; else empty.
 
     Matrix products take either layout.
     """
