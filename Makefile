@@ -46,10 +46,11 @@ test-all: setup ## The tests that `make test` and `make anvil` leave out, in les
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)
 	$(BIN)/python -m pytest -n0 tests/engine/models/full_size.py
 
-lint: setup ## Format and lint, and lines of code by folder against their budgets
+lint: setup ## Format and lint, lines of code by folder against their budgets, and docstrings that are fragments
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/python scripts/lines.py
+	$(BIN)/python scripts/docstrings.py
 
 format: setup ## Rewrite the sources in the common format
 	$(BIN)/ruff format $(SOURCES)

@@ -40,12 +40,12 @@ class Bench:
     def take(self, name: str, receipt: Receipt) -> None:
         """Records the gas.
 
-        Of equal operations the last one counts, when the parties' credits and counters already exist.
+        The last one of equal operations counts, when the parties' credits and counters already exist.
         """
         self.gas[name] = receipt.gas_used
 
     def secret(self) -> bytes:
-        """The client's, of the newest job."""
+        """The secret of the client of the newest job."""
         return digest(f"secret {self.jobs}")
 
     def job(self, seats: int = 0, policy: Policy = Policy.EXACT) -> Job:

@@ -1,11 +1,11 @@
-"""What it takes to check weights against their certificate, beside `sha256sum` of the same file.
+"""Checks weights against their certificate, compared with `sha256sum` of the same file.
 
     python -m benchmarks.certify
 
 The weights are random numbers in the shapes of GPT-2 124M (0.5 GB in 148 tensors), the state has Adam's moments too,
 and the job a million steps with a checkpoint after each. Nothing was trained: the certificate is made for a run tree
 that holds the record. Both are whole commands on a file that is in the system's cache, and take turns. OpenSSL is named
-beside them because it uses the processor's SHA instructions, which not every `sha256sum` does.
+too, because it uses the processor's SHA instructions, which not every `sha256sum` does.
 """
 
 import subprocess

@@ -4,7 +4,7 @@
 
 States are random numbers in the shapes of GPT-2 124M with Adam's moments (1.49 GB in 444 tensors) and of ResNet-50 with
 momentum and running statistics (0.2 GB in 428). The plain rate is that of `hashlib.sha256` over the same bytes, as one
-buffer per thread. To measure what a checkpoint costs beside the computation, the benchmark runs FP64 matrix products on
+buffer per thread. To measure what a checkpoint adds to the computation, the benchmark runs FP64 matrix products on
 all threads, which are most of a step's work, and measures how much longer they take.
 """
 
@@ -144,7 +144,7 @@ class Products:
 
 
 def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
-    """The cost of hashing and writing GPT-2's state, alone and beside products, as a share of ten steps."""
+    """The cost of hashing and writing GPT-2's state, alone and during products, as a share of ten steps."""
     torch.set_num_threads(usable_cores())
     with tempfile.TemporaryDirectory() as folder:
 

@@ -1,4 +1,4 @@
-"""What a dispute costs: a sum in TF32 in the image job, walked down to four terms, for r = 1 ... 5 levels per move.
+"""The cost of a dispute: a sum in TF32 in the image job, walked down to four terms, for r = 1 ... 5 levels per move.
 
 Gas is a transaction's whole gas on the embedded chain: base cost, calldata (EIP-7623), execution.
 """

@@ -18,7 +18,7 @@ from benchmarks.table import RESULTS
 
 MEASURED: Final = RESULTS.parents[1] / "tiebreak" / "sim" / "incentives" / "measured.json"
 LIE: Final = "sum of 768 products"
-"""Of the measured disputes, the one with the longest walk at every r."""
+"""The case with the longest walk at every r of the measured disputes."""
 STEP: Final = ("instructions", "products", "terms", "elements")
 WORKERS: Final = {
     "sent": ("weights", "gradients", "tokens", "small"), "live": ("weights", "activations", "shards"),

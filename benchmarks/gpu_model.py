@@ -56,10 +56,10 @@ HOSTILE: Final = (
 """Plain sums, products of `tiebreak.engine.run.worst`, and one that fills a GPU."""
 PROCESSORS: Final = 132
 CLOCK: Final = 1.98e9
-"""With 256 FP64 operations a clock in each multiprocessor's matrix units, this is the published 67 TFLOP/s."""
+"""The clock rate: with 256 FP64 operations a clock in each multiprocessor's matrix units, the published 67 TFLOP/s."""
 CLOCKS: Final = {"DMMA": 16.0, r"D(ADD|MUL|FMA)": 0.5, "F2F": 2.0, "": 0.25}
-"""Of a multiprocessor for one instruction of a warp, by kind; kinds overlap, and each instruction is issued. DMMA has
-4,096 operations. FP64 additions: 64 a clock. Conversions to FP64: a guess, 16 a clock."""
+"""Clocks of a multiprocessor for one instruction of a warp, by kind; kinds overlap, and each instruction is issued.
+DMMA has 4,096 operations. FP64 additions: 64 a clock. Conversions to FP64: a guess, 16 a clock."""
 TRITON_LAUNCH, TORCH_LAUNCH = 20e-6, 5e-6
 """Seconds of the host for a launch, from Python. These are guesses."""
 UNDECIDED: Final = {"contract": 1.4e-4, "batched": 2.6e-3, "add_up": 5e-2}
@@ -76,7 +76,7 @@ class Loop:
 
 @cache
 def loop_of(kernel: str) -> Loop:
-    """Of a kernel compiled for sm_90 with products, at 32 bits."""
+    """The loop of a kernel compiled for sm_90 with products, at 32 bits."""
     code: list[str] = []
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
@@ -100,7 +100,7 @@ def loop_of(kernel: str) -> Loop:
 
 @dataclass
 class Spent:
-    """What a step or a part of it takes, without the bandwidth's share: (clocks' seconds, bytes) of each kernel."""
+    """The time of a step or a part of it, without the bandwidth's share: (clocks' seconds, bytes) of each kernel."""
 
     kernels: list[tuple[float, float]] = field(default_factory=list)
     host: float = 0.0
@@ -118,7 +118,7 @@ class Spent:
 
 
 def seconds_of(kernel: str, programs: float, steps: int) -> float:
-    """Of programs that multiprocessors share, each of so many steps of the innermost loop."""
+    """The seconds of programs that multiprocessors share, each with `steps` steps of the innermost loop."""
     loop = loop_of(kernel)
     return ceil(programs / PROCESSORS) * (steps * loop.step + loop.rest) / CLOCK
 
@@ -157,7 +157,7 @@ def add_kernel(kernel: str, tables: Tables, spent: Spent) -> int:
 
 
 def settling_seconds(listed: int, terms: int) -> float:
-    """Of so many elements in fixed point."""
+    """The seconds of settling `listed` elements in fixed point."""
     options = fused.settling(terms)
     programs, steps = ceil(listed / options["BLOCK_M"]), ceil(terms / options["BLOCK_K"])
     if terms > fused.LONG and 0 < listed <= 4 * PROCESSORS:
@@ -167,7 +167,7 @@ def settling_seconds(listed: int, terms: int) -> float:
 
 
 def hostile(case: Case) -> tuple[float, float]:
-    """How many times longer a sum takes if FP64 decides nothing: doubled precision does all of it, or nothing."""
+    """The factors by which a sum is slower if FP64 decides nothing: if doubled precision does all of it, or nothing."""
     i = case.instruction
     ordinary, tables, again = Spent(), plan_sum(i, 1 << 60).tables, 0.0
     assert tables is not None
@@ -217,7 +217,7 @@ class Counting(Arithmetic):
 
 
 def kind_of(i: Instruction) -> Kind:
-    """What decides how torch computes an instruction, but for its views."""
+    """The properties that decide how torch computes an instruction, but for its views."""
     return i.opcode, int(i.function), i.dtype
 
 
@@ -237,7 +237,7 @@ def count_others() -> dict[Kind, tuple[float, float]]:
 
 
 def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[Spent, Spent, int]:
-    """What sums and extremes take, what everything else does, and the FP64 operations of sums; raises KeyError."""
+    """The time of sums and extremes, that of all else, and the FP64 operations of sums. Raises `KeyError`."""
     summed, rest, flops = Spent(), Spent(), 0
     for unit in schedule.plan(program, FusedChains.functions):
         if schedule.is_elementwise(program.body[unit.members[0]], FusedChains.functions):
@@ -268,7 +268,7 @@ def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[
 
 
 def chain_bytes(program: Program, members: Sequence[int]) -> float:
-    """What a chain reads of values from outside, each of them once, and what it stores of its results."""
+    """The bytes that a chain reads from outside, each value once, and those that it stores of its results."""
     inside, body = set(members), program.body
     read = {a.value for n in members for a in body[n].operands} - inside
     used = {a.value for n, i in enumerate(body) if n not in inside for a in i.operands}

@@ -1,4 +1,4 @@
-"""How much longer sums take over hostile data: every pattern of `tiebreak.engine.run.worst` on every shape.
+"""The slowdown of sums over hostile data: every pattern of `tiebreak.engine.run.worst` on every shape.
 
     python -m benchmarks.hostile [--commit]
 

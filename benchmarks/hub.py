@@ -139,7 +139,7 @@ class Poster(asyncio.Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     waits: list[float]
-    """Of each post, from the instant at which it was due, not from when it was sent."""
+    """The wait of each post, from the instant at which it was due, not from when it was sent."""
     took: float
     hub: float
     """Seconds of processor time that the hub took, of all its threads."""

@@ -189,7 +189,7 @@ def _chain(name: str) -> elementwise_fused.Code:
 
 
 def _assemble_chain(target: GPUTarget, code: elementwise_fused.Code, precision: int, options: dict[str, Any]) -> Any:
-    """As a launch with memory at multiples of 16 bytes, and a multiple of 16 elements, compiles it."""
+    """Compiles a chain as for a launch with memory at multiples of 16 bytes, and a multiple of 16 elements."""
     arch = target.arch if target.backend == "cuda" else 0
     constants, aligned = code.constants(precision, target.backend, arch), [["tt.divisibility", 16]]
     constants |= {key: tuple(map(tuple, constants[key])) for key in ("PROGRAM", "STORES")}
@@ -228,7 +228,7 @@ def _found(pattern: str, text: str) -> int:
 
 
 def faults(machine: Machine) -> list[str]:
-    """Where a kernel may round otherwise than `tiebreak.engine.arithmetic.ziv` proves.
+    """The places where a kernel may round otherwise than `tiebreak.engine.arithmetic.ziv` proves.
 
     1. Nothing flushes subnormals or approximates. 2. No product joins a sum in one FMA, except in `tl.dot`, whose
     products are exact. 3. What PTX rounds apart, SASS does too. 4. Products use the widest matrix instruction.

@@ -1,4 +1,4 @@
-"""Which look sees which of the simulator's cheats: `python -m benchmarks.looks`.
+"""Finds which look sees which of the simulator's cheats: `python -m benchmarks.looks`.
 
 Each cheat that computes something else than the job is played a few times in the simulator's small computation. Its
 run is laid into a run directory as its trainer would publish it, signed, with all states. Each look takes all that it
@@ -35,13 +35,13 @@ from tiebreak.sim.world.workshop import Deviation, Workshop
 
 PLAYS: Final = 3
 SHARE: Final = 0.1
-"""Of an epoch's batches, for the paper's look."""
+"""The share of an epoch's batches that the paper's look takes."""
 MACHINE: Final = Machine(threads=1)
 LOOKS: Final = ("the paper's look, n = 10", "validate", "check-ownership", "audit")
 
 
 def cheats() -> dict[str, Deviation]:
-    """What cheats of a job of policy exact compute, by name."""
+    """The deviations of the cheats of a job of policy exact, by name."""
     rows = [*training.ADVERSARIES, *numbers.ADVERSARIES]
     return {one.name: one.work for one in rows if isinstance(one, Deviating) and one.needs in (None, "exact")}
 
@@ -66,7 +66,7 @@ def published(workshop: Workshop, cheat: Deviation | None, seed: int) -> Iterato
 
 
 def seen(run: RunDirectory, key: PrivateKey) -> dict[str, bool]:
-    """Which looks raise an alarm or convict. key: the trainer's, which claims the run as its own."""
+    """Whether each look raises an alarm or convicts. key: the trainer's, which claims the run as its own."""
     records, _ = signed_records(run)
     loss = validate(run, 1.0, "all", MACHINE)
     epochs = validate(run, SHARE, "all", MACHINE, epochs=True).epochs

@@ -1,4 +1,4 @@
-"""What a dispute costs at scale: one lie in one step of a job of 1,000,000 steps of GPT-2 124M, on a chain.
+"""The cost of a dispute at scale: one lie in one step of a job of 1,000,000 steps of GPT-2 124M, on a chain.
 
 The disputed step is real: it is executed, hashed, opened and refereed. The records of the other 999,999 steps are
 invented: both parties agree on those before the lie and differ on those after it. Lies are also settled after a talk:

@@ -1,4 +1,4 @@
-"""What `tiebreak train --monitor` adds to a step: the demo's runs with and without it, four steps each in turns.
+"""The time that `tiebreak train --monitor` adds to a step: the demo's runs with and without it, four steps in turns.
 
     python -m benchmarks.monitor
 

@@ -50,7 +50,7 @@ Plan = Callable[[int, Tensor], Tensor | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Theft:
-    """What the thieves have, and what the published check takes for near."""
+    """The belongings of the thieves, and the distance that the published check takes for near."""
 
     data: pol.Batch
     proof: pol.Proof
@@ -75,7 +75,7 @@ def noise() -> torch.Generator:
 
 
 def theft() -> Theft:
-    """Three independent trainings, of which the first is stolen."""
+    """Three independent trainings, the first of them stolen."""
     images, labels = load()
     data = images[:-TEST_IMAGES].flatten(1), labels[:-TEST_IMAGES]
     runs = [
@@ -164,7 +164,7 @@ def _with(state: State, weights: Tensor) -> State:
 
 
 def ours(had: Theft, proofs: dict[str, pol.Proof]) -> dict[str, str]:
-    """What `check-ownership` says to each thief; empty if it is fooled."""
+    """The answer of `check-ownership` to each thief; empty if it is fooled."""
     synthesised, later = proofs["synthesised data points"], proofs["post-hoc trajectory"]
     line, anchors = pol.path(had.start, had.stolen, SEGMENTS), pol.path(had.start, had.stolen, EPOCHS)
     batch = synthesised.batches[-1][0]
@@ -191,7 +191,7 @@ def _said(job: Task, plan: Plan) -> str:
 
 
 def rows_of(had: Theft, proofs: dict[str, pol.Proof], said: dict[str, str]) -> list[Row]:
-    """What both checks say. In synthesised data points one step, the last, stands before ours."""
+    """The results of both checks. In synthesised data points one step, the last, stands before ours."""
     rows = [
         Row(metric="of d_ref", case="reproduction of honest runs", value=100 * had.reproduction / had.d_ref, unit="%")
     ]

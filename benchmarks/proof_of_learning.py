@@ -36,7 +36,7 @@ class Proof:
     batches: Sequence[Sequence[Batch]]
     rates: Sequence[float]
     gradients: int
-    """How many gradients of a batch the prover computed: its cost."""
+    """The number of gradients of a batch that the prover computed: its cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def logits(weights: Tensor, images: Tensor) -> Tensor:
 
 
 def gradient(weights: Tensor, batch: Batch, *, differentiable: bool = False) -> Tensor:
-    """Of the mean cross entropy. differentiable: by the batch, too."""
+    """The gradient of the mean cross entropy. differentiable: by the batch, too."""
     at = weights.detach().requires_grad_()
     loss = F.cross_entropy(logits(at, batch[0]), batch[1])
     return torch.autograd.grad(loss, at, create_graph=differentiable)[0]
@@ -159,9 +159,9 @@ def synthesised(
 
 
 def post_hoc(stolen: Tensor, start: Tensor, batches: Sequence[Sequence[Batch]], *, epoch: int, top: int) -> Proof:
-    """In each epoch `top` true updates, at rates that make each longer than any piece of the made-up rest.
+    """Each epoch holds `top` true updates, at rates that make each longer than any piece of the made-up rest.
 
-    With e epochs of p pieces beside the true updates, a piece is shorter than a true update of length m if
+    With e epochs of p pieces in addition to the true updates, a piece is shorter than a true update of length m if
     m > |stolen - start| / (e (p - top)).
     """
     epochs, pieces = len(batches) // epoch, epoch - top

@@ -1,4 +1,4 @@
-"""The cost of a cheap look: `tiebreak validate --share 10%` beside a whole replay, for the demo's runs and GPT-2 124M.
+"""The cost of a cheap look: `tiebreak validate --share 10%` against a whole replay, for the demo's runs and GPT-2 124M.
 
     python -m benchmarks.validate [NAME ...]
 

@@ -132,7 +132,7 @@ def _words(text: str | None) -> str:
 
 
 def _refusals(rule: Rule) -> list[str]:
-    """What the rule refuses: the messages of the `NotImplementedError`s in its code."""
+    """The refusals of a rule: the messages of the `NotImplementedError`s in its code."""
     found = []
     for piece in inspect.getsource(inspect.unwrap(rule)).split("NotImplementedError(")[1:]:
         text = piece.lstrip("f\n ")
@@ -142,7 +142,7 @@ def _refusals(rule: Rule) -> list[str]:
 
 
 def rows() -> dict[str, list[tuple[str, str, str]]]:
-    """By module of rules: (operators, families, meaning), with one row for all operators that share the last two."""
+    """The rows by module of rules: (operators, families, meaning), one for all operators that share the last two."""
     together: dict[str, dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
     for operator, rule in RULES.items():
         refused = "; ".join(_refusals(rule))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import docstrings
 from tests.source_tree import ROOT, committed_files, imports_of, package_modules, parse
 from tiebreak.protocol.tags import Tag
 
@@ -290,3 +291,40 @@ def test_a_slow_search_of_the_model_is_waited_for(tmp_path: Path, capfd: pytest.
     command.__globals__["SECONDS"] = 1e-3
     assert command([sys.executable, "-c", "print(7)"], tmp_path) == "7\n"
     assert f"{Path(sys.executable).name} goes on after" in capfd.readouterr().err
+
+
+FRAGMENTS = """Of fewer, no rule says anything.
+Of the run tree over these.
+In every so many steps, workers compute again what others have computed.
+As `elementwise.Chains.make`.
+From so many elements and terms on, an instruction is worth all of torch's threads beside compiled kernels.
+As i64; Triton makes a constant of a 1.
+In which some of so many elements are listed by their numbers.
+On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing.
+By what a mean is divided; f32 (bags, 1).
+After which a fetch that found nothing is tried again.
+By one key, after a burst of a fifth of it.
+By the machine's steady clock: not to be tried before.
+What says to others what a machine wants said.
+So many times what was seen.
+The checker's. Without it, write the claim.
+Told by the hub.
+When the work that is under way was started.
+Whether of the job.
+The tables, of which one is read.
+The number of steps"""
+SENTENCES = """Bytes that one key may post per second, after a burst of a fifth of them.
+Whether the kernels run on a device.
+If two are equal, the first counts.
+Parts, each of which goes to one thread.
+e of some elements (i64 numbers), FP64.
+Runs a step, as `Interpreter.step` does. On a GPU, waits for the device."""
+
+
+def test_docstrings_can_be_read_by_a_stranger(capfd: pytest.CaptureFixture[str]) -> None:
+    assert docstrings.main(ROOT) == 0, capfd.readouterr().out
+    assert [line for line in FRAGMENTS.splitlines() if docstrings.fault(line) is None] == []
+    assert [line for line in SENTENCES.splitlines() if docstrings.fault(line) is not None] == []
+    kernel = '@triton.jit\ndef f(x):\n    """Of two."""'
+    source = f'a = 1\n"""Of one."""\n{kernel}\nclass A:\n    def g(self):\n        """Of three."""'
+    assert [line for line, _ in docstrings.docstrings(ast.parse(source))] == [2, 8]

@@ -1,1 +1,1 @@
-"""What a GPU computes and how fast, in parts: see `benchmarks.gpu.__main__` and docs/gpu.md."""
+"""Measures what a GPU computes and how fast, in parts: see `benchmarks.gpu.__main__` and docs/gpu.md."""

@@ -29,11 +29,10 @@ from tiebreak.api.machine.environment import describe_cuda
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = ("tiebreak", "benchmarks/gpu")
 STARTS: Final = {"cuda": "spawn", "cpu": "forkserver"}
-"""How the processes of parts start. Forks of a server that has imported everything are quick, but CUDA does not work in
-them if anything has asked for the GPU before, which an import may do.
-"""
+"""The start methods of processes of parts. Forks of a server that has imported everything are quick, but CUDA does not
+work in them if anything has asked for the GPU before, which an import may do."""
 PATIENCE: Final = 3
-"""A part that takes so many times longer than guessed is ended."""
+"""A part that takes this many times longer than guessed is ended."""
 SHOWN: Final = 4000
 """The characters of what a failed part has printed last."""
 

@@ -1,4 +1,4 @@
-"""Whether a device computes the CPU's bits: qualification, and run roots of whole trainings."""
+"""Compares a device's bits with the CPU's: qualification, and run roots of whole trainings."""
 
 import json
 import warnings
@@ -25,13 +25,13 @@ from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.rounding import SumKind
 
 QUALIFIED: Final = ((32, True, True), (32, True, False), (24, False, False), (16, False, True))
-"""Arithmetics beside doctor's: bits, whether in random order, whether with logged sums. A trial takes the first."""
+"""Arithmetics in addition to doctor's: bits, whether in random order, whether with logged sums. A trial takes one."""
 
 GRAPHS: Final = "CUDA graphs"
 
 
 def doctor(context: Context) -> list[Row]:
-    """What `tiebreak doctor` checks, and qualification of other arithmetics. Raises for wrong bits."""
+    """Checks all that `tiebreak doctor` does, and qualifies other arithmetics. Raises for wrong bits."""
     device, rows, wrong = context.device, [], []
     for verdict in verdicts(str(device), kernels()):
         rows.append(_equal(f"doctor, {verdict.path}", verdict.cases))
@@ -64,7 +64,7 @@ def records_of(workload: Workload, compiled: Compiled, arithmetic: Arithmetic, *
 
 
 def _inputs(compiled: Compiled) -> str:
-    """What the roots depend on, in hex."""
+    """The inputs on which the roots depend, in hex."""
     return f"{compiled.program.root.hex()} {state_tree(identities(compiled.state)).root.hex()}"
 
 

@@ -30,7 +30,7 @@ class Part:
     seconds: int
     run: Function
     workload: str = ""
-    """The one that it is about, if it is about one."""
+    """The workload that it is about, if it is about one."""
     interpreted: bool = True
     """Whether a trial on the CPU interprets the GPU's kernels in it, which takes longer than the CPU's own."""
 
@@ -74,7 +74,7 @@ def parts_on(device: str) -> list[Part]:
 def work(part: Part, device: str, folder: Path, log: Path, told: dict[str, str]) -> None:
     """Runs a part in this process, which prints into `log`, and writes its file. Ends with the process's parent.
 
-    told: what its environment records beside the machine.
+    told: what its environment records besides the machine.
     """
     _end_with_parent()
     with log.open("wb") as file:
@@ -95,7 +95,7 @@ def work(part: Part, device: str, folder: Path, log: Path, told: dict[str, str])
 
 
 def _end_with_parent() -> None:
-    """So that no part goes on when the command was killed, beside those that the next command starts."""
+    """Ends this process with its parent, so that no part goes on in parallel to those of the next command."""
     parent = parent_process()
     assert parent is not None
 

@@ -34,7 +34,7 @@ GPT2: Final = (
 )
 """Batches, m, k and n of GPT-2 124M on 8 x 1024 tokens: attention; layers, and gradients by input and by weight."""
 CONVOLUTIONS: Final = 10
-"""How many of ResNet-50's sums of products are measured."""
+"""The number of ResNet-50's sums of products that are measured."""
 SQUARE: Final = 8192
 """Rows and columns of the FP64 product, and of the copy, that show the roofline."""
 SHORTEST: Final = 5e-3
@@ -54,7 +54,7 @@ def largest(program: Program, count: int) -> list[Instruction]:
 
 
 def seconds_of(runs: dict[str, Callable[[], object]], context: Context) -> dict[str, float]:
-    """Of one call each, of so many that a measurement is not too short."""
+    """The seconds of one call each, from a measurement of enough calls that it is not too short."""
 
     def repeated(run: Callable[[], object], count: int) -> None:
         for _ in range(count):
@@ -131,7 +131,7 @@ def distance(context: Context) -> float:
 
 
 def emulation(context: Context) -> list[Row]:
-    """With the vendor's emulation of FP64 asked for, in this process alone: qualification must refuse a GPU.
+    """Asks for the vendor's emulation of FP64, in this process alone: qualification must refuse a GPU.
 
     Raises `StateError` if it does not.
     """

@@ -1,4 +1,4 @@
-"""Whole steps against eager PyTorch, and what the exact step's time goes into."""
+"""Whole steps compared with eager PyTorch, and a breakdown of the exact step's time."""
 
 import copy
 import warnings
@@ -28,12 +28,12 @@ KERNELS: Final = 15
 SETTLING: Final = "settle"
 """The kernel that settles undecided elements."""
 BATCHES: Final = 4
-"""Eager steps take turns at so many batches, which are on the device before."""
+"""Eager steps take turns at this many batches, which are on the device before."""
 EXACT: Final = "exact"
 GRAPHS: Final = "exact by graphs"
-"""A candidate where nothing prevents it; what does is told."""
+"""A candidate where nothing prevents it; the reason is told where something does."""
 TARGETS: Final = {"eager FP32": "<= 1.5", "bf16 autocast": "<= 4.5"}
-"""For the ratio to each, on a GPU, of workloads with `AT_FULL_SIZE`."""
+"""The targets of the ratio to each, on a GPU, for workloads with `AT_FULL_SIZE`."""
 AT_FULL_SIZE: Final = ("gpt2-1024", "resnet-50-224")
 
 
@@ -134,7 +134,7 @@ def measure(context: Context, name: str) -> list[Row]:
 
 
 def attempt(context: Context, what: str, run: Callable[[], T]) -> T | None:
-    """What a machine may have no memory or no compiler for, or no right to profile; then the reason is told instead."""
+    """Runs what may lack memory, a compiler or the right to profile; tells the reason if it fails, and returns None."""
     try:
         return run()
     except Exception as error:  # of torch, of its compiler, of a compiler's subprocess
@@ -143,7 +143,7 @@ def attempt(context: Context, what: str, run: Callable[[], T]) -> T | None:
 
 
 def warmed(make: Callable[[], Callable[[], None]], times: int = 1) -> Callable[[], None]:
-    """What `make` makes, called already: what compiles, plans or captures does so outside of the measurement."""
+    """The function from `make`, called already, so that compiling, planning and capture are not measured."""
     step = make()
     for _ in range(times):
         step()
@@ -158,7 +158,7 @@ def peak(step: Callable[[], object], device: torch.device) -> float:
 
 
 def shares(step: Callable[[], None], device: torch.device, name: str, seconds: float) -> list[Row]:
-    """What the device does in a step of so many seconds, by kernel; on a CPU, by torch operator."""
+    """The shares of the device's work in a step that takes `seconds`, by kernel; on a CPU, by torch operator."""
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as seen:
@@ -185,7 +185,7 @@ def shares(step: Callable[[], None], device: torch.device, name: str, seconds: f
 
 
 def waits(step: Callable[[], None], device: torch.device, name: str) -> list[Row]:
-    """What keeps a step from being replayed as a CUDA graph: each time that the host waits for the device."""
+    """The reads that keep a step from being replayed as a CUDA graph: each time that the host waits for the device."""
     with Reads() as reads:
         step()
     found = {f"reads by the host: {place}": count for place, count in sorted(reads.seen.items())}

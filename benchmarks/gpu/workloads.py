@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` computes: the workloads at full size, and tiny ones of the same names for a trial on a CPU."""
+"""The workloads of `benchmarks.gpu` at full size, and tiny ones of the same names for a trial on a CPU."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ from tiebreak.engine.capture.task import Task
 
 @dataclass(frozen=True)
 class Workload:
-    """A task of so many steps; these are compared with the CPU's."""
+    """A task and the number of steps that are compared with the CPU's."""
 
     make: Callable[..., Task]
     steps: int
 
     @property
     def interval(self) -> int:
-        """A checkpoint is hashed after so many steps."""
+        """The number of steps between checkpoints that are hashed."""
         return min(5, self.steps)
 
     def task(self, steps: int | None = None) -> Task:
@@ -32,13 +32,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Context:
-    """Where a part runs, and what it tells of itself beside its rows."""
+    """The device of a part, the folder of all parts' files, and remarks in addition to its rows."""
 
     device: torch.device
     folder: Path
     """Holds the files of the parts before, such as the CPU's records."""
     told: dict[str, str] = field(default_factory=dict)
-    """What a part has to say beside its rows; stands in the environment of its file."""
+    """Remarks of a part in addition to its rows; they stand in the environment of its file."""
 
     @property
     def trial(self) -> bool:
@@ -79,4 +79,4 @@ TINY: Final = {
     "digits": Workload(partial(load_task, "digits"), 6),
     "gpt2-1024": _real("gpt2-small", 1),
 }
-"""For a trial, which leaves some out."""
+"""The workloads of a trial, which leaves some out."""

@@ -11,7 +11,7 @@ others use the policies that it saves in the folder logged/ beside the results.
     | --- | --- |
     | thresholds | Algorithm 3: threshold and tolerance of each kind of sum; the tau that the paper would need |
     | bytes | logs of some steps at b = 32 ... 26 in every encoding; entries, and those that an auditor needed |
-    | speed | a step of every party beside `exact` and eager FP32 |
+    | speed | a step of every party next to `exact` and eager FP32 |
     | divergence | weights of two runs without the log, with another order of the data, with the log |
     | accuracy | loss and accuracy on real data at each precision |
 """

@@ -1,4 +1,4 @@
-"""Part `speed` of `benchmarks.logged`: the time of policy `logged` beside `exact` and plain PyTorch."""
+"""Part `speed` of `benchmarks.logged`: the time of policy `logged` compared with `exact` and plain PyTorch."""
 
 import statistics
 from collections.abc import Callable

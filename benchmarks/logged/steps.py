@@ -23,7 +23,7 @@ from tiebreak.protocol.program.rounding import SumKind, pack_tolerances, sum_kin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How sums are computed and rounded."""
+    """The rules by which sums are computed and rounded."""
 
     precision: int
     logging: Logging

@@ -81,9 +81,9 @@ class Sizes:
     """The amount of work in a run of the benchmark."""
 
     models: dict[str, Callable[[], Task]]
-    """For the parts about speed and logs."""
+    """The models of the parts about speed and logs."""
     tasks: dict[str, Callable[[], Task]]
-    """For the part about accuracy."""
+    """The tasks of the part about accuracy."""
     published: dict[str, float]
     """Bytes of a step's dense log in the published code, for the model of this name."""
     precisions: tuple[int, ...] = tuple(range(32, 25, -1))

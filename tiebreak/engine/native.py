@@ -28,10 +28,10 @@ from typing import Any, Final
 FLAGS: Final = (
     "-std=c11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
 )  # fmt: skip
-"""`-fno-trapping-math` lets comparisons vectorise; exception flags are never read. With `-fwrapv` signed integers wrap,
-of which exact.h keeps the lowest bits; in ISO C that is undefined, and a compiler may take it for impossible."""
+"""`-fno-trapping-math` lets comparisons vectorise; exception flags are never read. `-fwrapv` makes signed integers
+wrap, as exact.h keeps their lowest bits; in ISO C that is undefined, and a compiler may take it for impossible."""
 TUNE: Final = ("-march=native", "-mcpu=native", "")
-"""Tried in this order: the option of x86 compilers, that of others, and none."""
+"""Options that are tried in this order: that of x86 compilers, that of others, and none."""
 TIMEOUT_S: Final = 300
 SWITCH: Final = "TIEBREAK_NATIVE"
 """The environment variable that switches compiled kernels off when it is 0."""

@@ -1,4 +1,4 @@
-"""What chains of elementwise instructions consist of and result in, for every way of running them."""
+"""Members and results of chains of elementwise instructions, for every way of running them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -240,7 +240,7 @@ class Transcendentals:
 TILES_PER_TURN: Final = 32
 """The number of tiles that a thread takes at a time."""
 OPERATION: Final = 4
-"""How many multiplications of a product take as long as an operation of a chain."""
+"""The number of multiplications of a product that take as long as one operation of a chain."""
 _MAX_REGISTERS: Final = 512
 _STAGGER: Final = 320
 """Bytes between scratch registers, so that equal positions in two registers differ in their low address bits."""
@@ -384,7 +384,7 @@ class Chain:
 
 
 class _Register(NamedTuple):
-    """Where a register lives while a chain runs."""
+    """The place of a register while a chain runs."""
 
     pointer: int
     """The number of the tensor, inputs before outputs; -1 for scratch."""

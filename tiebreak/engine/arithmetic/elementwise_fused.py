@@ -32,38 +32,38 @@ from tiebreak.protocol.program.isa import (
 LOAD: Final = -1
 IOTA: Final = -2
 RANDOM: Final = -3
-"""Operations beside the functions of `map`: as in the kernels."""
+"""Operations in addition to the functions of `map`, numbered as in the kernels."""
 PLAIN: Final = -1
 """The rank of an operand that is read in place."""
 BLOCK: Final = 1024
 """The elements of a program."""
 OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False, "num_warps": 8}
 WIDE: Final = 1 << 31
-"""From so many elements on, they are counted in 64 bits."""
+"""Elements are counted in 64 bits if there are this many or more."""
 _ALIGNMENT: Final = 2
 """The notes of a chain begin at a multiple of this, that is of 16 bytes; in the first of these is the loss."""
 
 
 class Operation(NamedTuple):
-    """What computes one register of a chain, as the kernel reads it. Registers are numbered by their operations."""
+    """The operation that computes one register of a chain, as the kernel reads it. Both have the same number."""
 
     code: int
     a: int = 0
-    """The first operand's register; of LOAD the pointer."""
+    """The first operand's register; for LOAD, the pointer."""
     b: int = 0
-    """The second operand's register; of LOAD and IOTA the rank."""
+    """The second operand's register; for LOAD and IOTA, the rank."""
     c: int = 0
-    """The third operand's register; of LOAD, IOTA and RANDOM where its numbers begin."""
+    """The third operand's register; for LOAD, IOTA and RANDOM, the place where its numbers begin."""
     d: int = 0
-    """The result's dtype; of a transcendental where its notes begin; of RANDOM whether it begins with a block."""
+    """The result's dtype; for a transcendental, the place of its notes; for RANDOM, whether it begins with a block."""
 
 
 class Store(NamedTuple):
-    """What is stored where the pointer of the same number says."""
+    """A register to be stored through the pointer that has the store's own number."""
 
     register: int
     note: int
-    """Where it is noted that a sealed result is not finite; -1: it is not sealed."""
+    """The place where the kernel notes that a sealed result is not finite; -1 if it is not sealed."""
 
 
 def _kernels(device: torch.device) -> ModuleType | None:
@@ -83,11 +83,11 @@ class FusedChains:
     def __init__(self, device: torch.device, precision: int, stats: Stats) -> None:
         self.device, self.precision, self.stats = device, precision, stats
         self.notes = torch.zeros(1 << 10, dtype=torch.int64, device=device)
-        """What kernels note, each chain in places of its own, after the bits of the loss."""
+        """The kernels' notes: the bits of the loss, then a range for each chain."""
         self._used = _ALIGNMENT
 
     def make(self, members: tuple[Member, ...]) -> "FusedChain":
-        """As `elementwise.Chains.make`."""
+        """Prepares a chain, as `elementwise.Chains.make` does."""
         code = Code(members)
         first = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         self._used = first + code.notes
@@ -96,7 +96,7 @@ class FusedChains:
         return FusedChain(self, code, first)
 
     def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
-        """As `elementwise.Chains.alone`."""
+        """Runs one instruction as a chain of its own, as `elementwise.Chains.alone` does."""
         chain = self.make((sole_member(instruction, operands),))
         self.begin()
         made = chain.run(dict(enumerate(operands)))
@@ -104,7 +104,7 @@ class FusedChains:
         return made.tensors[len(operands)]
 
     def begin(self) -> None:
-        """Forgets what was noted: a step begins."""
+        """Clears all notes when a step begins."""
         self.notes.zero_()
 
     def note(self, loss: Tensor) -> None:
@@ -112,9 +112,9 @@ class FusedChains:
         self.notes[:1].copy_(loss.reshape(1).view(torch.int32))
 
     def look(self, ran: Iterable["FusedChain"]) -> tuple[dict[int, bool], int]:
-        """Of the chains that ran since `begin`, by value number, whether all elements of each sealed result are finite.
+        """Whether each sealed result is finite in all its elements, by value number, and the loss's bits as an i32.
 
-        Beside it the loss's bits, as an i32. Waits for the device. Raises `ConfigurationError` if a device could not
+        ran: the chains that ran since `begin`. Waits for the device. Raises `ConfigurationError` if a device could not
         settle a transcendental function.
         """
         noted, finite = self.notes.tolist(), dict[int, bool]()
@@ -132,7 +132,7 @@ class FusedChain:
         self._options = {**code.constants(chains.precision, *target(chains.device)), **OPTIONS}
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> Result:
-        """As `elementwise.Chain.run`, but `FusedChains.look` says what is finite."""
+        """Executes the chain, as `elementwise.Chain.run` does; `FusedChains.look` then tells what is finite."""
         chains, code = self._chains, self.code
         for number, (dtype, numel) in code.inputs.items():
             check_value(values[number], number, TORCH_DTYPES[dtype], numel, chains.device.type)
@@ -185,9 +185,9 @@ class Code:
         self.reads: list[tuple[int, int]] = []
         """Value and offset of each pointer after those of the outputs."""
         self.sealed: dict[int, int] = {}
-        """Where it is noted that a result is not finite, by value number."""
+        """The place, by value number, where it is noted that a result is not finite."""
         self.resolved: list[tuple[MapFunction, int]] = []
-        """The functions of which is noted what FP64 left open, and where."""
+        """The chain's transcendental functions, each with the place of its notes on what FP64 left open."""
         self.notes = 0
         self._registers: dict[int, int] = {}
         self._loaded: dict[tuple[int, int, tuple[Dim, ...]], int] = {}
@@ -197,12 +197,12 @@ class Code:
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
-        """What each of the kernel's pointers points to, in order: results first."""
+        """The dtypes that the kernel's pointers point to, in order: results first."""
         made = (PROTOCOL_DTYPES[dtype] for _, _, dtype, _ in self.outputs)
         return *made, *(self.inputs[number][0] for number, _ in self.reads)
 
     def constants(self, precision: int, backend: str, arch: int) -> dict[str, Any]:
-        """Of the kernel's compilation for a target of Triton, such as ("cuda", 90)."""
+        """The constants of the kernel's compilation for a target of Triton, such as ("cuda", 90)."""
         return {
             "APART": backend == "cuda" and arch >= 100,
             "PROGRAM": tuple(self.operations), "STORES": tuple(self.stores), "LATE": self.late,

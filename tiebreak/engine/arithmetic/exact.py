@@ -102,7 +102,7 @@ class Digits:
         return _round_digits(digits, _BITS, LEAST + _BITS * first, rounded)
 
     def integers(self) -> list[int]:
-        """Each sum in units of 2^LEAST."""
+        """The sums in units of 2^LEAST."""
         rows = self.values.T.tolist()
         return [sum(digit << (_BITS * at) for at, digit in enumerate(row)) for row in rows]
 
@@ -350,7 +350,7 @@ def read_terms(
     operands: Sequence[Tensor], starts: Sequence[int], output: Sequence[Dim], summed: Sequence[Dim],
     elements: Tensor, begin: int, end: int,
 ) -> list[Tensor]:  # fmt: skip
-    """What each operand holds in terms begin ... end - 1 of some elements (row-major numbers): (U, end - begin)."""
+    """Terms begin ... end - 1 of some elements (row-major numbers) from each operand, each (U, end - begin)."""
     sizes, terms, rows = [d.size for d in output], [d.size for d in summed], []
     for o, (base, start) in enumerate(zip(operands, starts, strict=True)):
         places = offsets(elements, sizes, [d.strides[o] for d in output], start)

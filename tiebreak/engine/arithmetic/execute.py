@@ -50,9 +50,9 @@ FP64_ELEMENTS: Final = {"cpu": 1 << 22}
 """The number of FP64 elements of one tensor that are held at once, by kind of device."""
 FP64_ELEMENTS_ELSEWHERE: Final = 1 << 26
 LONG: Final = 1 << 22
-"""From so many elements and terms on, an instruction is worth all of torch's threads beside compiled kernels."""
+"""The amount of work from which on an instruction is worth all of torch's threads, as elements times cost."""
 FP64_FUNCTION: Final = 32
-"""How many elements are copied while torch computes one transcendental and its test."""
+"""The number of elements that are copied while torch computes one transcendental and its test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Options:
     precision: int
     """The number of bits to which sums and transcendentals are rounded."""
     logging: Logging | None
-    """How near ties are found; None under policy `exact`."""
+    """The rules for finding near ties; None under policy `exact`."""
 
 
 class Arithmetic:
@@ -102,7 +102,7 @@ class Arithmetic:
         self.chains = self._make_chains()
         """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
         self._sums = {bf16: SumRunner(shuffled, self.buffers, rounded) for bf16, rounded in roundings.items()}
-        """For sums of the job's precision and for those to bfloat16."""
+        """Runners for sums of the job's precision and for sums to bfloat16."""
 
     @property
     def device(self) -> torch.device:
@@ -158,7 +158,7 @@ class Arithmetic:
         return found[1]
 
     def plans(self) -> list[object]:
-        """All that prepared instructions read on the device: a graph of their launches has to keep it."""
+        """The objects that prepared instructions read on the device: a graph of their launches has to keep them."""
         return list(self._compiled.values())
 
     def exact_sums(

@@ -33,7 +33,7 @@ _CONSTANTS: Final = bytes.fromhex(
     "19a4c116 1e376c08 2748774c 34b0bcb5 391c0cb3 4ed8aa4a 5b9cca4f 682e6ff3 748f82ee 78a5636f 84c87814 8cc70208"
     "90befffa a4506ceb bef9a3f7 c67178f2"
 )
-"""Of SHA-256 (FIPS 180-4, 4.2.2): big-endian words."""
+"""The constants of SHA-256 (FIPS 180-4, 4.2.2) as big-endian words."""
 
 
 def _kernels(device: torch.device) -> ModuleType | None:
@@ -105,7 +105,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _layout(counts: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """Where the nodes of each tensor start, and end, at each level, the levels one after the other; and its root."""
+    """The starts of each tensor's nodes, and the end, at each level, the levels one after the other; and each root."""
     starts, tops, nodes, at = [], [0] * len(counts), list(counts), 0
     while any(nodes):
         row = [at]
@@ -121,7 +121,7 @@ def _layout(counts: Sequence[int]) -> tuple[list[list[int]], list[int]]:
 
 @cache
 def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """On a device: the words of SHA-256, i32 (64,), and the roots of empty trees by height, i32 (heights, 8)."""
+    """The words of SHA-256, i32 (64,), and the roots of empty trees by height, i32 (heights, 8), on a device."""
     empties = b"".join(empty_root(height) for height in range(_HEIGHTS))
     words, empty = (np.frombuffer(data, dtype=">i4").astype(np.int32) for data in (_CONSTANTS, empties))
     return torch.from_numpy(words).to(device), torch.from_numpy(empty.reshape(_HEIGHTS, 8)).to(device)

@@ -27,7 +27,7 @@ def kernels(name: str, device: torch.device) -> ModuleType | None:
 
 
 def launch(kernel: Any, programs: int, first: Tensor, *others: Any, **options: Any) -> None:
-    """Launches so many programs of a kernel on the device of its first argument."""
+    """Launches a number of programs of a kernel on the device of its first argument."""
     with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
         kernel[(programs,)](first, *others, **options)
 
@@ -42,5 +42,5 @@ def target(device: torch.device) -> tuple[str, int]:
 
 @cache
 def programs(device: torch.device) -> int:
-    """How many programs give every multiprocessor work."""
+    """The number of programs that gives every multiprocessor work."""
     return 4 * (1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count)

@@ -95,7 +95,7 @@ def _scalar(base: Tensor, offset: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFrom(RandomParams):
-    """Parameters of a `random` instruction of which one worker draws the elements from some number on."""
+    """Parameters of a `random` instruction from which one worker draws the elements from some number on."""
 
     first: int
 

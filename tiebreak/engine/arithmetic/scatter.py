@@ -58,7 +58,7 @@ def _kernels(device: torch.device) -> ModuleType | None:
 
 @dataclass(frozen=True)
 class Tables:
-    """Where scatter.c and the Triton kernels read and write: places by coordinate."""
+    """The places that scatter.c and the Triton kernels read and write, by coordinate."""
 
     source: tuple[Integers, Integers, Integers]
     """Places by keyed, summed and row coordinate."""
@@ -81,7 +81,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """How one `scatter_sum` is computed."""
+    """The plan by which one `scatter_sum` is computed."""
 
     shape: tuple[int, ...]
     source: View
@@ -95,7 +95,7 @@ class ScatterPlan:
     order: tuple[int, ...]
     """Permutation that takes (keyed, matched, row) dims to output order."""
     tables: Tables | None
-    """None if they would be too large."""
+    """The tables of the kernels; None if they would be too large."""
 
     @property
     def box(self) -> int:
@@ -235,7 +235,7 @@ class ScatterRunner:
         return out
 
     def _fused(self, shape: tuple[int, ...], tables: Tables, source: Tensor, index: Tensor, counts: Counts) -> Tensor:
-        """By the Triton kernels; the host waits for nothing."""
+        """Computes with the Triton kernels; the host waits for nothing."""
         for tensor, reach in zip((source, index), tables.reach, strict=True):
             check_reach(tensor, reach)
         device, (groups, sources, rows) = source.device, (len(table) for table in tables.source)

@@ -13,7 +13,7 @@ import torch
 P = ParamSpec("P")
 T = TypeVar("T")
 SMALL: Final = 1 << 23
-"""Up to this many multiplications, one thread is as fast as several: to wake one takes 100 us on virtual machines."""
+"""Work of up to this many multiplications is as fast on one thread: to wake one takes 100 us on virtual machines."""
 _held = threading.local()
 
 
@@ -27,12 +27,12 @@ if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's t
 
 
 def available() -> int:
-    """How many threads kernels may use: torch's number, inside `torch_alone` the one that it had before."""
+    """The number of threads for kernels: torch's, or inside `torch_alone` the one that torch had before."""
     return getattr(_held, "threads", 0) or torch.get_num_threads()
 
 
 def sharing(multiplications: int) -> int:
-    """How many threads should share so much work, or work that takes as long."""
+    """The number of threads that should share this much work, or work that takes as long."""
     return 1 if multiplications <= SMALL else available()
 
 
@@ -72,7 +72,7 @@ def torch_alone() -> Iterator[None]:
 
 
 def spread(work: Callable[P, T]) -> Callable[P, T]:
-    """`work` of torch's that is long enough for all threads, inside `torch_alone` too."""
+    """Makes a function that is long enough run on all of torch's threads, inside `torch_alone` too."""
 
     def run(*arguments: P.args, **options: P.kwargs) -> T:
         with limited(available()):

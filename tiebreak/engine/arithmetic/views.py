@@ -23,7 +23,7 @@ MAX_TABLE: Final = 1 << 24
 
 @dataclass(frozen=True)
 class View:
-    """How one operand is read over the dims of an index space: sizes and strides >= 0, then flips.
+    """One operand as it is read over the dims of an index space: sizes and strides >= 0, then flips.
 
     `sizes` has one entry per dim, 1 where the stride is 0.
     """

@@ -77,7 +77,7 @@ Errors = Callable[[Tensor], Tensor]
 Places = Callable[[Tensor], tuple[Integers, Integers]]
 """Places of elements (i64 numbers, U of them) in the result: (numbers there, which of the U each is)."""
 DENSE: Final = 8
-"""If one element in this many is undecided, all undecided ones are summed exactly at once."""
+"""All undecided elements are summed exactly at once if they are one in this many."""
 
 
 def coefficient(roundings: int) -> float:
@@ -90,14 +90,14 @@ def coefficient(roundings: int) -> float:
 
 @dataclass(frozen=True)
 class Logging:
-    """How sums are computed and tested under policy `logged`."""
+    """The rules by which sums are computed and tested under policy `logged`."""
 
     thresholds: Mapping[SumKind, float | None]
     """kappa of each kind, with e = kappa * u * N. None stands for the proven bound."""
     tolerances: Mapping[SumKind, int]
     """n of each kind; 0 if the kind is never logged."""
     everything: bool = False
-    """For calibration: report every element whose e is not 0 and reaches a middle, regardless of its tolerance."""
+    """Whether calibration wants every element reported whose e is not 0 and reaches a middle, at any tolerance."""
 
     def __post_init__(self) -> None:
         for kind in SumKind:
@@ -111,7 +111,7 @@ class Logging:
 
     @classmethod
     def reporting_all(cls, threshold: float = 2.0**60) -> "Logging":
-        """For calibration: reports c of every element, with e = threshold * u * N."""
+        """The rules for calibration: c of every element is reported, with e = threshold * u * N."""
         return cls(dict.fromkeys(SumKind, threshold), dict.fromkeys(SumKind, MIN_TOLERANCE), everything=True)
 
     def logs(self, kind: SumKind) -> bool:
@@ -167,7 +167,7 @@ class Collector:
         return sum(len(elements) for elements, _, _ in self._found)
 
     def found(self) -> NearTies:
-        """All reported elements in order."""
+        """The reported elements in order."""
         if not self._found:
             return NOTHING_NEAR
         elements, values, errors = (np.concatenate(parts) for parts in zip(*self._found, strict=True))
@@ -273,7 +273,7 @@ def doubled(reader: TermReader, elements: Tensor, rounded: Round) -> tuple[Tenso
 
 
 def on_grid(reader: TermReader, elements: Tensor, count: int) -> Tensor:
-    """The elements whose terms (`count` of them by definition) add exactly in any order ."""
+    """The elements whose terms (`count` of them by definition) add exactly in any order."""
     if not len(elements):
         return torch.zeros((0,), dtype=torch.bool, device=elements.device)
     found = []

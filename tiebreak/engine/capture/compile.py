@@ -68,7 +68,7 @@ def compile_in_place(task: Task) -> Compiled:
     }
 
     def held(refs: Mapping[str, Ref], of: Callable[[str], str] = str) -> dict[str, Ref]:
-        """Rounded, where PyTorch holds them in bfloat16. of: the name of the parameter that an entry belongs to."""
+        """The refs, rounded where PyTorch holds bfloat16. of: the name of the parameter that an entry belongs to."""
         return {name: b.bf16(ref) if of(name) in bf16 else ref for name, ref in refs.items()}
 
     data = {name: stored(array) for name, array in task.data.items()} | {

@@ -1,4 +1,4 @@
-"""What a program cannot hold, found before anything is traced: the step is rehearsed in plain PyTorch, on copies.
+"""Finds what a program cannot hold before anything is traced: the step is rehearsed in plain PyTorch, on copies.
 
 A program is captured once and then computed without the user's Python code. So a step may not read Python state that
 changes from step to step (counters, random numbers of Python and NumPy, clocks, iterators), nor write to its parameters
@@ -333,7 +333,7 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
-    """What a call of a function in C does that a step may not, and advice."""
+    """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
     owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
     if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
         return f"reads random numbers of Python (`{name}`)", _RANDOM
@@ -380,7 +380,7 @@ def _outside_reads(model: nn.Module) -> Iterator[list[tuple[str, str, str]]]:
 
 
 def _carried(model: nn.Module, rehearse: Callable[[], None], changed: Sequence[str]) -> list[str]:
-    """Those of the changed variables that a step reads before it assigns them; others do not reach the next step."""
+    """The changed variables that a step reads before it assigns them; others do not reach the next step."""
     owners = {attribute(key, path): (id(module), key) for path, module in model.named_modules() for key in vars(module)}
     watched = {owners[name] for name in changed if name in owners}
     if not watched:

@@ -1,4 +1,4 @@
-"""What a step can reach through Python besides the model's tensors: attributes, closures, globals, what is in them.
+"""Finds what a step can reach through Python besides the model's tensors: attributes, closures, globals and so on.
 
 A walk over objects, from the modules of the model, their hooks and classes, and the loss. It enters containers,
 instances, iterators, functions (with the variables that they mention) and classes of the user's. Code of torch, of
@@ -37,7 +37,7 @@ _MOST: Final = 1_000_000
 _PLAIN: Final = (int, float, complex, str, bytes, np.generic, type(None), torch.dtype, torch.device, torch.Size)
 
 Parts = tuple[Any, ...]
-"""What is in an object now. It is the same later if each part is: the same object, or an equal number or text."""
+"""The parts of an object now. It is the same later if each part is: the same object, or an equal number or text."""
 
 
 class Reach:
@@ -184,7 +184,7 @@ def _of_instance(value: Any) -> Parts:
 
 
 def _place(file: io.IOBase) -> Parts:
-    """Where the next read of a file begins."""
+    """The place where the next read of a file begins."""
     try:
         return (file.tell(),) if not file.closed and file.readable() else ()
     except (OSError, ValueError):  # it does not tell between lines that an iteration reads
@@ -212,7 +212,7 @@ _CONTENTS: Final[Sequence[tuple[Any, Callable[[Any], Parts]]]] = (
     (weakref.ref, lambda value: (value(),)),
     (object, _of_instance),
 )
-"""What an object holds that may change, by its type."""
+"""Functions that give the parts of an object that may change, by its type."""
 
 
 def _parts(value: Any) -> Parts:

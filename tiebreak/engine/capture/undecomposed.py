@@ -42,7 +42,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     gelu = table[whole]
 
     def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Any:
-        """torch's; from 16 on, where the slope is 1 or 0 to all digits, x^2 must not overflow to 0 * infinity."""
+        """The decomposition of torch; from 16 on, where the slope is 1 or 0, x^2 must not overflow to 0 * infinity."""
         return gelu(grad, x.clamp(-16, 16) if approximate == "tanh" else x, approximate=approximate)
 
     table |= {whole: gelu_backward}
@@ -77,7 +77,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def kept_whole() -> Iterator[None]:
-    """While active, the operators of `WHOLE` reach the tracer undecomposed, in every overload.
+    """Keeps the operators of `WHOLE` undecomposed inside the block, in every overload.
 
     oneDNN is switched off, because its recurrent layers could not be decomposed.
     """

@@ -1,4 +1,4 @@
-"""Where something happens in the user's code: a file and line, and the module of the model."""
+"""Finds the place in the user's code where something happens: a file and line, and the module of the model."""
 
 import linecache
 import sys
@@ -54,7 +54,7 @@ def module_of(frame: FrameType | None, paths: dict[int, str]) -> str | None:
 
 
 def place_of(error: BaseException, model: nn.Module) -> tuple[str, list[str]]:
-    """Where an error comes from (the innermost module whose code it passed through, and the user's line), and code.
+    """The origin of an error (the innermost module that it passed through, and the user's line), and the code there.
 
     The code is that of the user's line and of what it calls, and then that of the lines just before.
     """
@@ -116,7 +116,7 @@ _IN_CODE: Final = (
     ("expert", "it sends each token to an expert: use dense layers"),
     ("label", "give the model no labels, and compute the loss from its result in the loss function"),
 )
-"""What the error, or the code near the line that needs values, says, and the advice for it."""
+"""Texts that an error, or the code near the line that needs values, may hold, and the advice for each."""
 _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),

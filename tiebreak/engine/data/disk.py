@@ -224,7 +224,7 @@ class Folder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held while a process writes into the folder. Raises `StateError` if another process holds it."""
+        """Locks the folder while a process writes into it. Raises `StateError` if another process holds the lock."""
         with storing(self.path):
             file = self._open_to_change(".lock", make=True)
         with file:

@@ -1,4 +1,4 @@
-"""What must be known of an array before a job takes it: its id, and whether it is finite. Computed once, then cached.
+"""The facts that a job needs about an array: its id, and whether it is finite. Computed once, then cached.
 
 This takes one pass over the file, in blocks. The cache key is everything that identifies the bytes: the file's real
 path, device, inode, size, time of modification and time of change (which only the system can set), and the position,

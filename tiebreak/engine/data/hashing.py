@@ -20,9 +20,9 @@ from tiebreak.protocol.tags import EMPTY, Tag
 
 _HEIGHTS: Final = 64
 MAX_RECORD_BYTES: Final = 111
-"""With tag, padding and length, such a record fills two blocks of SHA-256."""
+"""The longest record that, with tag, padding and length, fills two blocks of SHA-256."""
 SERIAL_BYTES: Final = 1 << 20
-"""Up to this size one thread is as fast as several."""
+"""The size up to which one thread is as fast as several."""
 LEAST_BYTES: Final = 1 << 14
 LEAST_NODES: Final = 64
 """The least input that is worth a call of the kernel: bytes of data, or nodes or records of a level."""

@@ -73,7 +73,7 @@ class SharedArithmetic(Arithmetic):
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def look_ahead(self, gathers: Iterable[tuple[AllGather, Tensor]]) -> None:
-        """What the next step gathers, in the order in which it does, from shards that exist: they are sent beforehand.
+        """Sends what the next step gathers before it asks, in its order, from the shards that exist.
 
         So the weights of the next layers are on their way while this one is computed.
         """
@@ -152,7 +152,7 @@ class SharedArithmetic(Arithmetic):
             each.roundings = roundings + self.collectives.workers
 
     def _round(self, sums: Sequence[tuple["_Sum", Operands]], results: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """The whole results, or shards of them, from those of each sum that FP64 decided, as for `_settle`."""
+        """The results, whole or in shards, from those that FP64 decided of each sum (as for `_settle`)."""
         held, tell = [n for n, (each, _) in enumerate(sums) if not each.whole], self.collectives
         parts = [n for n, (each, _) in enumerate(sums) if each.whole and not each.everywhere]
         swaps = []
@@ -181,8 +181,8 @@ class SharedArithmetic(Arithmetic):
     ) -> None:  # fmt: skip
         """Writes what FP64 did not decide; every worker computes its part of all such elements.
 
-        results: of each sum, with the numbers of its undecided elements: the same ones on all workers, where all get
-        the result. held: of the others, these numbers on all workers, and how many of them are on each.
+        results: those of each sum, with the numbers of its undecided elements, the same on all workers where all get
+        the result. held: for the other sums, these numbers on all workers, and how many of them are on each.
         """
         read = [(n, *held.get(n, (results[n][1], None))) for n in range(len(sums))]
         read = [(n, wanted, columns) for n, wanted, columns in read if len(wanted)]
@@ -222,7 +222,7 @@ class _Sum:
         mine = self.share(arithmetic.exchange.worker)
         self.owned = mine.start, mine.stop
         self.roundings: int | None = None
-        """On a term's path, as all workers count them, with the additions of what they send."""
+        """The number of roundings on a term's path, as all workers count them, with the additions of what they send."""
 
     def share(self, worker: int) -> slice:
         """The elements of the result that a worker decides."""
@@ -237,7 +237,7 @@ class _Sum:
         return self
 
     def spread(self, bounds: Tensor, begin: int, end: int) -> Tensor:
-        """Of elements begin ... end - 1 of the result, the bounds; those of rows and columns are multiplied."""
+        """The bounds of elements begin ... end - 1 of the result; those of rows and columns are multiplied."""
         if self.plain:
             return bounds
         rows, columns = self.part.sizes
@@ -281,7 +281,7 @@ class _Message:
         self._alike = all(each.everywhere for each in sums)
 
     def swap(self) -> Swap:
-        """The sums of what this worker has of each result, and their bounds: FP64 (2, elements)."""
+        """This worker's sums of every result, and their bounds, for the workers that decide: FP64 (2, elements)."""
         own = [each.own() for each in self.sums]
         sizes = [
             size if each.plain else size.sqrt() for each, (_, *of) in zip(self.sums, own, strict=True) for size in of
@@ -306,7 +306,7 @@ class _Message:
 
     @staticmethod
     def _piece(parts: Sequence[tuple[_Sum, Tensor, Tensor]], shares: Sequence[slice]) -> Tensor:
-        """What a worker gets that decides these shares."""
+        """The message for a worker that decides these shares."""
         given = list(zip(parts, shares, strict=True))
         bounds = [bounds[its] if each.plain else bounds for (each, _, bounds), its in given]
         return wire.message(torch.cat([coded[its] for (_, coded, _), its in given]), torch.cat(bounds))
@@ -327,7 +327,7 @@ class _Message:
         return total
 
     def decide(self, total: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """What this worker has of each result, and the numbers of the elements in it that FP64 does not decide."""
+        """This worker's share of each result, and the numbers of the elements in it that FP64 does not decide."""
         bounds = torch.split(total[1], self._held)
         for each, part in zip(self.sums, bounds, strict=True):
             assert each.roundings is not None

@@ -25,7 +25,7 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.program import Program
 
 SAME = 0
-"""What a worker finds that plays a tape to its end; other findings are numbers that stand for a difference."""
+"""The finding of a worker that plays a tape to its end; other findings are numbers that stand for a difference."""
 
 
 class WrongWorkerError(StateError):
@@ -49,7 +49,7 @@ class CheckedInterpreter(SharedInterpreter):
         self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
         donate: bool = False, sums: Sums | None = None,
     ) -> StepResult:  # fmt: skip
-        """As `SharedInterpreter.step`. Raises `WrongWorkerError`, on all workers."""
+        """Runs a step as `SharedInterpreter.step` does. Raises `WrongWorkerError`, on all workers."""
 
         def compute() -> StepResult:
             return super(CheckedInterpreter, self).step(
@@ -76,7 +76,7 @@ class CheckedInterpreter(SharedInterpreter):
         return result
 
     def _check(self, tape: Tensor, play: Callable[[int, Tensor], int], number: int) -> None:
-        """tape: of this worker. play: what this worker finds when it plays another's."""
+        """Has each worker play another's tape. tape: this worker's. play: gives this worker's finding on a tape."""
         worker, workers, device = self._recorder.worker, self._recorder.workers, self.arithmetic.device
         numbers = self.arithmetic.collectives.numbers
         lengths = numbers(len(tape), device)  # after this, nobody has anything of the step to compute
@@ -101,7 +101,7 @@ class CheckedInterpreter(SharedInterpreter):
         return found.cpu()
 
     def _play(self, worker: int, tape: Tensor, number: int, data: State, *, check_finite: bool) -> int:
-        """What this worker finds when it computes a worker's part of a step again."""
+        """Computes a worker's part of a step again. Returns `SAME`, or a number that stands for the difference."""
         if worker not in self._parts:
             player, arithmetic = Player(worker, self._recorder.workers), self.arithmetic
             again = SharedArithmetic(player, arithmetic.device, precision=arithmetic.options.precision)

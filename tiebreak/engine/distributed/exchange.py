@@ -1,4 +1,4 @@
-"""What workers send each other, over `torch.distributed` (gloo or nccl)."""
+"""Exchanges between workers, over `torch.distributed` (gloo or nccl)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from tiebreak.protocol.errors import StateError
 
 
 class Exchange(Protocol):
-    """All workers of a step. Each calls the same methods in the same order."""
+    """The connection of one worker to all others. Every worker calls the same methods in the same order."""
 
     @property
     def worker(self) -> int:
@@ -26,7 +26,7 @@ class Exchange(Protocol):
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
         """Sends a piece (1-d, contiguous) to each worker, and receives one from each into a tensor of its length.
 
-        What it returns waits until both is done.
+        The function that it returns waits until both is done.
         """
 
 
@@ -41,9 +41,9 @@ class Torch:
     worker: int = field(default_factory=dist.get_rank)
     workers: int = field(default_factory=dist.get_world_size)
     exchanges: int = 0
-    """How often this worker has begun to exchange; whoever is behind the others keeps them waiting."""
+    """The number of exchanges that this worker has begun; one that is behind keeps the others waiting."""
     bytes_sent: int = 0
-    """What this worker has sent to the others."""
+    """The bytes that this worker has sent to the others."""
 
     def meet(self) -> None:
         """Waits until all workers have come here."""
@@ -54,10 +54,10 @@ class Torch:
             raise _failed(error) from error
 
     def close(self) -> None:
-        """Lets go of what this holds beside the process group."""
+        """Releases what this holds in addition to the process group."""
 
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
-        """As `Exchange.begin`; raises `ExchangeError`, also from the wait."""
+        """Begins an exchange, as `Exchange.begin` does; raises `ExchangeError`, also from the wait."""
         self.exchanges += 1
         others = [w for w in range(self.workers) if w != self.worker]
         receive = [dist.P2POp(dist.irecv, into[w], w) for w in others if len(into[w])]
@@ -84,12 +84,12 @@ def _failed(error: RuntimeError) -> ExchangeError:
 
 
 def numbering(elements: int) -> torch.dtype:
-    """In which some of so many elements are listed by their numbers."""
+    """The dtype in which elements, from a total of `elements`, are listed by their numbers."""
     return torch.int32 if elements < 1 << 31 else torch.int64
 
 
 SHORT: Final = 3
-"""Lists of so many numbers are sent with their length."""
+"""The longest list whose numbers are sent along with its length."""
 JOINED: Final = 1 << 18
 """Values of up to this many bytes are sent in one message, if they are sent at once."""
 Empty = Callable[[Sequence[int], torch.dtype], Tensor]
@@ -101,18 +101,18 @@ class Swap:
     """Something that the workers are about to send each other."""
 
     pieces: Sequence[Tensor]
-    """What each worker gets from this one, 1-d."""
+    """The pieces for each worker, 1-d."""
     into: Sequence[Tensor]
-    """Where what each worker sends to this one is put, 1-d."""
+    """The tensors into which the other workers' pieces are put, 1-d."""
     bytes: int
-    """Those of the whole value, the same for all workers."""
+    """The number of bytes of the whole value, the same for all workers."""
     finish: Callable[[], Tensor]
-    """What comes of it, 1-d, once all is there."""
+    """Makes the result, 1-d, once all pieces have come."""
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """What the workers of a step do together. All of them call the same methods in the same order."""
+    """Operations that the workers of a step do together. All of them call the same methods in the same order."""
 
     exchange: Exchange
     empty: Empty
@@ -122,11 +122,11 @@ class Collectives:
         return self.exchange.workers
 
     def run(self, swaps: Sequence[Swap]) -> list[Tensor]:
-        """Does several swaps at once; what comes of each."""
+        """Does several swaps at once; returns the result of each."""
         return [wait() for wait in self.start(swaps)]
 
     def start(self, swaps: Sequence[Swap]) -> list[Callable[[], Tensor]]:
-        """Begins several swaps at once. What it returns for each waits for it. Waiting keeps the order of the swaps."""
+        """Begins several swaps at once. Returns, in their order, a function for each that waits for its result."""
         small = [swap for swap in swaps if swap.bytes <= JOINED]
         waits = {id(swap): self.exchange.begin(swap.pieces, swap.into) for swap in swaps if swap.bytes > JOINED}
         if len(small) == 1:
@@ -145,7 +145,7 @@ class Collectives:
         return [waiting(swap) for swap in swaps]
 
     def _join(self, swaps: Sequence[Swap]) -> Callable[[], None]:
-        """Begins several swaps with one message to each worker; what it returns may be called for each."""
+        """Begins several swaps with one message to each worker. The function that it returns may be called for each."""
         made: dict[tuple[int, ...], Tensor] = {}
         sent, received = [], []
         for worker in range(self.workers):
@@ -172,7 +172,7 @@ class Collectives:
         return wait
 
     def gather(self, shard: Tensor, split: Split) -> Swap:
-        """A value of which each worker holds a shard becomes whole."""
+        """Makes whole a value that is held in shards, one on each worker."""
         flat = shard.reshape(-1)
         lengths = [split.outer * (end - begin) * split.inner for begin, end in self.shares(split.size)]
         found = self.empty((split.numel,), flat.dtype)
@@ -203,7 +203,7 @@ class Collectives:
         return found.long(), lengths
 
     def add(self, pieces: Sequence[Tensor], count: int, size: int) -> Swap:
-        """The sum of what comes: `count` numbers of the first worker, the second, and so on. size: `Swap.bytes`.
+        """The sum over the workers of the `count` numbers that each sends. size: `Swap.bytes`.
 
         The sum of integers is i64.
         """
@@ -211,7 +211,7 @@ class Collectives:
         return Swap(pieces, found.unbind(), size, lambda: found.sum(0))
 
     def collect(self, shard: Tensor, split: Split) -> Tensor:
-        """On the first worker the whole value, 1-d, of which each worker holds a leading share; elsewhere nothing."""
+        """The whole value, 1-d, on the first worker, from the leading shares of all; elsewhere an empty tensor."""
         flat, first = shard.reshape(-1), self.exchange.worker == 0
         lengths = [(end - begin) * split.inner if first else 0 for begin, end in self.shares(split.size)]
         found = self.empty((sum(lengths),), flat.dtype)
@@ -219,7 +219,7 @@ class Collectives:
         return found
 
     def greatest(self, mine: Sequence[int], device: torch.device) -> list[int]:
-        """The greatest of all workers' numbers, of several."""
+        """The greatest of all workers' numbers, for each of several."""
         return self._all(mine, device).amax(0).tolist()
 
     def numbers(self, mine: int, device: torch.device) -> list[int]:
@@ -232,7 +232,7 @@ class Collectives:
         return found
 
     def agreed(self, mine: bytes, device: torch.device) -> bytes:
-        """The bytes of the first worker, of which the others know the length only."""
+        """The bytes of the first worker; the others need to know only their length."""
         numbers = torch.tensor(list(mine), dtype=torch.uint8, device=device)
         first, none = self.exchange.worker == 0, numbers[:0]
         into = [torch.empty_like(numbers), *[none] * (self.workers - 1)]

@@ -45,7 +45,7 @@ class _Order:
         self.units: list[_Members] = []
         self.begun: dict[int, list[int]] = {}
         self._ready: list[int] = []
-        """What can be sent before the next unit."""
+        """The exchanges that can be sent before the next unit."""
         self._weights: dict[int, _Members] = {}
         """Weights that are to be gathered when something reads them."""
 

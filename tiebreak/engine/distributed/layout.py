@@ -1,4 +1,4 @@
-"""Where the elements of a value are: whole on every worker, or in shards along one dim.
+"""The places of a value's elements: whole on every worker, or in shards along one dim.
 
 A value is an array of `outer` x `size` x `inner` elements to its layout, whatever dims its instruction gives it, and a
 worker of several holds its share of the middle dim, for every position of the outer one. Access maps are affine, so
@@ -14,7 +14,7 @@ from typing import Final
 from tiebreak.engine.arithmetic.views import Dim
 
 EVEN: Final = 4
-"""Shards of whole rows have so many of them on average, or more."""
+"""The least number of rows that shards of whole rows have on average."""
 
 
 def share(size: int, worker: int, workers: int) -> tuple[int, int]:
@@ -37,7 +37,7 @@ class Split:
 
     @property
     def period(self) -> int:
-        """How far apart the positions of the outer dim are."""
+        """The distance between two positions of the outer dim."""
         return self.size * self.inner
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ def cut(dims: Sequence[Dim], operand: int, split: Split) -> list[Dim]:
 
 
 def along(dims: Sequence[Dim], operand: int, offset: int, split: Split) -> int | None:
-    """Which dim runs through the middle dim of an operand's layout; None if the operand is not read shard by shard."""
+    """The dim that runs through the middle dim of an operand's layout; None if it is not read shard by shard."""
     least = greatest = offset % split.inner
     found = None
     for at, dim in enumerate(dims):

@@ -1,4 +1,4 @@
-"""What workers on one machine send each other, by memory that they share (Linux).
+"""Exchanges between workers on one machine, by memory that they share (Linux).
 
 A worker copies what it sends into a piece of anonymous memory, and tells each receiver through a socket where it lies:
 
@@ -33,12 +33,12 @@ LEAST: Final = 1 << 16
 
 @dataclass
 class _Buffer:
-    """Memory of this worker's that others read."""
+    """Memory of this worker that others read."""
 
     descriptor: int
     memory: Tensor
     readers: int = 0
-    """How many have not copied yet."""
+    """The number of workers that have yet to copy."""
     known: set[int] = field(default_factory=set)
     """The workers that have its descriptor."""
 
@@ -50,7 +50,7 @@ class _Peer:
     socket: socket.socket
     gone: bool = False
     begun: int = 0
-    """How many messages it is known to send."""
+    """The number of messages that it is known to send."""
     came: int = 0
     waiting: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
     """Messages that nobody has asked for yet, by number: the buffer, and what lies in it."""
@@ -70,7 +70,7 @@ class Nearby(Torch):
             each.setblocking(False)
 
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
-        """As `Exchange.begin`; raises `ExchangeError`, also from the wait."""
+        """Begins an exchange, as `Exchange.begin` does; raises `ExchangeError`, also from the wait."""
         self.exchanges += 1
         expected = []
         for w, peer in self._peers.items():

@@ -41,41 +41,41 @@ _RESULT: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllGather(Instruction):
-    """Makes a value whole of which each worker holds a shard."""
+    """Makes whole a value that is held in shards."""
 
     split: Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSum(Instruction):
-    """An f32 sum of which each worker has some terms."""
+    """An f32 sum whose terms are spread over the workers."""
 
     mine: Instruction
     """The sum over this worker's terms."""
     split: Split | None
-    """In which shards the result is held, always one after the other."""
+    """The shards in which the result is held, always one after the other; None if it is held whole."""
     everywhere: bool
     """Whether every worker adds and rounds all of it; otherwise each element has one owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How one instruction is computed."""
+    """The way in which one instruction is computed."""
 
     dims: tuple[Dim, ...] = ()
     """The index space: the result's strides, then those of the operands. Cut where the shared dim begins or ends."""
     rank: int = 0
-    """How many of them, the first ones, are dims of the output; the others are summed."""
+    """The number of dims, from the first on, that belong to the output; the others are summed."""
     shared: int | None = None
-    """Which of the dims is shared out."""
+    """The position of the dim that is shared out."""
     in_place: tuple[bool, ...] = ()
-    """For each operand, whether it is read in shards; the others are read whole."""
+    """Whether each operand is read in shards; the others are read whole."""
     boxes: tuple[tuple[int, int, int], ...] = ()
     """The box of a `window`, by dim."""
 
 
 class Partition:
-    """How the workers compute a program. `layouts`: of each body value; None for those that are whole everywhere."""
+    """The division of a program among workers. `layouts`: by body value; None for values that are whole everywhere."""
 
     def __init__(self, program: Program, workers: int) -> None:
         program = _as_read(program)
@@ -97,7 +97,7 @@ class Partition:
         self._everywhere = self._most_told()
 
     def state_layout(self, shape: Sequence[int]) -> Split | None:
-        """How a state entry is held between two steps."""
+        """The layout of a state entry between two steps."""
         return leading(shape, self.workers) if prod(shape) >= self._least else None
 
     @cached_property
@@ -119,7 +119,7 @@ class Partition:
         return split is None and i.numel <= self._everywhere
 
     def local(self, worker: int) -> Program:
-        """What one worker executes, on what it holds: instructions as usual, with exchanges among them."""
+        """The program that one worker executes on its shards: instructions as usual, with exchanges among them."""
         return _Local(self, worker).program()
 
     # ---- choosing ----
@@ -165,7 +165,7 @@ class Partition:
         return max(votes, key=lambda at: votes[at], default=None)
 
     def _begin_batch(self, number: int) -> None:
-        """A value that comes from data, and whose elements are not the same for every worker."""
+        """Takes note of a value that comes from data, and whose elements are not the same for every worker."""
         self.batched[number] = True
         if self._batch is None:
             shape = self.program.body[number].shape
@@ -183,7 +183,7 @@ class Partition:
     def _along(
         self, i: Instruction, dims: Sequence[Dim], boxes: Sequence[tuple[int, int, int]], operand: int
     ) -> int | None:
-        """Which dim runs through an operand's shards; None if it is not read shard by shard."""
+        """The dim that runs through an operand's shards; None if it is not read shard by shard."""
         split, access = self._layout(i, operand), i.operands[operand]
         read = list(dims)
         if boxes and operand == 0:
@@ -206,7 +206,7 @@ class Partition:
         return added <= self._bytes(values)
 
     def _begin(self, i: Instruction, split: Split | None) -> None:
-        """An instruction that reads everything whole, and whose result is made in these shards."""
+        """Plans an instruction that reads everything whole, and whose result is made in these shards."""
         if split is not None and i.numel >= self._least:
             dims, rank, boxes = _cut(*_space(i), _RESULT, split)
             shared = along(dims[:rank], _RESULT, 0, split)
@@ -240,7 +240,7 @@ class Partition:
         return most
 
     def _make_whole(self) -> None:
-        """Values that are read whole, and that are so from the start with fewer messages or bytes.
+        """Makes values whole from the start that are read whole, if that takes fewer messages or bytes.
 
         A sum's owners tell it to all at once. What is only read whole is made by every worker, if it takes more bytes
         than what it is made of, or as many and is no part of the batch: a mean, for example.
@@ -277,7 +277,7 @@ class Partition:
         return sum(self.program.body[v].numel * self.program.body[v].dtype.size for v in values)
 
     def _share_what_is_read_in_shards(self) -> None:
-        """Values that are made whole from whole operands, but that all readers read in the same shards."""
+        """Shares out values that are made whole from whole operands, but that all readers read in the same shards."""
         kept = {commit.operands[0].value for commit in self.program.commits} | {len(self.program.body) - 1}
         plain = (Opcode.MAP, Opcode.IOTA, Opcode.RANDOM, Opcode.GATHER)
         for number in range(len(self.program.body) - 1, -1, -1):
@@ -353,7 +353,7 @@ def _as_read(program: Program) -> Program:
 
 
 def _readers(program: Program) -> list[list[int]]:
-    """For each value the instructions that read it."""
+    """The instructions that read each value."""
     found: list[list[int]] = [[] for _ in program.body]
     for number, i in enumerate(program.body):
         for value in {a.value for a in i.operands}:
@@ -524,7 +524,7 @@ class _Local:
         )  # fmt: skip
 
     def _combine(self, mine: Instruction) -> int:
-        """A maximum or a sum of integers: of each worker's own, and then of these."""
+        """Combines a maximum or a sum of integers: first each worker's own, then those of all."""
         workers, count = self.partition.workers, mine.numel
         own = self._put(mine)
         every = self._put(_gather(mine, own, (workers, count), Split(1, workers, count)))

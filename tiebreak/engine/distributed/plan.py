@@ -1,4 +1,4 @@
-"""What several workers hold and send in a step, found from the partition alone; nothing is run."""
+"""The plan of what several workers hold and send in a step, found from the partition alone; nothing is run."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Plan:
 
     @cached_property
     def held(self) -> dict[str, Held]:
-        """Who holds what: the values of a step, by how they are held."""
+        """The values of a step by how they are held: in shards of the batch, in shards of the state, or whole."""
         last, found = self.workers - 1, {kind: Held(0, 0, 0) for kind in (BATCH, STATE, WHOLE)}
         for i, split, batched in zip(
             self.partition.program.body, self.partition.layouts, self.partition.batched, strict=True
@@ -64,7 +64,7 @@ class Plan:
     def sent(self) -> dict[str, list[int]]:
         """The bytes of a step, by kind of exchange.
 
-        Exact parts of elements that FP64 leaves undecided come on top, which depend on the data: some bytes for each.
+        Exact parts of elements that FP64 leaves undecided are extra; their number depends on the data.
         """
         found: dict[str, list[int]] = {}
         for worker in range(self.workers):
@@ -87,7 +87,7 @@ class Plan:
 
     @cached_property
     def rounds(self) -> list[list[Instruction]]:
-        """What is exchanged at once in a step, where it is not on its way before the step begins."""
+        """The exchanges of a step that are made at once, without those that are under way before it begins."""
         program = self.partition.local(self.workers - 1)
         units = ([program.body[n] for n in unit.members] for unit in joined(program)[0])
         return [
@@ -107,14 +107,14 @@ class Plan:
 
     @cached_property
     def cost(self) -> Cost:
-        """What the step costs the worker that has most of it, data included."""
+        """The cost of the step for the worker that has most of it, data included."""
         return cost_of(self.partition.local(self.workers - 1))
 
     def _to_others(self, split: Split, worker: int) -> int:
         return _held(split, worker, self.workers) * (self.workers - 1)
 
     def _sum(self, i: SharedSum, worker: int) -> Iterator[tuple[str, int]]:
-        """As `tiebreak.engine.distributed.arithmetic` adds it, without what is undecided."""
+        """The bytes that a worker sends of a sum, by kind of exchange, without those of undecided elements."""
         others, norms = self.workers - 1, plan_sum(i.mine, NO_LIMIT).norms(_CPU)
         each = SUM_BYTES if norms else SUM_BYTES + BOUND_BYTES
         if i.everywhere:

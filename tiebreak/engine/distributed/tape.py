@@ -1,4 +1,4 @@
-"""What one worker's part of a step depends on, and what it told the others: recorded, then played by another worker.
+"""The tape of one worker's part of a step, with its inputs and messages: recorded, then played by another worker.
 
 A tape is bytes, in the order in which the step needs them: the worker's shards of the state before the step; its own
 FP64 sums, before it sends them; a digest of all that it sends in an exchange; what it receives. Played again, the step
@@ -22,7 +22,7 @@ DIGEST: Final = 32
 
 
 class DifferenceError(Exception):
-    """What is played differs from the tape. `evidence` is the same on all machines that compute rightly."""
+    """The play differs from the tape. `evidence` is the same on all machines that compute rightly."""
 
     def __init__(self, evidence: bytes) -> None:
         super().__init__()

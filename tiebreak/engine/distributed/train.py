@@ -38,7 +38,7 @@ class SharedInterpreter(Interpreter):
         self._weights = self._gathered_weights()
 
     def _gathered_weights(self) -> list[tuple[AllGather, str]]:
-        """What a step gathers from the state before it, in order."""
+        """The weights that a step gathers from the state before it, in order."""
         found, body = [], self.program.body
         for i in (body[n] for unit in self._planned for n in unit.members):
             if isinstance(i, AllGather) and reads_state(self.program, i):
@@ -74,7 +74,7 @@ class SharedInterpreter(Interpreter):
         return self.arithmetic.collectives.greatest([step], self.arithmetic.device)[0]
 
     def agreed(self, mine: bytes) -> bytes:
-        """The bytes of the first worker, of which the others know the length only."""
+        """The bytes of the first worker; the others need to know only their length."""
         return self.arithmetic.collectives.agreed(mine, self.arithmetic.device)
 
     def whole(self, state: State) -> State:
@@ -92,7 +92,7 @@ class SharedInterpreter(Interpreter):
         self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
         donate: bool = False, sums: Sums | None = None,
     ) -> StepResult:  # fmt: skip
-        """As `Interpreter.step`, on shards. If any worker's shard is not finite, all raise `NotFiniteError`."""
+        """Runs a step on shards, as `Interpreter.step` does. All raise `NotFiniteError` if any shard is not finite."""
         if observe is not None or sums is not None:
             raise ConfigurationError("expected one worker where values are observed or sums are logged, got several")
         self.arithmetic.look_ahead((i, state[name]) for i, name in self._weights)

@@ -29,9 +29,9 @@ from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES
 SCALE: Final = 2.0**47
 """Units of a bound."""
 ROUNDINGS: Final = 40
-"""What is added to the roundings on a term's path."""
+"""The roundings that the encoding adds to those on a term's path."""
 _BIAS: Final = 1.5 * 2.0**52 + SCALE
-"""From here on, FP64 numbers are integers with the same leading bits; the others are those of 2^47 + q."""
+"""The number from which on FP64 numbers are integers with the same leading bits; the others are those of 2^47 + q."""
 _LEADING: Final = 0x4338
 _LEAST, _INFINITE = (1023 - 400) << 4, 0x7FF << 4
 
@@ -44,7 +44,7 @@ def above(sizes: Tensor) -> Tensor:
 
 
 def integers(sums: Tensor, per_bound: Tensor) -> Tensor:
-    """What `message` takes, FP64, of sums (FP64, 1-d) and `SCALE` divided by the bound of each."""
+    """The FP64 numbers that `message` takes, from sums (FP64, 1-d) and `SCALE` divided by the bound of each."""
     return (sums * per_bound).add_(_BIAS).nan_to_num_(nan=_BIAS, posinf=_BIAS, neginf=_BIAS)
 
 

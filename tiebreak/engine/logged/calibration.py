@@ -49,7 +49,7 @@ SMALLEST: Final = LEAST / UNIT
 """The smallest threshold that the arithmetic takes."""
 SHARE: Final = 0.99
 SLACK: Final = 18
-"""Without measurements, 2^-n is this many powers of two above the error of one rounding in a gap."""
+"""The powers of two by which 2^-n exceeds the error of one rounding in a gap, where nothing was measured."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of sums compared so far and in total."""

@@ -1,4 +1,4 @@
-"""How far apart the values of one sum are in several variants, in units of each element's own error."""
+"""Measures how far apart the values of one sum are in several variants, in units of each element's own error."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Sum
 SAMPLE: Final = 1 << 16
 """The number of elements of one sum that are compared in one step."""
 EXACT: Final = 16
-"""The number of these that are compared with the exact sum: so many at random, and so many that diverge most."""
+"""The number of these that are compared with the exact sum: this many at random, and as many that diverge most."""
 REPORTED: Final = 1 << 20
 """Sums of up to this many elements are examined in full; of larger ones, the elements nearest to a middle."""
 EVERYTHING: Final = 2.0**60
@@ -58,7 +58,7 @@ class Variant:
 def variants_of(
     orders: int, *, threads: Sequence[int], compiled: bool, devices: Sequence[str] = (), seed: int = 0
 ) -> tuple[Variant, ...]:
-    """On each kernel and device, the terms' own order and `orders` permuted ones, with seeds from `seed` + 1 on.
+    """Variants on each kernel and device: the terms' own order, and `orders` permuted ones, seeded from `seed` + 1 on.
 
     threads: thread counts; each is used with the terms' own order, and they take turns for the permuted ones. compiled:
     whether to use the compiled kernels in addition to the pure path. devices: those besides the CPU.
@@ -213,7 +213,7 @@ def _only(near: NearTies, elements: Integers) -> NearTies:
 
 
 def _gaps(magnitudes: Floats, precision: int) -> tuple[Floats, Floats]:
-    """For FP64 magnitudes, the gap between the neighbours of that precision, and 2^exponent."""
+    """The gap between the neighbours of that precision around each FP64 magnitude, and 2^exponent."""
     exponents = np.ldexp(1.0, np.maximum(np.frexp(magnitudes)[1] - 1, _LEAST_EXPONENT))
     return exponents * 2.0 ** -(precision - (MAX_PRECISION - FRACTION_BITS)), exponents
 

@@ -29,14 +29,14 @@ def put_bits(result: Tensor, elements: Integers, bits: Bits) -> None:
 
 
 def went_up(bits: Bits, values: Doubles) -> Mask:
-    """Which of some FP64 values were rounded up, away from zero. None may be a number of the precision itself."""
+    """A mask of the FP64 values that were rounded up, away from zero. None may be a number of the precision itself."""
     rounded = np.abs(bits.view(np.float32).astype(np.float64))
     went: Mask = rounded > np.abs(values)
     return went
 
 
 def toward(bits: Bits, values: Doubles, up: Mask, precision: int) -> Bits:
-    """Of the two neighbours of each value, one of which is `bits`, the one that `up` selects. A zero is +0."""
+    """The neighbour of each value in the direction of `up`; `bits` is one of its two neighbours. A zero is +0."""
     step = np.uint32(1 << (MAX_PRECISION - precision))
     own = went_up(bits, values)
     magnitude = bits & ~_SIGN

@@ -41,7 +41,7 @@ _Block = tuple[Integers, Mask]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElementOrder:
-    """All elements of all logged sums of a program in one sequence, in program order: the order of entries in files.
+    """The elements of all logged sums of a program in one sequence, in program order: the order of entries in files.
 
     The k-th logged sum is value `values[k]`; its elements have places `starts[k]` to `starts[k + 1] - 1`.
     """

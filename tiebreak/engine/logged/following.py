@@ -44,7 +44,7 @@ from tiebreak.protocol.program.rounding import (
 from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog
 
 SCREENED_FROM: Final = 256
-"""From this many entries of one value that are not open, they are screened first."""
+"""Entries of one value that are not open are screened first if there are this many or more."""
 _EXACT_AT_ONCE: Final = 1 << 12
 """The number of elements whose exact sums are held at once."""
 _NO_ENTRIES: Final = Entries(np.empty(0, np.int64), np.empty(0, np.bool_))
@@ -171,7 +171,7 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class _Exact:
-    """A logged sum, single elements of which are summed exactly."""
+    """A logged sum whose elements can be summed exactly, one by one."""
 
     instruction: Instruction
     operands: Sequence[Tensor]

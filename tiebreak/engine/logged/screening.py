@@ -32,12 +32,12 @@ from tiebreak.protocol.program.step_log import Integers, Mask
 THRESHOLD: Final = 2.0**60
 _GREATEST: Final = 2.0**127
 _SLACK: Final = 1 + 2.0**-40
-"""More than the rounding errors of these few FP64 operations."""
+"""A factor greater than the rounding errors of these few FP64 operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """For some elements: c, and masks of those that are near and those that are far."""
+    """The values c of some elements, and masks of those that are near and those that are far."""
 
     values: Doubles
     near: Mask

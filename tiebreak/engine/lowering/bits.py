@@ -19,13 +19,13 @@ def _power_of_two(b: Builder, n: Ref) -> Ref:
 
 
 def _width(c: Context) -> tuple[int, bool]:
-    """Of the result's type: how many bits it has besides a sign, and whether it has one."""
+    """The number of bits of the result's type besides a sign, and whether it has a sign."""
     least, bits = INTEGERS.get(c.result.dtype, (-1, 64))
     return (bits - 1, True) if least else (bits, False)
 
 
 def _common_bits(c: Context, x: Ref, y: Ref) -> Ref:
-    """x and y: the bits that both have, along a last dim, put together again."""
+    """The bits that x and y both have: taken apart along a last dim, and put together again."""
     b, (count, is_signed) = c.b, _width(c)
     places = _power_of_two(b, b.iota((count,), (1,)))
     two = b.const(2, DType.I64)
@@ -45,7 +45,7 @@ def _common_bits(c: Context, x: Ref, y: Ref) -> Ref:
 @lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "logical_or.default", function=MapFunction.OR)
 @lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "logical_xor.default", function=MapFunction.NE)
 def bitwise(c: Context, x: Ref | Scalar, y: Ref | Scalar, *, function: MapFunction) -> Ref:
-    """And, or, exclusive or, of bools and of the bits of integers; or is x + y less and, exclusive or is that again."""
+    """And, or, exclusive or of bools and of the bits of integers: or is x + y - and, exclusive or is or - and."""
     b = c.b
     if c.dtype == DType.BOOL:
         return b.map(function, c.ref(x, DType.BOOL), c.ref(y, DType.BOOL))
@@ -59,7 +59,7 @@ def bitwise(c: Context, x: Ref | Scalar, y: Ref | Scalar, *, function: MapFuncti
 
 @lowers("bitwise_not.default", "logical_not.default")
 def bitwise_not(c: Context, x: Ref) -> Ref:
-    """Not, of bools; of integers -1 - x."""
+    """The negation of bools; -1 - x of integers."""
     if c.dtype == DType.BOOL:
         return c.b.map(MapFunction.NOT, c.ref(x))
     return c.b.sub(c.b.const(-1, DType.I64), c.ref(x))

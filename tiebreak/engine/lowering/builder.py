@@ -156,7 +156,7 @@ class Builder:
         """The values whose elements are all numbers of bfloat16."""
         self._streams = 0
         self.draws: list[int | None] = []
-        """What each draw of the traced step is made of, in its order: a value; None for one that nothing reads."""
+        """The value from which each draw of the traced step is made, in order; None for one that nothing reads."""
         self.numbers: dict[int, int] = {}
         """The number in the finished program of each value that is still in it."""
         self._data: dict[str, Ref] = {}
@@ -435,7 +435,7 @@ class Builder:
         return self.put(source, index.expand((*row, *index.shape)), (rows, *row), [0])
 
     def put(self, source: Ref, index: Ref, shape: Sequence[int], dims: Sequence[int]) -> Ref:
-        """At each place of `shape`, the exact sum of the sources whose index is its row-major place in `dims`.
+        """The exact sum, at each place of `shape`, of the sources whose index is its row-major place in `dims`.
 
         source and index have the dims of `shape` that are not in `dims`, in that order, and then any others.
         """

@@ -18,7 +18,7 @@ _DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132)
 _TRIGAMMA = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66)
 """trigamma(x) - 1 / x - 1 / 2x^2 in odd powers of 1/x from the third on."""
 _FAR = 8.0
-"""From here on, all three are computed by their series in 1/x."""
+"""The argument from which on all three are computed by their series in 1/x."""
 
 
 def _polynomial(b: Builder, x: Ref, coefficients: tuple[float, ...]) -> Ref:
@@ -38,7 +38,7 @@ def _half_turn(c: Context, size: Ref) -> Ref:
 
 
 def _lgamma_of_positive(b: Builder, x: Ref) -> Ref:
-    """log(gamma(2 + p)), and the logarithm of what gamma(x + 1) = x * gamma(x) takes to come there; or Stirling's."""
+    """log(gamma(x)) of positive x: a polynomial about 2 and gamma(x + 1) = x * gamma(x), or Stirling's series."""
     one = b.const(1.0)
     t, product = x, one
     for _ in range(6):  # down to between 1.5 and 2.5; every difference is exact
@@ -56,7 +56,7 @@ def _lgamma_of_positive(b: Builder, x: Ref) -> Ref:
 
 @lowers("lgamma.default")
 def lgamma(c: Context, x: Ref) -> Ref:
-    """By a polynomial about 2, recurrence, and Stirling's series from 8 on; by reflection if x < 0."""
+    """A polynomial about 2, recurrence, and Stirling's series from 8 on; reflection if x < 0."""
     b, x = c.b, c.ref(x)
     size = b.map(MapFunction.ABS, x)
     found = _lgamma_of_positive(b, size)
@@ -82,7 +82,7 @@ def _above(b: Builder, x: Ref, power: int) -> tuple[Ref, Ref]:
 
 @lowers("digamma.default")
 def digamma(c: Context, x: Ref) -> Ref:
-    """By its series in 1/x from 8 on and recurrence up to there; by reflection if x < 0."""
+    """The series in 1/x from 8 on, and recurrence up to there; reflection if x < 0."""
     b, x = c.b, c.ref(x)
     size, one = b.map(MapFunction.ABS, x), b.const(1.0)
     t, taken = _above(b, size, 1)
@@ -99,7 +99,7 @@ def digamma(c: Context, x: Ref) -> Ref:
 
 @lowers("polygamma.default")
 def polygamma(c: Context, order: int, x: Ref) -> Ref:
-    """Of order 0 or 1: the first two derivatives of the logarithm of the gamma function."""
+    """The first derivative (order 0) or the second (order 1) of the logarithm of the gamma function."""
     if order == 0:
         return digamma(c, x)
     if order != 1:

@@ -12,13 +12,13 @@ from tiebreak.protocol.program.isa import DType, MapFunction
 
 
 def _groups(c: Context, ends: Ref, rows: int) -> Ref:
-    """The group of each row, i64 (rows,): how many groups end before it."""
+    """The group of each row, i64 (rows,): the number of groups that end before it."""
     ended = c.b.compare(MapFunction.LE, ends, c.b.iota((rows,), (1,)).unsqueeze(-1))
     return c.b.sum(c.b.cast(ended, DType.I64), [-1])
 
 
 def _rows_times_matrices(c: Context, x: Ref, weight: Ref, ends: Ref) -> Ref:
-    """x (S, K) times weight (G, K, N) as (S, N): every row with every matrix, of which one product is chosen."""
+    """x (S, K) times weight (G, K, N) as (S, N): every row times every matrix, and the row's own product chosen."""
     b, count = c.b, weight.shape[0]
     group = _groups(c, ends, x.shape[0]).unsqueeze(-1)
     last = b.const(count - 1, DType.I64)

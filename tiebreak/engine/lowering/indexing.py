@@ -37,11 +37,11 @@ class _Bags:
     number: Ref
     """The same, but -1 for one that is left out."""
     count: Ref
-    """How many indices each bag has; i64 (bags)."""
+    """The number of indices in each bag; i64 (bags)."""
 
     @classmethod
     def of(cls, b: Builder, index: Ref, offsets: Ref, bags: int, padding_index: int) -> "_Bags":
-        """Of the first `bags` offsets; `padding_index` is left out."""
+        """The bags that begin at the first `bags` offsets; `padding_index` is left out."""
         one = b.const(1, DType.I64)
         places = b.iota(index.shape, (1,)).unsqueeze(1)
         begun = b.compare(MapFunction.LE, offsets.slice(0, 0, bags).unsqueeze(0), places)
@@ -53,19 +53,19 @@ class _Bags:
         return cls(every, number, b.sum(b.cast(inside, DType.I64), [1]))
 
     def size(self, b: Builder) -> Ref:
-        """By what a mean is divided; f32 (bags, 1)."""
+        """The divisor of each bag's mean; f32 (bags, 1)."""
         return b.cast(b.map(MapFunction.MAX, self.count, b.const(1, DType.I64)), DType.F32).unsqueeze(1)
 
     def spread(self, b: Builder, rows: Ref) -> Ref:
-        """The row of each index's bag, of zeros for one that is left out."""
+        """The row of each index's bag; zeros for an index that is left out."""
         left_out = b.compare(MapFunction.LT, self.number, b.const(0, DType.I64))
         found = b.rows(rows, b.where(left_out, b.const(0, DType.I64), self.number))
         return b.where(left_out.unsqueeze(1), b.const(0.0), found)
 
     def greatest(self, b: Builder, rows: Ref) -> tuple[Ref, Ref]:
-        """The greatest numbers of each bag's rows, by doubling, and which index has each first; (bags, columns).
+        """The greatest numbers of each bag's rows, by doubling, and the first index with each; (bags, columns).
 
-        0 and 0 of a bag without any.
+        Both are 0 for a bag that has none.
         """
         n, step = self.number.shape[0], 1
         least, none = b.const(-inf), b.const(0, DType.I64)
@@ -119,7 +119,7 @@ def embedding_bag_backward(
     c: Context, grad: Ref, index: Ref, offsets: Ref, _number: Ref, _count: Ref, greatest: Ref, rows: int,
     scale_by_frequency: bool, mode: int, _sparse: bool, factors: Ref | None, padding_index: int = -1,
 ) -> Ref:  # fmt: skip
-    """Each row's exact sum of the gradients of the bags that it is in, of a mean divided before; or is greatest in."""
+    """Each row's exact sum of its bags' gradients: for a mean, divided first; for a maximum, where it is greatest."""
     _require_unscaled(scale_by_frequency)
     b = c.b
     found = _Bags.of(b, index, offsets, grad.shape[0], padding_index)

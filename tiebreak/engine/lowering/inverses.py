@@ -15,7 +15,7 @@ _ATAN = (-0.33333314342036646, 0.1999841574843419, -0.1424241541046215, 0.105851
 _ASIN = (0.16666752681456512, 0.0749528867082765, 0.0454716072123889, 0.02417295160309099, 0.04217822980941947)
 """(asin(z) / z - 1) / z^2 as a polynomial in z^2 for z <= 1/2: asin errs by 2^-27."""
 _LARGE = 4096.0
-"""From here on, the square root of x^2 + 1 or of x^2 - 1 is x."""
+"""The number from which on the square root of x^2 + 1 or of x^2 - 1 is x."""
 
 
 def _odd_series(b: Builder, z: Ref, square: Ref, coefficients: tuple[float, ...]) -> Ref:
@@ -47,7 +47,7 @@ def _first_octant(b: Builder, z: Ref) -> Ref:
 
 @lowers("atan.default")
 def atan(c: Context, x: Ref) -> Ref:
-    """By a polynomial, from tan(pi / 8) on of (1 - x) / (1 + x), and beyond 1 of what pi / 2 leaves of 1 / x."""
+    """A polynomial up to tan(pi/8); pi/4 less that of (1 - x) / (1 + x) up to 1; pi/2 less that of 1 / x beyond."""
     b, x, one = c.b, c.ref(x), c.b.const(1.0)
     size = b.map(MapFunction.ABS, x)
     steep = b.compare(MapFunction.LT, one, size)
@@ -75,7 +75,7 @@ def atan2(c: Context, y: Ref, x: Ref) -> Ref:
 
 
 def _asin_of(b: Builder, size: Ref) -> tuple[Ref, Ref, Ref]:
-    """Whether |x| > 1/2; and there asin(sqrt((1 - |x|) / 2)), elsewhere asin(|x|): twice, of which one is used."""
+    """The mask |x| > 1/2; asin(sqrt((1 - |x|) / 2)) where it holds, elsewhere asin(|x|); and twice that."""
     half = b.const(0.5)
     far = b.compare(MapFunction.LT, half, size)
     square = b.where(far, b.mul(b.sub(b.const(1.0), size), half), b.mul(size, size))
@@ -85,7 +85,7 @@ def _asin_of(b: Builder, size: Ref) -> tuple[Ref, Ref, Ref]:
 
 @lowers("asin.default")
 def asin(c: Context, x: Ref) -> Ref:
-    """By a polynomial; beyond 1/2 it is pi / 2 less twice that of sqrt((1 - x) / 2)."""
+    """A polynomial up to 1/2; beyond, pi / 2 less twice that of sqrt((1 - x) / 2)."""
     b, x = c.b, c.ref(x)
     far, near, twice = _asin_of(b, b.map(MapFunction.ABS, x))
     return _with_sign(b, b.where(far, _from_right_angles(b, 1, twice), near), x)
@@ -93,7 +93,7 @@ def asin(c: Context, x: Ref) -> Ref:
 
 @lowers("acos.default")
 def acos(c: Context, x: Ref) -> Ref:
-    """What asin(x) leaves of pi / 2; beyond 1/2 twice asin of sqrt((1 - x) / 2), or pi less that of -x."""
+    """pi / 2 - asin(x) up to 1/2; beyond, 2 asin(sqrt((1 - x) / 2)), or pi less that of -x."""
     b, x = c.b, c.ref(x)
     far, near, twice = _asin_of(b, b.map(MapFunction.ABS, x))
     beyond = b.where(b.compare(MapFunction.LT, x, b.const(0.0)), _from_right_angles(b, 2, twice), twice)

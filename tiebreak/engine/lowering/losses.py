@@ -34,7 +34,7 @@ class _Hinges:
 
 @lowers("multilabel_margin_loss_forward.default", whole=True)
 def multilabel_margin_loss(c: Context, x: Ref, target: Ref, reduction: int) -> tuple[Ref, Ref]:
-    """Sums of max(0, 1 - x[label] + x[other]) over the number of classes, labels ending at -1; which are labels."""
+    """Sums of max(0, 1 - x[label] + x[other]) over the number of classes, labels ending at -1; and a mask of labels."""
     b, hinges = c.b, _Hinges(c, x, target)
     losses = b.div(b.sum(hinges.values, [1, 2]), b.const(float(hinges.classes)))
     found = b.mean(losses) if reduction == _MEAN else b.sum(losses) if reduction == _SUM else losses
@@ -43,7 +43,7 @@ def multilabel_margin_loss(c: Context, x: Ref, target: Ref, reduction: int) -> t
 
 @lowers("multilabel_margin_loss_backward.default", whole=True)
 def multilabel_margin_loss_backward(c: Context, grad: Ref, x: Ref, target: Ref, reduction: int, _is_target: Ref) -> Ref:
-    """For each hinge that counts: +grad for its class and -grad for its label, over the number of classes."""
+    """+grad for the class and -grad for the label of each hinge that counts, over the number of classes."""
     b, hinges = c.b, _Hinges(c, x, target)
     ones = b.cast(hinges.positive, DType.F32)
     given = b.put(b.sum(ones, [2]), hinges.labels, hinges.rows.shape, [1])

@@ -19,7 +19,7 @@ MAX_ROUNDS = 16
 
 
 def _keys(c: Context, x: Ref, *, descending: bool) -> Ref:
-    """x as numbers of which the greatest come first."""
+    """Sort keys of x: the element with the greatest key comes first."""
     x = ordered(c, x)
     if x.dtype == DType.F32:
         x = c.b.where(c.b.compare(MapFunction.NE, x, x), c.b.const(inf), x)
@@ -27,7 +27,7 @@ def _keys(c: Context, x: Ref, *, descending: bool) -> Ref:
 
 
 def _ranks(c: Context, keys: Ref) -> Ref:
-    """How many keys come before each in its row, the last dim: the greater ones, and the equal ones to its left."""
+    """The number of keys before each in its row, the last dim: the greater ones, and the equal ones to its left."""
     b = c.b
     if prod(keys.shape) * keys.shape[-1] > MAX_COMPARISONS:
         raise NotImplementedError(
@@ -86,7 +86,7 @@ def topk(c: Context, x: Ref, k: int, d: int = -1, largest: bool = True, _sorted:
 
 @lowers("sort.default", "sort.stable")
 def sort(c: Context, x: Ref, dim: int = -1, descending: bool = False, **_: bool) -> tuple[Ref, Ref]:
-    """All values in order, and their indices; equal ones stay in the order that they had."""
+    """The values in order, and their indices; equal ones stay in the order that they had."""
     return _order(c, x, dim, range(x.shape[dim] if x.rank else 1), descending=descending)
 
 

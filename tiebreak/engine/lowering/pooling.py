@@ -129,7 +129,7 @@ def avg_pool_backward(
 
 
 def _summed_windows(c: Context, share: Ref, shape: Sizes, k: Sizes, s: Sizes, p: Sizes) -> Ref:
-    """For each element of `shape`, the sum of the shares of the windows that contain it."""
+    """The sum, for each element of `shape`, of the shares of the windows that contain it."""
     rank = len(k)
     lead, space = shape[:-rank], shape[-rank:]
     out = share.shape[-rank:]

@@ -19,7 +19,7 @@ _SERIES = tuple(2 / n for n in (3, 5, 7, 9, 11))
 
 
 def _cut(b: Builder, x: Ref, bits: int) -> Ref:
-    """x rounded to so many leading bits, as Veltkamp (1968) does; below 2^100 nothing overflows."""
+    """x rounded to its leading `bits` bits, as Veltkamp (1968) does; below 2^100 nothing overflows."""
     spread = b.scale(x, float((1 << 24 - bits) + 1))
     return b.sub(spread, b.sub(spread, x))
 

@@ -7,7 +7,7 @@ Whatever is drawn is made of `random`, u = k * 2^-24 in [0, 1), and of `shuffle`
     integer      i = low + (u * 2^48 + v * 2^24) mod (high - low)           (each equally likely up to range / 2^48)
     permutation  shuffle of 0 ... n-1, with the step as its epoch
 
-u and v are the two halves of one `random`. Beside the result, each rule notes what it was made of (u, z, e, the integer
+u and v are the two halves of one `random`. Each rule also notes what its result was made of (u, z, e, the integer
 before the modulus, the permutation), which `tiebreak.engine.run.eager` gives to eager PyTorch.
 """
 

@@ -29,7 +29,7 @@ def element_type(dtype: torch.dtype) -> DType | None:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may use: the builder, the traced result (a fake tensor, or a tuple of them), and the operands'."""
+    """The context of a rule: the builder, and the traced result (a fake tensor or a tuple of them) and operands."""
 
     b: Builder
     result: Any

@@ -187,7 +187,7 @@ _TENT, _CUBIC = partial(_filtered, cubic=False), partial(_filtered, cubic=True)
 def upsample_linear(
     c: Context, x: Ref, out: Sequence[int], align: bool, *scales: float | None, weights: Weights
 ) -> Ref:
-    """For each dim one contraction with a matrix of tents, max(0, 1 - distance); antialiased: wider ones, or cubics."""
+    """A contraction for each dim with a matrix of tents, max(0, 1 - distance); antialiased: wider ones, or cubics."""
     return _linear(c, x, x.shape[-len(out) :], tuple(out), align, scales, False, weights)
 
 
@@ -198,7 +198,7 @@ def upsample_linear_backward(
     c: Context, grad: Ref, out: Sequence[int], shape: Sequence[int], align: bool, *scales: float | None,
     weights: Weights,
 ) -> Ref:  # fmt: skip
-    """For each dim one contraction with the transposed matrix."""
+    """A contraction for each dim with the transposed matrix."""
     return _linear(c, grad, tuple(shape[-len(out) :]), tuple(out), align, scales, True, weights)
 
 
@@ -313,7 +313,7 @@ def col2im(
     c: Context, x: Ref, space: Sequence[int], kernel: Sequence[int], dilation: Sequence[int],
     padding: Sequence[int], stride: Sequence[int],
 ) -> Ref:  # fmt: skip
-    """Columns added back into a plane: a scatter_sum onto the padded plane, of which the inside is read."""
+    """Columns added back into a plane: a scatter_sum onto the padded plane, then a view of its inside."""
     k, e, p, s = (spread(v, 2) for v in (kernel, dilation, padding, stride))
     out = _columns(tuple(space), k, e, p, s)
     lead = c.shape[:-2]

@@ -16,9 +16,9 @@ _BORDER, _REFLECTION = 1, 2
 
 @dataclass(frozen=True)
 class _Tap:
-    """What a place reads in one direction: an index, its weight, and the change of that with the grid's number.
+    """An element that a place reads in one direction: its index, its weight, and how that changes with the grid.
 
-    All (N, outs), index i64. It may be outside.
+    All are (N, outs); the index is i64, and may be outside.
     """
 
     index: Ref
@@ -63,7 +63,7 @@ def _keys(b: Builder, t: Ref) -> list[tuple[Ref, Ref]]:
 
 
 def _polynomial(b: Builder, x: Ref, factors: Sequence[float]) -> Ref:
-    """By Horner's rule; the factor of the highest power first."""
+    """A polynomial by Horner's rule; the factor of the highest power comes first."""
     total = b.const(factors[0])
     for factor in factors[1:]:
         total = b.mul(total, x)
@@ -161,7 +161,7 @@ def grid_sample(c: Context, image: Ref, grid: Ref, mode: int, padding: int, alig
 def grid_sample_backward(
     c: Context, grad: Ref, image: Ref, grid: Ref, mode: int, padding: int, align: bool, _wanted: Sequence[bool]
 ) -> tuple[Ref, Ref]:
-    """Each element's exact sum of what was read from it; and the grid's, by how its elements' weights change."""
+    """The exact sum of what was read from each element; and the grid's gradient, by how the weights change."""
     b = c.b
     corners = list(_corners(c, image, grid, mode, padding, align))
     if mode == _NEAREST:
@@ -178,7 +178,7 @@ def grid_sample_backward(
 
 
 def _put(c: Context, parts: Sequence[tuple[_Corner, Ref]], image: Ref) -> Ref:
-    """Each element's exact sum of the parts at its place; what lies outside goes nowhere."""
+    """The exact sum, for each element, of the parts at its place; what lies outside goes nowhere."""
     b, shape = c.b, image.shape
     flat = (*shape[:2], -1)
     sources = b.cat([b.reshape(part, flat) for _, part in parts], 2)

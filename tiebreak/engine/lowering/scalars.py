@@ -11,7 +11,7 @@ from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 _WHOLE = float(1 << 23)
-"""From here on, every f32 is an integer."""
+"""The number from which on every f32 is an integer."""
 _LOG_2 = 45426 / 65536
 """log 2, cut to 16 bits."""
 _ERFC = (1.2769783735275269, -0.0927634909749031, -0.16602972149848938, 0.16404040157794952, -0.05422491207718849,
@@ -23,7 +23,7 @@ It is fitted for 0.45 <= x <= 11, to 2^-25.
 
 
 def wrapped(b: Builder, x: Ref, low: int, bits: int) -> Ref:
-    """Wraps an i64 around like an integer of so many bits whose least value is `low`: congruent mod 2^bits."""
+    """Wraps an i64 around like an integer of `bits` bits whose least value is `low`: congruent mod 2^bits."""
     least, size = b.const(low, DType.I64), b.const(1 << bits, DType.I64)
     return b.add(b.map(MapFunction.MOD, b.sub(x, least), size), least)
 
@@ -69,14 +69,14 @@ def _truncated(c: Context, x: Ref) -> Ref:
 
 @lowers("trunc.default")
 def trunc(c: Context, x: Ref) -> Ref:
-    """Towards zero, exactly (through i64); a result of zero is +0."""
+    """x rounded towards zero, exactly (through i64); a result of zero is +0."""
     return _if_fraction(c, x, _truncated(c, x)) if x.dtype == DType.F32 else x
 
 
 @lowers("ceil.default", up=True)
 @lowers("floor.default", up=False)
 def floor(c: Context, x: Ref, *, up: bool) -> Ref:
-    """Downwards or (ceil) upwards, exactly; a result of zero is +0."""
+    """x rounded downwards or (ceil) upwards, exactly; a result of zero is +0."""
     if x.dtype != DType.F32:
         return x
     whole = _truncated(c, x)
@@ -87,7 +87,7 @@ def floor(c: Context, x: Ref, *, up: bool) -> Ref:
 
 @lowers("round.default")
 def round_(c: Context, x: Ref) -> Ref:
-    """To nearest, ties to even, exactly: |x| + 2^23 - 2^23, with the sign put back."""
+    """x rounded to nearest, ties to even, exactly: |x| + 2^23 - 2^23, with the sign put back."""
     if x.dtype != DType.F32:
         return x
     shift = c.b.const(_WHOLE)
@@ -120,7 +120,7 @@ def expm1(c: Context, x: Ref) -> Ref:
 
 @lowers("log1p.default")
 def log1p(c: Context, x: Ref) -> Ref:
-    """With u = 1 + x: log(u) * (x / (u - 1)), which keeps its digits near 0; x where u is 1."""
+    """log(u) * (x / (u - 1)) with u = 1 + x, which keeps its digits near 0; x where u is 1."""
     b = c.b
     one, infinity = b.const(1.0), b.const(math.inf)
     u = b.add(one, x)

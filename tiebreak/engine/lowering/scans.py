@@ -14,7 +14,7 @@ _LONG: Final = 1024
 def cumsum(c: Context, x: Ref, d: int, **_: Any) -> Ref:
     """Every prefix's exact sum, one reduction: a product with a triangle of ones.
 
-    Of i64 over windows of a padded x, or, of more than 1,024, by doubling like products.
+    An i64 is summed over windows of a padded x or, with more than 1,024 elements, by doubling as products are.
     """
     x = c.ref(x)
     if x.rank == 0:

@@ -1,4 +1,4 @@
-"""Indexed writes. Of several writes to one element the last one counts, in row-major order of the indices."""
+"""Indexed writes. The last of several writes to one element counts, in row-major order of the indices."""
 
 from collections.abc import Callable, Sequence
 from math import inf, prod
@@ -159,7 +159,7 @@ def _masked(c: Context, x: Ref, indices: Sequence[Ref | None], value: Ref) -> Re
 
 
 def _ranks(c: Context, mask: Ref, shape: Sequence[int]) -> Ref:
-    """How many elements the mask selects before each, in row-major order; -1 for those that it does not select."""
+    """The number of elements that the mask selects before each, in row-major order; -1 for those that it does not."""
     b = c.b
     flat = b.cast(b.reshape(mask.expand(shape), (-1,)), DType.I64)
     return b.sub(b.mul(prefix_sums(c, flat, 0), flat), b.const(1, DType.I64))

@@ -51,7 +51,7 @@ def unsqueeze(_c: Context, x: Ref, d: int) -> Ref:
 
 @lowers("squeeze.dims", "squeeze.dim")
 def squeeze(_c: Context, x: Ref, dims: Sequence[int] | int) -> Ref:
-    """Without dims of size 1."""
+    """The tensor without dims of size 1."""
     return x.squeeze([dims] if isinstance(dims, int) else dims)
 
 
@@ -158,14 +158,14 @@ def flip(_c: Context, x: Ref, dims: Sequence[int]) -> Ref:
 
 @lowers("cat.default")
 def cat(c: Context, parts: Sequence[Ref], d: int = 0) -> Ref:
-    """One after the other; parts of size 0 are skipped as in torch."""
+    """The parts one after the other; parts of size 0 are skipped as in torch."""
     whole = [c.ref(part) for part in parts if 0 not in part.shape]
     return c.b.cat(whole, d) if whole else c.b.full(c.shape, 0, c.dtype)
 
 
 @lowers("stack.default")
 def stack(c: Context, parts: Sequence[Ref], d: int = 0) -> Ref:
-    """Along a new dim."""
+    """The parts along a new dim."""
     return c.b.cat([c.ref(part).unsqueeze(d) for part in parts], d)
 
 

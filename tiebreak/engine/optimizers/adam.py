@@ -1,8 +1,8 @@
 """Adam and AdamW: 12 elementwise instructions per parameter, plus 1 (AdamW) or 2 (Adam) with weight decay.
 
-With amsgrad, the root is of the greatest v so far, for 1 more.
+With amsgrad, the root is that of the greatest v so far, which costs 1 more.
 
-With b1, b2 the betas as FP32 numbers and t the step from 1:
+b1 and b2 are the betas as FP32 numbers, and t is the step from 1:
 
     m = b1 * m + (1 - b1) * g                  v = b2 * v + (1 - b2) * (g * g)
     p = p - rate * sqrt(1 - b2^t) / (1 - b1^t) * (m / (sqrt(v) + eps * sqrt(1 - b2^t)))

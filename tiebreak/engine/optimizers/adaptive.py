@@ -1,7 +1,7 @@
 """RMSprop, Adagrad, NAdam, RAdam and Lion: elementwise instructions, with what depends on the step alone in tables.
 
-With b1 and b2 the betas as FP32 numbers and t the step from 1. Weight decay costs 2 passes over a parameter, or 1
-where it is decoupled, beside these:
+b1 and b2 are the betas as FP32 numbers, and t is the step from 1. Weight decay costs 2 passes over a parameter, or 1
+where it is decoupled, in addition to these:
 
     RMSprop  9, with momentum 11, centered 15      p - rate * (g / (sqrt(v) + eps))
     Adagrad  7      p - rate * decay(t) * (g / (sqrt(s) + eps))

@@ -1,4 +1,4 @@
-"""A moving average beside the parameters: 3 elementwise instructions per parameter. Training does not read it."""
+"""A moving average of the parameters: 3 elementwise instructions per parameter. Training does not read it."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""From `torch.optim` to settings: optimizers with their parameter groups, and schedulers as factors by step.
+"""Translates `torch.optim` into settings: optimizers with their parameter groups, and schedulers as factors by step.
 
 A job begins with moments of zero and has a table of rates, so what has stepped already, what reads the losses of the
 run, and what changes more than the rate is refused with the reason. Nothing of the user's is changed: a scheduler is
@@ -30,10 +30,10 @@ _REFUSED: Final = {
 }
 """Flags that change what is computed. `foreach`, `fused` and `capturable` only choose a kernel."""
 _CLOSE: Final = 1e-9
-"""How far, relative to its greatest rate, a group's rates may be from a multiple of another's."""
+"""The distance of a group's rates from a multiple of another's that is allowed, relative to its greatest rate."""
 
 Rates = list[list[float]]
-"""By group, the learning rate of each step."""
+"""The learning rate of each step, by group."""
 
 
 def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple[Optimizer, Any]:

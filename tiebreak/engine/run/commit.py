@@ -55,7 +55,7 @@ class Committer:
     """Commits the checkpoints of one run, in order. One thread uses it, inside `with`."""
 
     def __init__(self, run: RunDirectory, *, key: PrivateKey | None = None, keep: Keep = ALL) -> None:
-        """Without a key, nothing is signed."""
+        """Takes the signing key; without one, no head is signed."""
         self._run = run
         self._key = key
         self._keep = keep
@@ -119,7 +119,7 @@ class Committer:
     def _commit_aside(
         self, ready: torch.cuda.Event | None, step: int, state: State, loss_bits: int, log_root: Digest
     ) -> Commit:
-        """Commits on a stream of its own, if there are streams, what is there once the event has come."""
+        """Commits a state once the event has come, on a stream of its own if there are streams."""
         if ready is None or self._aside is None:
             return self._commit(step, state, loss_bits, log_root)
         with torch.cuda.stream(self._aside):

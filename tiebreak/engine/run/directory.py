@@ -110,7 +110,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held while a process writes into the run. Raises `StateError` if another process holds it."""
+        """Locks the run while a process writes into it. Raises `StateError` if another process holds the lock."""
         with self.folder(to_write=True) as folder, folder.lock():
             yield
 
@@ -340,7 +340,7 @@ def check_root(what: str, expected: bytes, found: bytes) -> None:
 
 
 def decoded(path: Path, decode: Callable[[bytes], T], data: bytes) -> T:
-    """What `decode` makes of a file's bytes. Any `VerificationError` becomes an `EncodingError` that names the file."""
+    """The result of decoding a file's bytes. Any `VerificationError` becomes an `EncodingError` that names the file."""
     try:
         return decode(data)
     except VerificationError as error:
@@ -359,5 +359,5 @@ def state_name(step: int) -> str:
 
 
 def head_name(count: int) -> str:
-    """The name, in the folder of heads, of the head over so many checkpoints."""
+    """The name, in the folder of heads, of the head over the first `count` checkpoints."""
     return f"{count:012d}.bin"

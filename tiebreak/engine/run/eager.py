@@ -44,9 +44,9 @@ from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import ShuffleParams
 
 NOISE: Final = 16.0
-"""How many times the distance between eager FP32 and FP64 a result may be from FP64."""
+"""A result may be this many times as far from FP64 as eager FP32 is."""
 RELATIVE: Final = 2.0**-18
-"""What it may be off besides, as a share of its norm: 32 units of FP32's rounding."""
+"""The distance that is allowed in addition, as a share of the result's norm: 32 units of FP32's rounding."""
 LARGEST: Final = 2.0**-20
 """The same, as a share of the largest gradient of the model, since some gradients are zero but for rounding."""
 PERTURBED: Final = 3
@@ -73,7 +73,7 @@ def checked(task: Task) -> Compiled:
 
 @contextmanager
 def disturbed() -> Iterator[None]:
-    """Other random streams of Python, NumPy and torch, and other times."""
+    """Runs the block with other random streams of Python, NumPy and torch, and other times."""
     random.seed(SHIFT)
     np.random.seed(SHIFT)
     torch.manual_seed(SHIFT)
@@ -107,7 +107,7 @@ def _same_programs(first: Compiled, second: Compiled) -> None:
 
 @dataclass
 class _Outcome:
-    """What a step makes of the model: in names of the task's own model."""
+    """The outcome of a step, in names of the task's own model."""
 
     loss: Tensor
     gradients: dict[str, Tensor]
@@ -115,9 +115,9 @@ class _Outcome:
     outputs: Outputs = field(default_factory=list)
     before: Mapping[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, Tensor] = field(default_factory=dict)
-    """All state before and after, where the engine has run."""
+    """The whole state before and after, where the engine has run."""
     drawn: Sequence[Tensor | None] = ()
-    """What each draw is made of (None for one that the program leaves out), where the engine has run."""
+    """The numbers from which each draw is made (None if the program leaves it out), where the engine has run."""
 
     def results(self) -> Iterator[tuple[str, Tensor]]:
         yield "the loss", self.loss
@@ -334,7 +334,7 @@ _FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
     **dict.fromkeys(("randint", "randint_like", "random"), _integers),
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "randperm"), lambda drawn, _: drawn),
 }
-"""What eager PyTorch makes of the engine's numbers (see `tiebreak.engine.lowering.random`), by operator."""
+"""Functions from the engine's numbers to those of eager PyTorch, by operator (`tiebreak.engine.lowering.random`)."""
 
 
 def _by_name(task: Task, model: nn.Module, *batch: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class Evidence:
     KEPT: ClassVar[Mapping[str, int]] = {
         "value_tree": 4, "tensor": 64, "tensor_tree": 4, "accumulators": 1, "log_tree": 2,
     }  # fmt: skip
-    """How many answers of a method are kept, because a bisection asks for the same tree at every move."""
+    """The number of answers of a method that are kept, because a bisection asks for the same tree at every move."""
 
     def __init__(self, run: Source, interpreter: Interpreter, logs: Logs = NO_LOGS) -> None:
         """logs: for a job of policy `logged`, those that the run's records commit to."""

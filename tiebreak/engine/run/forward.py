@@ -31,7 +31,7 @@ def loss_alone(program: Program) -> Program:
 
 
 def losses_in(state: State, steps: int) -> list[int]:
-    """The bits of the losses of a segment of so many steps, from the state at its end; empty if it has no ring."""
+    """The bits of the losses of a segment of `steps` steps, from the state at its end; empty if it has no ring."""
     ring = state.get(TELEMETRY)
     if ring is None or ring.dtype != torch.float32 or ring.dim() != 1 or len(ring) < steps:
         return []

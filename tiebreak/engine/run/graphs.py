@@ -57,7 +57,7 @@ def _is_engine(file: str) -> bool:
 
 
 def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
-    """Records what `work` does on a CUDA device, which does not do it yet; each call of the result does."""
+    """Records what `work` would do on a CUDA device; each call of the result does it."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     # Other threads may do what they like, because a commit may be in flight.
     with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -103,7 +103,7 @@ class Graphs:
         self._graph: Graph | None = None
         self._steps = 0
         self.reason = ""
-        """Why steps are not replayed, in words; empty if they are."""
+        """The reason why steps are not replayed, in words; empty if they are."""
         if not isinstance(arithmetic.chains, FusedChains):
             self._refuse(f"the kernels for GPUs do not run on {arithmetic.device}")
         elif arithmetic.options.permuted:

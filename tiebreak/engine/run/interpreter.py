@@ -102,7 +102,7 @@ class Interpreter:
         self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None, *,
         budget: Budget | None = None, graphs: bool = False,
     ) -> None:  # fmt: skip
-        """planned: the order of a program of the same instructions, with other sizes, if it is to be that one's.
+        """planned: the order of execution, if it is to be that of a program that differs only in sizes.
 
         budget: for the values of a step in memory; others wait in a file (`tiebreak.engine.run.offload`). Raises
         `ConfigurationError` if it is too little for one instruction.

@@ -1,4 +1,4 @@
-"""What a run asks of its rounding logs. Whoever computes a run hands in the object that keeps them.
+"""The rounding logs of a run, as the run asks for them. Whoever computes a run hands in the object that keeps them.
 
 `tiebreak.engine.logged` holds the two kinds: `Journal` records the logs of a run in progress, and `CommittedLogs` reads
 those of a published run. A run of policy `exact` has no logs (`NO_LOGS`).
@@ -49,7 +49,7 @@ class LogReport:
     """The outcome of following the logs of one step or several.
 
     entries: those in the logs. needed: the entries whose direction differs from the auditor's own rounding. elsewhere,
-    missing: the number of findings of each kind, of which `findings` holds the first.
+    missing: the number of findings of each kind; `findings` holds the first.
     """
 
     steps: int = 0
@@ -79,11 +79,11 @@ class LogReport:
 
 
 class Run(Protocol):
-    """What identifies a run: a run directory, or a stand-in for one."""
+    """The identity of a run: a run directory, or a stand-in for one."""
 
     @property
     def path(self) -> object:
-        """Where it is stored; only named in errors."""
+        """The place where it is stored; only named in errors."""
 
     @property
     def job(self) -> Job:

@@ -40,21 +40,21 @@ SMALL: Final = 1 << 18
 AHEAD: Final = 1 / 6
 """The part of the budget that is read before it is needed, and the part that is written before it must leave."""
 WINDOW: Final = 256
-"""How many reads ahead are looked at."""
+"""The number of reads ahead that are looked at."""
 RESERVE: Final = 192 << 20
-"""What a step needs beside its values, in bytes: panels of the kernels, pages of the allocator, small values."""
+"""The bytes that a step needs in addition to its values: panels of kernels, pages of the allocator, small values."""
 
 State = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a step may take."""
+    """The memory that a step may take."""
 
     room: int
     """The bytes of its values in memory."""
     folder: Path
-    """Where the others wait, on a disk that has room for them."""
+    """The folder for the other values, on a disk that has room for them."""
 
     @classmethod
     def within(cls, memory: int, folder: Path) -> "Budget":
@@ -122,7 +122,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is known of a unit before it runs."""
+    """The reads and results of a unit, known before it runs."""
 
     reads: tuple[int, ...]
     """The values of others that it reads."""
@@ -181,7 +181,7 @@ class Offload:
             for name, value in self._commits
             if name in self.sources
         }
-        """When a committed value is needed in the next step."""
+        """The position at which a committed value is needed in the next step."""
         self._file = _File(budget.folder)
         self._writer, self._reader = (ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("write", "read"))
         self._loaded: dict[int, _Extent] = {}
@@ -231,7 +231,7 @@ class Offload:
         return tensor
 
     def adopt(self, state: State) -> None:
-        """Takes note of which entries `on_disk` made; what else it made is forgotten."""
+        """Notes the entries that `on_disk` made; whatever else it made is forgotten."""
         for name, tensor in state.items():
             if (extent := self._loaded.get(tensor.data_ptr())) is not None:
                 self._carried[name] = _Carried(tensor, extent, mapped=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # so that `tiebreak scale` needs no torch
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep one checkpoint in so many; 0 keeps only the last."""
+    """Keeps one checkpoint in every `every`; 0 keeps only the last."""
 
     every: int = 1
 

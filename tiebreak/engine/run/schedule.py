@@ -41,7 +41,7 @@ class Unit:
     outputs: tuple[int, ...]
     """The members whose results are committed, are the loss, or are used by other units."""
     dying: tuple[tuple[int, ...], ...]
-    """For each member, the values that nothing after it reads."""
+    """The values that nothing reads after each member."""
 
 
 def is_elementwise(instruction: Instruction, chained: Chained = CHAINED) -> bool:

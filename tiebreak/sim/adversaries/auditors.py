@@ -93,7 +93,7 @@ class Sampler(Auditor):
     """The first false segment of the sample."""
 
     def replays(self, head: SignedHead) -> bool:
-        """Only the last head is replayed. An earlier head merely has to fit the records."""
+        """Whether this head is replayed: only the last is. An earlier head merely has to fit the records."""
         return head.head.count == self.world.board.jobs[head.head.job_id].job.checkpoints
 
     def look_at(self, job: PublicJob, head: SignedHead) -> Process:
@@ -154,7 +154,7 @@ class Bribed(Auditor):
 
 
 def bribe(_cast: Cast, rng: Random) -> int | None:
-    """What a bribe is for: half of the time, a game for show."""
+    """The move at which a bribed auditor gives up; None, half of the time, for no challenge at all."""
     return None if rng.random() < 0.5 else rng.randint(0, 2)
 
 

@@ -1,4 +1,4 @@
-"""What an adversary is: its name, its place among the parties, what it hopes to gain, and how it may end.
+"""Adversaries: their names, their places among the parties, what they hope to gain, and how they may end.
 
 Every module of this folder ends with a table of its adversaries, whose rows are made here: `computes` makes a trainer
 that computes a false run, and there is one kind of row for each place in a cast. Above a table stands what its
@@ -44,7 +44,7 @@ class Role(StrEnum):
 
 
 class Catch(StrEnum):
-    """How a deviation ends. `tiebreak.sim.games.summary` says what each ending means."""
+    """The ending of a deviation. `tiebreak.sim.games.summary` says what each ending means."""
 
     RECOMPUTED = "recomputed"
     PADDING = "padding"
@@ -73,7 +73,7 @@ class Adversary(ABC):
     """Unique in the catalogue, in words: "poisoned label"."""
     role: Role
     gain: str
-    """What the adversary hopes to gain."""
+    """The gain that the adversary hopes for."""
     caught: frozenset[Catch]
     """The endings that the adversary may have; any other is a counter-example. `OPEN` for a weakness."""
     seated: bool = False
@@ -150,7 +150,7 @@ def step_of(job: Job, rng: Random, first: int = 1) -> int:
 
 
 def onward(job: Job, first: int) -> range:
-    """All steps from `first` to the last."""
+    """Steps `first` to the last."""
     return range(first, job.steps + 1)
 
 
@@ -306,7 +306,7 @@ def seat_friend(cast: Cast, name: str, friend: str, make: AgentFactory, place: i
 trainer: Final = partial(row, Role.TRAINER, seat_trainer)
 client: Final = partial(row, Role.CLIENT, seat_client)
 challenger: Final = partial(row, Role.CHALLENGER, seat_challenger)
-"""A challenger beside the honest auditor. The run is true unless another adversary is the trainer."""
+"""A challenger in addition to the honest auditor. The run is true unless another adversary is the trainer."""
 
 ONE_FALSE_SUM: Final = trainer("one false sum", Trainer, "a number of its own choice in the run", run=false_sum())
 """One false number, and everything else as agreed. Other adversaries use it as a cheat to be found."""

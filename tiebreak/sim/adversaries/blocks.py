@@ -59,7 +59,7 @@ class Reorganiser(Builder):
     reverses: bool = False
     """Whether the new blocks hold the transactions in another order."""
     lost: int = 0
-    """How many of these seconds have vanished so far."""
+    """The number of these seconds that have vanished so far."""
 
     def on_block(self, block: Block) -> None:  # noqa: ARG002
         """Choose whether this block and those before it vanish at the next slot."""
@@ -119,13 +119,13 @@ class Retaking(Accusing, Builder):
 
     ROLE: ClassVar = Builder.ROLE
     after: int
-    """It begins after so many moves."""
+    """It begins after this many moves."""
     seconds: int
     lost: int = 0
     taken: PublicGame | None = None
     """The game in which the next block has another choice."""
     answers_met: int = 0
-    """How many answers found another choice than the one that they answer."""
+    """The number of answers that found another choice than the one that they answer."""
 
     def party_in(self, game: PublicGame) -> Party:
         return Careful(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
@@ -143,7 +143,7 @@ class Retaking(Accusing, Builder):
             self.world.reorganise(depth)
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
-        """The other choice, what others have sent, and at last its own, of which the first choice reverts."""
+        """The other choice, what others have sent, and at last its own transactions, whose first choice reverts."""
         game, self.taken = self.taken, None
         own = [waiting for waiting in pending if waiting.sender is self]
         if game is None or game.mover() != self.address or not own:
@@ -160,7 +160,7 @@ class Retaking(Accusing, Builder):
 
 
 def deep(cast: Cast, rng: Random) -> int:
-    """How deep the builder goes, which the parties know and have time for."""
+    """The depth of the builder's reorganisations, which the parties know and have time for."""
     for depth in range(rng.randint(1, DEEPEST), 0, -1):
         cast.confirmations = depth
         if bearable(cast) >= (depth + 1) * cast.block_seconds:

@@ -1,4 +1,4 @@
-"""All adversaries by name. A new module of adversaries is added to the list here."""
+"""The catalogue of adversaries, by name. A new module of adversaries is added to the list here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -30,9 +30,9 @@ MODULES: Final = (
 )  # fmt: skip
 _EVERYONE: Final[Mapping[str, Adversary]] = {one.name: one for module in MODULES for one in module.ADVERSARIES}
 CATALOGUE: Final[Mapping[str, Adversary]] = MappingProxyType({n: one for n, one in _EVERYONE.items() if not one.open})
-"""All adversaries that end where they declare; open weaknesses are not among them."""
+"""The adversaries that end where they declare; open weaknesses are not among them."""
 WEAKNESSES: Final[Mapping[str, Adversary]] = MappingProxyType({n: one for n, one in _EVERYONE.items() if one.open})
-"""All adversaries that the present rules do not stop. What each does says what comes of it."""
+"""The adversaries that the present rules do not stop. The docstring of each says what comes of it."""
 
 
 def adversary(name: str) -> Adversary:

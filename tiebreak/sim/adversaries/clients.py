@@ -39,7 +39,6 @@ class Abandoning(Client):
     """
 
     def follow(self, job: PublicJob) -> Process:
-        """Runs beside the client's agreed behaviour."""
         yield from self.until(lambda: job.is_over or bool(self.world.board.open_games(job.id)))
         while not job.is_over:
             moves = self._moves(job)
@@ -59,7 +58,7 @@ def _with_a_game(cast: Cast, rng: Random) -> None:
 
 
 class Cancelling(Client):
-    """Takes its offer back after so many heads; after none, in the block in which the trainer accepts."""
+    """Takes its offer back after some number of heads; after none, in the block in which the trainer accepts."""
 
     heads: int
 
@@ -71,7 +70,6 @@ class Cancelling(Client):
             self.world.submit(self, calls.cancel_job(job.id), untried=True)
 
     def follow(self, job: PublicJob) -> Process:
-        """Runs beside the client's agreed behaviour."""
         yield from self.until(lambda: job.status is not JobStatus.OFFERED and job.head_count >= self.heads)
         self.world.submit(self, calls.cancel_job(job.id), untried=True)
 

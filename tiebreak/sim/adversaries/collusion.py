@@ -89,7 +89,7 @@ class Hoarder(Builder):
         self.world.submit(self, calls.report_equivocation(heads[0].head, second_head(self, heads[0].head)))
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
-        """All other transactions; its own only when it can do nothing any more."""
+        """The other transactions; its own only when it can do nothing any more."""
         is_over = all(job.is_over for job in self.world.board.jobs.values())
         return [waiting for waiting in pending if is_over or waiting.sender is not self]
 
@@ -375,7 +375,7 @@ def seat_second_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactor
 
 
 _SHARED: Final = false_sum()
-"""The false run of two rows that can play in one game. Of rows with false runs of their own, only one can."""
+"""The false run of two rows that can play in one game; rows with false runs of their own cannot."""
 _conspiracy: Final = partial(row, Role.TRAINER)
 # fmt: off
 ADVERSARIES: Final = (

@@ -189,7 +189,7 @@ def deviating(
     raw: Raw | None = None,
     words: Words | None = None,
 ) -> Work:
-    """As `tampered`, for more than one changed number.
+    """The run of a party that is honest but for changed numbers, any number of them; see `tampered`.
 
     logs: under policy `logged`, the logs by step that this party follows; by default it makes its own. raw: see
     `ForgedMemory`. words: forged words of the committed log trees, which no log file can hold. The lie is then the one

@@ -140,7 +140,7 @@ def with_a_deadline(cast: Cast, _rng: Random) -> None:
 
 
 class Refused(Trainer):
-    """Before each head of a true run posts what the contract must refuse, at any cost. Nothing changes by it."""
+    """Posts what the contract must refuse, at any cost, before each head of a true run. Nothing changes by it."""
 
     def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:  # noqa: ARG002  # for those that look at it
         """The heads to be refused, posted before a correct head."""

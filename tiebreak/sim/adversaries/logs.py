@@ -1,4 +1,4 @@
-"""Trainers of policy `logged` that lie in their rounding logs, beside them, or by withholding them.
+"""Trainers of policy `logged` that lie in their rounding logs, contradict them, or withhold them.
 
 A log can lie in two ways: it says more than the sums allow, or it keeps silent. A cheat moves elements of one sum, in
 one step or in many, to the neighbour of its choice, with or without a log entry. Everything else follows consistently:
@@ -88,12 +88,12 @@ Choice = Callable[[ExactSum], Direction]
 
 
 def wrong_way(exact: ExactSum) -> Direction:
-    """Away from the nearest number."""
+    """The way to the number that is not nearest."""
     return Direction.UP if exact.nearest == Direction.DOWN else Direction.DOWN
 
 
 def greater(exact: ExactSum) -> Direction:
-    """Always to the greater of the two numbers, which makes sums drift."""
+    """The way to the greater of the two numbers, which makes sums drift."""
     return Direction.DOWN if exact.n < 0 else Direction.UP
 
 
@@ -170,7 +170,7 @@ class _Steering:
     def settle(
         self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
-        """As `tiebreak.engine.logged.recording.Recorder`, and writes the cheat's numbers."""
+        """Records the log as `tiebreak.engine.logged.recording.Recorder` does, and writes the cheat's numbers."""
         self.recorder.settle(value, instruction, operands, result, near)
         for element in self.course.elements if value == self.course.leaf else ():
             exact = exact_sum(self.job, self.arithmetic, value, instruction, operands, element)

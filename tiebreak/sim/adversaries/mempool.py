@@ -1,4 +1,4 @@
-"""What can be done with a look at the mempool: block builders, and challengers that copy what an honest one sends.
+"""Cheating with a look at the mempool: by block builders, and by challengers that copy what an honest one sends.
 
 The rules assume that a transaction gets into a block within the clock. A builder that respects this may order, insert
 and delay as it likes. Nothing is promised against one that does not, and it is none of these: the tests of builders
@@ -256,7 +256,7 @@ class Mirror(Copying):
                     yield from self.sleep(self.world.next_block - self.world.now)
 
     def copied(self, game: PublicGame, move: Move) -> Move | None:  # noqa: ARG002  # for who does not copy blindly
-        """What to send for the victim's move; None to wait."""
+        """The move to send for the victim's move; None to wait."""
         return move
 
 
@@ -368,7 +368,7 @@ class Withholder(Copier):
 
     seals_late = True
     seconds: int
-    """For how long it leaves the proof out: whoever sent it can bear less than a clock."""
+    """The seconds for which it leaves the proof out; the sender can bear less than a clock."""
     seen: int | None = None
 
     def on_pending(self, pending: Pending) -> None:
@@ -377,7 +377,7 @@ class Withholder(Copier):
             self.seen = pending.at
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """Everything except, for its time, others' proofs."""
+        """All transactions except others' proofs, which it leaves out for its time."""
         ordered = super().order(pending, now)
         if self.seen is None or now >= self.seen + self.seconds:
             return ordered

@@ -36,7 +36,7 @@ _NO_SIGNIFICAND = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """How sums are computed: the change of factors, the type of partial sums, the rounding of the last one."""
+    """The way in which sums are computed: change of factors, type of partial sums, rounding of the last one."""
 
     factor: Callable[[Floats], Floats]
     single: bool
@@ -134,7 +134,7 @@ def _leaves_of(program: Program, prefixes: tuple[str, ...]) -> list[int]:
 
 
 def _places_of(program: Program, slot: int) -> tuple[int, int]:
-    """Where a state entry can be changed: only where it is committed, or where it is computed."""
+    """The leaves where a state entry can be changed: only where it is committed, or where it is computed."""
     return program.leaf_of_commit(slot), program.commits[slot].operands[0].value
 
 

@@ -51,7 +51,7 @@ from tiebreak.sim.world.workshop import Workshop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a cheat knows when it spoils a move."""
+    """The facts that a cheat knows when it spoils a move."""
 
     state: GameState
     move: Move
@@ -179,7 +179,7 @@ class Late(Trainer):
 
 
 class Spoiling(Trainer):
-    """From move `after` on, replaces the first of its moves that `spoil` can replace, and then falls silent."""
+    """Replaces, from move `after` on, the first of its moves that `spoil` can replace, and then falls silent."""
 
     spoil: Spoil
     after: int
@@ -224,11 +224,11 @@ class Swollen(Trainer):
 
 
 class Babbling(Trainer):
-    """From move `after` on sends invalid moves, as messages and as transactions, until its clock has run out."""
+    """Sends invalid moves from move `after` on, as messages and as transactions, until its clock has run out."""
 
     after: int
     times: int
-    """How often it repeats the moves. The gas of each is what limits it."""
+    """The number of times that it repeats the moves. The gas of each is what limits it."""
 
     def reply(self, game: GameView) -> Reply:
         honest = super().reply(game)

@@ -70,7 +70,7 @@ class Late(Client):
             self.world.submit(self, calls.abandon(job.id), untried=True)
 
     def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """Have nothing to do with parting, by which it wins no stake."""
+        """Never part, as that would win no stake."""
         return False
 
     def _has_signed(self, job: PublicJob) -> bool:

@@ -25,7 +25,7 @@ from tiebreak.sim.world.cast import Cast
 
 TALK: Final = 1800
 COPIES: Final = 3
-"""How often a statement is sent that must arrive: the post loses some."""
+"""The number of copies of a statement that must arrive: the post loses some."""
 
 
 def with_a_talk(cast: Cast, _rng: Random) -> None:
@@ -47,7 +47,7 @@ def while_they_talk(agent: Agent, game: PublicGame, ready: Callable[[], object])
 
 
 class Withholding(Trainer):
-    """From move `after` on neither says nor acknowledges anything; on the chain it plays on."""
+    """Neither says nor acknowledges anything from move `after` on; on the chain it plays on."""
 
     after: int
 
@@ -107,7 +107,7 @@ class Conceding(Trainer):
 
 
 class ForkingTrainer(Trainer):
-    """Acknowledges, beside a state that it has signed, another one with the same number."""
+    """Acknowledges another state with the same number as one that it has signed."""
 
     after: int
 
@@ -249,7 +249,7 @@ class TwoWays(Strolling):
 _STEPWISE: Final = false_sum(stepwise=True)
 _LOST: Final = {Catch.RECOMPUTED, Catch.PADDING}
 LAST: Final = 14
-"""A talk about a partial sum has at least so many moves."""
+"""A talk about a partial sum has at least this many moves."""
 # fmt: off
 ADVERSARIES: Final = (
     trainer("silence in the talk", Withholding, "a challenger that waits for an answer until its time is over",

@@ -1,4 +1,4 @@
-"""What deviating trainers compute with: honest values are replaced while a step is interpreted.
+"""The interpreter of deviating trainers: honest values are replaced while a step is interpreted.
 
 A replaced value is used by everything after it: in the step, in later steps and in the evidence. So a `Cheat`, which
 replaces one value of one step, is the strongest form of a local cheat: its trees, records and openings all agree with
@@ -30,7 +30,7 @@ Redone = Mapping[int, Mapping[int, Tensor]]
 
 
 class Tampered(Interpreter):
-    """What a cheat computes with: an honest interpreter, whose values are replaced on the way."""
+    """An honest interpreter whose values are replaced on the way: a cheat computes with it."""
 
     def __init__(self, honest: Interpreter, tamper: Tamper) -> None:
         vars(self).update(vars(honest))  # plan and kernels, which take long to make, are shared

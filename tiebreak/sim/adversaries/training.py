@@ -90,7 +90,7 @@ def poisoned_image(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def backdoor(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """Up to half of every batch gets a bright patch in a corner and the label that the patch is to trigger."""
+    """A bright patch in a corner, and the label that it is to trigger, for up to half of every batch."""
     program, first = workshop.program, step_of(job, rng)
     images, labels = only(program, Opcode.GATHER, IMAGES), only(program, Opcode.GATHER, LABELS)
     batch = program.body[labels].numel
@@ -107,7 +107,7 @@ def backdoor(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def changed_order(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """From a step on, the examples come in the order of another seed, or in that of the file."""
+    """The examples come in the order of another seed, or in that of the file, from a step on."""
     program, first = workshop.program, step_of(job, rng)
     shuffle, seed = only(program, Opcode.SHUFFLE), source(program, SourceKind.DATA, "seed")
     (index, *_), other = program.body[shuffle].operands, torch.tensor(rng.getrandbits(62))
@@ -124,7 +124,7 @@ def changed_order(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def repeated_batch(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """From a step on, the batch of one step is drawn again and again."""
+    """The batch of one step is drawn again and again, from a step on."""
     program, first = workshop.program, step_of(job, rng)
     shuffle, clock = only(program, Opcode.SHUFFLE), source(program, SourceKind.STEP)
     drawn = next(n for n in range(shuffle) if any(operand.value == clock for operand in program.body[n].operands))
@@ -175,7 +175,7 @@ def changed_learning_rate(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def wrong_schedule_step(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """From a step on, the schedule is read some steps ahead or behind, for instance to leave out the warm-up."""
+    """The schedule is read some steps ahead or behind from a step on, for instance to leave out the warm-up."""
     program, first = workshop.program, step_of(job, rng)
     rate, clock = only(program, Opcode.GATHER, RATE), source(program, SourceKind.STEP)
     ahead = rng.choice((-3, -2, -1, 1, 2, 3))
@@ -188,7 +188,7 @@ def wrong_schedule_step(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def changed_weight_decay(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """From a step on, weights decay by another factor or not at all: the constant differs, or only what is read."""
+    """Weights decay by another factor or not at all from a step on: the constant differs, or only what is read."""
     program, first = workshop.program, step_of(job, rng)
     held, value = constants(program, WEIGHT_DECAY), rng.choice((0.0, 0.01, 0.1))
     if rng.random() < 0.5:
@@ -206,7 +206,7 @@ def changed_dropout_seed(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def changed_dropout_rate(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """From a step on, dropout drops more units than agreed, fewer, or none."""
+    """Dropout drops more units than agreed, fewer, or none, from a step on."""
     program, first = workshop.program, step_of(job, rng)
     readers = _readers(program, constants(program, 1 - DROPOUT))
     kept = {n: value for n, value in readers.items() if program.body[n].function == MapFunction.LT}
@@ -228,7 +228,7 @@ def changed_initialisation(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def changed_beta(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """From a step on, the optimizer's moments decay by another beta."""
+    """The optimizer's moments decay by another beta from a step on."""
     program, first = workshop.program, step_of(job, rng)
     which = rng.randrange(len(BETAS))
     readers = _readers(program, constants(program, BETAS[which]), OPTIMIZER)  # batch norm may use the same constant
@@ -236,7 +236,7 @@ def changed_beta(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def forgotten_moments(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """In one step the optimizer starts again with empty moments, as after a restart from weights alone."""
+    """The optimizer starts again with empty moments in one step, as after a restart from weights alone."""
     step, prefix = step_of(job, rng, 2), f"{OPTIMIZER}exp_avg"
     moments = [leaf for leaf, name in state_sources(workshop.program).items() if name.startswith(prefix)]
     return altered(workshop, job, (step,), lambda _: putting(dict.fromkeys(moments, torch.zeros_like)))
@@ -279,7 +279,7 @@ def fewer_epochs(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def frozen_layer(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """From a step on, the parameters of one layer and their moments stay as they are."""
+    """The parameters of one layer and their moments stay as they are from a step on."""
     layer, first = rng.choice(LAYERS), step_of(job, rng)
 
     def freeze(name: str, new: Tensor, old: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ def frozen_layer(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def smaller_model(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """Only some of the hidden units are trained, which makes a smaller model than agreed."""
+    """Some of the hidden units alone are trained, which makes a smaller model than agreed."""
     idle = torch.tensor(sorted(rng.sample(range(UNITS), rng.randint(1, UNITS - 1))))
 
     def train_others(name: str, new: Tensor, old: Tensor) -> Tensor:

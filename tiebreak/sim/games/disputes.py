@@ -80,7 +80,7 @@ class Market:
         return self.chain.send(self.parties.trainer, calls.post_head(head)).gas_used
 
     def worth(self, key: PrivateKey) -> int:
-        """What a party can withdraw, in wei. Gas is paid from its balance and counted separately."""
+        """The wei that a party can withdraw. Gas is paid from its balance and counted separately."""
         return self.chain.credit(key.address)
 
 
@@ -101,7 +101,7 @@ def another(job: Job) -> Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainVerdict:
-    """What the contract decided, and each party's gain or loss in wei (gas not counted)."""
+    """The decision of the contract, and each party's gain or loss in wei (gas not counted)."""
 
     record: GameRecord
     start_gas: int
@@ -207,7 +207,7 @@ def play_out(
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What disputes about one computation share: the market, the honest run, the auditor's replay, an interpreter."""
+    """The things that disputes about one computation share: market, honest run, auditor's replay, interpreter."""
 
     market: Market
     run: RunDirectory
@@ -255,7 +255,7 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A cheat's finished run, the last head of which is on the board, and the machine that computed it."""
+    """A cheat's finished run, whose last head is on the board, and the machine that computed it."""
 
     agreement: SignedJob
     run: RunDirectory

@@ -48,7 +48,7 @@ def slug(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How the values of a field are written, read and checked. `read` gives None for invalid text."""
+    """The rules by which values of a field are written, read and checked. `read` gives None for invalid text."""
 
     expected: str
     write: Callable[[Any], str]

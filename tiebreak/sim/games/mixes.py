@@ -1,4 +1,4 @@
-"""How games are chosen: adversaries are dealt like cards from a deck.
+"""The choice of games: adversaries are dealt like cards from a deck.
 
 A mix is a list of parts with weights, such as `singles:6,pairs:3,honest:1`. A round deals as many games of each part as
 its weight says, in an order that depends on the seed. The games of a part go through all its adversaries (or pairs)
@@ -25,7 +25,7 @@ ALL: Final = "all"
 PARTS_OF_ALL: Final = ((SINGLES, 6), (PAIRS, 3), (HONEST, 1))
 MAX_WEIGHT: Final = 1000
 SEATS: Final = (0, 0, 1, 2, 4)
-"""How many seats a job has, where seats change nothing about the adversaries."""
+"""The numbers of seats of jobs, where seats change nothing about the adversaries."""
 _WEIGHT: Final = re.compile(r"[1-9][0-9]{0,3}")
 
 

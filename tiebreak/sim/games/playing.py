@@ -28,17 +28,17 @@ from tiebreak.sim.world.world import World
 ADVERSARIES: Final[Mapping[str, Adversary]] = MappingProxyType(
     {slug(name): kind for name, kind in sorted({**CATALOGUE, **WEAKNESSES}.items())}
 )
-"""All adversaries that a line can name, by slug."""
+"""The adversaries that a line can name, by slug."""
 CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.open)
 """The adversaries that the rules stop: the singles of a mix."""
 BY_CHALLENGE: Final = {Catch.ABANDONED: Catch.HARMLESS, Catch.PARTED: Catch.RECOMPUTED}
-"""How a trainer may end instead where somebody challenges without ground.
+"""The ending that a trainer may have instead where somebody challenges without ground.
 
 Nobody can abandon a job with an open game, so one that is late may be paid in the end; and a challenge of what nobody
 can check may be right by chance.
 """
 FOILED: Final = {Catch.HARMLESS, Catch.UNPAID, Catch.REFUSED}
-"""Where a trainer ends whose plan comes to nothing, which rough weather may do to any."""
+"""The endings of a trainer whose plan comes to nothing, which rough weather may do to any."""
 _EXCLUSIVE: Final = {"workshop": "computation", "deviation": "computation"} | {
     name: name for name in ("trainer", "client", "builder")
 }
@@ -187,7 +187,7 @@ def play_line(text: str) -> GameResult:
 
 
 def watch_line(text: str) -> tuple[World, GameResult]:
-    """As `play_line`, and also returns the world in which the game happened."""
+    """Plays a game as `play_line` does, and also returns the world in which it happened."""
     line = GameLine.parse(text, ADVERSARIES)
     gathering = gather(line)
     world, result = watch(gathering.cast, text, line.random("secrets"))
@@ -195,7 +195,7 @@ def watch_line(text: str) -> tuple[World, GameResult]:
 
 
 def play_json(text: str) -> Json:
-    """As `play_line`, for a worker process. It uses one torch thread, since other workers run beside it."""
+    """Plays a game as `play_line` does, in a worker process: with one torch thread, since there are other workers."""
     torch.set_num_threads(1)
     return play_line(text).to_json()
 

@@ -41,7 +41,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What all games of a file have in common."""
+    """The properties that all games of a file have in common."""
 
     seed: int
     mix: str

@@ -27,7 +27,7 @@ _LISTS: Final = ("adversaries", "levels", "environment", "violations", "notable"
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Which games are played, and how. play, preload: as for `play_games`."""
+    """A choice of games, and of how they are played. play, preload: as for `play_games`."""
 
     head: Header
     mix: Mix

@@ -182,7 +182,7 @@ ENDINGS: Final = {
     "harmless": "it did nobody any harm, and gained nothing by it",
     "undetected": "its false head was paid",
 }
-"""What each ending of an adversary means."""
+"""The meaning of each ending of an adversary."""
 ROLES: Final = ("trainer", "challenger", "auditor", "client", "builder")
 
 
@@ -330,12 +330,12 @@ def _adversaries(s: Json) -> list[Json]:
 
 
 def ether(wei: float) -> str:
-    """To four significant digits, with a sign."""
+    """Writes an amount to four significant digits, with a sign."""
     return f"{wei / 10**18:+.4g}" if wei else "0"
 
 
 def number(value: Any) -> str:
-    """Whole numbers with thousands separators; other values as text."""
+    """Writes whole numbers with thousands separators; other values as text."""
     return f"{round(value):,}" if isinstance(value, int | float) else str(value)
 
 

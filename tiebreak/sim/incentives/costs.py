@@ -1,4 +1,4 @@
-"""What a job of a given size costs, and which limit it meets first when it grows.
+"""The cost of a job of a given size, and the limit that it meets first when it grows.
 
 Sizes are counted without running anything: `counts_of` counts any captured program, and `transformer_counts` gives the
 same numbers in closed form for GPT-2 of any size, which is how a number of parameters becomes a training job. Times,
@@ -153,7 +153,7 @@ def _sized(number: int, sequence: int, batch: int) -> Transformer:
 
 
 def transformer_counts(model: Transformer, *, steps: int, interval: int) -> Counts:
-    """What `counts_of` finds in the captured step of a job; live_bytes agrees within a few per cent.
+    """The counts that `counts_of` finds in the captured step of a job; live_bytes agrees within a few per cent.
 
     The job's data hold a learning rate for each step, and its state holds the losses since the last checkpoint.
 
@@ -183,12 +183,12 @@ def transformer_counts(model: Transformer, *, steps: int, interval: int) -> Coun
 RECORD_BYTES: Final = 76
 MAX_RECORDS_BYTES: Final = 1 << 30
 MAX_METRICS_BYTES: Final = 1 << 30
-"""As in `tiebreak.engine.run.directory`, which needs torch. A test compares them."""
+"""The same as in `tiebreak.engine.run.directory`, which needs torch. A test compares them."""
 ENTRY_BYTES: Final = 110
 """Approximate bytes of a state file's header for each tensor (name, dtype, shape and place as JSON)."""
 DAY: Final = 86_400
 MOST: Final = {"parameters": 10**15, "steps": 10**12, "jobs": 10**12}
-"""How far each direction of growth is followed."""
+"""The value up to which each direction of growth is followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +242,7 @@ def _estimate(what: str, unit: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """What the work costs. `WHAT` has the meaning and the unit of each field."""
+    """The costs of the work. `WHAT` has the meaning and the unit of each field."""
 
     plain_step: float = _estimate("a step in plain FP32 PyTorch", "s")
     trainer_step: float = _estimate("a step of the trainer, policy exact", "s")
@@ -380,7 +380,7 @@ class Load:
 
 
 def loads(work: Workload, m: Means) -> list[Load]:
-    """All limits, those of the user's means and those of this version, sorted by share with the highest first."""
+    """Every limit, whether of the user's means or of this version, sorted by share with the highest first."""
     c, n, own = costs(work), work.counts, Limits()
     time, gas = m.days * DAY, m.block_gas / m.block_seconds * m.chain_share * m.days * DAY
     raised = "raise `Limits` in tiebreak.protocol.program.program, which each machine sets for itself"
@@ -415,7 +415,7 @@ def transformer_work(work: Workload, parameters: int, *, sequence: int, batch: i
 def first_limit(
     grown: Callable[[int], Workload], start: int, most: int, means: Means
 ) -> tuple[int | None, Load | None]:
-    """How far work can grow, and the limit that it then meets.
+    """The extent to which work can grow, and the limit that it then meets.
 
     (None, limit): the limit is exceeded already. (most, None): no limit is met up to `most`.
     """

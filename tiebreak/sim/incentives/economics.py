@@ -155,17 +155,17 @@ class JobEconomics:
 
     @property
     def share(self) -> int:
-        """What whoever convicts is paid: the prover's part, or its share of it with seats, which get as much each."""
+        """The reward of whoever convicts: the prover's part, or with seats an equal share of it."""
         return self.prover_part // (1 + self.auditors) if self.seated else self.prover_part
 
     @property
     def burned_part(self) -> int:
-        """What a conviction that the trainer arranges itself costs it: the stake without that share."""
+        """The cost to a trainer of a conviction that it arranges itself: the stake without that share."""
         return self.trainer_stake - self.share
 
     @property
     def relief(self) -> int:
-        """What a challenger gets, out of the prover's share, whose game is open when the trainer is slashed."""
+        """The pay of a challenger whose game is open when the trainer is slashed, out of the prover's share."""
         return 0 if self.oldest_paid else min(self.challenger_stake // 2, self.share // MAX_GAMES)
 
     @property
@@ -209,11 +209,11 @@ class JobEconomics:
 
     @property
     def seat_costs(self) -> Fraction:
-        """What a seat costs beside the replay: two transactions, and the capital of bond and deposit in the pool."""
+        """The cost of a seat besides the replay: two transactions, and the capital of bond and deposit in the pool."""
         return self.costs.seal + self.costs.claim + self.capital(2 * self.bond, self.job_seconds)
 
     def capital(self, amount: int, seconds: int) -> Fraction:
-        """What it costs to have an amount locked."""
+        """The cost of having an amount locked."""
         return amount * self.rate * seconds
 
 

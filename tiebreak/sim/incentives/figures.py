@@ -44,7 +44,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a client knows or assumes about a job. Amounts in dollars unless a name says otherwise.
+    """The figures that a client knows or assumes about a job. Amounts in dollars unless a name says otherwise.
 
     Numbers are rational and exactly as written (0.05 is 1/20). Defaults are assumptions; `docs/economics.md` lists
     them.

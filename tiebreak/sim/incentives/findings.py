@@ -87,7 +87,7 @@ def regimes(seated: JobEconomics, plain: JobEconomics, found: Recommendation) ->
 
 
 def ether(wei: Fraction | int, digits: int | None = None) -> str:
-    """Exact, or to so many significant digits; never in scientific notation."""
+    """Writes an amount exactly, or to `digits` significant digits; never in scientific notation."""
     if digits is None:
         return f"{(Decimal(int(wei)) / WEI).normalize():f}"
     value = float(Fraction(wei) / WEI)
@@ -95,7 +95,7 @@ def ether(wei: Fraction | int, digits: int | None = None) -> str:
 
 
 def percent(share: Fraction | float) -> str:
-    """To three significant digits."""
+    """Writes a share to three significant digits."""
     return f"{Decimal(f'{100 * float(share):.3g}'):f}%" if share else "0%"
 
 

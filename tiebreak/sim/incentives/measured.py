@@ -13,14 +13,15 @@ from typing import Any, Final
 from tiebreak.protocol.errors import ConfigurationError
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(files(__package__).joinpath("measured.json").read_bytes())
-"""
+"""The measured figures by name:
+
 board         gas of each transaction of the job board
 disputes      r -> median gas of each kind of move in a dispute where a move shows r levels of a tree, the gas and the
               number of transactions of the whole game; `dearest proof`: gas of the dearest last move that was measured
 seconds       name -> feature -> CPU seconds of one core that a unit of the feature costs; times add up
 bytes         name -> feature -> bytes
 largest step  operations of products in the largest step that the times were fitted to
-worst data    by which factor the worst data that were found slow a step, compared with ordinary data
+worst data    factor by which the worst data that were found slow a step, compared with ordinary data
 """
 WORST: Final = Fraction(str(FIGURES["worst data"]))
 _SHOWING: Final = ("open_steps", "open_values", "open_tensor", "open_terms")
@@ -34,7 +35,7 @@ def cost(kind: str, name: str, features: Mapping[str, float]) -> float:
 
 
 def measured(levels: int) -> dict[str, int]:
-    """Gas of each transaction, where a move of a dispute shows so many levels of a tree.
+    """Gas of each transaction, where a move of a dispute shows `levels` levels of a tree.
 
     defence, prosecution: all transactions of one side in a game that is walked to its end. answer: one move. claim:
     of a seat, with the withdrawal.
@@ -54,7 +55,7 @@ def dispute(levels: int) -> dict[str, int]:
 
 
 def moves_of(game: Mapping[str, int]) -> dict[str, int]:
-    """How often each kind of transaction occurs in a measured game.
+    """The number of transactions of each kind in a measured game.
 
     A game has one challenge, one proof, each opening once, and one selection after each opening that shows a tree and
     after each descent. The number of descents follows from the number of transactions.
@@ -71,7 +72,7 @@ def moves_of(game: Mapping[str, int]) -> dict[str, int]:
 
 
 def first_writes(game: Mapping[str, int]) -> Fraction:
-    """By what factor the whole game costs more than its moves' medians, as the first write to a slot costs more."""
+    """The factor by which a whole game costs more than its moves' medians, as the first write to a slot costs more."""
     return Fraction(game["in all"], sum(game[kind] * number for kind, number in moves_of(game).items()))
 
 

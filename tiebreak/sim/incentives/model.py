@@ -19,7 +19,7 @@ from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Tra
 
 ZERO = Fraction(0)
 RUNNING: Final = (Trainer.HEDGED, Trainer.LEAKING)
-"""Those that report themselves when they are challenged."""
+"""The trainers that report themselves when they are challenged."""
 
 
 def trainer_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
@@ -51,7 +51,7 @@ def _leaked(s: JobEconomics) -> JobEconomics:
 
 
 def _own_seats(s: JobEconomics, strategy: Trainer) -> Fraction:
-    """What the seats earn that are drawn for the trainer itself: nobody has to replay for them.
+    """The earnings of the seats that are drawn for the trainer itself: nobody has to replay for them.
 
     They seal last. If a stranger has found the lie, they seal any other root than the head's, and are paid as if they
     had found it too; a trainer that reports itself at once does the same.
@@ -246,7 +246,7 @@ def honesty(s: JobEconomics) -> Condition:
 
 
 def diligence(s: JobEconomics) -> Condition:
-    """If every trainer is honest, an audit pays at least as well as anything else that an auditor can do."""
+    """An audit pays at least as well as anything else that an auditor can do, if every trainer is honest."""
     own = auditor_payoff(s, Auditor.DILIGENT, Trainer.HONEST, ZERO)
     others = [(auditor_payoff(s, other, Trainer.HONEST, ZERO), other) for other in Auditor if other != Auditor.DILIGENT]
     best, other = max(others, key=lambda found: found[0])
@@ -292,7 +292,7 @@ def victims_loss(s: JobEconomics) -> Fraction:
 
 
 def conditions(s: JobEconomics) -> tuple[Condition, ...]:
-    """All conditions. Decoys and fees count."""
+    """Every condition. Decoys and fees count."""
     seats = (disbelief(s),) if s.seated else ()
     return participation(s), honesty(s), diligence(s), *seats, no_false_challenge(s), compensated(s), made_whole(s)
 
@@ -302,7 +302,7 @@ def conditions(s: JobEconomics) -> tuple[Condition, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Griefing:
-    """attacker: wei that it loses. harm: wei that its victims spend or forgo. compensation: wei that they are paid."""
+    """An attack in wei: the attacker's loss, the harm that its victims spend or forgo, and what they are paid."""
 
     attack: str
     attacker: Fraction
@@ -311,7 +311,7 @@ class Griefing:
 
     @property
     def factor(self) -> Fraction | None:
-        """What a wei of harm costs the attacker; None if there is no harm."""
+        """The cost of a wei of harm to the attacker; None if there is no harm."""
         return self.attacker / self.harm if self.harm else None
 
 
@@ -338,7 +338,7 @@ def false_challenges(s: JobEconomics, words: str) -> tuple[Griefing, Griefing]:
 
 
 CROWD: Final = 4
-"""How many games at once are compared with one."""
+"""The number of games at once that are compared with one."""
 
 
 def many_challenges(s: JobEconomics) -> tuple[Griefing, Griefing]:
@@ -405,7 +405,7 @@ GRID: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equilibrium:
-    """lies: share of jobs whose trainer cheats. audit_probability: of each auditor. discovery: that a lie is found."""
+    """`lies`: share of jobs whose trainer cheats. `discovery`: the probability that a lie is found."""
 
     lies: Fraction
     audit_probability: Fraction
@@ -447,7 +447,7 @@ def deterrent(s: JobEconomics) -> tuple[Fraction, Trainer, int] | None:
 
 
 def advantage(s: JobEconomics, p: Fraction, lies: Fraction, cheat: tuple[Trainer, int], interest: int = 0) -> Fraction:
-    """What an audit pays above laziness if the others audit with probability p.
+    """The gain of an audit over laziness if the others audit with probability p.
 
     interest: what discovering a lie saves the auditor besides, such as reward and harm for a client that audits itself.
     """

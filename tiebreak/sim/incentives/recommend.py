@@ -1,4 +1,4 @@
-"""From a user's figures to terms under which honesty and diligence are best replies, with their margins of error."""
+"""Derives, from a user's figures, terms under which honesty and diligence are best replies, with margins of error."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
@@ -230,7 +230,7 @@ _SCALED: Final[dict[str, tuple[str, ...]]] = {
     "share of the pool that a cheat owns": ("bought",),
     "cost of capital": ("capital_rate",),
 }
-"""What is varied, with its figures. If there are two, the second is divided by the factor."""
+"""The properties that are varied, with their figures. If there are two, the second is divided by the factor."""
 
 
 def _scaled(f: Figures, names: tuple[str, ...], factor: Fraction) -> Figures | None:

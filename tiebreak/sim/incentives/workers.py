@@ -1,4 +1,4 @@
-"""What each of several workers sends, holds and computes in one step of GPT-2 of any size.
+"""The bytes that each of several workers sends and holds, and its operations, in one step of GPT-2 of any size.
 
 Sizes follow from how `tiebreak.engine.distributed.partition` divides a step, up to factors that were fitted to plans of
 1 to 4 workers (`measured`); nothing is timed. The sizes of the batch are those of all workers together.
@@ -17,7 +17,7 @@ GPU_BYTES: Final = 80e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Of the worker that has most. Bytes, and floating-point operations of products."""
+    """The shares of the worker that has most: bytes, and floating-point operations of products."""
 
     parameters: int
     workers: int
@@ -28,7 +28,7 @@ class Shares:
     weights: float
     """The weights that are whole on every worker from their first use to their last."""
     values: float
-    """All other values that are alive at once."""
+    """The other values that are alive at once."""
     operations: float
 
     @property
@@ -46,7 +46,7 @@ class Shares:
 
     @property
     def limit(self) -> str:
-        """What gives way first on a GPU of `GPU_BYTES`."""
+        """The part that exceeds the memory first on a GPU of `GPU_BYTES`; "nothing" if all fits."""
         if self.memory <= GPU_BYTES:
             return "nothing"
         parts = {"whole weights": self.weights, "activations": self.values, "state": self.state}
@@ -54,8 +54,9 @@ class Shares:
 
 
 def sent_features(model: Transformer, workers: int) -> dict[str, float]:
-    """weights: gathered before use. gradients: their sums, or the operands of products where these are smaller.
+    """Features of the bytes that workers send, by name.
 
+    weights: gathered before use. gradients: their sums, or the operands of products where these are smaller.
     tokens: rows for the embedding. small: sums of biases, norms and positions.
     """
     d, n, others = model.width, model.tokens, (workers - 1) / workers
@@ -71,7 +72,7 @@ def sent_features(model: Transformer, workers: int) -> dict[str, float]:
 
 
 def _sent_of_sum(size: int, workers: int) -> float:
-    """Of a sum over the batch: to all, or to owners, who tell the result if it is not held in shards."""
+    """The bytes sent of a sum over the batch: to all, or to owners, who tell the result if it is not held in shards."""
     each, shared = SUM_BYTES + BOUND_BYTES, size >= LEAST // workers**2
     if not shared and size * (workers - 1) <= SMALL:
         return float((workers - 1) * each * size)
@@ -79,7 +80,7 @@ def _sent_of_sum(size: int, workers: int) -> float:
 
 
 def live_features(model: Transformer, workers: int) -> dict[str, float]:
-    """weights: whole. activations: of this worker's examples. shards: of gradients and new weights."""
+    """Features of live bytes: whole weights, activations of this worker's examples, shards of gradients and weights."""
     d, n = model.width, model.tokens
     scores = model.batch * model.heads * model.sequence**2
     acts = model.layers * (30 * n * d + 3 * scores) + 13 * n * model.vocabulary // 4 + 3 * n * d
@@ -106,6 +107,6 @@ def shares(model: Transformer, workers: int) -> Shares:
 
 
 def shares_near(parameters: int, workers: int, *, sequence: int, each: int) -> Shares:
-    """For a model of about so many parameters, where each worker has `each` sequences."""
+    """The shares for a model of about this many parameters, where each worker has `each` sequences."""
     model = transformer_near(parameters, sequence=sequence, batch=each)
     return shares(replace(model, batch=each * workers), workers)

@@ -1,9 +1,9 @@
 """The parties of a simulated game: machines of `tiebreak.protocol.parties`, each with a driver and a computation.
 
 The driver lets a machine live in simulated time: events go in and actions come out, both at simulated instants. Party
-and driver are one object here, so that an adversary can override a single decision with the world at hand. Beside its
-machine a party may have scripts (`run`, `follow`): processes of its own that wait and send as they like. An adversary
-uses them to do what no machine would; an honest party has none.
+and driver are one object here, so that an adversary can override a single decision with the world at hand. In addition
+to its machine a party may have scripts (`run`, `follow`): processes of its own that wait and send as they like. An
+adversary uses them to do what no machine would; an honest party has none.
 """
 
 from collections import deque
@@ -67,11 +67,11 @@ class Agent(Machine):
         self.lives = 1
         self._is_down = False
         self._since: dict[e.Work, int] = {}
-        """When the work that is under way was started."""
+        """The time when each work that is under way was started."""
         self._waiting: set[e.Place] = set()
         """Its transactions that were sent, and have no end yet: they outlive it."""
         self._ended: list[e.Event] = []
-        """What became of some of them while it was down."""
+        """The fate of some of them while it was down."""
         self._heads_seen = 0
         self._known: set[bytes] = set()
         self._parties: dict[tuple[bytes, int | None], Party] = {}
@@ -179,7 +179,7 @@ class Agent(Machine):
         self._hear()
 
     def journal(self) -> list[e.Record]:
-        """What it wrote down, oldest first."""
+        """The journal that it wrote, oldest first."""
         return [entry for entry in self.kept if isinstance(entry, e.Record)]
 
     def begin_again(self) -> None:
@@ -360,7 +360,7 @@ class Agent(Machine):
             self.spawn(self._arrive(other, delay, event))
 
     def _read(self, event: Callable[..., e.Event]) -> None:
-        """As `_post`, for what the party itself asks for until it comes."""
+        """Posts as `_post` does what the party itself asks for until it comes."""
         for delay in [0] if self.world.weather is None else self.world.weather.readings():
             if delay:
                 self.spawn(self._arrive(self, delay, event))
@@ -448,7 +448,7 @@ class Builder(Agent):
 
 class Client(Agent, client.Client):
     secret = b""
-    """Of the draw of its job's seats."""
+    """The secret from which its job's seats are drawn."""
     wish: e.JobDrafted | None = None
 
     def run(self) -> Process:
@@ -458,7 +458,7 @@ class Client(Agent, client.Client):
         yield from ()
 
     def begin_again(self) -> None:
-        """Also tells it what its owner wants, which lies on the disk."""
+        """Begins a new life, and tells the machine what its owner wants, which lies on the disk."""
         super().begin_again()
         if self.wish is not None:
             self.tell(replace(self.wish, at=self.world.now))
@@ -471,7 +471,7 @@ class Client(Agent, client.Client):
         )
 
     def work_on(self, work: e.Work) -> Process:
-        """Compares published logs with a head: hashing, which takes no time beside a replay."""
+        """Compares published logs with a head: hashing, which takes no time compared with a replay."""
         assert isinstance(work, e.CheckLogs), "a client does nothing else"
         published, head = self.world.mail.runs.get(work.job_id), work.head.head
         readable, problem = (0, "") if published is None else self.world.workshop.readable(published)

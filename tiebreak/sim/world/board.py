@@ -85,7 +85,7 @@ class Board(FollowedBoard):
 
 
 def _refusal(found: PublicGame, call: Call) -> str:
-    """What Python says to a snapshot that enters, in the words of an error of the contract."""
+    """The answer of Python to a snapshot that enters, in the words of an error of the contract."""
     try:
         Snapshot.decode(call.arguments[2]).require_reachable(found.job.job, found.head.head)
     except InvalidSnapshot as error:
@@ -96,7 +96,7 @@ def _refusal(found: PublicGame, call: Call) -> str:
 def differences(found: PublicGame, theirs: GameRecord, *, judged: bool = False) -> list[str]:
     """The differences between the contract's record of a game and the Python referee's state.
 
-    judged: whether the contract entered and judged a state in memory, of which it stores the verdict alone.
+    judged: whether the contract entered and judged a state in memory, and stored the verdict alone.
     """
     ours = found.state
     if found.void:

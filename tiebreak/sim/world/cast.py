@@ -1,4 +1,4 @@
-"""Who plays a game. By default every party is honest; adversaries replace parties or settings."""
+"""The cast of a game. By default every party is honest; adversaries replace parties or settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ The trainer's stake is odd, so that half of it is not a whole number of wei.
 
 @dataclass(kw_only=True)
 class Seat:
-    """A place beside client, trainer and builder, taken by an auditor or by someone who pretends to be one."""
+    """A place in addition to client, trainer and builder, for an auditor or someone who pretends to be one."""
 
     name: str
     """Unique within a game."""
@@ -53,7 +53,7 @@ class Cast:
     workshop: Workshop
     terms: Terms = TERMS
     deviation: Deviation | None = None
-    """What the trainer computes instead of the job; None for honest training."""
+    """The deviation that the trainer computes instead of the job; None for honest training."""
     trainer: TrainerFactory = Trainer
     client: ClientFactory = Client
     auditors: list[Seat] = field(default_factory=lambda: [Seat(name="auditor")])
@@ -65,7 +65,7 @@ class Cast:
     block_seconds: int = BLOCK_SECONDS
     step_seconds: int = STEP_SECONDS
     confirmations: int = 0
-    """How many blocks the parties want on top of one, before they act as if it could not vanish."""
+    """The number of blocks that the parties want on top of one, before they act as if it could not vanish."""
     weather: Weather | None = None
 
     @property

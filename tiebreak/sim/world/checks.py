@@ -49,7 +49,7 @@ class Finished:
     world: World
     agents: Mapping[str, Agent]
     wei: Mapping[str, int]
-    """What each party gained or lost in wei, gas apart."""
+    """The wei that each party gained or lost, gas apart."""
     deviations: Mapping[str, str]
     """Maps each dishonest party to its adversary."""
     expected: Mapping[str, frozenset[str]]
@@ -57,7 +57,7 @@ class Finished:
     catches: Mapping[str, str]
     """Maps each adversary to the ending that it had."""
     false_jobs: frozenset[Digest]
-    """The jobs of which a false head became public."""
+    """The jobs with a false head that became public."""
     watched: bool
     cut_short: bool
     """Whether the game was stopped before it came to an end by itself."""
@@ -146,12 +146,12 @@ def least_owed(finished: Finished, agent: Agent) -> int:
 
 
 def _relief(game: PublicGame) -> int:
-    """What is kept for the challenger of a game, or was paid to it, whose job was slashed over it."""
+    """The relief that is kept for, or was paid to, the challenger of a game whose job was slashed over it."""
     return game.job.relief if game.job.status is JobStatus.SLASHED and game.state.verdict is None else 0
 
 
 def _seats_owed(finished: Finished, agent: Agent, job: PublicJob) -> int:
-    """What the seats of an honest auditor earned."""
+    """The wei that the seats of an honest auditor earned."""
     seats = sum(auditor == agent.address for auditor, _ in job.seating.seals.values())
     if job.status is JobStatus.SLASHED:
         saw_it = not job.seating.is_opened or (job.job.id in finished.false_jobs and not job.equivocation)
@@ -212,7 +212,7 @@ def money_adds_up(finished: Finished) -> list[str]:
 
 
 def _held(job: PublicJob) -> int:
-    """What the board holds of a job, and for its seats."""
+    """The wei that the board holds of a job, and for its seats."""
     if job.status is JobStatus.CANCELLED or job.seating.is_closed:
         return 0
     seats = job.job.seats * job.job.seat_fee
@@ -296,7 +296,7 @@ def _signed_by(finished: Finished, head: SignedHead, agent: Agent) -> bool:
 
 
 def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Collection[Digest]) -> str:
-    """How a dishonest party ended. The first of the following that applies is returned.
+    """The ending of a dishonest party. The first of the following that applies is returned.
 
     A job of the party was slashed (and how) or abandoned; one of its false heads was settled (undetected); it lost a
     game that it started (and how); it lost the bond of a seat (forfeited); something of it was refused; it was paid no
@@ -320,7 +320,7 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
         return "parted"
     others = [name for name, other in world.parties.items() if isinstance(other, Agent) and other.ROLE == agent.ROLE]
     paid_beside = any(wei[name] > 0 for name in others if name != agent.name)
-    # A mirror is told from nobody who computes: it has its gas back as they do, and no prize.
+    # A mirror looks like those who compute: it gets its gas back as they do, and no prize.
     relief = sum(_relief(game) for game in world.board.games.values() if game.challenger == agent.address)
     if wei[agent.name] <= relief and (paid_beside or isinstance(agent, Trainer)):
         return "unpaid"

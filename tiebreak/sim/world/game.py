@@ -90,7 +90,7 @@ class GameResult:
     violations: tuple[str, ...]
     """The promises that were broken. Each is a counter-example."""
     faults: dict[str, int]
-    """What went wrong in rough weather, and how often."""
+    """The number of faults of each kind in rough weather."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -117,7 +117,7 @@ def play(cast: Cast, line: str, secrets: Random) -> GameResult:
 
 
 def watch(cast: Cast, line: str, secrets: Random) -> tuple[World, GameResult]:
-    """As `play`, and also returns the world in which the game happened."""
+    """Plays a game as `play` does, and also returns the world in which it happened."""
     world, agents = seat(cast, secrets)
     for agent in agents.values():
         agent.start()
@@ -199,7 +199,7 @@ def gained(world: World, agent: Agent, funds: int) -> int:
 
 
 def false_jobs(world: World, agents: Mapping[str, Agent]) -> frozenset[Digest]:
-    """The jobs of which the trainer signed a false head that became public while it could be disputed."""
+    """The jobs in which the trainer signed a false head that became public while it could be disputed."""
     return frozenset(job.job.id for job in world.board.jobs.values() if _has_false_head(world, job, agents))
 
 

@@ -1,4 +1,4 @@
-"""What parties send each other outside the chain: heads, published runs, and game moves as signed messages.
+"""Mail between parties outside the chain: heads, published runs, and game moves as signed messages.
 
 Everyone sees everything that is published here. Where the sides of a game do not talk, a move is sent as a message only
 once its transaction stands in a block, because a message that shows a proof before the seal counts would reveal too
@@ -44,14 +44,14 @@ class PublishedHead:
 
     head: SignedHead
     leaves: tuple[Digest, ...]
-    """Of its run tree, if they were shown."""
+    """The leaves of its run tree, if they were shown."""
     by: str
     at: int
 
 
 MOST_LATE: Final = 20
 COPIES: Final = (0, *[1] * 14, 2)
-"""How often a message of a talk arrives."""
+"""The numbers of times that a message of a talk arrives, all equally likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Mail:
         self.transcripts: dict[Digest, Transcript] = {}
         self.game_bytes: dict[Digest, int] = {}
         self.talks: list[Said] = []
-        """What was said in games whose sides talk, in order."""
+        """The statements in games whose sides talk, in order."""
         self._posts: dict[Digest, Random] = {}
 
     def publish_head(self, head: SignedHead, leaves: tuple[Digest, ...], by: str, account: Account, now: int) -> None:
@@ -124,12 +124,12 @@ class Mail:
         return self.transcripts[game.id]
 
     def fate(self, game: PublicGame) -> list[int]:
-        """How late each copy of a message arrives, in seconds; none if it is lost."""
+        """The delay of each copy of a message, in seconds; none if it is lost."""
         rng = self._posts.setdefault(game.id, Random(int.from_bytes(game.id, "big")))  # noqa: S311
         return [rng.randrange(MOST_LATE) for _ in range(rng.choice(COPIES))]
 
     def note(self, game: PublicGame, by: str, at: int, content: Move | SignedStanding | None) -> None:
-        """Note what was said in a talk, for the game's story."""
+        """Notes a statement in a talk, for the game's story."""
         self.talks.append(Said(game_id=game.id, by=by, at=at, content=content))
 
     def deliver(self, game: PublicGame, wire: bytes, sender: Account) -> bool:

@@ -24,7 +24,7 @@ CLASSES: Final = 4
 UNITS: Final = 16
 EXAMPLES: Final = 20
 BATCH: Final = 8
-"""With this batch size the third batch spans two epochs."""
+"""The third batch of this size spans two epochs."""
 STEPS: Final = 10
 INTERVAL: Final = 3
 """Steps per checkpoint. Ten steps make segments of 3, 3, 3 and 1."""

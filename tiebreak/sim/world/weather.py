@@ -10,13 +10,13 @@ from random import Random
 from typing import Final
 
 COPIES: Final = (0, 0, 0, *[1] * 10, 2, 2, 3)
-"""How often a post arrives."""
+"""The numbers of times that a post arrives, all equally likely."""
 LATEST: Final = 60
 """Seconds that a post is late at most. It overtakes others, and others overtake it."""
 READ_AGAIN: Final = 60
-"""After how many seconds a party asks again for what everybody can read, if it did not come."""
+"""The seconds after which a party asks again for what everybody can read, if it did not come."""
 RESEND_BLOCKS: Final = 3
-"""After how many blocks a transaction that is nowhere is sent again."""
+"""The number of blocks after which a transaction that is nowhere is sent again."""
 DOWN: Final = (0, 0, 1, 5, 30, 120)
 """Seconds until a party that died is started again."""
 TRANSACTION: Final = 0.15
@@ -26,10 +26,10 @@ VANISHING: Final = 0.15
 
 
 class Weather:
-    """What goes wrong in one game."""
+    """The faults of one game."""
 
     def __init__(self, rng: Random, *, seconds: int, depth: int) -> None:
-        """`seconds`: for how long each party may be held up, all in all. `depth`: how many blocks vanish at once."""
+        """`seconds`: the total for which each party may be held up. `depth`: the number of blocks that may vanish."""
         self._rng, self._seconds, self._depth = rng, seconds, depth
         self._spent = Counter[str]()
         self._shared = 0
@@ -37,7 +37,7 @@ class Weather:
         self.faults = Counter[str]()
 
     def posts(self) -> list[int]:
-        """How late each copy of a post arrives, in seconds; none if it is lost."""
+        """The delay of each copy of a post, in seconds; none if it is lost."""
         copies = self._rng.choice(COPIES)
         self.faults["posts lost"] += not copies
         self.faults["posts doubled"] += copies > 1
@@ -46,7 +46,7 @@ class Weather:
         return late
 
     def readings(self) -> list[int]:
-        """As `posts`, of what a party asks for until it comes; that is at once where it has no time to lose."""
+        """The delay of each copy of what a party asks for until it comes; none where it has no time to lose."""
         if not self._seconds:
             return [0]
         lost = 0
@@ -55,7 +55,7 @@ class Weather:
         return [lost + seconds for seconds in late]
 
     def transaction(self, sender: str, block_seconds: int) -> int:
-        """How late a transaction gets to the builders, in seconds: it is slow, or lost and sent again."""
+        """The delay of a transaction to the builders, in seconds: it is slow, or lost and sent again."""
         if self._rng.random() >= TRANSACTION:
             return 0
         is_lost = self._rng.random() < 0.5
@@ -79,7 +79,7 @@ class Weather:
         return after, down
 
     def vanishing(self, block_seconds: int) -> int:
-        """How many of the newest blocks vanish now; 0 for none."""
+        """The number of the newest blocks that vanish now; 0 for none."""
         if not self._depth or self._rng.random() >= VANISHING:
             return 0
         depth = self._rng.randint(1, self._depth)
@@ -92,7 +92,7 @@ class Weather:
         return depth
 
     def order(self, count: int) -> list[int]:
-        """In which order so many transactions of blocks that vanished come back."""
+        """The order in which `count` transactions of blocks that vanished come back."""
         return self._rng.sample(range(count), count) if self._rng.random() < 0.5 else list(range(count))
 
     def _spend(self, party: str, seconds: int) -> bool:

@@ -1,6 +1,6 @@
-"""What a party can show for a job, from a run that is held in memory, and the first place where it is false.
+"""The evidence that a party can show for a job, from a run in memory, and the first place where it is false.
 
-Of a run in memory all states are kept, and all values of a step once they were asked for.
+A run in memory keeps all states, and all values of a step once they were asked for.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ class Lie:
     step: int
     leaf: int
     element: int | None
-    """None where the game ends at the leaf: commits and sources are settled by their ids."""
+    """The element; None where the game ends at the leaf: commits and sources are settled by their ids."""
 
 
 Kept = Callable[[int], State]
@@ -59,7 +59,7 @@ Kept = Callable[[int], State]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a trainer or a challenger can show for a job."""
+    """The evidence that a trainer or a challenger can show for a job."""
 
     records: tuple[StepRecord, ...]
     """The records of all checkpoints."""
@@ -68,9 +68,9 @@ class Work:
     computed_steps: int
     """Steps that this party would have had to execute: its real cost, without the simulator's caches."""
     lie: Lie | None
-    """None for the true run."""
+    """The first false place; None for the true run."""
     kept: Kept | None = None
-    """The stored state after a step, published beside the run for replays that start there. None: withheld."""
+    """The stored state after a step, published with the run for replays that start there. None: withheld."""
     logs: Mapping[int, StepLog] | None = None
     """The published logs by step. None under policy `exact`, or if they were withheld."""
 
@@ -173,7 +173,7 @@ class Bound:
 
 
 def first_lie(shown: Oracle, truth: Oracle) -> Lie | None:
-    """Where two parties' trees first differ, in the order of the game's walk; None if their runs are the same.
+    """The first place where two parties' trees differ, in the order of the game's walk; None if their runs agree.
 
     Raises `ConfigurationError` if the records of a step differ and its values do not: nobody can open that.
     """
@@ -205,7 +205,7 @@ def _first_leaf(shown: Oracle, truth: Oracle, step: int) -> Lie:
 
 @dataclass(frozen=True, slots=True)
 class KeptStep:
-    """What is kept of an executed step."""
+    """The parts of an executed step that are kept."""
 
     state: State
     loss_bits: int
@@ -260,7 +260,7 @@ class MemoryRun:
         return self.trees(self.program, step, self.step_log(step))
 
     def logs(self) -> dict[int, StepLog] | None:
-        """All logs by step; None under policy `exact`."""
+        """The logs of all steps; None under policy `exact`."""
         return {k: self.step_log(k) for k in range(1, self.job.steps + 1)} if self.job.is_logged else None
 
 
@@ -345,7 +345,7 @@ class Computer:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """All values of a step: their tree, and the bytes of the body values."""
+    """The values of a step: their tree, and the bytes of the body values."""
 
     tree: Tree
     data: Mapping[int, bytes]

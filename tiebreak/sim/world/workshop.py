@@ -41,13 +41,13 @@ THRESHOLD: Final = 2.0**37
 """The trainer's assumed error, in units of FP64's: as if it summed in 16-bit numbers."""
 _TOLERANCES: Final = dict.fromkeys(SumKind, TOLERANCE)
 _TRUTHS: Final = 8
-"""How many runs that follow other logs are kept. The auditors of one game all follow the same logs."""
+"""The number of kept runs that follow other logs. The auditors of one game all follow the same logs."""
 _NOBODY: Final = Address(bytes(19) + b"\x01")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The logs that lie beside a published run."""
+    """The logs that are published with a run."""
 
     job: Job
     program: Program
@@ -135,7 +135,7 @@ class Workshop:
         return self._computer(interpreter).run(known=known, logs=logs, trees=trees)
 
     def work_of(self, job: Job, evidence: MemoryEvidence, *, computed_steps: int | None = None) -> Work:
-        """What a party that committed to this evidence can show, and the first place where it is false.
+        """The work that a party which committed to this evidence can show, with the first place where it is false.
 
         computed_steps: the steps that the party had to execute, if not all.
         """
@@ -146,7 +146,7 @@ class Workshop:
         return replace(self._work(job, evidence), lie=first_lie(evidence, truth), computed_steps=steps)
 
     def audited(self, job: Job, published: Work) -> Work:
-        """What a diligent auditor can show: the true run, which under policy `logged` follows the published logs.
+        """The work of a diligent auditor: the true run, which under policy `logged` follows the published logs.
 
         Raises `CannotCheck` if logs are withheld, or differ from the commitment, before any record is false. If a
         record is false before that place, the returned work is good for a challenge, but meaningless after the place.
@@ -154,19 +154,19 @@ class Workshop:
         return self._work(job, self._truth_of(published.records, published.logs))
 
     def readable(self, published: Work) -> tuple[int, str]:
-        """How many checkpoints' published logs hash to the published records, and what is wrong with the next ones."""
+        """The number of checkpoints whose published logs hash to the records, and what is wrong with the next ones."""
         roots, problem = self._readable(published.records, published.logs)
         return len(roots), str(problem or "")
 
     def told(self, job: Job, work: Work) -> Work:
-        """As `audited`, for an auditor that knows the logs and log trees which a party of this process committed to."""
+        """The work of an auditor that knows the logs and log trees which a party of this process committed to."""
         evidence = work.oracle.evidence if isinstance(work.oracle, Bound) else work.oracle
         if not isinstance(evidence, MemoryEvidence):
             raise ConfigurationError(f"expected work of this workshop, got one of {type(evidence).__name__}")
         return self._work(job, self._follow(evidence.run.logs() or {}, evidence.run.trees))
 
     def _work(self, job: Job, evidence: MemoryEvidence) -> Work:
-        """What a party with this evidence can show, if it is true."""
+        """The work that a party with this evidence can show, if it is true."""
         return Work(
             records=tuple(evidence.run.records()),
             oracle=Bound(job, evidence),
@@ -225,7 +225,7 @@ class Workshop:
 
 
 Deviation = Callable[[Workshop, Job, Random], Work]
-"""What a trainer computes instead of the job. All choices are drawn from the `Random`."""
+"""A computation of the trainer instead of the job. All choices are drawn from the `Random`."""
 
 
 @cache

@@ -77,7 +77,7 @@ class Pending:
     done: simpy.Event
     """Succeeds with the `Receipt`, or fails with `Reverted`."""
     at: int
-    """When it was sent, in seconds of the chain."""
+    """The time when it was sent, in seconds of the chain."""
     untried: bool
     """Whether it was sent without a trial, and may revert in the block."""
 
@@ -132,7 +132,7 @@ class World:
     ) -> None:  # fmt: skip
         """`chain` has begun at `GENESIS`. `deviation` is what the trainer computes instead of the job.
 
-        With `confirmations`, a sender learns of its transaction only after so many more blocks.
+        With `confirmations`, a sender learns of its transaction only that many blocks later.
         """
         self.env = simpy.Environment()
         self.chain = chain
@@ -208,7 +208,7 @@ class World:
         old.succeed()
 
     def balance(self, party: Participant) -> int:
-        """What a party can pay with."""
+        """The wei that a party can pay with."""
         return 0 if self.is_dry(party) else self.chain.balance(party.address)
 
     # ------------------------------------------------------------------ the mempool
@@ -292,7 +292,7 @@ class World:
             self._make_block()
 
     def reorganise(self, blocks: int) -> None:
-        """Let a builder replace the blocks of so many of the newest slots when the next one comes.
+        """Lets a builder replace the blocks of the newest `blocks` slots when the next one comes.
 
         Their transactions go back to the front of the mempool, and nothing of them has happened.
         """

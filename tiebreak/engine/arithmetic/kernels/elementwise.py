@@ -96,7 +96,7 @@ SHIFT = tl.constexpr(1.5 * 2.0**52)
 LN2 = tl.constexpr(
     tuple(map(float.fromhex, ("0x1.62e42fee00000p-1", "0x1.a39ef35793c76p-33", "0x1.cc01f97b57a08p-87")))
 )
-"""In three parts, the first of 32 bits."""
+"""ln 2 in three parts, the first of 32 bits."""
 RELATIVE = tl.constexpr(32 * 2.0**-52)
 OPEN = tl.constexpr(2.0**-90)
 SPLIT = tl.constexpr(2.0**27 + 1.0)
@@ -112,7 +112,7 @@ PART = 29
 TWO_OVER_PI = tl.constexpr(
     tuple((((1 << 641) // pi(320) >> 320 - PART * i) % (1 << PART)) * 2.0 ** (-PART * i) for i in range(1, 10))
 )
-"""In parts of 29 bits."""
+"""2 / pi in parts of 29 bits."""
 
 
 # -- instructions (SPEC 4.4) ------------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def contract_twice(
 # ---- exactly ----
 
 SAFE: tl.constexpr = tl.constexpr(1 << 15)
-"""So many terms a lane may add."""
+"""The most terms that a lane may add."""
 
 
 @triton.jit

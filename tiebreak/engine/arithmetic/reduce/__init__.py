@@ -34,12 +34,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SumPlan:
-    """How one instruction is computed."""
+    """The plan by which one instruction is computed."""
 
     kind: str
     instruction: Instruction
     wide: tuple[int, ...]
-    """The shape in coalesced dims, of which `parts` are."""
+    """The shape of the result in the coalesced dims to which `parts` refer."""
     parts: tuple[Part, ...]
     swapped: bool
     """Whether torch swaps the operands so that M <= N: BLAS is several times faster for long rows of the result."""
@@ -48,7 +48,7 @@ class SumPlan:
 
     @cached_property
     def source(self) -> Integers | None:
-        """Which of the kernel's sums each element of the result is; None if they are in order."""
+        """The number of the kernel's sum for each element of the result; None if they are in order."""
         if self.tables is None or not self.tables.out:
             return None
         batch, m, n = self.tables.out
@@ -66,7 +66,7 @@ class SumPlan:
         return build().library if self.tables is not None and device.type == "cpu" else None
 
     def norms(self, device: torch.device) -> int:
-        """How many norms of rows and columns a `Partial` has; 0 if it has a sum of absolute terms for each element."""
+        """The number of norms of rows and columns in a `Partial`; 0 if each element has a sum of absolute terms."""
         tables = self.tables
         if tables is not None and (self.fused(device) is not None or self.library(device) is not None):
             batch, m, n = map(len, tables.out) if tables.out else (0, 0, 0)
@@ -77,7 +77,7 @@ class SumPlan:
 
 
 FEW_TERMS: Final = 16
-"""Of up to this many terms reduce.c finds the greatest, of more torch; where it is, reduce.c always finds faster."""
+"""The most terms of a max that reduce.c computes, as torch is faster with more. It computes every argmax."""
 
 
 def plan_extreme(instruction: Instruction, *, fused: bool = False) -> Tables | None:
@@ -118,9 +118,9 @@ class Partial:
     sizes: tuple[Tensor, ...]
     """Sums of absolute terms, like `sums`; or sums of squares, (Bt, M) and (Bt, N), of a product's rows and columns."""
     roundings: int
-    """How many roundings a term passes through."""
+    """The number of roundings that a term passes through."""
     source: Integers | None
-    """Which of the sums each of the result's elements is; None if they are in order."""
+    """The number of the sum for each of the result's elements; None if they are in order."""
 
     def in_order(self, sums: Tensor) -> Tensor:
         """Numbers like `sums` for the result's elements in order, 1-d."""
@@ -128,7 +128,7 @@ class Partial:
         return flat if self.source is None else flat[torch.from_numpy(self.source).to(flat.device)]
 
     def errors(self, rows: Tensor, columns: Tensor, begin: int, end: int) -> Tensor:
-        """The products of what elements begin ... end - 1 of the result have of (Bt, M) and (Bt, N), 1-d."""
+        """Products of a row's number (Bt, M) and a column's (Bt, N), for elements begin ... end - 1 of the result."""
         (batch, m), n = rows.shape, columns.shape[1]
         if self.source is None and batch == 1 and begin % n == 0 and end % n == 0:
             return (rows.view(m, 1)[begin // n : end // n] * columns).view(-1)
@@ -169,7 +169,7 @@ class SumRunner:
         return pure.run(plan.parts, plan.wide, read, counts, near).view(shape)
 
     def partial(self, plan: SumPlan, operands: Sequence[Tensor]) -> Partial:
-        """What `run` rounds, before it is rounded."""
+        """The FP64 sums that `run` would round."""
         pure = self.pure
         if (tables := plan.fused(operands[0].device)) is not None:
             (sums, *sizes), roundings = leave_fused(tables, operands, pure.shuffled)

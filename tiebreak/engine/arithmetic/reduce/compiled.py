@@ -31,11 +31,11 @@ _SOURCE: Final = Path(__file__).with_name("reduce.c")
 BLOCK: Final = 512
 """The most rows and columns of a block, which stays in cache with its panels."""
 LONG: Final = 4096
-"""From this many terms on, shorter panels pay."""
+"""The number of terms from which on shorter panels pay."""
 SHUFFLED_RUNS: Final = 1 << 20
 """The most pieces into which the terms of a sum are cut to be taken in random order."""
 FEW: Final = 64
-"""So many terms are taken one by one in random order."""
+"""The most terms that are taken one by one in random order; longer sums are cut into pieces."""
 _LINES: Final = _KC // 16
 
 
@@ -57,7 +57,7 @@ def build() -> Build:
 
 @dataclass(frozen=True)
 class Operand:
-    """Where an operand's batches, own rows and terms start; `step` leads from an output of a run to the next."""
+    """The places of an operand's batches, own rows and terms; `step` leads from an output of a run to the next."""
 
     index: int
     """The position among the instruction's operands."""
@@ -71,7 +71,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Tables:
-    """How reduce.c computes one instruction."""
+    """The tables by which reduce.c computes one instruction."""
 
     operands: tuple[Operand, ...]
     out: tuple[Integers, ...]
@@ -79,9 +79,9 @@ class Tables:
     run_k: int
     run_batch: int
     launches: dict[torch.device, Any] = field(default_factory=dict, compare=False)
-    """What all launches of the fused kernel share, by device."""
+    """The call that all launches of the Triton kernel share, by device."""
     calls: dict[int, "_Call"] = field(default_factory=dict, compare=False)
-    """What all runs with the terms in order share, by number of threads. One thread at a time may run a plan."""
+    """The call that all runs with terms in order share, by number of threads. One thread at a time may run a plan."""
 
     @property
     def terms(self) -> int:
@@ -135,7 +135,7 @@ def plan_tables(instruction: Instruction, output: Sequence[Dim], reduction: Sequ
 
 
 def _run(dims: Sequence[Dim]) -> int:
-    """How many coordinates of the innermost dim follow each other in every operand."""
+    """The number of coordinates of the innermost dim that follow each other in every operand."""
     return dims[-1].size if dims and all(stride == 1 for stride in dims[-1].strides) else 1
 
 
@@ -178,8 +178,8 @@ def leave_sums(
 ) -> tuple[list[Tensor], int]:
     """The FP64 sums and the sizes of all elements before rounding, and how many roundings a term passes through.
 
-    Of a matrix product: sums (batch, m, n), and the sums of squares of rows (batch, m) and of columns (batch, n). Of
-    other sums: the sums and those of absolute terms, of the result's elements in order.
+    A matrix product has sums (batch, m, n), and the sums of squares of rows (batch, m) and of columns (batch, n). Other
+    sums have the sums and those of absolute terms, of the result's elements in order.
     """
     call = _reading(plan, operands, shuffled)
     task, progress = call.task, Progress()
@@ -206,7 +206,7 @@ def run_extreme(library: ctypes.CDLL, plan: Tables, operand: Tensor, out: Tensor
 
 @dataclass(frozen=True)
 class _Call:
-    """What the kernel is called with, but for the memory that it reads and writes."""
+    """The arguments of the kernel, without the memory that it reads and writes."""
 
     task: _Contraction
     held: list[Integers]
@@ -214,7 +214,7 @@ class _Call:
     threads: int
     coefficient: float
     roundings: int
-    """On a term's path, additions of parts included."""
+    """The number of roundings on a term's path, additions of parts included."""
     matrix: bool
 
     def room(self) -> list[Floats]:
@@ -273,7 +273,7 @@ def _set_tables(task: _Contraction, plan: Tables, shuffled: torch.Generator | No
 
 
 def shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> tuple[list[Integers], int]:
-    """The terms in random order: single ones if they are few, else in pieces of which memory is read at once."""
+    """The terms in random order: single ones if they are few, else in pieces that are one run in memory."""
     total = len(terms[0]) * run
     small = [c for c in range(1, isqrt(run) + 1) if run % c == 0]
     divisors = (*small, *(run // c for c in reversed(small)))

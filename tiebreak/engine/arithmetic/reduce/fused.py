@@ -27,19 +27,19 @@ from tiebreak.engine.arithmetic.ziv import DENSE, Collector, Settler, coefficien
 from tiebreak.protocol.program.isa import Instruction
 
 FLUSH: Final = 256
-"""After so many terms an accumulator joins the total."""
+"""The number of terms after which an accumulator joins the total."""
 FEWEST: Final = 2 * FLUSH
-"""The terms of a part, at least."""
+"""The least number of terms in a part."""
 MOST: Final = 1 << 30
 """The most terms of a sum, which the kernels count in 32 bits."""
 ROOM: Final = 64
 """The room of the list of undecided elements, in addition to one in `DENSE`, under policy `logged`."""
 OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
-"""Of Triton's compiler: no contraction, and so many warps that nothing is spilled on sm_80 and sm_90."""
+"""Options of Triton's compiler: no contraction, and enough warps that nothing is spilled on sm_80 and sm_90."""
 MANY: Final = 32
-"""If one element of a product in so many is undecided, all are computed again in doubled precision."""
+"""A product is computed again in doubled precision if one element in this many is undecided."""
 LONG: Final = 1 << 14
-"""Of sums with more terms, each listed one may be divided among programs. One program takes as long as a launch."""
+"""A listed sum of more terms than this may be divided among programs. One of this length takes as long as a launch."""
 PARTS: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_warps": 4}
 """The block of `add_parts` and `round_listed`, and the compiler's options."""
 
@@ -53,7 +53,7 @@ def _kernel(name: str, device: torch.device) -> Any:
 
 
 def runs_on(device: torch.device, terms: int) -> bool:
-    """Whether the kernels run on a device, for sums of so many terms."""
+    """Whether the kernels run on a device, for sums of this many terms."""
     return terms <= MOST and _kernels(device) is not None
 
 
@@ -95,15 +95,15 @@ class _Call:
     numbers: tuple[int, ...]
     options: dict[str, Any]
     tiles: int
-    """Of all batches together."""
+    """The number of tiles in all batches together."""
     parts: int
     step: int
     """The most terms of a part; the last one may have fewer."""
     roundings: int
-    """On a term's path, additions of parts included."""
+    """The number of roundings on a term's path, additions of parts included."""
 
     def places(self, numbers: Tensor) -> Tensor:
-        """Where elements are in the result, by their row-major numbers over (batch, m, n)."""
+        """The places of elements in the result, by their row-major numbers over (batch, m, n)."""
         if not self.matrix:
             return numbers
         _, m, n = self.shape
@@ -122,7 +122,7 @@ class _Call:
         return (batches, first, second) if self.matrix else (batches, 1, 1)
 
     def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
-        """memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
+        """Launches the kernel. memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
         launch(
             self.kernel, self.tiles * self.parts, read[0], read[-1], *self.tables, *memory, *self.numbers, self.step,
             factor, FLUSH=FLUSH, **self.options, **options,
@@ -162,7 +162,7 @@ def _prepare(tables: Tables, device: torch.device, shuffled: torch.Generator | N
 
 
 def _cut(terms: int, tiles: int, device: torch.device) -> tuple[int, int]:
-    """How many terms a part has, at most, and the parts that give the device work."""
+    """The most terms of a part, and the number of parts that gives the device work."""
     step = ceil(terms / max(1, min(ceil(programs(device) / tiles), terms // FEWEST)))
     return step, ceil(terms / step)
 
@@ -234,7 +234,7 @@ def _join(call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: fl
 def _settle_or_report(
     tables: Tables, reading: "_Listed", read: Sequence[Tensor], out: Tensor, c: Tensor, e: Tensor, settler: Settler
 ) -> None:
-    """Under policy `logged`: writes the exact results of listed elements, or reports those that may stay open."""
+    """Writes the exact results of listed elements, or reports those that may stay open (policy `logged`)."""
     listed, places, rounded = reading.listed, reading.places, settler.rounded
     values = torch.empty(len(c), dtype=torch.float32, device=out.device)
 
@@ -279,7 +279,7 @@ def _settle(
 
 
 def _up(x: float) -> float:
-    """The next f32 that is not below x: Triton passes numbers as f32."""
+    """The nearest f32 that is not below x: Triton passes numbers as f32."""
     nearest = np.float32(x)
     return float(nearest if nearest >= x else np.nextafter(nearest, np.float32(np.inf)))
 
@@ -287,7 +287,7 @@ def _up(x: float) -> float:
 def leave_fused(
     tables: Tables, operands: Sequence[Tensor], shuffled: torch.Generator | None
 ) -> tuple[list[Tensor], int]:
-    """The FP64 sums and the sizes of all elements before rounding, and the roundings: as `leave_sums` of `compiled`."""
+    """The FP64 sums and the sizes of all elements before rounding, and the roundings, as `compiled.leave_sums`."""
     call, read = _reading(tables, operands, shuffled)
     total, size = (parts.sum(0) for parts in _leave(call, read))
     if not call.matrix:
@@ -317,7 +317,7 @@ class _Listed:
 
     @cached_property
     def places(self) -> Tensor:
-        """Where the elements are in the result."""
+        """The places of the elements in the result."""
         return self.call.places(self.listed)
 
     @property

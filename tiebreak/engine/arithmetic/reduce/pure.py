@@ -32,7 +32,7 @@ BLOCK = 256
 MAX_BLOCKS = 64
 SMALL_OUTPUT, SMALL_BLOCK = 1 << 12, 64
 SLAB = 1 << 12
-"""From this many terms on, an instruction is cut along K before it is cut along its output."""
+"""The number of terms from which on an instruction is cut along K before it is cut along its output."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class Groups:
 
 @dataclass(frozen=True)
 class Load:
-    """How one operand of a slab is loaded: as FP64 (Bt, M or N, K, presummed)."""
+    """One operand of a slab as it is loaded: FP64 (Bt, M or N, K, presummed)."""
 
     view: View
     wide: tuple[int, ...]
-    """All dims with their full sizes."""
+    """The dims with their full sizes."""
     shape: tuple[int, int, int, int]
     k_outside: tuple[int, ...]
-    """If not empty, the order of dims in which the operand is copied, because its own dims are longer runs in memory.
+    """The order of dims in which the operand is copied if its own dims are longer runs in memory than k; else empty.
 
     Matrix products take either layout.
     """
@@ -107,7 +107,7 @@ class Part:
     """The coalesced output dims; in `spread`, the free ones have size 1."""
     spread: tuple[int, ...]
     reduction: tuple[Dim, ...]
-    """All reduction dims in row-major order, for reading single terms again."""
+    """The reduction dims in row-major order, for reading single terms again."""
     slab: int
     """The number of positions of the first k dim that are computed at once."""
     placed: tuple[int, ...]
@@ -151,7 +151,7 @@ class Part:
 
     @cached_property
     def slabs(self) -> tuple[tuple[Load, ...], ...]:
-        """For each slab, how the operands are loaded."""
+        """The loads of the operands, by slab."""
         k = self.groups.k
         if not k:
             return (tuple(self._load(o, start, 1) for o, start in enumerate(self.starts)),)
