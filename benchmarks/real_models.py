@@ -19,7 +19,7 @@ from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
 SMALL: Final = ("gpt2-small", "resnet-small")
-"""For trying out what is meant for a GPU on a CPU: seconds, and of no interest otherwise."""
+"""Small models, to try on a CPU what is meant for a GPU: they take seconds, and nobody uses them otherwise."""
 
 
 def next_token(model: nn.Module, window_BT: Tensor) -> Tensor:

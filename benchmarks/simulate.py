@@ -22,7 +22,7 @@ from tiebreak.sim.games.summary import to_markdown
 TABLES: Final = RESULTS / "simulation.md"
 PAGE: Final = RESULTS.parents[1] / "docs" / "simulation.md"
 LINK: Final = "../benchmarks/results/simulation.md"
-"""From the page to the tables."""
+"""The link from the page to the tables."""
 
 
 @click.command()
