@@ -6,14 +6,16 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.playing import party, played
+from tests.sim.adversaries.playing import party, played, stage
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.parties import turns
+from tiebreak.sim.adversaries import hub
 from tiebreak.sim.adversaries.base import OPEN, TRAINER, builder
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.mempool import Censor, bearable, victims_in, with_something_to_dispute
 from tiebreak.sim.world.cast import TERMS, Cast
-from tiebreak.sim.world.game import GameResult, play
+from tiebreak.sim.world.game import GameResult, play, seat
 from tiebreak.sim.world.small_task import STEPS
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import Pending, World
@@ -171,3 +173,29 @@ def test_what_a_party_bears_is_less_than_its_clock_and_its_window() -> None:
     assert 0 < bearable(cast) < 200
     cast.terms = replace(TERMS, clock=12)
     assert bearable(cast) == 0
+
+
+# ---------------------------------------------------------------- whoever owns or floods the hub
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_hub_that_is_silent_for_ever_costs_nobody_a_game(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first block of a game on, whoever waits for an answer goes to the chain in time."""
+    monkeypatch.setattr(hub.Stalling, "late", lambda self, *_: None if self.began is not None else 0)
+    result = played("hub that stalls", seed, talk_time=600)
+    assert result.duels
+
+
+def test_a_flood_of_the_hub_delays_a_post_by_its_turn_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A post of a game has its turn after one of each address, any other in an `OTHERS`th of the batches at worst."""
+    cast = stage("strangers who flood the hub", Random(1))
+    world, agents = seat(cast, Random(1))
+    found = agents["builder"]
+    assert isinstance(found, hub.Flooding)
+    monkeypatch.setattr(world.board, "jobs", {"a job": None})
+    found.addresses, found.games = 400, (True, False)
+    waits = [found.late(kind) for kind in ("game", "job", "run")]
+    assert waits == [7, 56, 56]
+    monkeypatch.setattr(turns, "OTHERS", 1 << 60)
+    assert found.late("job") is None

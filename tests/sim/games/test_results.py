@@ -14,7 +14,7 @@ from tiebreak.sim.games.series import to_text
 from tiebreak.sim.games.summary import to_markdown
 
 PATH, ROUGH = (ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("simulate", "rough"))
-LATER = {"garbage-entered", "dry-accounts", "offers-that-drain"}
+LATER = {"garbage-entered", "dry-accounts", "offers-that-drain", "hub-that-stalls", "strangers-who-flood-the-hub"}
 """Adversaries that came after the committed series, which was not dealt again since."""
 
 

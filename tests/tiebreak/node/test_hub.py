@@ -56,6 +56,7 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.posts import Complete, Received, ReceivedPost
+from tiebreak.protocol.parties.turns import MAX_BATCH, OTHERS, Turns
 from tiebreak.protocol.tags import Digest
 
 STRANGER = PrivateKey.from_int(9)
@@ -319,13 +320,24 @@ def test_a_move_waits_for_no_list_and_each_address_has_its_turn() -> None:
             line.put(Waiting(arrived(wire, at, address), loop.create_future()))
         while sum(map(len, found)) < len(sent) + 1:
             assert line.earliest(1000) < 104
-            found.append([f"{one.arrival.address} {one.arrival.at:.0f}" for one in await line.batch()])
+            found.append([f"{one.arrival.address} {one.arrival.at:.0f}" for one in await line.next_batch()])
         return found
 
     first, second, *others = asyncio.run(batches())
     assert first == ["list0 0", "list1 1", "player 103"]
     assert (second[:2], second[-1]) == (["list2 2", "flood 3"], "other 102")
     assert [one for batch in (second[1:-1], *others) for one in batch] == [f"flood {n}" for n in range(3, 102)]
+
+
+def test_a_flood_of_posts_of_games_leaves_others_a_turn() -> None:
+    """Anybody may call a post one of a game; by addresses without end, what others post would never be taken."""
+    line, move = Turns[Arrival](lambda one: one), post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
+    line.put(arrived(OFFER, 0, "client"))
+    for batch in range(1, OTHERS + 1):
+        for n in range(MAX_BATCH):
+            line.put(arrived(move, batch, f"{batch} {n}"))
+        assert ("client" in [one.address for one in line.batch()]) is (batch == OTHERS)
+    assert line.earliest(1000) == 0, "what was taken last is not done"
 
 
 def test_a_post_counts_from_its_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ class Hub:
         """Take what waits, batch after batch: while one is on its way to the disk, the next one gathers."""
         loop = asyncio.get_running_loop()
         while True:
-            batch, start = await self._line.batch(), loop.time()
+            batch, start = await self._line.next_batch(), loop.time()
             try:
                 answers = await loop.run_in_executor(self._desk, self.clerk.take, [one.arrival for one in batch])
             except Exception:

@@ -13,6 +13,7 @@ from tiebreak.sim.adversaries import (
     clients,
     collusion,
     heads,
+    hub,
     logs,
     mempool,
     numbers,
@@ -26,7 +27,7 @@ from tiebreak.sim.adversaries.base import Adversary
 
 MODULES: Final = (
     training, numbers, logs, base, heads, openings, challengers, mempool, auditors, collusion, clients, blocks,
-    talking, seats, receipts,
+    talking, seats, receipts, hub,
 )  # fmt: skip
 _EVERYONE: Final[Mapping[str, Adversary]] = {one.name: one for module in MODULES for one in module.ADVERSARIES}
 CATALOGUE: Final[Mapping[str, Adversary]] = MappingProxyType({n: one for n, one in _EVERYONE.items() if not one.open})

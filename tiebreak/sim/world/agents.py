@@ -279,13 +279,9 @@ class Agent(Machine):
         self._waiting.add(action.place)
         call, weather = call_of(action.transaction, self.world.board), self.world.weather
         if weather is not None and self.is_plain and (late := weather.transaction(self.name, self.pace.block_seconds)):
-            self.spawn(self._submit_late(action, call, late))
+            self.spawn(self._later(late, partial(self._submit, action, call)))
         else:
             self._submit(action, call)
-
-    def _submit_late(self, action: e.Transact, call: Call, seconds: int) -> Process:
-        yield self.world.env.timeout(seconds)
-        self._submit(action, call)
 
     def _submit(self, action: e.Transact, call: Call) -> None:
         _on(self.world.submit(self, call, untried=action.untried), partial(self._resolve, action.place))
@@ -336,7 +332,7 @@ class Agent(Machine):
             self._send(game, wire=wire)
         elif is_accepted:
             other = self.world.party_at(game.challenger if self.address == trainer else trainer)
-            self._post(other, partial(e.MoveShown, game_id=game.id, wire=wire))
+            self._post(other, partial(e.MoveShown, game_id=game.id, wire=wire), "game")
 
     def _send(self, game: PublicGame, *, wire: bytes = b"", receipt: bytes = b"") -> None:
         """Post a message or a receipt of a talk."""
@@ -348,28 +344,41 @@ class Agent(Machine):
         event: Callable[..., e.Event] = partial(e.MoveShown, game_id=game.id, wire=wire)
         if not wire:
             event = partial(e.ReceiptShown, game_id=game.id, receipt=receipt)
-        for delay in mail.fate(game) if self.world.weather is None else self.world.weather.posts():
-            self.spawn(self._arrive(other, delay, event))
+        self._post(other, event, "game", mail.fate(game) if self.world.weather is None else None)
 
-    def _post(self, other: Participant, event: Callable[..., e.Event]) -> None:
-        """Post what arrives at once, unless the weather is rough. `event` is made when it arrives."""
-        if self.world.weather is None:
-            other.tell(event(at=self.world.now))
-            return
-        for delay in self.world.weather.posts():
-            self.spawn(self._arrive(other, delay, event))
+    def _post(
+        self, other: Participant, event: Callable[..., e.Event], kind: str = "job", delays: list[int] | None = None
+    ) -> None:
+        """Post what arrives at once, unless the hub or the weather is bad. `event` is made when it arrives."""
+        late = delays if self.world.weather is None else self.world.weather.posts()
+
+        def taken() -> None:
+            if late is None:
+                other.tell(event(at=self.world.now))
+            for delay in late or ():
+                self.spawn(self._later(delay, lambda: other.tell(event(at=self.world.now))))
+
+        self._hand_in(kind, taken)
+
+    def _hand_in(self, kind: str, taken: Callable[[], None]) -> None:
+        """Give the hub a post of a "game" or a "job", or a "run". `taken` follows when it lets others see it."""
+        late = self.world.hub(self, kind)
+        if late == 0:
+            taken()
+        elif late is not None:
+            self.spawn(self._later(late, taken))
+
+    def _later(self, seconds: int, then: Callable[[], None]) -> Process:
+        yield self.world.env.timeout(seconds)
+        then()
 
     def _read(self, event: Callable[..., e.Event]) -> None:
         """Posts as `_post` does what the party itself asks for until it comes."""
         for delay in [0] if self.world.weather is None else self.world.weather.readings():
             if delay:
-                self.spawn(self._arrive(self, delay, event))
+                self.spawn(self._later(delay, lambda: self.tell(event(at=self.world.now))))
             else:
                 self.tell(event(at=self.world.now))
-
-    def _arrive(self, other: Participant, delay: int, event: Callable[..., e.Event]) -> Process:
-        yield self.world.env.timeout(delay)
-        other.tell(event(at=self.world.now))
 
     def work_on(self, work: e.Work) -> Process:
         """Do a piece of work, in the time that it takes, and tell the machine when it is done."""
@@ -380,7 +389,8 @@ class Agent(Machine):
         raise NotImplementedError
 
     def publish_head(self, head: SignedHead) -> None:
-        self.world.mail.publish_head(head, self.leaves_of(head), self.name, self.account, self.world.now)
+        mail, leaves = self.world.mail, self.leaves_of(head)
+        self._hand_in("job", lambda: mail.publish_head(head, leaves, self.name, self.account, self.world.now))
 
     def leaves_of(self, head: SignedHead) -> tuple[Digest, ...]:  # noqa: ARG002
         """The leaves of the run tree that this party shows with a head."""
@@ -523,7 +533,8 @@ class Trainer(Agent, trainer.Trainer):
     def publish_run(self, action: e.PublishRun) -> None:
         """Publishes the run, with its logs only if the action asks for them."""
         _, run = self.held()
-        self.world.mail.publish_run(action.job_id, run if action.logs else replace(run, logs=None))
+        shown = run if action.logs else replace(run, logs=None)
+        self._hand_in("run", partial(self.world.mail.publish_run, action.job_id, shown))
 
     def leaves_of(self, head: SignedHead) -> tuple[Digest, ...]:
         """The records of its run, as its run directory shows them to everyone."""

@@ -89,8 +89,8 @@ class Mail:
         self._notify()
 
     def see_head(self, head: SignedHead, by: str, now: int, leaves: tuple[Digest, ...] = ()) -> None:
-        """Note that a head is public, for instance because a transaction shows it. Each head is kept once."""
-        if all(known.head != head for known in self.heads):
+        """Note that a head is public, for instance because a transaction shows it; leaves may come later."""
+        if all(known.head != head or bool(leaves) > bool(known.leaves) for known in self.heads):
             self.heads.append(PublishedHead(head=head, leaves=leaves, by=by, at=now))
 
     def heads_of(self, job_id: Digest) -> list[PublishedHead]:

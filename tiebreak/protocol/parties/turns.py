@@ -1,0 +1,78 @@
+"""In which order posts that wait at a hub get to its clerk: those of games first, and by turns from each address.
+
+So whoever sends a thousand posts delays those of others by one of them, and a list of files never delays a move by more
+than two batches. In every `OTHERS`th batch the other posts come first, since anybody may call a post one of a game.
+Each batch is in the order in which its posts arrived.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+MAX_BATCH: Final = 64
+MAX_BATCH_BYTES: Final = 1 << 17
+"""Of a batch to which anything is added; the largest post makes one by itself."""
+OTHERS: Final = 8
+
+
+class Arrives(Protocol):
+    """What the order depends on."""
+
+    @property
+    def wire(self) -> bytes:
+        """The post's bytes."""
+
+    @property
+    def at(self) -> float:
+        """When it arrived."""
+
+    @property
+    def address(self) -> str:
+        """From where it came."""
+
+    @property
+    def is_of_game(self) -> bool:
+        """Whether it may be what a clock runs for."""
+
+
+W = TypeVar("W")
+
+
+class Turns(Generic[W]):
+    """What waits for a clerk; `arrival` says of each how it arrived."""
+
+    def __init__(self, arrival: Callable[[W], Arrives]) -> None:
+        self._arrival = arrival
+        self._of_games: OrderedDict[str, deque[W]] = OrderedDict()
+        """The posts of each address that wait, first those of the address whose turn is next."""
+        self._others: OrderedDict[str, deque[W]] = OrderedDict()
+        self._taken: list[W] = []
+        self._batches = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._of_games or self._others)
+
+    def put(self, waiting: W) -> None:
+        """Let a post wait for its turn."""
+        arrival = self._arrival(waiting)
+        turns = self._of_games if arrival.is_of_game else self._others
+        turns.setdefault(arrival.address, deque()).append(waiting)
+
+    def batch(self) -> list[W]:
+        """Take the next posts. The batch before counts as done."""
+        self._taken, size, self._batches = [], 0, self._batches + 1
+        both = (self._of_games, self._others)
+        for turns in both if self._batches % OTHERS else reversed(both):
+            while turns and len(self._taken) < MAX_BATCH and size < MAX_BATCH_BYTES:
+                address, queue = turns.popitem(last=False)
+                self._taken.append(queue.popleft())
+                size += len(self._arrival(self._taken[-1]).wire)
+                if queue:
+                    turns[address] = queue
+        self._taken.sort(key=lambda waiting: self._arrival(waiting).at)
+        return self._taken
+
+    def earliest(self, now: float) -> float:
+        """When the first post arrived that is not done yet; now if there is none."""
+        queues = (*self._of_games.values(), *self._others.values(), self._taken)
+        return min((self._arrival(queue[0]).at for queue in queues if queue), default=now)
