@@ -152,7 +152,7 @@ class World:
         self.is_dry: Callable[[Participant], bool] = lambda _: False
         """Whether an account holds too little, at the present price of gas, for any transaction."""
         self.hub: Callable[[Participant, str], int | None] = lambda _, __: 0
-        """The delay, in seconds, after which the hub shows others a party's post; None for never. See `Agent._hand_in`."""
+        """The seconds after which the hub shows others a party's post; None for never. See `Agent._hand_in`."""
         self.pending: list[Pending] = []
         self.blocks: list[Block] = []
         self.news = self.env.event()
