@@ -1,4 +1,5 @@
-/* Games that are open at once against an honest trainer with one machine (docs/SPEC.md, section 11; decision 39).
+/* Games that are open at once against an honest trainer with one machine (docs/SPEC.md, section 11;
+ * docs/decisions/stakes-and-economics.md).
  *
  * The challengers are anybody: they start games, ask for replays in any of them, and concede or fall silent at any time,
  * also while the trainer is replaying. The trainer replays first come, first served, and drops the replay of a game that

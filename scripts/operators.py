@@ -22,8 +22,8 @@ changes how data is read, or names a constant) and what is computed, every instr
 other operators apart into these before capture, so many more functions and modules work than are listed; one that is
 left over is reported at capture with the path of its module. Those marked * are kept whole where torch would take them
 apart. Dtypes are float32, int64, bool, and bfloat16, which is held as float32 and rounded where PyTorch rounds to it
-(decision 57). `torch.nn.functional.ctc_loss` is traced as operators of the table, some 55 for each time step, forward
-and backward.
+([why](decisions/operators.md)). `torch.nn.functional.ctc_loss` is traced as operators of the table, some 55 for each
+time step, forward and backward.
 """
 
 

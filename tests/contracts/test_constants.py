@@ -66,7 +66,7 @@ def test_tags() -> None:
 
 
 def test_every_contract_has_code_to_spare() -> None:
-    """EIP-170 allows 24,576 bytes. The games check what enters them, and that takes 3,076 (decision 45)."""
+    """EIP-170 allows 24,576 bytes. The games check what enters them, and that takes 3,076."""
     assert len(DEPLOYED) == 4
     for name in DEPLOYED:
         assert 0 < load_artifact(name).code_bytes <= 24_576 - (2_000 if name == "Games" else 3_072), name

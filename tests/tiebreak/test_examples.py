@@ -129,8 +129,17 @@ def test_links_lead_somewhere() -> None:
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
 
 
-def test_decisions_are_listed_and_numbered() -> None:
+def test_each_page_of_decisions_is_listed_and_has_three_parts(cases: Callable[[], None]) -> None:
     folder = ROOT / "docs" / "decisions"
-    listed = re.findall(r"\[(\d{4})\]\((\d{4}-[a-z0-9-]+\.md)\)", (folder / "README.md").read_text())
-    assert [f"{i:04}" for i in range(1, len(listed) + 1)] == [number for number, _ in listed]
-    assert sorted(p.name for p in folder.glob("0*.md")) == [name for _, name in listed]
+    listed = re.findall(r"^\| \[([a-z-]+\.md)\]\(\1\) \|", (folder / "README.md").read_text(), re.MULTILINE)
+    pages = sorted(path for path in folder.iterdir() if path.name != "README.md")
+    assert sorted(listed) == [page.name for page in pages]
+    for page in pages:
+        text = page.read_text()
+        parts = re.findall(r"^## (.*)$", text, re.MULTILINE)
+        assert parts == ["What holds now, and why", "What was rejected, and why", "Changes"], page.name
+        changes = text.partition("## Changes\n\n")[2]
+        dates = re.findall(r"^- (\d{4}-\d\d-\d\d): ", changes, re.MULTILINE)
+        assert dates == sorted(dates) != [], page.name
+        assert len(dates) == len(re.findall("^- ", changes, re.MULTILINE)), page.name
+        cases()

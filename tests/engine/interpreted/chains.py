@@ -1,7 +1,7 @@
 """Chains of elementwise instructions.
 
 With the argument `every`, it tries the transcendental functions of every f32, in some minutes: what FP64 might
-leave open at some precision is run and compared with integers (decision 66). It needs a C compiler.
+leave open at some precision is run and compared with integers (docs/decisions/gpu-kernels.md). It needs a C compiler.
 """
 
 import random

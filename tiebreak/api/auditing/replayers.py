@@ -239,7 +239,7 @@ class Processes:
 
 
 def may_copy(assignment: Assignment) -> bool:
-    """Whether a copy of this process can do the assignment (decision 60).
+    """Whether a copy of this process can do the assignment (docs/decisions/audits-and-monitoring.md).
 
     Of all threads a copy has only the one that made it, so a lock that another thread held is never released. torch's
     own threads are not missed if it is to use one. CUDA does not work in copies.

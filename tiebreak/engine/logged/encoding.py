@@ -1,4 +1,4 @@
-"""The sparse encoding of a step's rounding log: entries' places and directions, compressed (docs/decisions/0019).
+"""The sparse encoding of a step's rounding log: places and directions, compressed (docs/decisions/rounding-logs.md).
 
     header   u8 format = 1 ‖ u64 step ‖ u64 entries
     block    u8 width ‖ width planes of the gaps ‖ the directions

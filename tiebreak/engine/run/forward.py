@@ -1,8 +1,8 @@
 """The forward part of a step alone: the loss, without gradients and without a new state.
 
 The loss of a step is bound to its checkpoint: by the record if it is the checkpoint's own step, and otherwise by the
-ring of losses in its state (decision 7). Results are defined by their instructions, so computing fewer of them changes
-no bit of those that are left.
+ring of losses in its state (docs/decisions/trees-and-hashes.md). Results are defined by their instructions, so
+computing fewer of them changes no bit of those that are left.
 """
 
 from dataclasses import replace

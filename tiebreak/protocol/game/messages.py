@@ -6,9 +6,9 @@
     receipt   msgpack array [game id, number of moves, snapshot id, signature (bin 65)]
 
 A message has one signature. While the game goes on it is over the state that the move leads to, EIP-712 `State`, so the
-opponent can enter that state on the chain (decision 38). It says as much as a signature of the message would: the
-state before and the state after fix the move. A message that ends the game leaves no state, and is signed itself, as
-EIP-712 `Message(hash)`. A receipt is a signature under the state that the opponent's move led to.
+opponent can enter that state on the chain (docs/decisions/talking.md). It says as much as a signature of the message
+would: the state before and the state after fix the move. A message that ends the game leaves no state, and is signed
+itself, as EIP-712 `Message(hash)`. A receipt is a signature under the state that the opponent's move led to.
 
 Numbered plan of `Transcript.append`, which takes untrusted bytes: (1) there is one canonical encoding within the size
 limit, (2) job and game are this transcript's, (3) the sequence number is the next one, (4) the message answers the

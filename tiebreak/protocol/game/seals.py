@@ -1,4 +1,4 @@
-"""Seals: how a challenger commits to its answer before it reveals it (SPEC section 10, decision 0012).
+"""Seals: a challenger commits to its answer before it reveals it (SPEC section 10, docs/decisions/seals-and-proofs.md).
 
     seal     H(`tb.seal.` || game id || answer || salt)
     answer   32 bytes: the correct digest at the leaf, or an element's bits as a number, big-endian

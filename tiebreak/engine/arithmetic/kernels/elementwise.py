@@ -41,7 +41,7 @@ product, a quotient and a sum for each term, 25 u^2 (of log, which has an n, 32 
 5. erf: as in FP64, 25 u^2 (16 + 1) of P, 24 u^2 of e^-y, and three products: below 500 u^2.
 6. sin, cos: f errs by less than 30 u^2, r by 40 u^2, r^2 by 90 u^2, and results by less than 100 u^2.
 
-500 u^2 < 2^-97, and the second test allows OPEN = 2^-90; no f32 has a result within 2^-71 of a middle (decision 15).
+500 u^2 < 2^-97, and the second test allows OPEN = 2^-90; no f32 has a result within 2^-71 of a middle (`make hardest`).
 For |a| < 2^-24, tanh a and sin a are between a (1 - 2^-49) and a, where no number of 25 bits is, so any number in
 between rounds like them. What is still open after that is counted, and the host refuses a step with any.
 """
