@@ -1,7 +1,6 @@
 """The Triton kernels, compiled for GPUs that need not be here, and what their machine code consists of.
 
     python -m benchmarks.kernels        writes results/kernels.json; no GPU, no interpreter
-    python -m benchmarks.kernels --target sm_90     of one target alone
 
 Exits with 1 if a kernel breaks a rule of `faults`. Nothing runs, so nothing here is a time.
 """
@@ -262,14 +261,6 @@ def faults(machine: Machine) -> list[str]:
     return found
 
 
-def _precisions(kernel: str) -> tuple[int, ...]:
-    """16 bits too, where a kernel rounds and its chain is not a long one."""
-    if kernel in CHAINS:
-        return (32,) if kernel in ("AdamW", "dropout") else (32, 16)
-    function = OTHERS[kernel][0] if kernel in OTHERS else getattr(kernels, kernel)
-    return (32, 16) if "PRECISION" in function.arg_names else (32,)
-
-
 @click.command(help=__doc__)
 @click.option("--target", "targets", multiple=True, type=click.Choice(list(TARGETS)), help="Repeat it. [default: all]")
 @placed
@@ -277,7 +268,9 @@ def main(folder: Path, targets: tuple[str, ...]) -> None:
     rows, wrong = [], []
     for name in targets or TARGETS:
         for kernel in (*KERNELS, *OTHERS, *CHAINS):
-            for precision in _precisions(kernel):
+            function = OTHERS[kernel][0] if kernel in OTHERS else getattr(kernels, kernel, None)  # a chain has none
+            rounds = "PRECISION" in function.arg_names if function else kernel not in ("AdamW", "dropout")
+            for precision in (32, 16) if rounds else (32,):
                 machine = assemble(name, kernel, precision)
                 wrong += [f"{name}, {kernel}, {precision} bits: {fault}" for fault in faults(machine)]
                 if precision < 32:
