@@ -17,9 +17,7 @@ from tests.chain.support import (
     TRAINER,
     WINDOW,
     activate,
-    events_of,
     head,
-    moves_in,
     numbered,
 )
 from tiebreak.protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Reverted, calls
@@ -28,9 +26,7 @@ from tiebreak.protocol.commitments import eip712
 from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.game.moves import Concede, Descend
 from tiebreak.protocol.program.rounding import Policy
-from tiebreak.protocol.trees import parent
 
 NONCES = count(1)
 
@@ -132,20 +128,6 @@ def test_unknown_jobs_and_games_read_as_none(chain: EmbeddedChain) -> None:
     assert chain.job_state(OTHER_RUN).status is JobStatus.NONE
     assert chain.game_state(OTHER_RUN).phase == 0
     assert chain._read(Call("mover", (OTHER_RUN,))) == bytes(20)
-
-
-def test_the_log_tells_the_story(chain: EmbeddedChain) -> None:
-    job = numbered(next(NONCES))
-    activate(chain, job)
-    game, _ = chain.challenge(CHALLENGER, head(chain, job, 3, parent(RUN, OTHER_RUN)), 7)
-    chain.send(TRAINER, Call("descend", (game, (RUN, OTHER_RUN))))
-    chain.send(TRAINER, calls.concede(game))
-    names = [event.name for event in events_of(chain, game)]
-    assert names == ["GameStarted", "Descended", "GameEnded"]
-    assert events_of(chain, game)[1].values["nodes"] == (RUN, OTHER_RUN)
-    assert moves_in(chain, game) == [Descend(nodes=(RUN, OTHER_RUN)), Concede()]
-    mine = {e.name for e in events_of(chain) if e.values.get("jobId") == job.id}
-    assert mine == {"JobCreated", "JobAccepted", "GameStarted", "JobSlashed"}
 
 
 def test_a_board_that_is_there_can_be_attached_to(chain: EmbeddedChain) -> None:

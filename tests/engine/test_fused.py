@@ -52,13 +52,20 @@ def test_mutants_of_kernels_die(name: str) -> None:
     assert len(mutants) == MUTANTS[name]
 
 
-@pytest.mark.slow
-def test_machine_code(tmp_path: Path, cases: Callable[[int], None]) -> None:
+TARGETS = [("sm_90", "gfx942"), ("sm_80", "sm_100")]
+
+
+@pytest.mark.parametrize("targets", slow_except(TARGETS, nightly=TARGETS[1:]), ids=" ".join)
+def test_machine_code(targets: tuple[str, ...], tmp_path: Path, cases: Callable[[int], None]) -> None:
     """Compiled ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of docs/gpu.md."""
-    python("-m", "benchmarks.kernels", "--output", str(tmp_path))
-    rows = json.loads((tmp_path / "kernels.json").read_text())["rows"]
-    assert rows == json.loads((ROOT / "benchmarks/results/kernels.json").read_text())["rows"]
-    cases(len(rows))
+    options = (word for target in targets for word in ("--target", target))
+    python("-m", "benchmarks.kernels", *options, "--output", str(tmp_path))
+    found, known = (
+        json.loads((folder / "kernels.json").read_text())["rows"] for folder in (tmp_path, ROOT / "benchmarks/results")
+    )
+    assert {row["case"].split(",")[0] for row in known} == {target for each in TARGETS for target in each}
+    assert found == [row for row in known if row["case"].split(",")[0] in targets]
+    cases(len(found))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.oracles import value
-from tiebreak.protocol.numbers.philox import key_of, philox4x32, random_bits, shuffle
+from tiebreak.protocol.numbers.philox import philox4x32, random_bits, shuffle
 
 KNOWN = [  # Random123 kat_vectors, philox4x32 10: counter, key, answer
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
@@ -23,12 +23,6 @@ def words(text: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
 def test_known_answers(counter: str, key: str, answer: str) -> None:
     assert philox4x32(words(counter), words(key)) == words(answer)  # type: ignore[arg-type]
-
-
-def test_key_of_a_signed_seed() -> None:
-    assert key_of(-1) == (0xFFFFFFFF, 0xFFFFFFFF)
-    assert key_of(0x0123456789ABCDEF) == (0x89ABCDEF, 0x01234567)
-    assert key_of(-(2**63)) == (0, 0x80000000)
 
 
 @given(

@@ -23,7 +23,7 @@ from tests.protocol.instructions import (
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
-from tiebreak.protocol.program.accumulator import Accumulator, Kind, encode, finish
+from tiebreak.protocol.program.accumulator import Accumulator, Kind, finish
 from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
     Access,
@@ -34,7 +34,6 @@ from tiebreak.protocol.program.isa import (
     ReduceFunction,
     Slot,
     SourceKind,
-    row_major,
 )
 from tiebreak.protocol.program.reference import (
     Reader,
@@ -290,11 +289,3 @@ def test_pack_and_unpack(dtype: DType, data: bytes) -> None:
     assert unpack(dtype, pack(dtype, elements)) == elements
     if not (dtype == F32 and NAN in elements):
         assert pack(dtype, elements) == data
-
-
-def test_row_major_agrees_with_reading_order() -> None:
-    shape = (2, 3, 2)
-    access = Access(0, 0, row_major(shape))
-    i = mapped(MapFunction.COPY, I64, shape, access)
-    assert [element(i, k, reader(list(range(12))), (I64,)) for k in range(12)] == list(range(12))
-    assert encode(Accumulator(kind=Kind.I64_SUM, value=-1)) == b"\xff" * 8

@@ -30,10 +30,8 @@ from tiebreak.sim.games.disputes import play, replay_on_chain
         [
             (3, 1, 1),  # the first step: its state is the initial one
             (3, 4, 3),  # first of its segment: its state is a checkpoint
-            (3, 5, 1),  # inside: its state is in no checkpoint
-            (1, 6, 1),
             (7, 8, 2),  # a last segment of one step
-            (8, 8, 5),  # one checkpoint in all
+            (8, 8, 5),  # inside of the only segment: its state is in no checkpoint
         ],
         (3, 4, 3),
         several=True,

@@ -12,7 +12,6 @@ from tiebreak.sim.games.summary import (
     median,
     summarize,
     undetected,
-    violations_of,
 )
 
 HEAD = Header(seed=7, mix="all", environment={"cpu": "any"}, adversaries=ADVERSARIES)
@@ -88,11 +87,6 @@ def test_undetected_is_watched_and_paid() -> None:
     assert not undetected(result(line, violations=["1: one lost"]))
     assert not undetected(result(line, job_status="abandoned"))
     assert not undetected(result("v1 seed=7 game=1"))
-
-
-def test_an_error_is_a_violation() -> None:
-    assert violations_of({"error": "KeyError: 3"}) == ["error: KeyError: 3"]
-    assert violations_of({"result": {"violations": ["a", "b"]}}) == ["a", "b"]
 
 
 def test_a_median_of_wei_is_exact() -> None:

@@ -106,12 +106,3 @@ def test_the_ledger_pays_as_the_contract_does(chain: EmbeddedChain, ending: str)
     gains = board.gains()
     assert {name: ledger.wealth[name] for name in gains} == gains
     assert any(gains.values())
-
-
-def test_a_cheat_that_reports_itself_pays_its_challenger_relief_and_no_more(chain: EmbeddedChain) -> None:
-    """What makes bounties out of stakes unreliable, in the contract itself: the relief covers gas, and no replay."""
-    board = Board(chain, replace(JOB, nonce=2000))
-    board.challenge(CHALLENGER)
-    board.equivocation(SYBIL)
-    board.reclaim(CHALLENGER)
-    assert board.gains() == {CLIENT: 0, TRAINER: -701, SYBIL: 350 - 21, CHALLENGER: 21, BURNED: 351}

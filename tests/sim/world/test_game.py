@@ -96,6 +96,3 @@ def test_messages_that_are_none_are_refused_and_the_game_goes_on(workshop: Works
     garbled, mute = (party(result, name) for name in ("auditor 1", "auditor 2"))
     assert garbled.refused >= garbled.messages > 3
     assert (mute.refused <= 1, mute.messages) == (True, 0), "one transaction of two in a race may be late"
-
-
-# ---------------------------------------------------------------- what a game depends on

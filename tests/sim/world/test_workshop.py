@@ -62,6 +62,10 @@ def test_the_honest_run_is_the_one_that_a_worker_trains(workshop: Workshop, tmp_
         replay = directory(workshop, tmp_path / "replay")
         Worker(replay, workshop.auditor, logs=following(replay, run)).work()
         assert replay.records() == run.records()
+        copied = Evidence(replay, workshop.auditor, CommittedLogs.of(replay))
+        for step in range(1, job.steps + 1):
+            assert {shown.log_tree(step).root for shown in (evidence, copied)} == {work.oracle.log_tree(step).root}
+            assert copied.record(step) == evidence.record(step)
 
 
 def test_its_bytes_do_not_depend_on_the_order_of_additions(workshop: Workshop, tmp_path: Path) -> None:

@@ -94,8 +94,7 @@ def unreliable(villager: Villager, rng: Random) -> Callable[[str, tuple[Any, ...
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
+@pytest.mark.parametrize(("run", "seed"), [(FALSE, 1), (TALKED_FALSE, 2)], ids=["on the chain", "in talk"])
 def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: Run, seed: int) -> None:
     village, rng = Village(chain, run), Random(seed)
     for villager in village.villagers.values():
@@ -208,8 +207,7 @@ def test_a_refusal_by_a_node_that_is_behind_is_not_believed(chain: EmbeddedChain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "in talk"])
+@pytest.mark.parametrize(("run", "seed"), [(FALSE, 1), (TALKED_FALSE, 2)], ids=["on the chain", "in talk"])
 def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed: int) -> None:
     """Three rounds of blocks, again and again; what was in them is sent anew."""
     village, rng, vanished = Village(chain, run, confirmations=3), Random(seed), 0
