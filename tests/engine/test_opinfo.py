@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import loss_of, make_task, run_engine
-from tests.parts import slow_except
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.step import UNCOVERED
 from tiebreak.engine.run.interpreter import NotFiniteError
@@ -215,7 +214,8 @@ def test_a_few_operators(
     cases(counts.total())
 
 
-@pytest.mark.parametrize("shard", slow_except(range(SHARDS), nightly=range(1, SHARDS, 2)))
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_operator(shard: int, cases: CaseCounter) -> None:
     counts = check(operators()[shard::SHARDS])
     assert counts["right"] > 30
