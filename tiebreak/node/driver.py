@@ -1,10 +1,10 @@
 """Drives one machine over real time: what happens becomes events, and its actions are carried out in their order.
 
 One thread owns the machine, its journal and the board. It asks the ground (a chain, or the hub's ledger) every second,
-and is told by others what came: posts of the hub, work that is done. Whatever takes time or fails elsewhere, such as
+and gets the rest from other threads: posts of the hub, finished work. All that takes time or may fail, such as
 sending a post or training a segment, is done by threads and processes of their own, and repeated until it succeeds.
 
-The rules of crashes: a `Record` is synced before the next action; what is said through the hub is in the journal with
+The rules of crashes: a `Record` is synced before the next action; a post to the hub is in the journal with
 its exact bytes before it leaves; transactions are the ground's, by their names; everything else is asked for again by
 the machine when it starts. The posts of its own jobs are read again from the first, since a machine takes what it knows
 already for nothing new. Of other jobs only offers are read, each once, and nothing is kept of them.
@@ -44,20 +44,20 @@ from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.tags import Digest
 
 POLL_SECONDS: Final = 1.0
-"""How often the ground is asked for what is new."""
+"""The pause between two looks at the ground."""
 PAUSE_SECONDS: Final = 5.0
-"""How long to wait after an error of the hub's."""
+"""The pause after an error of the hub."""
 RETRY_SECONDS: Final = 30
-"""After which a fetch that found nothing is tried again even without a new listing."""
+"""A fetch that found nothing is tried again after this time even without a new listing."""
 CLOSE_SECONDS: Final = 5.0
-"""How long to wait for a thread of the mail, which may be in the middle of a request."""
+"""The longest wait for a thread of the mail, which may be in the middle of a request."""
 STATUS: Final = "status.json"
 MAX_OWN: Final = 1024
-"""How many of the jobs that were offered to it a party remembers; the oldest that the board does not show go first."""
+"""The number of offered jobs that a party remembers; it forgets the oldest that the board does not show."""
 MAX_LISTINGS: Final = 16
-"""Of one job and publisher: the newest lists of files, each of which names all that came before it."""
+"""Lists of files kept for each job and publisher: the newest, since each names all files of those before it."""
 MAX_EARLY: Final = 4096
-"""How many posts to keep about jobs and games that the board does not show yet; anybody can make them up."""
+"""Posts kept about jobs and games that the board does not show yet; anybody can make them up."""
 
 
 _OWN: Final = "own jobs"
@@ -65,19 +65,19 @@ _OWN: Final = "own jobs"
 
 
 class Ground(Protocol):
-    """Where transactions count: a chain, or a ledger that the hub keeps (`tiebreak.node.ground`)."""
+    """The place where transactions count: a chain, or a ledger that the hub keeps (`tiebreak.node.ground`)."""
 
     @property
     def board(self) -> Board:
-        """What the chain or the ledger says, as of the last `poll`."""
+        """The jobs and games of the chain or the ledger, as of the last `poll`."""
 
     @property
     def domain(self) -> Domain:
-        """In which jobs, heads and posts are signed."""
+        """The EIP-712 domain in which jobs, heads and posts are signed."""
 
     @property
     def linked(self) -> Linked | None:
-        """What its node is held to; None if it needs none."""
+        """The proven headers and logs that its node is checked against; None for a ledger."""
 
     def now(self) -> int:
         """Seconds by the clock of the chain or of the hub, never by this machine's."""
@@ -89,7 +89,7 @@ class Ground(Protocol):
         """Get a transaction to count, once, however often it is asked for under this name."""
 
     def balance(self, account: Address) -> int:
-        """What an account can pay with, in wei."""
+        """The wei that an account can pay with."""
 
 
 @runtime_checkable
@@ -113,7 +113,7 @@ class Mail(Protocol):
 
     @property
     def hub(self) -> Address:
-        """Whose key signs the hub's receipts."""
+        """The account whose key signs the hub's receipts."""
 
     def post(self, wire: bytes) -> posts.Received:
         """Deliver a post. Raises `TiebreakError` if the hub refuses it, or does not take it for long."""
@@ -143,7 +143,7 @@ class Driver:
             crews.listen(self.told_steps, self.told_trouble)
         self.stop = Flag() if stop is None else stop
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        """What is to be done in the machine's thread."""
+        """Calls that wait for the machine's thread."""
         self._floor = floor
         self._events: deque[e.Event] = deque()
         self._is_busy = False
@@ -154,40 +154,40 @@ class Driver:
         self._is_proven = True
         self._is_poor = False
         self._balance = 0
-        """What the account could pay with when it was last asked for, in wei."""
+        """The wei that the account could pay with when it was last asked for."""
         self._letters = Flag()
         self._is_met = False
-        """Whether the hub was asked if it still has what it took."""
+        """Whether the hub was asked if it still has all that it took."""
         self._trouble = ""
         self._threads: list[Thread] = []
         self._early: deque[e.Event] = deque(maxlen=MAX_EARLY)
         self.jobs: dict[Digest, Job] = {}
-        """By id, from the board or from offers."""
+        """Jobs by id, from the board or from offers."""
         self._listings: dict[Digest, dict[tuple[Address, int], posts.LibraryBody]] = {}
         self._uploads: dict[tuple[Digest, int], Publish] = {}
-        """By job and count: they wait until the hub has their lists."""
+        """Uploads, by job and count, that wait until the hub has their lists."""
         self._signatures: dict[Digest, bytes] = {}
         self._offers: dict[Digest, e.JobOffered] = {}
         """Offers that wait for their files, or for a trial of their program."""
         self._trials: dict[Digest, bool] = {}
-        """Jobs of which a step is, or was, tried, and whether that is over."""
+        """Jobs whose program was put on trial, and whether the trial is over."""
         self._wanted: dict[tuple[Digest, int], float] = {}
-        """What is to be fetched, and not before when by the machine's steady clock."""
+        """Fetches by job and count, and the monotonic time of the earliest next try."""
         self._fetching: set[tuple[Digest, int]] = set()
         self._held: list[e.Work] = []
-        """Work that waits for a signature, or of games that are over."""
+        """Work that waits for a signature, or belongs to games that are over."""
         self.shown: dict[str, Any] = {}
         self.training: dict[Digest, Steps] = {}
-        """What the trainer's own process told last."""
+        """The newest report of the process that trains, by job."""
         self._drafted: set[str] = set()
         self._noted: dict[Digest, str] = {}
         self._disagreed: set[str] = set()
         self._own: dict[Digest, None] = {}
-        """Jobs that were offered to it or by it, whatever became of them."""
+        """Jobs that were offered to it or by it, also those that have ended."""
         self._asked = self._asked_for = frozenset[Digest]()
         """The jobs whose posts it wants, and those that the hub was asked for."""
         self._read_up_to = self._kept_up_to = (0, b"")
-        """The last post of the hub that was processed, with its place; and the last one of which the journal knows."""
+        """The last post of the hub that was processed, with its place; and the last one that the journal has."""
         self._cursor = ""
         """The name of that fact: places are a hub's own."""
         self._published: set[tuple[Digest, int]] = set()
@@ -288,7 +288,7 @@ class Driver:
             self.tell(e.Tick(at=now))
 
     def _look_after(self) -> None:
-        """What is due at every poll, beside the machine."""
+        """Do what is due at every poll in addition to the machine's own events."""
         for job in self.machine.jobs():
             self.jobs.setdefault(job.id, job.job)
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
@@ -867,7 +867,7 @@ class Driver:
                 self.notes.info("game", words, job=game.job.id.hex()[:8], game=game.id.hex()[:8])
 
     def status(self) -> dict[str, Any]:
-        """What the owner should know: money, what is at stake, how much time is left, and what waits."""
+        """The status for the owner: money, stakes at risk, the time that is left, and the work that waits."""
         machine, now, board = self.machine, self.ground.now(), self.machine.board
         jobs = {
             job.id.hex(): {
@@ -909,7 +909,7 @@ class Driver:
         return not isinstance(self.machine, Watcher)
 
     def ask_balance(self) -> int:
-        """What the account has. A node that does not answer is noted elsewhere; then the last answer counts."""
+        """The account's wei. If the node does not answer, which is noted elsewhere, the last answer counts."""
         with suppress(TiebreakError):
             balance = self.ground.balance(self.machine.address)
             if balance < self._floor and not self._is_poor:

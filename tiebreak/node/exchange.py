@@ -24,11 +24,11 @@ from tiebreak.protocol.parties.posts import AnswerBody, Body, HeadBody, LibraryB
 from tiebreak.protocol.tags import Digest
 
 HUB_SECONDS: Final = 20.0
-"""How long a hub may take for its first answer, before a person is told."""
+"""The time that a hub has for its first answer before a person hears of it."""
 
 
 class Roots:
-    """Finds the roots of files and keeps nothing: a hub wants to be told what will come before it comes."""
+    """A store that finds roots and keeps nothing: a hub wants to know the list of files before they come."""
 
     def put(self, file: FileIO, size: int) -> Digest:
         """The root of the first `size` bytes."""
@@ -68,7 +68,7 @@ def letters(mail: Mail, *jobs: Digest) -> list[Letter]:
 
 
 class Publisher:
-    """Posts as one party of one job what it has not posted yet."""
+    """Makes those posts of a party about one job that it has not made yet."""
 
     def __init__(self, mail: Mail, job: Job, domain: Domain, key: PrivateKey) -> None:
         self._mail, self._job, self._domain, self._key = mail, job, domain, key
@@ -116,7 +116,7 @@ def publish_to(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Come:
-    """What was fetched, and up to which checkpoint somebody published."""
+    """A job's fetched files, and the last checkpoint that somebody published."""
 
     job: Job
     count: int
@@ -127,7 +127,7 @@ def fetch_from(
     mail: Mail, job_id: Digest, domain: Domain, folder: Path, *, count: int | None = None, states: bool = False,
     key: PrivateKey | None = None, most: int | None = None,
 ) -> Come:  # fmt: skip
-    """Fetches what is published of a job into its folder. See `tiebreak.node.library.Fetcher`.
+    """Fetches the published files of a job into its folder. See `tiebreak.node.library.Fetcher`.
 
     count: up to this checkpoint [default: the last that the trainer published]. Raises `StateError` if the hub knows no
     such job.

@@ -1,4 +1,4 @@
-"""Where a party's transactions count: a chain, followed block by block, or the ledger of a hub.
+"""The place where a party's transactions count: a chain, followed block by block, or the ledger of a hub.
 
 A chain is known by what a node says of it, which may be late, incomplete or changed tomorrow. So:
 
@@ -52,22 +52,22 @@ from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 
 OVERLAP: Final = 16
-"""How many blocks that were followed are read again with the next ones."""
+"""Blocks that were followed already and are read again with the next ones."""
 READS: Final = 4
-"""How often, at least, each block is read again, since nodes leave out what they have not indexed yet."""
+"""The least number of times that each block is read again: nodes leave out what they have not indexed yet."""
 RANGE: Final = 2_000
-"""How many blocks are asked for at once; nodes of strangers answer no more."""
+"""Blocks that one request asks for; public nodes answer no more."""
 REFOLD_SECONDS: Final = 60
-"""How often, at most, the whole chain is followed again because the fields of a job became known late."""
+"""The least time between two times that the whole chain is followed again because a job became known late."""
 AGAIN: Final = "Halted"
-"""What a machine is told of a transaction that ended without an answer: it decides afresh."""
+"""The error that a machine gets for a transaction that ended without an answer: it decides afresh."""
 
 
 class Notes(Protocol):
-    """Where an outbox keeps its rows (`tiebreak.node.journal.Journal`)."""
+    """A store for the rows of an outbox (`tiebreak.node.journal.Journal`)."""
 
     def notes(self) -> list[bytes]:
-        """What was noted before this process started, oldest first."""
+        """The rows from before this process started, oldest first."""
 
     def note(self, note: bytes) -> None:
         """Append a row, which is safe on the disk when this returns."""
@@ -116,14 +116,14 @@ class ChainGround:
         self._marks: deque[Tip] = deque(maxlen=256)
         """Blocks up to which the board was followed, oldest first."""
         self._reads: deque[int] = deque(maxlen=READS)
-        """Where the last reads began: what a node left out of one of them comes with the next."""
+        """The first blocks of the last reads: what a node left out of one of them comes with the next."""
         self._followed: list[_Block] = []
         self.linked = Linked(chain)
         self._balances: dict[Address, tuple[bytes, int]] = {}
-        """What accounts had, and at which block."""
+        """The hash of the block of the last answer for each account, and the account's wei then."""
         self._unsent: dict[e.Place, e.Transact] = {}
         self._ended: list[Sent] = []
-        """Mined, in blocks that the board has not followed yet."""
+        """Transactions mined in blocks that the board has not followed yet."""
         self._told: list[e.Event] = []
         self._late: dict[Digest, Job] = {}
         self._refolded = float("-inf")
@@ -149,7 +149,7 @@ class ChainGround:
         return self._tip.timestamp + int(self._steady() - self._tip_seen)
 
     def balance(self, account: Address) -> int:
-        """At the newest block followed. Raises `NodeError` if the node does not answer."""
+        """An account's wei at the newest block followed. Raises `NodeError` if the node does not answer."""
         at = b"" if self._tip is None else self._tip.hash
         if self._balances.get(account, (b"", 0))[0] != at or not at:
             self._balances[account] = (at, self._node.balance(account))
@@ -340,7 +340,7 @@ class ChainGround:
         return _Shown(seen, tuple(calls), data)
 
     def _calls(self, sent: list[tuple[Address, bytes]]) -> list[Call]:
-        """Those of some calls that are made to the contracts."""
+        """The calls, of (address, data) pairs, that are made to the contracts."""
         found, addresses = [], self._chain.deployment.named()
         for to, data in sent:
             try:
@@ -456,7 +456,7 @@ class HubGround:
         self._told: list[e.Event] = []
 
     def claim(self, account: Address) -> int:
-        """What an account is owed on paper, in wei; negative if it owes."""
+        """The wei that an account is owed on paper; negative if it owes."""
         return self._ledger.claim(account)
 
     def balance(self, account: Address) -> int:  # noqa: ARG002  # on paper, everybody can pay

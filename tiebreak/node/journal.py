@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS notes (id INTEGER PRIMARY KEY, note BLOB NOT NULL, di
 _DIGESTED: Final = {
     "facts": "name, value", "records": "place, data", "posts": "job, number, content, wire, place", "notes": "note",
 }  # fmt: skip
-"""For each table, the columns that a row's digest is of."""
+"""The columns that a row's digest covers, by table."""
 _PLACED: Final = "UPDATE posts SET place = ?1, digest = digest_of(job, number, content, wire, ?1)"
 
 
@@ -212,7 +212,7 @@ class Journal:
     # ------------------------------------------------------------------ an outbox's notes
 
     def notes(self) -> list[bytes]:
-        """What an outbox has noted, oldest first."""
+        """The rows that an outbox has noted, oldest first."""
         return [row[0] for row in self._read("SELECT note FROM notes ORDER BY id")]
 
     def note(self, note: bytes) -> None:
@@ -220,7 +220,7 @@ class Journal:
 
 
 def _digest_of(*values: bytes | str | int | None) -> bytes:
-    """The digest of a row, whose values `repr` tells apart."""
+    """The SHA-256 of the `repr` of a row's values, which differs for different values."""
     return hashlib.sha256(repr(values).encode()).digest()
 
 

@@ -53,13 +53,13 @@ MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
 PAGE: Final = 200
 MAX_JOBS: Final = 256
-"""Jobs that a hub is asked for at once."""
+"""The most jobs that one request names."""
 SECONDS: Final = 30.0
-"""For a request with its answer, a MiB of a blob, or a line of a stream: a hub pings every 15 seconds."""
+"""The time for a request and its answer, a MiB of a blob, or a line of a stream: a hub pings every 15 seconds."""
 FIRST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 30.0
 _CHANCE: Final = SystemRandom()
-"""Not Python's shared random numbers: a step that another thread captures must not seem to draw them."""
+"""A source of its own, since a step that another thread captures must not seem to draw Python's shared numbers."""
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504, 507})
 """Statuses after which the same request is sent again."""
 
@@ -116,7 +116,7 @@ class Mail:
 
     hub: the address of the hub's key. If it is not given, the first answer of the hub settles it for this object.
     stop: once it is set, every method that waits raises `MailStopped`, or ends if it iterates.
-    patience: after so many seconds without what it asks for, every method but `follow` raises `MailAway`.
+    patience: after this many seconds without an answer, every method but `follow` raises `MailAway`.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class Mail:
         self._parts, self._domain, self._seconds, self._patience = _parts_of(url), domain, seconds, patience
         self._hub, self.stop = hub, stop or threading.Event()
         self.lies = 0
-        """How often the hub said what does not verify."""
+        """The number of the hub's answers that did not verify."""
         self.note: Callable[[str], None] = lambda _: None
-        """Is told why the hub is asked again."""
+        """Called with the reason when the hub is asked again."""
         self._lines: set[_Line] = set()
         self._turned = threading.Event()
         self._listening: _Line | None = None

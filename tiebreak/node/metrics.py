@@ -63,7 +63,7 @@ class PartyMetrics(Collector):
 
 
 def _training(told: "Steps") -> dict[str, float]:
-    """What a trainer measured last: of the steps in a report, and in its newest sample (`api.watching.sampling`)."""
+    """A trainer's newest figures: of the steps in a report, and of its newest sample (`api.watching.sampling`)."""
     found: dict[str, float] = {
         "step": told.first_step + len(told.losses) - 1,
         "loss": to_float(told.losses[-1]),

@@ -1,6 +1,6 @@
-"""In which order posts that wait get to the clerk: those of games first, and by turns from each address.
+"""The order in which waiting posts get to the clerk: those of games first, and by turns from each address.
 
-So whoever sends a thousand posts delays those of others by one of them, and a list of files never delays a move by more
+So a sender of a thousand posts delays those of others by one of them, and a list of files never delays a move by more
 than the batch that is being taken. Each batch is in the order in which its posts arrived.
 """
 
@@ -13,7 +13,7 @@ from tiebreak.node.hub.clerk import Answer, Arrival
 
 MAX_BATCH: Final = 64
 MAX_BATCH_BYTES: Final = 1 << 17
-"""Of a batch to which anything is added; the largest post makes one by itself."""
+"""A batch of this many bytes gets no more posts; the largest post makes a batch by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,6 @@ class Line:
         return self._taken
 
     def earliest(self, now: float) -> float:
-        """When the first post arrived that is not done yet; now if there is none."""
+        """The arrival of the first post that is not done yet; `now` if there is none."""
         queues = (*self._of_games.values(), *self._others.values(), self._taken)
         return min((queue[0].arrival.at for queue in queues if queue), default=now)

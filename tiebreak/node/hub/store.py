@@ -167,7 +167,7 @@ class Store:
         self, after: int, *, jobs: Collection[bytes] | None = None, game: bytes | None = None, offers: bool = False,
         limit: int = 500, most: int = MAX_PAGE_BYTES,
     ) -> list[ReceivedPost]:  # fmt: skip
-        """What stands after a place, in order: at most `limit` posts, and at most `most` bytes of wires, or one post.
+        """The posts after a place, in order: at most `limit` posts, and at most `most` bytes of wires, or one post.
 
         jobs, game: only posts of one of these jobs, or of this game. offers: and the offers of all other jobs.
         """
@@ -246,7 +246,7 @@ class Store:
 
 
 class Writer:
-    """What the clerk asks and writes within one transaction."""
+    """The clerk's questions and writes within one transaction."""
 
     def __init__(self, connection: sql.Connection) -> None:
         self._connection = connection

@@ -1,7 +1,7 @@
-"""What the pages show: pure functions from a board, the posts of a job and, where known, its program.
+"""The views of pages: pure functions from a board, the posts of a job and, where known, its program.
 
 Nothing here is trusted by anybody: a page repeats what a board and a hub say, and a reader with doubts runs a watcher.
-Everything that others chose (posts, names in programs) is text of theirs, clipped here and escaped by the templates.
+All text that others chose (posts, names in programs) is clipped here and escaped by the templates.
 """
 
 from collections import Counter
@@ -39,9 +39,9 @@ from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, Public
 from tiebreak.protocol.tags import Digest
 
 MAX_POINTS: Final = 480
-"""Of a curve. Of more losses, the least and the most of each of so many parts are drawn."""
+"""Points of a curve. Of more losses, the least and the greatest of each of 240 parts are drawn."""
 MAX_ROWS: Final = 200
-"""Of a table. The newest are shown."""
+"""Rows of a table. The newest are shown."""
 MAX_SAID: Final = 12
 JOBS_A_PAGE: Final = 50
 MAX_GAMES_SHOWN: Final = 32
@@ -450,7 +450,7 @@ def game(source: Source, game_id: Digest) -> GameView | None:
 
 
 def parties(source: Source) -> tuple[PartyRow, ...]:
-    """Every account of the newest jobs and of all games, by what it does."""
+    """Every account of the newest jobs and of all games, by its roles."""
     roles: dict[bytes, dict[str, None]] = {}
     jobs: dict[bytes, set[bytes]] = {}
     score: dict[bytes, list[int]] = {}

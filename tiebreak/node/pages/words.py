@@ -83,7 +83,7 @@ def hexadecimal(dtype: DType, bits: int) -> str:
 
 
 def decimal(dtype: DType, bits: int) -> str:
-    """What an element's bits stand for. Nine digits tell any two FP32 numbers apart."""
+    """The number that an element's bits stand for. Nine digits tell any two FP32 numbers apart."""
     if dtype == DType.BOOL:
         return "true" if bits else "false"
     if dtype == DType.I64:
