@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-CLEAN = ("tiebreak/engine", "tiebreak/sim", "tiebreak/node", "benchmarks", "scripts")
+CLEAN = ("tiebreak/engine", "tiebreak/sim", "tiebreak/node", "tiebreak/api", "benchmarks", "scripts")
 """The folders that are checked. Others are added once they are clean."""
 RULES = {
     "begins with a preposition": re.compile(

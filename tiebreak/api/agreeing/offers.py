@@ -41,7 +41,7 @@ from tiebreak.protocol.program.program import Program
 
 OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"
-"""Of a job with seats: the nonce that its draft had, from which only its client's key gets the secret of the draw."""
+"""The draft's nonce in a job with seats; with it, only the client's key gives the secret of the draw."""
 MEASURED_STEPS: Final = 2
 """The first step also pays for compiling kernels and filling caches, so the fastest counts."""
 
@@ -102,7 +102,7 @@ def verified_offer(data: bytes) -> SignedJob:
 
 
 def seconds_per_step(offered: RunDirectory, machine: Machine) -> float:
-    """How long a step of the job takes on this machine, which is qualified first. Checks state and data by the job."""
+    """The time of a step of the job on this machine, which is qualified first. Checks state and data by the job."""
     interpreter = machine.interpreter(offered)
     state, data = interpreter.to_device(offered.state(0)), interpreter.place_data(offered.data())
     logs, taken, started = Journal.of(offered), [], time.perf_counter()
@@ -119,7 +119,7 @@ def pace_of(seconds: float, *, block_seconds: int, slowdown: int) -> Pace:
 
 
 def objections(offered: RunDirectory, pace: Pace) -> tuple[str, ...]:
-    """Why a trainer should not sign: it could lose its stake despite doing what was agreed. Empty if nothing is."""
+    """The reasons not to sign, by which an honest trainer could lose its stake. Empty if there are none."""
     job, domain = offered.job, offered.agreement.domain
     return objections_to_training(job, offered.program, pace) + objections_to_seats(job, domain)
 

@@ -178,7 +178,7 @@ class _Fitted(Evidence):
 
 
 def _fitted(defended: RunDirectory, own: RunDirectory, count: int, interpreter: Interpreter) -> _Fitted | None:
-    """What the trainer would have to show of the first segment that differs; None if its archive does not tell."""
+    """The answers a trainer would have to give on the first segment that differs; None if its archive does not tell."""
     pairs = enumerate(zip(defended.records()[:count], own.records(), strict=False))
     checkpoint = next((number for number, (theirs, true) in pairs if theirs != true), None)
     try:
@@ -211,7 +211,7 @@ def _place(final: GameState, ended: Summary, program: Program) -> list[str]:
 
 
 def _result_of(program: Program, leaf: int) -> str:
-    """What an instruction outside of all modules computes, if it is a result of the step."""
+    """The name of the result of the step that an instruction outside of all modules computes, if it is one."""
     for slot, name in enumerate(program.state_spec()):
         if leaf in (program.leaf_of_commit(slot), program.commits[slot].operands[0].value):
             return f"the new {name}"

@@ -37,7 +37,7 @@ from tiebreak.protocol.strict_json import JsonObject
 
 VERSION: Final = 1
 SIGNER_SECONDS: Final = 120.0
-"""How long a person may take to confirm."""
+"""The time that a person has to confirm."""
 MAX_ANSWER_BYTES: Final = 4096
 MIN_SECONDS: Final = 0.001
 """The shortest wait that is one: a timeout of 0 would mean none at all."""

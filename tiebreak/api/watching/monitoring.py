@@ -62,10 +62,10 @@ class _Tail:
 
 
 class Watch:
-    """One reader of a run. `look` takes what is new; `rules` says how each rule stands."""
+    """One reader of a run. `look` reads new lines; `rules` gives the standing of each rule."""
 
     def __init__(self, run: RunDirectory, *, step_seconds: float | None = None, states: bool = False) -> None:
-        """step_seconds: what a step should take on the machine that was agreed on. states: read kept states, too."""
+        """step_seconds: the time of a step on the machine that was agreed on. states: read kept states, too."""
         self.run, self._step_seconds, self._states = run, step_seconds, states
         self._losses: dict[int, int] = {}
         self.new_losses: dict[int, int] = {}
@@ -77,26 +77,26 @@ class Watch:
         """The samples of each process that has computed the run, in order: a restart begins a new list."""
         self._new: list[Sample] = []
         self._unlike: dict[int, int] = {}
-        """Losses in samples whose step no line has told yet."""
+        """Bits of losses in samples, by step, whose lines of metrics have not come yet."""
         self._heard: float | None = None
         self._head: SignedHead | None = None
         self._checked = 0
         self._signed: dict[int, int] = {}
-        """Losses that are signed, of steps of which none is told yet."""
+        """Bits of signed losses, by step, whose lines have not come yet."""
         self._bound = 0
-        """How many losses were compared with what is signed."""
+        """The number of losses that were compared with signed ones."""
         self._last = 0
         self._before = 0
         """The step of the line of metrics before."""
         self._bad_loss = self._bad_sample = ""
-        """A line that may be what a killed process has left, as the next one will tell."""
+        """The trouble with a line that a killed process may have left, as the next line will tell."""
 
     @property
     def is_over(self) -> bool:
         return self.run.recorded() == self.run.job.checkpoints
 
     def look(self, now: float) -> list[Sample]:
-        """Reads what is new, and returns the new samples. now: seconds since 1970.
+        """Reads new lines, and returns the new samples. now: seconds since 1970.
 
         Raises `EncodingError` if a link or a device has taken the place of a file, `VerificationError` for a false
         signature.
@@ -217,7 +217,7 @@ class Watch:
             self._unlike[sample.step] = sample.loss_bits
 
     def _held(self, words: str, is_short: bool) -> str:
-        """What may be a kill's, to be noted unless the next line follows on one. No kill leaves a line that is long."""
+        """The words, held back if a killed process may have left the line; one that is too long is noted at once."""
         if not is_short:
             self._note_bad(words)
         return words if is_short else ""
@@ -226,7 +226,7 @@ class Watch:
         if words:
             self._form.note(words)
 
-    # ------------------------------------------------------------------ what is signed
+    # ------------------------------------------------------------------ signed losses
 
     def _compare_samples(self) -> None:
         for step in [step for step in self._unlike if step in self._losses]:

@@ -61,7 +61,7 @@ class Sampler:
 
 
 class _Gpu:
-    """A device as NVIDIA's library sees it. What it does not tell of this device is left out."""
+    """A device as NVIDIA's library sees it. Figures that it lacks for this device are left out."""
 
     def __init__(self, library: Any, handle: Any, name: str) -> None:
         self._library, self._handle, self.name = library, handle, name
@@ -74,7 +74,7 @@ class _Gpu:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
             found = torch.cuda.get_device_properties(torch.device(device))
-            # By its UUID: the library's numbers ignore CUDA_VISIBLE_DEVICES.
+            # The device is named by its UUID: the library's numbers ignore CUDA_VISIBLE_DEVICES.
             return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{found.uuid}"), found.name)
         return None
 
