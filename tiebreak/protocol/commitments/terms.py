@@ -8,9 +8,9 @@ MAX_SECONDS: Final = 1 << 28
 MAX_GAME_SECONDS: Final = 1 << 25
 """Upper bound of the length of a game, talk included: 388 days."""
 MAX_GAMES: Final = 16
-"""How many games of a job may be open at once; each costs its challenger twice as much as the one before."""
+"""The most games of a job that may be open at once; each costs its challenger twice as much as the one before."""
 MAX_WORTH: Final = 1 << (MAX_GAMES - 2)
-"""How many challenger's stakes all may be worth that a false run can win or keep.
+"""The most that a false run may win or keep, in challenger's stakes.
 
 A trainer that fills its own job with games, so that nobody else can challenge, burns at least 2^15 - 1/2 of them: twice
 as much, less one.
