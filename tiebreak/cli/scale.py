@@ -127,7 +127,7 @@ def work_of(options: dict[str, Any]) -> Workload:
 
 
 def shares_of(options: dict[str, Any]) -> Shares | None:
-    """What a worker sends and holds, if there are to be several. Raises `ConfigurationError` for a captured program."""
+    """The shares of a worker; None unless --workers is given. Raises `ConfigurationError` for a captured program."""
     if options["workers"] is None:
         return None
     if options["program"] is not None:
@@ -152,7 +152,7 @@ def counts_from(options: dict[str, Any]) -> Counts:
 
 
 def directions(work: Workload, options: dict[str, Any]) -> dict[str, tuple[int, Callable[[int], Workload]]]:
-    """For each direction of growth, its present size and the work at another size. A captured program cannot grow."""
+    """The present size and the work at another size, by direction of growth. A captured program cannot grow."""
     grown: dict[str, tuple[int, Callable[[int], Workload]]] = {
         "steps": (work.steps, lambda size: replace(work, steps=size)),
         "jobs": (work.jobs, lambda size: replace(work, jobs=size)),

@@ -128,7 +128,7 @@ _OPTIONS: Final = (
     number("--chain-id", 0, None, 0, "Chain of the contract."),
     click.option("--contract", type=AddressType(), default=None, help="Contract that plays disputes.  [default: none]"),
 )
-"""In the order of the help."""
+"""The options of a job, in the order of the help."""
 
 
 def job_options(function: AnyFunction) -> AnyFunction:

@@ -24,7 +24,7 @@ class Loser(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingCount:
-    """How the results of one kind of instruction were rounded in a whole run.
+    """The roundings of one kind of instruction in a whole run.
 
     elements: results computed. undecided: those that FP64 and its error bound did not decide. integers: those of them
     that only exact integers decided. fp64_differs: results whose bits would differ if FP64 were rounded to FP32.
