@@ -28,12 +28,12 @@ _LATER: Final = ("baseFeePerGas", "withdrawalsRoot", "blobGasUsed", "excessBlobG
                  "requestsHash")  # fmt: skip
 """Fields that hardforks have added, in their order; blocks before them end without."""
 _OF_RECEIPTS: Final = ("depositNonce", "depositReceiptVersion")
-"""What receipts of deposits have besides, on chains of the OP stack."""
+"""Additional fields of the receipts of deposits, on chains of the OP stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a header that hashes to the block's hash says."""
+    """The fields of a header that hashes to the block's hash."""
 
     hash: bytes
     number: int

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from web3.types import RPCEndpoint, TxParams, Wei
 
 RPC_SECONDS: Final = 10
-"""How long a node may take for one answer, which is waited for once."""
+"""The time that a node has for one answer, which is waited for once."""
 MOST_RECEIPTS: Final = 64
-"""How many receipts of a block are asked for one by one, where a node does not know `eth_getBlockReceipts`."""
+"""The most receipts of a block that are asked for one by one, where a node lacks `eth_getBlockReceipts`."""
 T = TypeVar("T")
 _EMBEDDED_PREFIX: Final = "execution reverted: "
 
@@ -71,7 +71,7 @@ class Tip:
     hash: bytes
     timestamp: int
     header: Header | None = field(default=None, compare=False, repr=False)
-    """What its hash proves; None if the node shows no header that hashes to it."""
+    """The header that its hash proves; None if the node shows no header that hashes to it."""
 
     @classmethod
     def of(cls, block: Mapping[str, Any]) -> Self:
@@ -109,7 +109,7 @@ class Node:
         from web3 import HTTPProvider, IPCProvider, Web3  # noqa: PLC0415
 
         if urlsplit(endpoint).scheme in ("http", "https"):
-            # web3 would ask a silent node five times, and whoever plays by a clock would wait for all of them.
+            # web3 would ask a silent node five times, and a player with a clock would wait for all of them.
             given: Any = {"request_kwargs": {"timeout": RPC_SECONDS}, "exception_retry_configuration": None}
             return cls(Web3(HTTPProvider(endpoint, **given)))
         if Path(endpoint).is_socket():
@@ -223,7 +223,7 @@ class Node:
             return Market(int(base), int(self.web3.eth.max_priority_fee))
 
     def require(self, account: Address, wei: int) -> None:
-        """Raise `InsufficientFunds` unless an account has so much."""
+        """Raise `InsufficientFunds` unless an account has this much."""
         if (available := self.balance(account)) < wei:
             raise InsufficientFunds(account, wei, available)
 

@@ -1,4 +1,4 @@
-"""What a party sees and what it wants done: the only way in and out of a machine.
+"""The events that a party sees and the actions that it wants: the only way in and out of a machine.
 
 Every event carries the instant at which its driver saw it (`at`, in seconds of the chain's time), so a machine needs no
 clock. Every action identifies its subject, so a driver can safely carry it out twice: statements are identified by the
@@ -164,7 +164,7 @@ class Challenge:
     head: SignedHead
     nonce: int
     more: int = 0
-    """For so many games more than are open now it pays; what is too much comes back."""
+    """The number of games, beyond those open now, that the stake allows for; an excess comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class EnterAndProve:
     entered: Enter
     move: Prove
     opened: tuple[bytes, ...]
-    """What was opened on the way (`snapshot.opened`)."""
+    """The values opened on the way (`snapshot.opened`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

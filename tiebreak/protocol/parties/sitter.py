@@ -1,4 +1,4 @@
-"""Holds seats of jobs: joins pools, audits a job of which it drew a seat, seals the root, and claims what it earned."""
+"""Holds seats of jobs: joins pools, audits a job whose seat it drew, seals the root, and claims its pay."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class Sitter(Machine):
         return None if root is None else Digest(root)
 
     def leaves(self, bond: int) -> bool:
-        """Decide whether to leave a pool. By default, when no job goes on that could draw from it.
+        """Decide whether to leave a pool. The default is to leave when no job goes on that could draw from it.
 
         An offer is no reason to stay: it costs nothing, and may stand for ever.
         """
