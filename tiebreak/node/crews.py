@@ -119,7 +119,7 @@ class Crew:
         return gone
 
     def stop(self) -> None:
-        """End the process at once. What was under way is resumed by the next crew of this folder."""
+        """End the process at once. The next crew of this folder resumes the work that was under way."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -253,7 +253,7 @@ class Crews:
         return [self._mail, self._trying, *self._crews, *self._movers.values()]
 
     def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
-        """Be told as by `Crew.listen`, in the threads of all crews."""
+        """Listen as by `Crew.listen`, in the threads of all crews."""
         self._listeners = on_steps, on_trouble
         for crew in self._all:
             crew.listen(on_steps, on_trouble)

@@ -217,7 +217,7 @@ class Driver:
         self._due = time.monotonic() + POLL_SECONDS
 
     def step(self, seconds: float) -> None:
-        """Process what came, or what comes within these seconds, and follow the ground if it is time to."""
+        """Process all that came, or comes within these seconds, and follow the ground if it is time to."""
         with suppress(Empty):
             wait = max(0.0, min(seconds, self._due - time.monotonic()))
             came = self.inbox.get(timeout=wait) if wait else self.inbox.get_nowait()
@@ -231,7 +231,7 @@ class Driver:
 
     @contextmanager
     def _apart(self, what: str) -> Iterator[None]:
-        """Keep one thing from ending all: what it raises is an ERROR, unless the driver stops by it."""
+        """Keep one failure from ending all: an exception becomes an ERROR, unless the driver stops by it."""
         try:
             yield
         except Exception as error:
@@ -240,7 +240,7 @@ class Driver:
             self.notes.error(what, f"unexpected {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """End what the driver started. The machine can be started again from its journal."""
+        """End the threads and processes that the driver started. The machine can be started again from its journal."""
         self.stop.set()
         self.mail.close()
         self._letters.set()
@@ -382,7 +382,7 @@ class Driver:
     # ------------------------------------------------------------------ mail
 
     def _send_mail(self) -> None:
-        """Runs in a thread of its own: gets everything that was said to the hub."""
+        """Runs in a thread of its own: brings the hub all posts that wait in the journal."""
         while not self.stop.is_set():
             self._letters.wait(PAUSE_SECONDS)
             self._letters.clear()
@@ -393,7 +393,7 @@ class Driver:
 
     def _send_all(self) -> None:
         if self.journal.fact("hub") != self.mail.hub:
-            self.journal.say_all_again()  # another hub knows nothing of what the last one was told
+            self.journal.say_all_again()  # another hub has none of the posts that the last one got
             self.journal.keep_fact("hub", self.mail.hub)
         elif not self._is_met and (last := self.journal.last_heard()) is not None and not self.mail.holds(*last):
             self._say_all_again()
@@ -413,7 +413,7 @@ class Driver:
                 self.journal.heard(waiting, place)
 
     def _say_all_again(self) -> None:
-        """The hub has lost what it had: say all to it again."""
+        """The hub has lost posts: send all again."""
         self.notes.warn("hub", "it has lost posts that it had taken; all is said again")
         self.journal.say_all_again()
         self._letters.set()
@@ -575,7 +575,7 @@ class Driver:
     def _is_offered(self, job: Job) -> bool:
         """Whether an offer is for this party. A trainer that names its clients does not answer those of others.
 
-        Who checks jobs on a chain learns of them by its board.
+        A party that checks jobs on a chain learns of them by its board.
         """
         machine = self.machine
         if isinstance(machine, Trainer):
@@ -639,7 +639,7 @@ class Driver:
                 self._prepare(job.job)
 
     def _prepare(self, job: Job) -> None:
-        """Fetch what is needed to begin, and then find out what a step costs here, once for these settings."""
+        """Fetch the files that are needed to begin, and then measure a step here, once for these settings."""
         if job.id in self._trials:
             return
         if not self.shelf.has(job):
@@ -819,11 +819,11 @@ class Driver:
         self.inbox.put(show)
 
     def told_trouble(self, text: str, tries: int) -> None:
-        """Note what a crew has to try again. Called by a crew, in a thread of its own."""
+        """Note a task that a crew has to try again. Called by a crew, in a thread of its own."""
         note = self.notes.error if tries > 3 else self.notes.warn
         self.inbox.put(lambda: note("work", text))
 
-    # ------------------------------------------------------------------ what the owner sees
+    # ------------------------------------------------------------------ the owner's view
 
     def _note_event(self, event: e.Event) -> None:
         match event:
@@ -833,7 +833,7 @@ class Driver:
                 self.notes.info("refused", f"{log.place(place)}: {error or 'the balance does not cover it'}")
 
     def _note_node(self) -> None:
-        """Note what the node leaves out, once, and where nobody could tell."""
+        """Note the blocks whose logs the node leaves out, once, and those where nobody could tell."""
         linked = self.ground.linked
         if linked is None:
             return
@@ -848,7 +848,7 @@ class Driver:
         self._is_proven = linked.is_proven
 
     def _note_board(self) -> None:
-        """Note what has become of jobs and games, and what of the board is not as the rules say."""
+        """Note changes of jobs and games, and the board's disagreements with the rules."""
         lines = getattr(self.machine.board, "disagreements", ())
         self._disagreed.intersection_update(lines)
         for line in lines:

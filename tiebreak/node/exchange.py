@@ -1,6 +1,6 @@
-"""One party's files and statements to a hub and from it, once, by hand. Parties that run do this by themselves.
+"""Exchanges one party's files and statements with a hub, once, by hand. Parties that run do this by themselves.
 
-What is posted twice is posted once: whoever publishes again after a break goes on where it stopped.
+A statement posted twice counts once: publishing again after a break goes on where it stopped.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def open_hub(url: str, domain: Domain) -> Mail:
 
 
 def letters(mail: Mail, *jobs: Digest) -> list[Letter]:
-    """All that a hub has, or all about some jobs, oldest first, with the signatures checked."""
+    """The posts of a hub, all or those about some jobs, oldest first, with the signatures checked."""
     found: list[Letter] = []
     after = 0
     while True:
@@ -89,7 +89,7 @@ class Publisher:
 def publish_to(
     mail: Mail, run: RunDirectory, key: PrivateKey, count: int, *, states: bool = False
 ) -> tuple[LibraryBody, int]:
-    """Brings a hub what others need of a run, as its client or its trainer. Returns the list and the number of posts.
+    """Brings a hub the files of a run for others, as client or trainer. Returns the list and the number of posts.
 
     The client's offer and the trainer's answer and heads are posted before the list of files, and that before the
     files, because a hub takes only what it was told about by somebody whom it knows.
@@ -140,7 +140,7 @@ def fetch_from(
     trusted = [body for sender, body in bodies if sender in (job.client, job.trainer)]
     published = max((body.count for sender, body in bodies if sender == job.trainer), default=0)
     wanted = published if count is None else count
-    # What is longest comes first; among equals, what was posted last.
+    # The longest list comes first; among equals, the one that was posted last.
     trusted.reverse()
     listings = sorted(trusted, key=lambda body: -body.count)
     limit = {} if most is None else {"most": most}

@@ -75,7 +75,7 @@ class Notes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block with logs of the contracts: which transactions logged something, and where."""
+    """A block with logs of the contracts: the transactions that logged something, and their places."""
 
     tip: Tip
     logs: tuple[tuple[bytes, int], ...]
@@ -83,7 +83,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A transaction as a node shows it: what it logged, its calls of the contracts, and its calldata."""
+    """A transaction as a node shows it: its logs, its calls of the contracts, and its calldata."""
 
     seen: Seen
     calls: tuple[Call, ...]
@@ -158,7 +158,7 @@ class ChainGround:
     # ------------------------------------------------------------------ following
 
     def poll(self) -> list[e.Event]:
-        """Follow what is new, send what could not be sent, and see what became of what was.
+        """Follow new blocks, send transactions that could not be sent, and see what became of those that were.
 
         A question that is not answered, or contradicts what is known, costs what depends on it and nothing else. Raises
         `NodeError` for one if there is nothing to tell; then it is to be called again.
@@ -367,7 +367,7 @@ class ChainGround:
     # ------------------------------------------------------------------ sending
 
     def send(self, wanted: e.Transact) -> None:
-        """Send a transaction if it would not be refused, once; what becomes of it is told by `poll`."""
+        """Send a transaction if it would not be refused, once; `poll` returns its fate."""
         if self._outbox is None:
             raise NodeError("expected an account to send from, got a ground that only follows")
         name = write_place(wanted.place)
@@ -378,7 +378,7 @@ class ChainGround:
             self._send(wanted)
 
     def _send(self, wanted: e.Transact) -> None:
-        """Try to send; what the node does not answer to is tried again at the next poll."""
+        """Try to send a transaction; if the node does not answer, it is tried again at the next poll."""
         assert self._signer is not None, "nothing is unsent without an account"
         deadline, name = wanted.deadline or 0, write_place(wanted.place)
         try:
@@ -418,7 +418,7 @@ class ChainGround:
             self._ended += self._outbox.look()
 
     def _tell_ended(self) -> None:
-        """Tell of what has ended, once the board shows what it did."""
+        """Tell of a transaction that has ended, once the board shows its effect."""
         waiting, self._ended = self._ended, []
         for sent in waiting:
             receipt = sent.receipt if sent.fate is Fate.MINED else None
@@ -435,7 +435,7 @@ class ChainGround:
 class HubGround:
     """The ledger that a hub's posts make, and the way of one account's transactions into it.
 
-    Whoever drives it hands it every post of the jobs that it follows (`hear`). Time is the hub's.
+    Its driver hands it every post of the jobs that it follows (`hear`). Time is the hub's.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The journal of a party: what it said, sent and found out, in one SQLite file; the only module with a party's SQL.
+"""The journal of a party: its statements, transactions and findings, in one SQLite file. The only SQL of a party.
 
     facts     single values: whom the folder belongs to, the secret of seals, which hub was spoken to
     records   the machine's own memory (`parties.events.Record`), in order
@@ -27,7 +27,7 @@ from tiebreak.protocol.tags import Digest
 FILE: Final = "journal.sqlite"
 LOCK: Final = "lock"
 JOBS: Final = "jobs"
-"""The folder beside it with the files of the party's jobs."""
+"""The folder next to the journal, with the files of the party's jobs."""
 _VERSION: Final = 1
 MAX_PLACE_BYTES: Final = 1 << 16
 _TABLES: Final = """
@@ -61,7 +61,7 @@ class Journal:
     """The journal in a party's folder, which stays locked until `close`."""
 
     def __init__(self, folder: Path, belongs: Mapping[str, str]) -> None:
-        """`belongs`: what the folder is bound to for good, such as its role, address, chain and board.
+        """`belongs`: properties to which the folder is bound for good, such as its role, address, chain and board.
 
         Raises `StateError` if another process has the folder, `ConfigurationError` if it belongs to something else;
         nothing has been written then.
@@ -178,7 +178,7 @@ class Journal:
     # ------------------------------------------------------------------ posts
 
     def post(self, job: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
-        """Keep what is to be said about a job, unless the same was said before. Returns whether it is new.
+        """Keep a statement to be made about a job, unless the same was made before. Returns whether it is new.
 
         `content` identifies it. `seal` makes the signed bytes, given the number in the job that is its place for good.
         """

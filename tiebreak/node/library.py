@@ -90,7 +90,7 @@ class Blobs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a publication: its path in the folder of the job, and how many bytes of it belong to it."""
+    """One file of a publication: its path in the folder of the job, and the number of its bytes that belong to it."""
 
     name: str
     size: int
@@ -185,7 +185,7 @@ def publish(
 
 
 def is_open(name: str) -> bool:
-    """Whether a file of a sealed job is published in the clear: what the board shows anyway, and who may read."""
+    """Whether a file of a sealed job is published in the clear: facts that the board shows anyway, and the readers."""
     return name in (JOB, OFFER, SEAL) or name.startswith(f"{HEADS}/")
 
 
@@ -218,7 +218,7 @@ class Fetcher:
     """Fetches the published files of one job that are not in its folder yet.
 
     job, domain: known from elsewhere, such as the board or the client's post. listings: those that publishers have
-    posted, best first. most: bytes of all files in one go. unseal: how a reader opens a sealed job.
+    posted, best first. most: bytes of all files in one go. unseal: opens a sealed job for a reader.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class Fetcher:
             longest = max_sparse_bytes(self._program)
             for checkpoint in range(count):
                 most = FILE_HEADER_BYTES + self._job.segment_steps(checkpoint) * (longest + FRAME_BYTES)
-                # A log is checked against its record by whoever follows it; here only its size is.
+                # A log is checked against its record when it is followed; here only its size is.
                 self._want(f"{LOGS}/{_log_name(self._job, checkpoint)}", most, _unchecked, large=True)
         if count == self._job.checkpoints:
             self._state(self._job.steps)
@@ -454,7 +454,7 @@ def fetch(
 
 
 def _opened(folder: Folder, part: Part, hidden: str, size: int, sealed: Sealed) -> str:
-    """Opens a sealed file beside it. Returns the name of what came out."""
+    """Opens a sealed file into another one in its folder. Returns the name of what came out."""
     folder.remove(hidden + OPENED)
     with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
         sealed.open(part.name, source, size, target)

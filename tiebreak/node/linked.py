@@ -1,8 +1,8 @@
-"""The newest blocks, linked by their headers, and what the contracts logged there, proven by receipts.
+"""The newest blocks, linked by their headers, and the contracts' logs there, proven by receipts.
 
-What a node says of a block's logs may be incomplete, by mistake or not. Where headers hash to what they say, each block
-is held by the hash of the newest one, so nothing can be left out of them unnoticed. A node that makes up other blocks
-altogether, with other hashes, is not found out: nobody's consensus is checked.
+A node's answer about a block's logs may be incomplete, by mistake or not. Where headers hash to what they say, each
+block is held by the hash of the newest one, so nothing can be left out of them unnoticed. A node that makes up other
+blocks altogether, with other hashes, is not found out: nobody's consensus is checked.
 """
 
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ class Linked:
         return found + [log for log in said if proven.get(int(log["blockNumber"])) is None]
 
     def _logs(self, number: int) -> list[dict[str, Any]] | None:
-        """All that the contracts logged in a block; None if the node does not prove it."""
+        """All logs of the contracts in a block; None if the node does not prove them."""
         tip = self._tips.get(number)
         if tip is None or tip.header is None:
             return None

@@ -87,7 +87,7 @@ class MailForgot(TiebreakError):
 
 
 class _Away(Exception):
-    """The hub did not answer, or not with what it should; ask again later."""
+    """The hub did not answer, or not as it should; ask again later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +379,7 @@ class Mail:
     def _pieces(
         self, file: FileIO, root: Digest, held: int, size: int, digests: Sequence[bytes]
     ) -> Generator[int, None, None]:
-        """Read what is missing. Yields how much is right, all of it from the start, after each piece.
+        """Read the missing bytes. Yields how much is right, all of it from the start, after each piece.
 
         A second thread hashes one piece while this one writes the piece before and reads the piece behind it: two
         writers would wait for each other, and larger blocks would no longer be in the processor's cache.

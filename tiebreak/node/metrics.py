@@ -1,4 +1,4 @@
-"""A party's metrics for Prometheus: its money, its risks, the time that is left, and what it logs."""
+"""A party's metrics for Prometheus: its money, its risks, the time that is left, and counts of its log lines."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final

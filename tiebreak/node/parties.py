@@ -1,4 +1,4 @@
-"""The machines of `protocol.parties` as they run on a network: what they compute, what they take on, what they risk.
+"""The machines of `protocol.parties` as they run on a network: their computations, commitments and risks.
 
 A program is known once its files lie in the party's folder, checked by the job's roots (`tiebreak.node.library`). Until
 then the party stays out of the job.
@@ -182,7 +182,7 @@ class _Chosen(OnShelf):
 
 
 class Auditor(_Chosen, auditor.Auditor):
-    """Replays the jobs that it follows, and stakes money on what it finds."""
+    """Replays the jobs that it follows, and stakes money on its findings."""
 
     def taken(self) -> list[Job]:
         own = [game for game in self.board.games.values() if game.challenger == self.address and not game.is_stopped]

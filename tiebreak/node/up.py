@@ -333,7 +333,7 @@ class Town:
         self._say(f"{self._seconds():6.1f} s  {who:<9}{printable(text)}")
 
     def _story(self) -> None:
-        """Tell what the parties log, until the job has ended and the plan says to end then."""
+        """Print the story from the parties' logs, until the job has ended and the plan says to end then."""
         while self.plan.until_over is False or not self.ending.status:
             for name in ("chain", "hub", *self.plan.parties):
                 if name in self._children:
@@ -348,7 +348,7 @@ class Town:
         """Called again and again while the job goes on; tests kill processes here."""
 
     def _listen(self, seconds: float) -> None:
-        """Tell what the parties have logged, or log within these seconds."""
+        """Print the lines that the parties have logged, or log within these seconds."""
         with suppress(Empty):
             self.told(*self._lines.get(timeout=seconds))
             while True:

@@ -118,7 +118,7 @@ class RestlessEvidence(Evidence):
 
 
 class Workbench:
-    """Does one task after another, and keeps what was expensive to make."""
+    """Does one task after another, and keeps the objects that were expensive to make."""
 
     EVIDENCE: ClassVar = RestlessEvidence
 

@@ -52,9 +52,9 @@ def offer_on(
 ) -> SignedJob:  # fmt: skip
     """Drafts a job over a captured task and signs it as its client, in a new or empty folder for its trainer.
 
-    readers: whom to seal the job to, for its way through hubs; the client is always among them. In the folder itself
-    everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers, or for seats
-    without a chain.
+    readers: those to whom the job is sealed on its way through hubs; the client is always among them. In the folder
+    itself everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers, or for
+    seats without a chain.
     """
     compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
     job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)

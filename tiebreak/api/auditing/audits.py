@@ -73,7 +73,7 @@ class WholeAudit:
 def difference(fraud: SegmentReport | None, count: int, finder: str = "a dispute") -> str:
     """One sentence that says where a run of `count` checkpoints first departs from its program.
 
-    finder: what names the module and the instruction, which only the trainer's own evidence shows.
+    finder: words for the means that names the module and the instruction, which only the trainer's own evidence shows.
     """
     if fraud is None:
         return f"the signed root is not that of the program's {count} checkpoints; {finder} shows what it opens to"

@@ -251,7 +251,7 @@ def may_copy(assignment: Assignment) -> bool:
 
 
 class _Process:
-    """One process, and this end of the pair of sockets by which it is spoken to.
+    """One process, and this end of the pair of sockets that leads to it.
 
     Its session is its own: on Ctrl-C it ends when its connection does.
     """

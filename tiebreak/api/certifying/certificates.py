@@ -48,7 +48,7 @@ SHOWN: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The files of weights. others: what else lies in their folder, by name."""
+    """The files of weights. others: the other files in their folder, by name."""
 
     files: dict[str, Digest]
     """The SHA-256 of each, by name."""

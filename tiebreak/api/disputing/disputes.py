@@ -1,4 +1,4 @@
-"""Disputes over a signed run, played in one process: where the run departs from its program, and who is convicted.
+"""Disputes over a signed run, played in one process: they find its first departure from the program, and the loser.
 
 An archive holds checkpoints, and if they do not follow from each other, nobody can compute from it what happened
 between two of them. There its trainer loses for want of an answer. To say more, the game is played again with the
@@ -131,7 +131,7 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
 
 
 class _Fitted(Evidence):
-    """The replay of a run, but for what its trainer committed to after a segment, and the losses that it told."""
+    """The replay of a run, except its trainer's commitments after a segment, and its reported losses."""
 
     def __init__(self, run: RunDirectory, interpreter: Interpreter, checkpoint: int) -> None:
         """Raises `VerificationError` if the state after the segment is not kept as it was committed."""

@@ -94,7 +94,7 @@ class SignerKey(PrivateKey):
         return bytes.fromhex(text[2:])
 
     def _exchange(self, request: bytes) -> bytes:
-        """One line for one line, within the time for both together, however slowly the bytes of the answer come."""
+        """Sends a line and returns the line that answers, within one time limit, however slowly its bytes come."""
         answer, end = b"", time.monotonic() + self._seconds
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self._seconds)

@@ -38,8 +38,8 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
 
     Workers that all run on one machine, without CUDA, send each other what a step needs by shared memory.
 
-    device: where this worker computes. timeout: the seconds that it waits for another. Raises `ConfigurationError`
-    outside `torchrun`, and `WorkerLost` when an exchange fails inside the block.
+    device: the device that this worker computes on. timeout: the seconds that it waits for another. Raises
+    `ConfigurationError` outside `torchrun`, and `WorkerLost` when an exchange fails inside the block.
     """
     if not launched():
         raise ConfigurationError(

@@ -129,8 +129,8 @@ class Run:
         """Computes from the last complete checkpoint to step `until` (default: the end) and returns the run.
 
         key: the trainer's key; with it, a head is signed at every checkpoint. progress: show a bar with the loss on
-        stderr. keep: which checkpoints stay on disk, `all`, `every:M` or `last`; an audit recomputes what was dropped.
-        callbacks: called with each `tiebreak.Step`, and once more, with metrics, when the task's `evaluate`
+        stderr. keep: the checkpoints that stay on disk, `all`, `every:M` or `last`; an audit recomputes what was
+        dropped. callbacks: called with each `tiebreak.Step`, and once more, with metrics, when the task's `evaluate`
         was called on a checkpoint. exchange: the workers that compute together; all of them call this, and the first
         one has key, bar and callbacks. Raises `StateError` if the loss or the state is no longer finite; whatever is
         committed by then stays.

@@ -219,9 +219,9 @@ def reproducible(
 
     The arguments up to `schedule`, and `options`, are those of `tiebreak.make_task`. The initial weights are those that
     the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file if others
-    are to repeat the run. directory: where to save, every `save_every` steps and at the end; if it holds a save of the
-    same run, training continues from it. device: qualified before the first step. unchecked: see `tiebreak.capture`.
-    callbacks: called with each `Step`; those of `evaluate` (`tiebreak.Task`) have metrics.
+    are to repeat the run. directory: the place to save, every `save_every` steps and at the end; if it holds a save of
+    the same run, training continues from it. device: qualified before the first step. unchecked: see
+    `tiebreak.capture`. callbacks: called with each `Step`; those of `evaluate` (`tiebreak.Task`) have metrics.
 
     Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an exact
     form.

@@ -1,4 +1,4 @@
-"""Watches a run directory while it grows, or afterwards: what its trainer tells, against what it has signed.
+"""Watches a run directory while it grows, or afterwards: its trainer's reports, against its signatures.
 
 Losses come from `metrics.jsonl`, one for each step, and samples from `monitor.jsonl`. Both are a stranger's and
 unsigned. What binds the trainer are its records and the rings of losses in its states (decision 7), so (1) the records

@@ -68,7 +68,7 @@ class _Gpu:
 
     @classmethod
     def of(cls, device: str) -> "_Gpu | None":
-        """None on the CPU, and where the driver's library is missing or does not know the device."""
+        """The GPU to measure; None on the CPU, and where the driver's library is missing or lacks the device."""
         if not device.startswith("cuda"):
             return None
         with suppress(pynvml.NVMLError):

@@ -1,7 +1,7 @@
-"""The hub over HTTP/1.1 (Starlette on uvicorn); `openapi.json` beside this file describes it.
+"""The hub over HTTP/1.1 (Starlette on uvicorn); `openapi.json` in this folder describes it.
 
 Nobody has an account. A post is taken for its signature, bytes of a blob are taken because a library names their root
-and they hash to it. What is refused is answered with a status and `{"error": "expected ..., got ..."}`.
+and they hash to it. A refusal is answered with a status and `{"error": "expected ..., got ..."}`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The hub's library: blobs in files, by root. What it takes is checked piece by piece before it counts.
+"""The hub's library: blobs in files, by root. An upload is checked piece by piece before it counts.
 
     blobs/ab/ROOT          a whole blob
     blobs/ab/ROOT.pieces   u64 size || the digests of its pieces, which hash to the root
@@ -83,7 +83,7 @@ class Blobs:
         return _Busy(self._busy, self._lock, root.hex())
 
     def resume(self, root: bytes) -> int:
-        """Check and cut what has come of a blob; the number of bytes that stay. Call it within `upload`."""
+        """Check and cut the part of a blob that has come; the number of bytes that stay. Call it within `upload`."""
         path, name = self.path(root).with_suffix(".part"), root.hex()
         held = self.held(root)
         if name in self._checked or not held:

@@ -1,4 +1,4 @@
-"""All SQL of a hub: what was posted, in SQLite (one file, WAL) or PostgreSQL, through SQLAlchemy Core.
+"""All SQL of a hub: its posts, in SQLite (one file, WAL) or PostgreSQL, through SQLAlchemy Core.
 
 One process writes, one batch of posts in a transaction, so places are in the order in which they become visible; a lock
 keeps any second writer away. Readers see a post only once it is on the disk.
@@ -121,7 +121,7 @@ class Store:
     def open_for_writing(self, facts: Mapping[str, str]) -> None:
         """Make the tables. Raises `StateError` if another clerk writes, or if the database was made for other facts.
 
-        facts: what must never change under the posts: the hub's address and its domain. An error closes the store.
+        facts: values that never change under the posts: the hub's address and its domain. An error closes the store.
         """
         try:
             self._take(facts)

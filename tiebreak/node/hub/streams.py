@@ -1,4 +1,4 @@
-"""Server-sent events: what is new, to everybody who listens, each event made once."""
+"""Server-sent events: new posts for everybody who listens, each event made once."""
 
 import asyncio
 import base64

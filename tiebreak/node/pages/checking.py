@@ -51,7 +51,7 @@ def file_in(body: bytes, content_type: str) -> bytes:
 
 
 def check(data: bytes, domain: Domain, job_of: JobOf) -> Finding:
-    """Find out what a file is and whether it holds. job_of: the jobs that this hub knows, for heads and receipts."""
+    """Find out a file's kind and whether it holds. job_of: the jobs that this hub knows, for heads and receipts."""
     if data.lstrip().startswith(b"{"):
         try:
             return _of_certificate(Signed.read(data), domain, job_of)

@@ -220,7 +220,7 @@ class Computation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ply:
-    """A move. gas: of the transaction that made it; 0 for one known from a signed message alone."""
+    """A move. gas: the gas of its transaction; 0 for one known from a signed message alone."""
 
     kind: str
     side: Side

@@ -166,7 +166,7 @@ def _is_trained(public: PublicJob) -> bool:
 
 
 def training_of(seen: Sequence[Seen], agreed: Job, now: int, *, is_over: bool) -> Training:
-    """The losses that the trainer posted, as a curve, its newest figures, and what is odd about them."""
+    """The losses that the trainer posted, as a curve, its newest figures, and alarms about them."""
     losses: dict[int, float] = {}
     samples: list[Sample] = []
     newest: Seen | None = None
@@ -385,7 +385,7 @@ _POSTED: Final[dict[type, str]] = {
 
 
 def _happenings(seen: Sequence[Seen], agreed: Job) -> list[Happening]:
-    """The newest of what was said, in sentences; of each talk one, since it goes to and fro."""
+    """The newest statements, as sentences; only one of each talk, since it goes to and fro."""
     told: list[Happening] = []
     moves = Counter(_moved_in(one) for one in seen)
     for one in reversed(seen):

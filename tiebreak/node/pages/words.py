@@ -62,7 +62,7 @@ def iso(at: int) -> str:
 
 
 def amount(wei: int) -> str:
-    """Wei in ether, to six digits after the point; the exact amount belongs beside it."""
+    """Wei in ether, to six digits after the point; the exact amount should stand next to it."""
     exact = ether(wei).replace("-", "−")
     whole_part, _, rest = exact.removesuffix(" ether").partition(".")
     if len(rest) <= 6:

@@ -262,7 +262,7 @@ class FollowedBoard(board.Board):
         return made
 
     def _play(self, found: PublicGame, part: Sequence[Event], seen: Seen) -> None:
-        """One call in a game: a move, an entry, or what ends it."""
+        """Follow one call in a game: a move, an entry, or its end."""
         call = seen.call if seen.call is not None and seen.call.game_id == found.id else None
         names = {event.name: event.values for event in part}
         ended = names.get("GameEnded")
@@ -396,7 +396,7 @@ def _begun(found: PublicGame) -> GameState:
 
 
 def standing_at(shown: Snapshot, start: GameState, sequence: int, program: Program | None) -> GameState | None:
-    """The state of a game at a snapshot, for whoever has not heard the moves that led there.
+    """The state of a game at a snapshot, for a party that has not heard the moves that led there.
 
     What was opened on the way is not in it, so it cannot be signed or proved from, only followed. None if it needs a
     program that is not given, or is of none of its instructions. Raises `InvalidSnapshot` for what the contract
@@ -483,7 +483,7 @@ def _verdict(ended: dict[str, Any], detail: str, part: Sequence[Event] = (), sta
         return Verdict(winner=winner, reason=ended["reason"], detail=detail or "a tie of the defender failed")
     said, found = part[0].values, "agrees with" if winner is Side.DEFENDER else "contradicts"
     shown = (said["committed"], said["right"])
-    if state.level is Level.CHUNKS:  # shown are numbers, of which the state has the bytes
+    if state.level is Level.CHUNKS:  # the log shows numbers; the state has their bytes
         shown = (shown[0][::-1][: len(state.claimed)], shown[1][::-1][: len(state.claimed)])
     return Verdict(
         winner=winner, reason=Reason.RECOMPUTED, detail=f"recomputing {found} the defender", committed=shown[0],

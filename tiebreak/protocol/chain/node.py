@@ -46,7 +46,7 @@ class Signer(Protocol):
         """The account's address, 20 bytes."""
 
     def sign(self, digest: bytes, about: About = None) -> bytes:
-        """Sign a 32-byte digest: r, s (in the lower half) and v (27 or 28), 65 bytes in all. about: what it is of."""
+        """Sign a 32-byte digest: r, s (in the lower half) and v (27 or 28), 65 bytes in all. about: its data."""
 
 
 def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
@@ -332,12 +332,12 @@ class Node:
 class Several:
     """Several nodes of one chain in the place of one `Node`.
 
-    What one does not answer, the next one is asked. Each look at the newest block goes on to the next node, and a
+    If one does not answer, the next one is asked. Each look at the newest block goes on to the next node, and a
     transaction goes to all of them. So one that is away, behind or lies costs time as long as another one does not.
     """
 
     def __init__(self, connect: Sequence[Callable[[], Node]]) -> None:
-        """`connect`: for each node, what connects to it, or raises `NodeError`. One at least has to answer now."""
+        """`connect`: for each node, a function that connects to it or raises `NodeError`. At least one must answer."""
         self._connect = deque((number, make) for number, make in enumerate(connect))
         self._nodes: dict[int, Node] = {}
         self.chain_id = 0

@@ -1,4 +1,4 @@
-"""An account's transactions on their way into blocks: their numbers, what is bid for them, and what became of them.
+"""An account's transactions on their way into blocks: their nonces, their bids and their fates.
 
 An account's transactions count in the order of their numbers (nonces), so one that no block takes holds up all behind
 it. An `Outbox` numbers them itself: by what the chain has, and by what it has sent. It does not ask what waits in the
@@ -213,7 +213,7 @@ class Outbox:
     # ------------------------------------------------------------------ looking
 
     def look(self) -> tuple[Sent, ...]:
-        """See what became of what waits, and send again what no block has. Returns what has ended since.
+        """See what became of waiting transactions; send those again that no block has. Returns those that have ended.
 
         Raises `NodeError` if the node does not answer; then it is to be called again.
         """
@@ -253,7 +253,7 @@ class Outbox:
             sent.problem = self._node.broadcast(sent.raw)  # it may not have arrived
 
     def _receipt(self, sent: Sent) -> Mapping[str, Any] | None:
-        """The receipt of one of its versions. What has not the form of one, or is another's, is none."""
+        """The receipt of one of its versions. Another's, or one that is malformed, counts as none."""
         for digest in reversed(sent.hashes):
             found = self._node.receipt(digest)
             if found is None:

@@ -134,7 +134,7 @@ class Job(Record):
 
     @property
     def lone_game_seconds(self) -> int:
-        """The same while no other games are open: two clocks, and one for which its proof waits.
+        """Seconds after which a game can be ended if no others are open: two clocks, and one for which its proof waits.
 
         Each other game adds six allowances.
         """

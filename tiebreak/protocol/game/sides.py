@@ -1,4 +1,4 @@
-"""The two parties of a game: what each must be able to compute, and how it chooses its moves.
+"""The two parties of a game: the values that each must be able to compute, and its choice of moves.
 
 A party answers from its own run (`Oracle`). The defender reveals its own trees. The challenger descends into the first
 node that differs from its own, so both sides agree on everything left of its path. Its proofs need the defender's

@@ -251,7 +251,7 @@ class Auditor(Player, Sitter, Watcher):
         if self.now > job.window_end:  # it opens again if the final head was sealed: it may be shown a block too soon
             self.alarm(f"{_name(head)} is false, but nobody can challenge it now", is_error=not job.is_sealed)
             return False
-        # Whoever starts games just before this one makes it too cheap; each try pays for one more.
+        # Games that others start just before this one raise its price; each try pays for one more.
         more = self.refusals(place)
         price = self.board.price(job, more)
         if not self.affords(place, job.job, price):

@@ -149,7 +149,7 @@ class PublicJob:
 
     @property
     def earned(self) -> int:
-        """The share of the reward that the trainer gets, beside its stake, if the two part now."""
+        """The share of the reward that the trainer gets, in addition to its stake, if the two part now."""
         return self.job.reward * self.receipts // self.job.checkpoints
 
     @property

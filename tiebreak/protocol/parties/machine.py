@@ -211,7 +211,7 @@ class Machine:
 
     @contextmanager
     def apart(self, what: str) -> Iterator[None]:
-        """Keep a part of a round, about one game or job, from ending the rest: what it raises is an ERROR."""
+        """Keep a part of a round, about one game or job, from ending the rest: an exception becomes an ERROR."""
         try:
             yield
         except Exception as error:
@@ -246,7 +246,7 @@ class Machine:
     ) -> None:  # fmt: skip
         """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block.
 
-        wei: what it puts up, if it is something that `affords` was asked about.
+        wei: the amount that it puts up, if `affords` was asked about it.
         """
         assert self._key is not None, "a party without a key sends no transaction"
         sending = self._sending.setdefault(place, _Sending())

@@ -472,7 +472,7 @@ def _verify(digest: bytes, signature: bytes, sender: Address) -> None:
 def check_author(post: Post, body: Body, job: Job, challenger: Address | None, domain: Domain) -> None:  # (5)
     """Raise `VerificationError` unless this sender may write this into the job.
 
-    challenger: of the game that the post names, if that is known. For a game that is being opened the head has to be
+    challenger: that of the game that the post names, if it is known. For a game that is being opened the head has to be
     one of the job's, so that nobody opens mailboxes about nothing.
     """
     allowed: tuple[bytes, ...]

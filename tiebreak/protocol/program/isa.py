@@ -107,7 +107,7 @@ class ScatterFunction(IntEnum):
 
 
 class WindowFunction(IntEnum):
-    """Functions of `window`: what fills the output outside the box."""
+    """Functions of `window`: the values that fill the output outside the box."""
 
     FILL = 0
     ELSE = 1

@@ -559,7 +559,7 @@ class _Validator:
         self._name_order("data is", [s.name.encode() for s in data])
 
     def _slots_over(self, found: Survey) -> None:
-        """The same in vectors. Only the first commit and the first source that break a rule are made into objects."""
+        """Checks the same in vectors. Only the first commit and the first source that break a rule become objects."""
         body, commits = self._program.body, self._program.commits
         assert isinstance(body, Encoded)
         assert isinstance(commits, Encoded)
