@@ -78,7 +78,7 @@ def scale(**options: Any) -> None:
 
     Sizes are counted from the program. Times, memory and gas follow from this repository's own measurements on one
     core of a CPU. For another device, give --step-seconds: times are then that, multiplied by the measured ratio to
-    plain PyTorch. Estimates of models that were measured but not fitted to were off by up to a factor of 2.
+    plain PyTorch. Estimates of models that were measured, but not used for the fit, were off by up to a factor of 2.
 
     With --workers, the step's batch is shared out among machines (docs/distributed.md): what a worker sends and holds
     is estimated from plans of 1 to 4 workers; for 8, which were held out, it was off by up to 7 %.

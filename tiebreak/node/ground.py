@@ -58,7 +58,7 @@ READS: Final = 4
 RANGE: Final = 2_000
 """Blocks that one request asks for; public nodes answer no more."""
 REFOLD_SECONDS: Final = 60
-"""The least time between two times that the whole chain is followed again because a job became known late."""
+"""The least time between two passes over the whole chain to follow jobs whose fields became known late."""
 AGAIN: Final = "Halted"
 """The error that a machine gets for a transaction that ended without an answer: it decides afresh."""
 

@@ -41,7 +41,7 @@ from tiebreak.protocol.program.program import Program
 
 OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"
-"""The draft's nonce in a job with seats; with it, only the client's key gives the secret of the draw."""
+"""The file with the draft's nonce, for a job with seats: from it the client's key alone derives the draw's secret."""
 MEASURED_STEPS: Final = 2
 """The first step also pays for compiling kernels and filling caches, so the fastest counts."""
 

@@ -23,7 +23,7 @@ NOTE: Final = (
     "told by the worker itself: an alarm is a reason to audit, never a verdict, and without one nothing is proven"
 )
 ALPHA: Final = 0.4
-"""The share of the samples of utilisation that must be above their mean, at least (Kang et al.)."""
+"""The least share of the samples of utilisation that must be at or above their mean (Kang et al.)."""
 MIN_SAMPLES: Final = 10
 """The least number of samples that the rules judge."""
 STEADY: Final = 0.1

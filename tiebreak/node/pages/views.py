@@ -39,7 +39,7 @@ from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, Public
 from tiebreak.protocol.tags import Digest
 
 MAX_POINTS: Final = 480
-"""Points of a curve. Of more losses, the least and the greatest of each of 240 parts are drawn."""
+"""Points of a curve. Of more losses, the least and the greatest of each of `MAX_POINTS // 2` parts are drawn."""
 MAX_ROWS: Final = 200
 """Rows of a table. The newest are shown."""
 MAX_SAID: Final = 12
