@@ -102,7 +102,7 @@ class Crew:
     def drop(self, is_over: Callable[[e.Work], bool]) -> list[e.Work]:
         """Forget work that nobody needs any more, also what is under way, without an answer. Returns it.
 
-        Who has one machine for many games is in time only if no replay of a game that is over goes before another's.
+        One machine for many games is in time only if no replay of a game that is over goes before another's.
         """
         with self._changed:
             gone: list[e.Work] = []

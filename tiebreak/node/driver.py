@@ -7,7 +7,7 @@ sending a post or training a segment, is done by threads and processes of their 
 The rules of crashes: a `Record` is synced before the next action; a post to the hub is in the journal with
 its exact bytes before it leaves; transactions are the ground's, by their names; everything else is asked for again by
 the machine when it starts. The posts of its own jobs are read again from the first, since a machine takes what it knows
-already for nothing new. Of other jobs only offers are read, each once, and nothing is kept of them.
+already for nothing new. For other jobs it reads only offers, each once, and keeps nothing.
 """
 
 import heapq
@@ -453,7 +453,7 @@ class Driver:
         return isinstance(self.ground, Listening) and isinstance(machine, Watcher | Auditor) and not machine.chosen
 
     def _is_own(self, job: Job) -> bool:
-        """Whether the party is to look at what is posted about a job, once it is on the board or was offered to it."""
+        """Whether the party is to look at posts about a job, once it is on the board or was offered to it."""
         machine = self.machine
         if isinstance(machine, Watcher | Auditor):
             return machine.follows(job)
@@ -481,7 +481,7 @@ class Driver:
         self._asked = frozenset(wanted)
 
     def _ask_hub(self) -> None:
-        """Have the hub asked for what is wanted now, however often that has changed."""
+        """Have the hub asked for the jobs that are wanted now, however often they have changed."""
         self._choose()
         if self._asked != self._asked_for:
             self._asked_for = self._asked
@@ -508,7 +508,7 @@ class Driver:
             self.note_hub(str(error) if isinstance(error, TiebreakError) else repr(error))
 
     def _read(self, letter: Letter) -> None:
-        """Process a post. What it claims is checked by the machine, or by the library."""
+        """Process a post. Its claims are checked by the machine, or by the library."""
         post, body, job_id = letter.post, letter.body, letter.post.job_id
         if not self._concerns(letter):
             return
@@ -554,7 +554,7 @@ class Driver:
             del listed[others[0]]
 
     def _deliver(self, event: e.Event) -> None:
-        """Tell the machine, or keep for later what is about a job or a game that the board does not show yet."""
+        """Tell the machine of an event, or keep it for later if the board does not show its job or game yet."""
         board = self.machine.board
         match event:
             case e.MoveShown(game_id=game) | e.ReceiptShown(game_id=game):

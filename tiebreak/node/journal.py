@@ -6,8 +6,8 @@
     notes     what its outbox sends to a chain (`chain.outbox.Note`), in order
 
 Every method that writes has synced when it returns (`synchronous=FULL`), so a statement is safe before it leaves. One
-process opens a folder at a time. Threads of that process may share a journal. Each row has a digest, and what is not
-as it was written is refused when the file is opened: a party that forgets what it signed may contradict it.
+process opens a folder at a time. Threads of that process may share a journal. Each row has a digest, and one that is
+not as it was written is refused when the file is opened: a party that forgets what it signed may contradict it.
 """
 
 import fcntl
@@ -170,7 +170,7 @@ class Journal:
         return [Record(place=read_place(place), data=data) for place, data in rows]
 
     def append(self, record: Record) -> None:
-        """Append a record. Of two with one place the first counts, as it does in the machine."""
+        """Append a record. If two have one place, the first counts, as it does in the machine."""
         place = write_place(record.place)
         fields = "INSERT OR IGNORE INTO records (place, data, digest) VALUES (?1, ?2, digest_of(?1, ?2))"
         self._write(fields, place, record.data)

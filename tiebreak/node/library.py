@@ -1,7 +1,7 @@
 """The files of a job on a party's disk, and their way from one party to another.
 
 The folder of a job is a run directory (`tiebreak.engine.run.directory`). Until its trainer has signed, it holds
-`offer.bin` in place of `job.bin` (`api.agreeing.offers`). What is published of it are the files that an auditor needs,
+`offer.bin` in place of `job.bin` (`api.agreeing.offers`). Its published files are those that an auditor needs,
 under the names that they have there, so the folder that `fetch` makes is a run directory again.
 
 A publisher may lie about everything. Numbered plan of `fetch`: (1) only the names of this format are looked at, each

@@ -1,6 +1,6 @@
 """A hub's client: posts out, letters in, blobs up and down. It believes a hub nothing.
 
-A hub may be away, slow, or lie. What it hands out counts only with its own signature and the sender's, in strictly
+A hub may be away, slow, or lie. Its posts count only with its own signature and the sender's, in strictly
 growing places; pieces of a blob count by their digests. Whatever else comes is dropped, noted in `Mail.lies`, and asked
 for again after a pause that grows, so a bad hub costs time. Whatever exception its bytes raise, the hub is "away"; and
 no byte prolongs a request, since a timer cuts the connection.
@@ -198,8 +198,8 @@ class Mail:
     def read(self, wanted: Callable[[], Collection[bytes]], after: int, last: bytes) -> Iterator[Letter]:
         """Letters of the jobs wanted, each of them from its first, and all offers after a place, until `stop` is set.
 
-        wanted: is asked again after each `turn`; letters of a job are in order. Of more jobs than a hub is asked for at
-        once, letters of others come, too. last: the bytes in the place up to which everything was read. Raises
+        wanted: is asked again after each `turn`; letters of a job are in order. If there are more jobs than a request
+        names, letters of others come, too. last: the bytes in the place up to which everything was read. Raises
         `MailForgot` if the hub does not have them, or the last that came, any more.
         """
         known: set[bytes] = set()
@@ -345,8 +345,8 @@ class Mail:
     def get(self, root: Digest, size: int, file: FileIO) -> None:
         """Complete a file that holds nothing, or a beginning of the blob. Each piece is checked before it is written.
 
-        What has come before a break stays in the file. Raises `CannotCheck` if the hub does not have the blob. Nothing
-        is synced: whoever gives the file its name does that.
+        Bytes that came before a break stay in the file. Raises `CannotCheck` if the hub does not have the blob. Nothing
+        is synced: the caller that gives the file its name does that.
         """
         if not 0 <= size <= MAX_BLOB_BYTES:
             raise ConfigurationError(f"expected at most {MAX_BLOB_BYTES} bytes, got {size}")

@@ -1,6 +1,6 @@
 """Hands the attestation in a certificate to a program of the user's, and returns its output.
 
-What the program says counts for nothing here: a machine that signs what it runs does not show that a result is right,
+The program's answer counts for nothing here: a machine that signs what it runs does not show that a result is right,
 and a replay shows it without such a machine. The program is the user's own; the evidence, and whatever the program
 prints about it, come from a stranger.
 """

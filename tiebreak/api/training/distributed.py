@@ -24,7 +24,7 @@ TIMEOUT: Final = 600.0
 
 
 class WorkerLost(StateError):
-    """The workers have lost each other. What is committed stays, and any number of workers may go on from there."""
+    """The workers have lost each other. All that is committed stays, and any number of workers may go on from there."""
 
 
 def launched() -> bool:

@@ -1,7 +1,7 @@
 """Watches a run directory while it grows, or afterwards: its trainer's reports, against its signatures.
 
 Losses come from `metrics.jsonl`, one for each step, and samples from `monitor.jsonl`. Both are a stranger's and
-unsigned. What binds the trainer are its records and the rings of losses in its states (decision 7), so (1) the records
+unsigned. The trainer is bound by its records and the rings of losses in its states (decision 7), so (1) the records
 must be the signed head's; (2) the loss that was told for a checkpoint's step must be the one in its record; (3) with
 `states`, those of all steps of a segment whose last state is kept must be the ones in that state; (4) a sample's loss
 must be the step's; (5) steps computed twice, after a restart, must have one loss;

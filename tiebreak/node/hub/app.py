@@ -434,7 +434,7 @@ class _Api:
     async def _append(self, request: Request, root: bytes, held: int, size: int) -> int:
         """Write the pieces of a body as they come, one block of them while the next one comes.
 
-        What follows the last whole piece is left away, also if the body breaks off.
+        Bytes after the last whole piece are dropped, also if the body breaks off.
         """
         length, filled = min(BLOCK_BYTES, size - held), 0
         block, other = bytearray(length), bytearray(length)
@@ -507,7 +507,7 @@ def description() -> bytes:
     return (files("tiebreak.node.hub") / "openapi.json").read_bytes()
 
 
-# ---------------------------------------------------------------- what comes in
+# ---------------------------------------------------------------- incoming data
 
 
 def _number(request: Request, name: str, low: int, high: int, default: int | None = None) -> int:

@@ -172,7 +172,7 @@ class FollowedBoard(board.Board):
                 found.ended = seen.at
 
     def _isolated(self, part: Sequence[Event], seen: Seen) -> PublicGame | None:
-        """Fold the events of one call in. Whatever that raises is a disagreement, and the others go on."""
+        """Fold the events of one call in. An exception is a disagreement, and the others go on."""
         try:
             return self._follow(part, seen)
         except Exception as error:
@@ -398,7 +398,7 @@ def _begun(found: PublicGame) -> GameState:
 def standing_at(shown: Snapshot, start: GameState, sequence: int, program: Program | None) -> GameState | None:
     """The state of a game at a snapshot, for a party that has not heard the moves that led there.
 
-    What was opened on the way is not in it, so it cannot be signed or proved from, only followed. None if it needs a
+    It lacks the values opened on the way, so it cannot be signed or proved from, only followed. None if it needs a
     program that is not given, or is of none of its instructions. Raises `InvalidSnapshot` for what the contract
     refuses.
     """
@@ -498,7 +498,7 @@ def _heads(call: Call | None) -> tuple[SignedHead, ...]:
 def head_in(head: Head, job: Job, domain: Domain, data: bytes) -> SignedHead | None:
     """A head with its trainer's signature, wherever that stands in some calldata; None if it does not.
 
-    For heads that were posted by way of another contract: whoever challenges one has to show its signature.
+    Heads may be posted by way of another contract, and a challenger of one has to show its signature.
     """
     ends = (end for end in range(SIGNATURE_BYTES, len(data) + 1) if data[end - 1] in (27, 28))
     for end in islice(ends, MOST_TRIED):

@@ -233,7 +233,7 @@ class Node:
         """The gas to send a transaction with. Raises `Reverted` if the next block would refuse it as its only one.
 
         Others' waiting transactions have no say: somebody could keep one in the mempool that is never mined, only to
-        have honest ones refused here until their clocks run out. What is tried must have the next block's time, since
+        have honest ones refused here until their clocks run out. The trial must have the next block's time, since
         a proof is illegal in the second of its seal. `limit` is a measured one; only a call that turns out to need
         more gets all that a transaction may have.
         """

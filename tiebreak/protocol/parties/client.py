@@ -121,7 +121,7 @@ class Client(Machine):
         self._checks[work.head] = (work.attempt + 1, self._checks[work.head][1])
 
     def _file(self, head: SignedHead) -> None:
-        """Keep the heads of its own jobs. What the board does not show yet, the trainer shows again, or posts."""
+        """Keep the heads of its own jobs. The trainer shows one again, or posts it, if the board lacks its job."""
         job = self.board.jobs.get(head.head.job_id)
         if job is None or not job.job.is_logged or job.job.client != self.address:
             return

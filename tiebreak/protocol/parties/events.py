@@ -513,8 +513,8 @@ class Start:
 class Transact:
     """Send a transaction if it would not revert now, unless one with this name is already waiting.
 
-    The driver tries it on the newest block alone, at the time of the next one. What waits to be mined has no say, since
-    it may never be mined. With `untried`, it is sent whatever the outcome; no honest party asks for that.
+    The driver tries it on the newest block alone, at the time of the next one. Waiting transactions have no say, since
+    they may never be mined. With `untried`, it is sent whatever the outcome; no honest party asks for that.
     """
 
     place: Place

@@ -5,8 +5,8 @@ with each what the contracts would do at that instant, or refuses it with the na
 who has the posts comes to the same board, and a hub that leaves out or reorders posts has signed for it.
 
 Money is counted on paper: `claims` says what each account is owed for what it gained, and owes for what it lost. No
-escrow stands behind it, so nothing can be withdrawn, and whoever deals like this trusts the other to pay what it owes.
-There are no seats: their draw needs a chain. A state enters a game if the moves that led to it were posted, too.
+escrow stands behind it, so nothing can be withdrawn, and parties that deal like this trust each other to pay their
+debts. There are no seats: their draw needs a chain. A state enters a game if the moves that led to it were posted, too.
 """
 
 from collections.abc import Callable

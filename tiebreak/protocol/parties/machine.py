@@ -1,7 +1,7 @@
 """The base of all parties: a memory backed by a journal, and one round of observing, planning and acting.
 
 A machine does not react to individual events. At each event it looks at everything it knows (the board and its own
-records), works out what should be under way, and asks for whatever is not. So it does not matter if an event comes
+records), works out what should be under way, and asks for all that is not. So it does not matter if an event comes
 twice, late or never: the next one leads to the same plan. After a crash the records are read back from the journal.
 Work that was under way is requested again, and statements are repeated byte for byte.
 """
