@@ -318,7 +318,7 @@ class Driver:
                 try:
                     self.journal.append(action)
                 except Exception:
-                    self.stop.set()  # what is not kept must not be said, so nothing goes on
+                    self.stop.set()  # a statement that is not kept must not be made, so nothing goes on
                     raise
             case e.Wake(at=at):
                 if at not in self._ticks:

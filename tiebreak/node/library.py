@@ -454,7 +454,7 @@ def fetch(
 
 
 def _opened(folder: Folder, part: Part, hidden: str, size: int, sealed: Sealed) -> str:
-    """Opens a sealed file into another one in its folder. Returns the name of what came out."""
+    """Opens a sealed file into another one in its folder. Returns the name of the new file."""
     folder.remove(hidden + OPENED)
     with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
         sealed.open(part.name, source, size, target)

@@ -39,7 +39,7 @@ class Log:
         self._write("ERROR", event, text, more)
 
     def _write(self, level: str, event: str, text: str, more: dict[str, Any]) -> None:
-        text = printable(" ".join(text.split()))  # one line, whatever a stranger put into it
+        text = printable(" ".join(text.split()))  # one line, even if a stranger's text has more
         with self._lock:
             self.counts[level, event] = self.counts.get((level, event), 0) + 1
             if self._as_json:

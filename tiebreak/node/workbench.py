@@ -371,7 +371,7 @@ def _failed(task: Task, reason: str) -> Answer | Failed:
 
 
 def _is_own_fault(task: Task) -> bool:
-    """Whether files that do not verify were damaged on this disk after they were good when they came.
+    """Whether files that do not verify were damaged on this disk, since they did verify when they came.
 
     Only the logs of policy `logged` are checked no earlier than where they are followed.
     """

@@ -62,7 +62,7 @@ class Desk:
 
 
 class FetchedRun(RunDirectory):
-    """A run whose states are fetched when they are first needed. One that is not the committed one is not kept."""
+    """A run whose states are fetched when they are first needed. A state that is not the committed one is not kept."""
 
     @classmethod
     def begin(cls, folder: Path, assignment: Assignment, desk: Any) -> "FetchedRun":

@@ -298,7 +298,7 @@ def _copy(socket: int, worker: str) -> int:
     if pid:
         return pid
     try:
-        gc.freeze()  # what is garbage here must not close files of the copy that have the same numbers
+        gc.freeze()  # garbage of this process must not close files of the copy that have the same numbers
         os.setsid()
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         # Another worker is to see the end of its connection when the leading process ends, not when all copies do.

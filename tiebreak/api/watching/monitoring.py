@@ -110,7 +110,7 @@ class Watch:
         self._compare_samples()
         self._compare_heads()
         new = self._new
-        if self._heard is None:  # what was there before is as old as it says
+        if self._heard is None:  # samples from before are as old as they say
             self._heard = min(now, new[-1].time) if new else now
         elif new:
             self._heard = now

@@ -1,4 +1,4 @@
-"""Bodies of requests as they come. A client that sends one too slowly is given up, even if it never stops."""
+"""Bodies of requests as they come. A client that sends one too slowly is given up, even if it keeps sending."""
 
 import asyncio
 from collections.abc import AsyncIterator

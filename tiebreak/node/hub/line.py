@@ -55,6 +55,6 @@ class Line:
         return self._taken
 
     def earliest(self, now: float) -> float:
-        """The arrival of the first post that is not done yet; `now` if there is none."""
+        """The time at which the first post arrived that is not done yet; `now` if there is none."""
         queues = (*self._of_games.values(), *self._others.values(), self._taken)
         return min((queue[0].arrival.at for queue in queues if queue), default=now)

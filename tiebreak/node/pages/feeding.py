@@ -154,7 +154,7 @@ class Feed:
         while True:
             try:
                 self.look(ground)
-            except Exception as error:  # the pages show what was read before, and it is tried again
+            except Exception as error:  # the pages show the last state, and it is tried again
                 if trouble != (trouble := repr(error)):
                     logging.getLogger(__name__).exception("the board cannot be followed")
             rest.wait(POLL_SECONDS)

@@ -277,7 +277,7 @@ class FollowedBoard(board.Board):
                 self._end(found, part, ended, call, seen.at)
             else:
                 self._move(found, part, call, seen.at)
-        except Exception as error:  # whatever it is, the other games go on
+        except Exception as error:  # whatever the error is, the other games go on
             self._disagree(part, error)
             found.is_lost = True
         self._compare(found, before, ended, call)

@@ -394,7 +394,7 @@ class Several:
 def _calls_below(frame: Mapping[str, Any]) -> Iterator[tuple[Address, bytes]]:
     """A call and those within it, as go-ethereum's `callTracer` tells them."""
     if frame.get("error"):
-        return  # what was done below was undone
+        return  # all calls below were undone
     to, data = frame.get("to"), frame.get("input")
     if isinstance(to, str) and isinstance(data, str) and frame.get("type") == "CALL":
         yield Address(bytes.fromhex(to.removeprefix("0x"))), bytes.fromhex(data.removeprefix("0x"))
