@@ -24,7 +24,7 @@ HERE: Final = Path(__file__).resolve().parent
 MEMORY_MB: Final = 4000
 DEPTH: Final = 10_000
 SECONDS: Final = 600
-"""After which a search that goes on says so; a slow machine takes as long as it takes."""
+"""The time after which a search says that it goes on; there is no limit, as machines may be slow."""
 JOBS: Final = 2
 """Runs at a time, each of which may take `MEMORY_MB`."""
 
@@ -45,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What the verifier printed."""
+    """The figures that SPIN printed."""
 
     errors: int
     states: int
@@ -171,7 +171,7 @@ def require_tools() -> None:
 
 
 def command(arguments: list[str], folder: Path) -> str:
-    """Run one tool in a folder, however long it takes; what it printed."""
+    """Run one tool in a folder, however long it takes, and return its output."""
     start = time.monotonic()
     with subprocess.Popen(
         arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

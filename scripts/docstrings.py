@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-CLEAN = ("tiebreak/engine", "tiebreak/sim", "benchmarks", "scripts")
-"""The folders that are checked. Others are added once they are clean."""
+CLEAN = ("tiebreak", "model", "benchmarks", "scripts")
+"""The folders that are checked."""
 RULES = {
     "begins with a preposition": re.compile(
         r"(Of|By|For|From|In|On|To|Towards?|With|Within|Without|Between|After|Before|Behind|Besides?|Under|Over|Per|At"

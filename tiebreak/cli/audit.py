@@ -161,7 +161,7 @@ def _failure(
     report: dict[str, Any], trainer: "RunDirectory", fraud: "SegmentReport | None", count: int, finder: str,
     details: list[str],
 ) -> AuditFailure:  # fmt: skip
-    """Builds the sentence that says where a run first differs and what finds out more, and what was expected there."""
+    """Builds the failure: a sentence on the first difference of a run, and lines with the expected values."""
     if fraud is not None:
         committed, replayed = fraud.committed, fraud.replayed
         details = [*details, f"  record     expected {replayed.digest.hex()}, got {committed.digest.hex()}"]
@@ -224,7 +224,7 @@ def _of_log(log: "LogReport") -> dict[str, Any]:
 
 
 def _log_words(log: "LogReport") -> list[str]:
-    """Describes the result of following the logs. A finding convicts nobody, so it is reported beside the verdict."""
+    """Describes the result of following the logs. A finding convicts nobody, so it is reported next to the verdict."""
     lines = [f"logs       {log.entries} entries in {log.steps} steps; {log.needed} were needed here"]
     for count, what in ((log.elsewhere, "have no effect"), (log.missing, "are missing and were computed exactly")):
         if count:
@@ -233,7 +233,7 @@ def _log_words(log: "LogReport") -> list[str]:
 
 
 def _words(done: "SegmentAudit") -> list[str]:
-    """Describes what was checked and what was not."""
+    """Describes the steps that were checked and those that were not."""
     spans: list[list[int]] = []
     for report in done.checked:
         if spans and spans[-1][1] + 1 == report.first_step:

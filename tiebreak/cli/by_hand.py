@@ -34,9 +34,9 @@ def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> No
     """Send the chain what the job in RUN needs next from the owner of a key.
 
     The client creates the job and pays the reward; then the trainer accepts it and pays its stake; then the trainer
-    posts its signed heads. The board and its chain are those that the job names, and their code is checked first. What
-    the contract would refuse is not sent. By hand you watch the deadlines yourself (`tiebreak status`): a trainer that
-    posts no head in time loses its stake. `tiebreak trainer` and `tiebreak client` do all of this by themselves.
+    posts its signed heads. The board and its chain are those that the job names, and their code is checked first. Calls
+    that the contract would refuse are not sent. By hand you watch the deadlines yourself (`tiebreak status`): a trainer
+    that posts no head in time loses its stake. `tiebreak trainer` and `tiebreak client` do all of this by themselves.
     """
     opened = api.runs.open_directory(run)
     _told(api.onchain.post(api.onchain.board_of(rpc, opened), opened, load_key(key), count), as_json)
@@ -57,8 +57,8 @@ def challenge(
     """Start a game on the chain against a signed head of RUN, and put up the challenger's stake.
 
     A challenge is for a head that your own replay contradicts. The replay is compared once more before anything is
-    sent, because whoever challenges a true head loses the stake. The trainer then has to answer, and so have you, each
-    within your clock: go on with `tiebreak auditor`, which plays the game to its end. `tiebreak dispute` shows at once
+    sent, because a challenge of a true head loses the stake. The trainer then has to answer, and so do you, each within
+    its clock: go on with `tiebreak auditor`, which plays the game to its end. `tiebreak dispute` shows at once
     where the run is false.
     """
     if (replay is None) != anyway:
@@ -83,7 +83,7 @@ def settle(run: Path, key: Path, rpc: str, how: str, as_json: bool) -> None:
 
     Once the final head has stood through its window and no game is open, anybody may settle: the trainer is credited
     with the reward and its stake. The other ways to end a job are for when a party does not do its part. If it is too
-    early, or not yours to do, the contract's reason is told and nothing is sent. Credited money is fetched with
+    early, or not yours to do, the contract's reason is printed and nothing is sent. Credited money is fetched with
     `tiebreak withdraw`.
     """
     opened = api.runs.open_directory(run)

@@ -27,7 +27,7 @@ def capture(task: str, output: Path, steps: int | None, unchecked: bool) -> None
     """Capture TASK as a program that any party can run without its code.
 
     TASK is digits, text, or a Python file of your own that defines task() and returns a `tiebreak.Task`. The file is
-    run, so capture only what you wrote or read. What comes out is data: the training step as a list of instructions,
+    run, so capture only what you wrote or read. The result is data: the training step as a list of instructions,
     the initial state and the data, named by the roots that a job is signed over. Give the folder to a trainer.
 
     The program is checked: captured again with other seeds and clocks, and its first step compared with the same step

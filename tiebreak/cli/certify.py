@@ -45,10 +45,10 @@ def certify(
     """Certify that weights are what RUN ended with, or sign the certificate that is there.
 
     The trainer makes the certificate in the folder that it trained in. An auditor signs it with its own replay as RUN
-    (`tiebreak audit`), the client with what it fetched: each compares the certificate and every tensor with its own
-    files before it signs. With --rpc the transaction that settled the job goes in, and the auditors of its seats.
+    (`tiebreak audit`), the client with the run that it fetched: each compares the certificate and every tensor with its
+    own files before it signs. With --rpc the transaction that settled the job goes in, and the auditors of its seats.
 
-    The file is an in-toto statement in a DSSE envelope. Beside each party's signature there is one that `cosign
+    The file is an in-toto statement in a DSSE envelope. In addition to each party's signature there is one that `cosign
     verify-blob-attestation` and in-toto's libraries check by the party's P-256 key (`tiebreak key FILE --public`).
     """
     opened = api.runs.open_directory(run)
@@ -97,10 +97,10 @@ def verify(
     MODEL is a .safetensors file, or a folder as `save_pretrained` writes it. Without a network the command checks the
     signatures of client and trainer under the job, the trainer's under the head, and all under the certificate; that
     each tensor in MODEL is one of the final state that the head commits to, all that the certificate is for and no
-    others; and the SHA-256 of the files. A folder must be one of which transformers loads these very files: weights in
+    others; and the SHA-256 of the files. From a folder transformers must load these very files: weights in
     other formats, code, and names that it does not take are refused. With --rpc it also asks a node whether the job was
     settled with this head.
-    Whoever must have signed, you say: addresses of parties whom you trust.
+    You say who must have signed: addresses of parties that you trust.
 
     It says what that proves, and what it does not. Exit codes: 0 it holds, 2 it does not, 1 not possible as asked. What
     a verifier of attestations says changes neither, unless you ask for it.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_ACCOUNTS = 100
 WATCH_SECONDS = 0.5
-"""How often to check that the node is still alive."""
+"""The time between two checks that the node is still alive."""
 
 
 @click.command()

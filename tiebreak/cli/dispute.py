@@ -24,8 +24,8 @@ def dispute(run: Path, replay: Path, count: int | None, threads: int | None, dev
     Both sides are played here: the defender reveals what follows from RUN, the challenger what follows from REPLAY,
     and the referee judges in integers. A trainer whose checkpoints do not follow from each other cannot answer for
     them and loses; the walk then goes on by REPLAY to the first step, module and instruction whose result differs from
-    what the trainer committed to, or told as its loss. Exit code 0 says that a verdict was reached; it is printed. In
-    earnest the same moves are signed messages (tiebreak.protocol.game.messages) or transactions.
+    what the trainer committed to, or reported as its loss. Exit code 0 says that a verdict was reached; it is printed.
+    In earnest the same moves are signed messages (tiebreak.protocol.game.messages) or transactions.
     """
     machine = api.running.Machine(threads=threads, device=device)
     defended, own = api.disputes.open_both(run, replay)

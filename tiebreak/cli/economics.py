@@ -52,7 +52,7 @@ def economics(preset: str | None, figures_file: Path | None, json_file: Path | N
     """Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.
 
     Give figures by a preset, a file, or options; options override the file, and the file overrides the preset. Gas and
-    the slowest data are what this repository measured. Everything else only you can know: prices, what a lie is worth,
+    the slowest data are what this repository measured. Only you can know the rest: prices, what a lie is worth,
     how often somebody audits. docs/economics.md explains the model, and what the contract does not pay for.
     """
     found = _figures(preset, figures_file, {name: value for name, value in given.items() if value is not None})

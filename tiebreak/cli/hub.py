@@ -25,9 +25,9 @@ from tiebreak.cli.key import load_key, new_key
 def hub(folder: Path, config: Path | None, is_init: bool, **given: Any) -> None:
     """Run a hub until Ctrl-C: signed posts by job, blobs by root, what is new as events.
 
-    Nobody has to trust it. What goes through it is signed or hashed by those who write it, so a hub that lies, forgets
-    or goes away costs time, never money. It needs a key only to sign when it received what: FOLDER/hub.pem, made by
-    --init, with the passphrase of TIEBREAK_PASSPHRASE or a prompt.
+    Nobody has to trust it. All that goes through it is signed or hashed by those who write it, so a hub that lies,
+    forgets or goes away costs time, never money. It needs a key only to sign when it received what: FOLDER/hub.pem,
+    made by --init, with the passphrase of TIEBREAK_PASSPHRASE or a prompt.
     """
     # The server's libraries take a second to import, which --help does not wait for.
     running = import_module("tiebreak.node.hub.running")

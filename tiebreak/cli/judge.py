@@ -25,7 +25,7 @@ def judge(
 ) -> int:
     """Check the TRANSCRIPTs of a job without a chain, and say who was right and who owes what.
 
-    A TRANSCRIPT is what a hub hands out: `curl 'http://HUB/posts?job=ID' > POSTS`, one file for each page, and then its
+    A TRANSCRIPT is a file from a hub: `curl 'http://HUB/posts?job=ID' > POSTS`, one file for each page, and then its
     word that these are all, `curl 'http://HUB/posts/end?job=ID' > END`. Nothing is asked of anybody: the signatures of
     the hub and of the parties are checked, and the rules are applied to the posts in their order, at the hub's
     instants. Name the hub that the parties agreed on: anybody can make another one, and have it sign.

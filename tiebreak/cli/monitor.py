@@ -51,7 +51,7 @@ def monitor(
     twice --step-seconds. silence: no pause is longer than three minutes, or ten times the usual one. lines: the files
     are of this job, in order, and well formed.
 
-    All of it but the signed records is told by the worker itself, so an alarm is a reason to audit and never a
+    The worker itself reports all of it but the signed records, so an alarm is a reason to audit and never a
     verdict, and without one nothing is proven: `tiebreak validate` and `tiebreak audit` do that.
 
     Exit codes: 0 no alarm, 4 an alarm, 2 the folder holds what does not verify, 1 not possible as asked. It ends when
@@ -78,7 +78,7 @@ def monitor(
 def _follow(
     watch: "Watch", sinks: "Sequence[Sink]", *, once: bool, as_json: bool, poll: float
 ) -> "tuple[tuple[Rule, ...], Sample | None]":
-    """Tells what is new until the run is over. Returns how the rules stand then, and the last sample."""
+    """Prints new samples and rules until the run is over. Returns the rules' last standing, and the last sample."""
     before: dict[str, str] = {}
     last = None
     while True:

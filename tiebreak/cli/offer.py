@@ -40,7 +40,7 @@ def offer(
     `job.bin` put into it, your copy is one as well. Your signature alone binds you to nothing: on a chain you pay when
     you create the job there. The terms are those of `tiebreak agree`; `tiebreak economics` recommends some.
 
-    With --seal-to, whatever is published of the job is encrypted to its readers, and a hub sees ciphertext. That
+    With --seal-to, all published files of the job are encrypted to its readers, and a hub sees ciphertext. That
     protects program, state and data where they are stored and on their way. It does not protect them from the trainer,
     who must read them to train, nor hide sizes, losses or heads. In the folder here nothing is encrypted.
     """

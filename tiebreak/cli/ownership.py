@@ -41,7 +41,7 @@ def prove_ownership(run: Path, proof: Path, challenge: Path | None, key: Path | 
 
     First without --challenge: that writes the claim, which has neither states nor data. Send it. The checker makes a
     challenge of it (`tiebreak check-ownership`). Then with --challenge and --key: that adds to the proof the state
-    before each drawn segment, and the data. Look first, without --key, at what would be opened: whoever has a state,
+    before each drawn segment, and the data. Look first, without --key, at what would be opened: one who has a state,
     program and data can train on from there.
     """
     opened = api.runs.open_directory(run)

@@ -17,7 +17,7 @@ def plan(run: Path, workers: int, as_json: bool) -> None:
 
     Nothing is computed and no worker is started. The values of a step are listed by how they are held: in shards by
     the batch's examples, in shards by elements of weights and state, or whole. Bytes sent are those of the worker that
-    sends most. A few come on top for sums that FP64 does not decide, as many as the data make of them. Rounds are
+    sends most. A few more are for sums that FP64 does not decide; their number depends on the data. Rounds are
     exchanges that wait for each other, of one to four messages each.
 
     Bytes of FP32 DDP are those of the same model under plain data parallelism. The memory is that of the worker that

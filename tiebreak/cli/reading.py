@@ -28,7 +28,7 @@ def board_options(function: AnyFunction) -> AnyFunction:
 
 
 def board_from(rpc: str | None, board: Address | None, hub: str | None, *jobs: Digest) -> "Chain | HubBoard":
-    """The board to read; of a hub, perhaps only what it has about some jobs."""
+    """The board to read; of a hub, perhaps only its posts about some jobs."""
     if hub is not None:
         mail = node.exchange.open_hub(hub, OFF_CHAIN)
         return api.onchain.HubBoard(node.exchange.letters(mail, *jobs), OFF_CHAIN)
@@ -80,7 +80,7 @@ def jobs() -> None:
     `tiebreak jobs list` has a line for each job that was created there, with its status, its heads and its open games.
     `tiebreak jobs show ID` shows all that the board stores of one, and the times that follow from it: by when its
     trainer has to post the next head, or when it can be settled. Nothing is sent and no key is needed. The contracts'
-    code is compared with this version's first. Of jobs without a chain, --hub shows what its posts have made of them.
+    code is compared with this version's first. For jobs without a chain, --hub shows their state by the hub's posts.
     """
 
 

@@ -78,7 +78,7 @@ def scale(**options: Any) -> None:
 
     Sizes are counted from the program. Times, memory and gas follow from this repository's own measurements on one
     core of a CPU. For another device, give --step-seconds: times are then that, multiplied by the measured ratio to
-    plain PyTorch. Estimates of models that were measured but not fitted to were off by up to a factor of 2.
+    plain PyTorch. Estimates of models that were measured, but not used for the fit, were off by up to a factor of 2.
 
     With --workers, the step's batch is shared out among machines (docs/distributed.md): what a worker sends and holds
     is estimated from plans of 1 to 4 workers; for 8, which were held out, it was off by up to 7 %.
@@ -127,7 +127,7 @@ def work_of(options: dict[str, Any]) -> Workload:
 
 
 def shares_of(options: dict[str, Any]) -> Shares | None:
-    """What a worker sends and holds, if there are to be several. Raises `ConfigurationError` for a captured program."""
+    """The shares of a worker; None unless --workers is given. Raises `ConfigurationError` for a captured program."""
     if options["workers"] is None:
         return None
     if options["program"] is not None:
@@ -152,7 +152,7 @@ def counts_from(options: dict[str, Any]) -> Counts:
 
 
 def directions(work: Workload, options: dict[str, Any]) -> dict[str, tuple[int, Callable[[int], Workload]]]:
-    """For each direction of growth, its present size and the work at another size. A captured program cannot grow."""
+    """The present size and the work at another size, by direction of growth. A captured program cannot grow."""
     grown: dict[str, tuple[int, Callable[[int], Workload]]] = {
         "steps": (work.steps, lambda size: replace(work, steps=size)),
         "jobs": (work.jobs, lambda size: replace(work, jobs=size)),

@@ -26,9 +26,9 @@ states_option = click.option("--states", is_flag=True, help="Also all kept state
 def pack(run: Path, output: Path | None, count: int | None, states: bool, as_json: bool) -> None:
     """Copy what others need of RUN into a folder, and say how big it is.
 
-    A trainer needs of an offer: the offer, the program, the initial state and the data. An auditor also needs the head
-    it is to audit, the records, and under policy `logged` the logs; the last checkpoint brings the final state. Nothing
-    else of RUN is copied: no telemetry, no settings, no key. What comes out is a run folder, which `tiebreak accept` or
+    A trainer needs the offer, the program, the initial state and the data. An auditor also needs the head that it is
+    to audit, the records, and under policy `logged` the logs; the last checkpoint brings the final state. Nothing
+    else of RUN is copied: no telemetry, no settings, no key. The result is a run folder, which `tiebreak accept` and
     `tiebreak audit` take and check as they check any other.
     """
     opened = api.offers.open_offer(run)
@@ -59,9 +59,9 @@ def publish(run: Path, hub: str, key: Path, count: int | None, states: bool, as_
     """Put what others need of RUN on a hub, as its client or its trainer.
 
     The client publishes an offer, and with it program, initial state and data. The trainer publishes its answer, its
-    signed heads, and what auditors need up to the last one. Everything is named by its root, so whoever fetches it
-    checks it; of a sealed job (`tiebreak offer --seal-to`) the hub gets ciphertext. What is there already is not sent
-    again, and a publication that broke off goes on when you repeat the command.
+    signed heads, and what auditors need up to the last one. Everything is named by its root, so each reader can
+    check it; of a sealed job (`tiebreak offer --seal-to`) the hub gets ciphertext. Files that are there already are not
+    sent again, and a publication that broke off goes on when you repeat the command.
     """
     opened, signer = api.offers.open_offer(run), load_key(key)
     last = max((head.head.count for head in opened.heads()), default=0)
@@ -94,9 +94,9 @@ def fetch(
     """Fetch what is published of JOB from a hub into a folder, and check it.
 
     A hub is trusted with nothing. Each piece is checked as it comes, and each file against the job before it takes its
-    name: signatures, program, initial state, data, and records against the signed head. What does not fit is removed
-    and said. The folder is then an offer for `tiebreak accept`, or a run for `tiebreak audit` and `tiebreak weights`.
-    Repeat the command to go on after a break, or when the trainer has published more.
+    name: signatures, program, initial state, data, and records against the signed head. Files that do not fit are
+    removed and named. The folder is then an offer for `tiebreak accept`, or a run for `tiebreak audit` and `tiebreak
+    weights`. Repeat the command to go on after a break, or when the trainer has published more.
     """
     domain = Domain(chain_id=chain_id, contract=contract or OFF_CHAIN.contract)
     mail = node.exchange.open_hub(hub, domain)

@@ -54,7 +54,7 @@ def simulate(
     lie; only audits that were made earn a seat's fee; and nobody signs two things in one place.
 
     One line of text determines a game. If a game breaks a promise, its line is printed at once and the exit code is 2.
-    Use --replay LINE to play it again and see what happened, and --resume to continue after an interruption.
+    Use --replay LINE to play it again and watch it, and --resume to continue after an interruption.
     """
     if listing and replay is not None:
         raise ConfigurationError("expected --list or --replay, got both")

@@ -128,16 +128,16 @@ _OPTIONS: Final = (
     number("--chain-id", 0, None, 0, "Chain of the contract."),
     click.option("--contract", type=AddressType(), default=None, help="Contract that plays disputes.  [default: none]"),
 )
-"""In the order of the help."""
+"""The options of a job, in the order of the help."""
 
 
 def job_options(function: AnyFunction) -> AnyFunction:
-    """The options of everything that drafts a job: its terms, its rules and where it is valid."""
+    """Adds the options of commands that draft a job: its terms, its rules and its domain."""
     return reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), function)
 
 
 def show_job(job: Job) -> None:
-    """Prints who agrees on what; the terms at length are in `tiebreak show`."""
+    """Prints the parties of a job and the amounts; `tiebreak show` prints all terms."""
     click.echo(f"job     {job.id.hex()}")
     click.echo(f"client  0x{job.client.hex()}, pays {ether(job.reward)}")
     click.echo(f"trainer 0x{job.trainer.hex()}, stakes {ether(job.trainer_stake)}")

@@ -120,7 +120,7 @@ def train(
         torchrun --nproc-per-node 4 -m tiebreak train RUN --key trainer.pem
 
     The run is the same, bit for bit, for any number of workers, also if that changes where the run goes on. Workers
-    trust each other. With --check-every, who computes wrong bits is found and named, and all stop.
+    trust each other. With --check-every, a worker that computes wrong bits is found and named, and all stop.
     """
     if quiet and as_json:
         raise ConfigurationError("expected one of --quiet and --json, got both")

@@ -48,7 +48,7 @@ def validate(
     loss with other bits than committed is fraud, and an audit or a dispute proves it. A lie that leaves the losses of
     drawn steps true is not seen: a false update, or any step that was not drawn. `tiebreak audit --sample` sees these.
 
-    With --epochs, the paper's look stands beside it: the mean loss on n% of each segment's batches with the weights at
+    With --epochs, it also does the paper's check: the mean loss on n% of each segment's batches with the weights at
     its end, within 100 sigma / n of what was reported. It is never a verdict.
 
     Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.

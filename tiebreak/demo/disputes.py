@@ -24,7 +24,7 @@ from tiebreak.sim.games.disputes import Arena, Fought, another
 
 
 def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
-    """The cheats in the image job, as pairs of what was tampered with and the cheat."""
+    """The cheats in the image job, as pairs of the thing tampered with and the cheat."""
     program, job = arena.run.program, arena.run.job
     steps, checkpoint = job.steps, job.last_step(job.checkpoints - 2)
     weight = next(name for name in program.state_spec() if name.endswith("head.weight"))

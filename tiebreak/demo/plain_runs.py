@@ -19,7 +19,7 @@ from tiebreak.protocol.errors import StateError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainSettings:
-    """threads: of torch. capability: the value of ATEN_CPU_CAPABILITY, or None for the machine's own."""
+    """threads: torch's. capability: the value of ATEN_CPU_CAPABILITY, or None for the machine's own."""
 
     threads: int
     capability: str | None = None

@@ -31,7 +31,7 @@ def whole(number: int | None) -> str:
 
 
 def gain(wei: int) -> str:
-    """Formats what a party gained; a minus marks a loss."""
+    """Formats a party's gain; a minus marks a loss."""
     return f"{'+' if wei >= 0 else ''}{ether(wei)}"
 
 

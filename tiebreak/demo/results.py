@@ -24,7 +24,7 @@ class Loser(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingCount:
-    """How the results of one kind of instruction were rounded in a whole run.
+    """The roundings of one kind of instruction in a whole run.
 
     elements: results computed. undecided: those that FP64 and its error bound did not decide. integers: those of them
     that only exact integers decided. fp64_differs: results whose bits would differ if FP64 were rounded to FP32.
@@ -118,8 +118,8 @@ class PlainResult:
 class WalkStep:
     """One selection on the way down: the first of 2^levels nodes that differs.
 
-    tree: run, steps, values, chunks or terms. height: of the parent node in its tree. index: of the chosen node within
-    its row. position: of that node among all nodes of its height. agreed: one line for people that says what is now
+    tree: run, steps, values, chunks or terms. height: the parent node's in its tree. index: the chosen node's within
+    its row. position: that node's among all nodes of its height. agreed: one line for people on how far the dispute is
     narrowed down.
     """
 

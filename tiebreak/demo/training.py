@@ -1,4 +1,4 @@
-"""Parts 1 to 3 of the demo: agree, train, audit; and plain PyTorch beside them."""
+"""Parts 1 to 3 of the demo: agree, train, audit; and plain PyTorch for comparison."""
 
 import json
 import os
@@ -58,7 +58,7 @@ class _Computed(NamedTuple):
     root: str
     losses: tuple[float, ...]
     gas: list[int]
-    """Of each head that was posted."""
+    """The gas of each head that was posted."""
     seconds: float
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 ACCOUNTS: Final = 20
-"""How many accounts of a chain for development are looked at."""
+"""The number of accounts of a development chain that are searched."""
 
 
 def check(found: settings.Settings, key: PrivateKey) -> None:

@@ -54,18 +54,18 @@ class _Waiting:
     done: Callable[[Answer], None]
     number: int
     at: float = 0.0
-    """By the machine's steady clock: not to be tried before."""
+    """Monotonic time of the earliest next try, in seconds; 0 before the first."""
     tries: int = 0
     is_dropped: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
-        """The lowest comes first: what fails again and again keeps nothing else from its turn."""
+        """The sort key, lowest first: a task that fails again and again keeps no other from its turn."""
         return self.tries, self.number
 
 
 class Crew:
-    """Does tasks in a process of its own. What it calls is called in a thread of its own."""
+    """Does tasks in a process of its own, and calls back in a thread of its own."""
 
     def __init__(self, bench: Bench, unseal: Unseal | None = None) -> None:
         """unseal: opens sealed jobs with the party's key, if it has one. It is called in the crew's thread."""
@@ -85,16 +85,16 @@ class Crew:
 
     @property
     def tasks(self) -> int:
-        """How many wait or are under way."""
+        """The number of tasks that wait or are under way."""
         with self._changed:
             return len(self._tasks) + (self._now is not None)
 
     def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
-        """Be told of progress, and why a task has to be tried again and how often it was tried."""
+        """Have these called on progress, and when a task fails, with the reason and how often it was tried."""
         self._on_steps, self._on_trouble = on_steps, on_trouble
 
     def ask(self, task: Task, done: Callable[[Answer], None]) -> None:
-        """Do a task, sooner or later, and tell what came of it."""
+        """Do a task, sooner or later, and call `done` with its answer."""
         with self._changed:
             self._tasks.append(_Waiting(task, done, next(self._numbers)))
             self._changed.notify_all()
@@ -102,7 +102,7 @@ class Crew:
     def drop(self, is_over: Callable[[e.Work], bool]) -> list[e.Work]:
         """Forget work that nobody needs any more, also what is under way, without an answer. Returns it.
 
-        Who has one machine for many games is in time only if no replay of a game that is over goes before another's.
+        One machine for many games is in time only if no replay of a game that is over goes before another's.
         """
         with self._changed:
             gone: list[e.Work] = []
@@ -119,7 +119,7 @@ class Crew:
         return gone
 
     def stop(self) -> None:
-        """End the process at once. What was under way is resumed by the next crew of this folder."""
+        """End the process at once. The next crew of this folder resumes the work that was under way."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -133,7 +133,7 @@ class Crew:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that works, while there is one."""
+        """The id of the process that works, while there is one."""
         process = self._process
         return None if process is None else process.pid
 
@@ -243,7 +243,7 @@ class Crews:
         self._mail, self._trying = Crew(self._alone, unseal), Crew(bench, unseal)
         self._crews = [Crew(bench, unseal) for _ in range(bench.processes)]
         self._of: dict[Digest, Crew] = {}
-        """Which of the others computes a job, for which it keeps what was expensive to make."""
+        """The crew that computes each job, by the job's id: it keeps what was expensive to make."""
         self._movers: dict[Digest, Crew] = {}
         """The crew that finds the moves of all games about a job, by the job's id."""
         self._listeners: tuple[Callable[[Steps], None], Callable[[str, int], None]] | None = None
@@ -253,7 +253,7 @@ class Crews:
         return [self._mail, self._trying, *self._crews, *self._movers.values()]
 
     def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
-        """Be told as by `Crew.listen`, in the threads of all crews."""
+        """Listen as by `Crew.listen`, in the threads of all crews."""
         self._listeners = on_steps, on_trouble
         for crew in self._all:
             crew.listen(on_steps, on_trouble)
@@ -302,7 +302,7 @@ def warm_up() -> None:
 
 
 def _serve(pipe: "Connection", bench: Bench) -> None:
-    """What a new process runs if the bench names nothing else. Returns when the party closes the pipe."""
+    """The main function of a new process if the bench names no other. Returns when the party closes the pipe."""
     import_module(WORKBENCH).serve(pipe, bench)
 
 

@@ -1,13 +1,13 @@
 """Drives one machine over real time: what happens becomes events, and its actions are carried out in their order.
 
 One thread owns the machine, its journal and the board. It asks the ground (a chain, or the hub's ledger) every second,
-and is told by others what came: posts of the hub, work that is done. Whatever takes time or fails elsewhere, such as
+and gets the rest from other threads: posts of the hub, finished work. All that takes time or may fail, such as
 sending a post or training a segment, is done by threads and processes of their own, and repeated until it succeeds.
 
-The rules of crashes: a `Record` is synced before the next action; what is said through the hub is in the journal with
+The rules of crashes: a `Record` is synced before the next action; a post to the hub is in the journal with
 its exact bytes before it leaves; transactions are the ground's, by their names; everything else is asked for again by
 the machine when it starts. The posts of its own jobs are read again from the first, since a machine takes what it knows
-already for nothing new. Of other jobs only offers are read, each once, and nothing is kept of them.
+already for nothing new. For other jobs it reads only offers, each once, and keeps nothing.
 """
 
 import heapq
@@ -44,20 +44,20 @@ from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.tags import Digest
 
 POLL_SECONDS: Final = 1.0
-"""How often the ground is asked for what is new."""
+"""The pause between two looks at the ground."""
 PAUSE_SECONDS: Final = 5.0
-"""How long to wait after an error of the hub's."""
+"""The pause after an error of the hub."""
 RETRY_SECONDS: Final = 30
-"""After which a fetch that found nothing is tried again even without a new listing."""
+"""A fetch that found nothing is tried again after this time even without a new listing."""
 CLOSE_SECONDS: Final = 5.0
-"""How long to wait for a thread of the mail, which may be in the middle of a request."""
+"""The longest wait for a thread of the mail, which may be in the middle of a request."""
 STATUS: Final = "status.json"
 MAX_OWN: Final = 1024
-"""How many of the jobs that were offered to it a party remembers; the oldest that the board does not show go first."""
+"""The number of offered jobs that a party remembers; it forgets the oldest that the board does not show."""
 MAX_LISTINGS: Final = 16
-"""Of one job and publisher: the newest lists of files, each of which names all that came before it."""
+"""Lists of files kept for each job and publisher: the newest, since each names all files of those before it."""
 MAX_EARLY: Final = 4096
-"""How many posts to keep about jobs and games that the board does not show yet; anybody can make them up."""
+"""Posts kept about jobs and games that the board does not show yet; anybody can make them up."""
 
 
 _OWN: Final = "own jobs"
@@ -65,19 +65,19 @@ _OWN: Final = "own jobs"
 
 
 class Ground(Protocol):
-    """Where transactions count: a chain, or a ledger that the hub keeps (`tiebreak.node.ground`)."""
+    """The place where transactions count: a chain, or a ledger that the hub keeps (`tiebreak.node.ground`)."""
 
     @property
     def board(self) -> Board:
-        """What the chain or the ledger says, as of the last `poll`."""
+        """The jobs and games of the chain or the ledger, as of the last `poll`."""
 
     @property
     def domain(self) -> Domain:
-        """In which jobs, heads and posts are signed."""
+        """The EIP-712 domain in which jobs, heads and posts are signed."""
 
     @property
     def linked(self) -> Linked | None:
-        """What its node is held to; None if it needs none."""
+        """The proven headers and logs that its node is checked against; None for a ledger."""
 
     def now(self) -> int:
         """Seconds by the clock of the chain or of the hub, never by this machine's."""
@@ -89,7 +89,7 @@ class Ground(Protocol):
         """Get a transaction to count, once, however often it is asked for under this name."""
 
     def balance(self, account: Address) -> int:
-        """What an account can pay with, in wei."""
+        """The wei that an account can pay with."""
 
 
 @runtime_checkable
@@ -113,7 +113,7 @@ class Mail(Protocol):
 
     @property
     def hub(self) -> Address:
-        """Whose key signs the hub's receipts."""
+        """The account whose key signs the hub's receipts."""
 
     def post(self, wire: bytes) -> posts.Received:
         """Deliver a post. Raises `TiebreakError` if the hub refuses it, or does not take it for long."""
@@ -143,7 +143,7 @@ class Driver:
             crews.listen(self.told_steps, self.told_trouble)
         self.stop = Flag() if stop is None else stop
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        """What is to be done in the machine's thread."""
+        """Calls that wait for the machine's thread."""
         self._floor = floor
         self._events: deque[e.Event] = deque()
         self._is_busy = False
@@ -154,40 +154,40 @@ class Driver:
         self._is_proven = True
         self._is_poor = False
         self._balance = 0
-        """What the account could pay with when it was last asked for, in wei."""
+        """The wei that the account could pay with when it was last asked for."""
         self._letters = Flag()
         self._is_met = False
-        """Whether the hub was asked if it still has what it took."""
+        """Whether the hub was asked if it still has all that it took."""
         self._trouble = ""
         self._threads: list[Thread] = []
         self._early: deque[e.Event] = deque(maxlen=MAX_EARLY)
         self.jobs: dict[Digest, Job] = {}
-        """By id, from the board or from offers."""
+        """Jobs by id, from the board or from offers."""
         self._listings: dict[Digest, dict[tuple[Address, int], posts.LibraryBody]] = {}
         self._uploads: dict[tuple[Digest, int], Publish] = {}
-        """By job and count: they wait until the hub has their lists."""
+        """Uploads, by job and count, that wait until the hub has their lists."""
         self._signatures: dict[Digest, bytes] = {}
         self._offers: dict[Digest, e.JobOffered] = {}
         """Offers that wait for their files, or for a trial of their program."""
         self._trials: dict[Digest, bool] = {}
-        """Jobs of which a step is, or was, tried, and whether that is over."""
+        """Jobs whose program was put on trial, and whether the trial is over."""
         self._wanted: dict[tuple[Digest, int], float] = {}
-        """What is to be fetched, and not before when by the machine's steady clock."""
+        """Fetches by job and count, and the monotonic time of the earliest next try."""
         self._fetching: set[tuple[Digest, int]] = set()
         self._held: list[e.Work] = []
-        """Work that waits for a signature, or of games that are over."""
+        """Work that waits for a signature, or belongs to games that are over."""
         self.shown: dict[str, Any] = {}
         self.training: dict[Digest, Steps] = {}
-        """What the trainer's own process told last."""
+        """The newest report of the process that trains, by job."""
         self._drafted: set[str] = set()
         self._noted: dict[Digest, str] = {}
         self._disagreed: set[str] = set()
         self._own: dict[Digest, None] = {}
-        """Jobs that were offered to it or by it, whatever became of them."""
+        """Jobs that were offered to it or by it, also those that have ended."""
         self._asked = self._asked_for = frozenset[Digest]()
         """The jobs whose posts it wants, and those that the hub was asked for."""
         self._read_up_to = self._kept_up_to = (0, b"")
-        """The last post of the hub that was processed, with its place; and the last one of which the journal knows."""
+        """The last post of the hub that was processed, with its place; and the last one that the journal has."""
         self._cursor = ""
         """The name of that fact: places are a hub's own."""
         self._published: set[tuple[Digest, int]] = set()
@@ -217,7 +217,7 @@ class Driver:
         self._due = time.monotonic() + POLL_SECONDS
 
     def step(self, seconds: float) -> None:
-        """Process what came, or what comes within these seconds, and follow the ground if it is time to."""
+        """Process all that came, or comes within these seconds, and follow the ground if it is time to."""
         with suppress(Empty):
             wait = max(0.0, min(seconds, self._due - time.monotonic()))
             came = self.inbox.get(timeout=wait) if wait else self.inbox.get_nowait()
@@ -231,7 +231,7 @@ class Driver:
 
     @contextmanager
     def _apart(self, what: str) -> Iterator[None]:
-        """Keep one thing from ending all: what it raises is an ERROR, unless the driver stops by it."""
+        """Keep one failure from ending all: an exception becomes an ERROR, unless the driver stops by it."""
         try:
             yield
         except Exception as error:
@@ -240,7 +240,7 @@ class Driver:
             self.notes.error(what, f"unexpected {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """End what the driver started. The machine can be started again from its journal."""
+        """End the threads and processes that the driver started. The machine can be started again from its journal."""
         self.stop.set()
         self.mail.close()
         self._letters.set()
@@ -288,7 +288,7 @@ class Driver:
             self.tell(e.Tick(at=now))
 
     def _look_after(self) -> None:
-        """What is due at every poll, beside the machine."""
+        """Do what is due at every poll in addition to the machine's own events."""
         for job in self.machine.jobs():
             self.jobs.setdefault(job.id, job.job)
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
@@ -318,7 +318,7 @@ class Driver:
                 try:
                     self.journal.append(action)
                 except Exception:
-                    self.stop.set()  # what is not kept must not be said, so nothing goes on
+                    self.stop.set()  # a statement that is not kept must not be made, so nothing goes on
                     raise
             case e.Wake(at=at):
                 if at not in self._ticks:
@@ -382,7 +382,7 @@ class Driver:
     # ------------------------------------------------------------------ mail
 
     def _send_mail(self) -> None:
-        """Runs in a thread of its own: gets everything that was said to the hub."""
+        """Runs in a thread of its own: brings the hub all posts that wait in the journal."""
         while not self.stop.is_set():
             self._letters.wait(PAUSE_SECONDS)
             self._letters.clear()
@@ -393,7 +393,7 @@ class Driver:
 
     def _send_all(self) -> None:
         if self.journal.fact("hub") != self.mail.hub:
-            self.journal.say_all_again()  # another hub knows nothing of what the last one was told
+            self.journal.say_all_again()  # another hub has none of the posts that the last one got
             self.journal.keep_fact("hub", self.mail.hub)
         elif not self._is_met and (last := self.journal.last_heard()) is not None and not self.mail.holds(*last):
             self._say_all_again()
@@ -413,7 +413,7 @@ class Driver:
                 self.journal.heard(waiting, place)
 
     def _say_all_again(self) -> None:
-        """The hub has lost what it had: say all to it again."""
+        """The hub has lost posts: send all again."""
         self.notes.warn("hub", "it has lost posts that it had taken; all is said again")
         self.journal.say_all_again()
         self._letters.set()
@@ -453,7 +453,7 @@ class Driver:
         return isinstance(self.ground, Listening) and isinstance(machine, Watcher | Auditor) and not machine.chosen
 
     def _is_own(self, job: Job) -> bool:
-        """Whether the party is to look at what is posted about a job, once it is on the board or was offered to it."""
+        """Whether the party is to look at posts about a job, once it is on the board or was offered to it."""
         machine = self.machine
         if isinstance(machine, Watcher | Auditor):
             return machine.follows(job)
@@ -481,7 +481,7 @@ class Driver:
         self._asked = frozenset(wanted)
 
     def _ask_hub(self) -> None:
-        """Have the hub asked for what is wanted now, however often that has changed."""
+        """Have the hub asked for the jobs that are wanted now, however often they have changed."""
         self._choose()
         if self._asked != self._asked_for:
             self._asked_for = self._asked
@@ -508,7 +508,7 @@ class Driver:
             self.note_hub(str(error) if isinstance(error, TiebreakError) else repr(error))
 
     def _read(self, letter: Letter) -> None:
-        """Process a post. What it claims is checked by the machine, or by the library."""
+        """Process a post. Its claims are checked by the machine, or by the library."""
         post, body, job_id = letter.post, letter.body, letter.post.job_id
         if not self._concerns(letter):
             return
@@ -554,7 +554,7 @@ class Driver:
             del listed[others[0]]
 
     def _deliver(self, event: e.Event) -> None:
-        """Tell the machine, or keep for later what is about a job or a game that the board does not show yet."""
+        """Tell the machine of an event, or keep it for later if the board does not show its job or game yet."""
         board = self.machine.board
         match event:
             case e.MoveShown(game_id=game) | e.ReceiptShown(game_id=game):
@@ -575,7 +575,7 @@ class Driver:
     def _is_offered(self, job: Job) -> bool:
         """Whether an offer is for this party. A trainer that names its clients does not answer those of others.
 
-        Who checks jobs on a chain learns of them by its board.
+        A party that checks jobs on a chain learns of them by its board.
         """
         machine = self.machine
         if isinstance(machine, Trainer):
@@ -639,7 +639,7 @@ class Driver:
                 self._prepare(job.job)
 
     def _prepare(self, job: Job) -> None:
-        """Fetch what is needed to begin, and then find out what a step costs here, once for these settings."""
+        """Fetch the files that are needed to begin, and then measure a step here, once for these settings."""
         if job.id in self._trials:
             return
         if not self.shelf.has(job):
@@ -819,11 +819,11 @@ class Driver:
         self.inbox.put(show)
 
     def told_trouble(self, text: str, tries: int) -> None:
-        """Note what a crew has to try again. Called by a crew, in a thread of its own."""
+        """Note a task that a crew has to try again. Called by a crew, in a thread of its own."""
         note = self.notes.error if tries > 3 else self.notes.warn
         self.inbox.put(lambda: note("work", text))
 
-    # ------------------------------------------------------------------ what the owner sees
+    # ------------------------------------------------------------------ the owner's view
 
     def _note_event(self, event: e.Event) -> None:
         match event:
@@ -833,7 +833,7 @@ class Driver:
                 self.notes.info("refused", f"{log.place(place)}: {error or 'the balance does not cover it'}")
 
     def _note_node(self) -> None:
-        """Note what the node leaves out, once, and where nobody could tell."""
+        """Note the blocks whose logs the node leaves out, once, and those where nobody could tell."""
         linked = self.ground.linked
         if linked is None:
             return
@@ -848,7 +848,7 @@ class Driver:
         self._is_proven = linked.is_proven
 
     def _note_board(self) -> None:
-        """Note what has become of jobs and games, and what of the board is not as the rules say."""
+        """Note changes of jobs and games, and the board's disagreements with the rules."""
         lines = getattr(self.machine.board, "disagreements", ())
         self._disagreed.intersection_update(lines)
         for line in lines:
@@ -867,7 +867,7 @@ class Driver:
                 self.notes.info("game", words, job=game.job.id.hex()[:8], game=game.id.hex()[:8])
 
     def status(self) -> dict[str, Any]:
-        """What the owner should know: money, what is at stake, how much time is left, and what waits."""
+        """The status for the owner: money, stakes at risk, the time that is left, and the work that waits."""
         machine, now, board = self.machine, self.ground.now(), self.machine.board
         jobs = {
             job.id.hex(): {
@@ -909,7 +909,7 @@ class Driver:
         return not isinstance(self.machine, Watcher)
 
     def ask_balance(self) -> int:
-        """What the account has. A node that does not answer is noted elsewhere; then the last answer counts."""
+        """The account's wei. If the node does not answer, which is noted elsewhere, the last answer counts."""
         with suppress(TiebreakError):
             balance = self.ground.balance(self.machine.address)
             if balance < self._floor and not self._is_poor:

@@ -1,6 +1,6 @@
-"""One party's files and statements to a hub and from it, once, by hand. Parties that run do this by themselves.
+"""Exchanges one party's files and statements with a hub, once, by hand. Parties that run do this by themselves.
 
-What is posted twice is posted once: whoever publishes again after a break goes on where it stopped.
+A statement posted twice counts once: publishing again after a break goes on where it stopped.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ from tiebreak.protocol.parties.posts import AnswerBody, Body, HeadBody, LibraryB
 from tiebreak.protocol.tags import Digest
 
 HUB_SECONDS: Final = 20.0
-"""How long a hub may take for its first answer, before a person is told."""
+"""The time that a hub has for its first answer before a person hears of it."""
 
 
 class Roots:
-    """Finds the roots of files and keeps nothing: a hub wants to be told what will come before it comes."""
+    """A store that finds roots and keeps nothing: a hub wants to know the list of files before they come."""
 
     def put(self, file: FileIO, size: int) -> Digest:
         """The root of the first `size` bytes."""
@@ -53,7 +53,7 @@ def open_hub(url: str, domain: Domain) -> Mail:
 
 
 def letters(mail: Mail, *jobs: Digest) -> list[Letter]:
-    """All that a hub has, or all about some jobs, oldest first, with the signatures checked."""
+    """The posts of a hub, all or those about some jobs, oldest first, with the signatures checked."""
     found: list[Letter] = []
     after = 0
     while True:
@@ -68,7 +68,7 @@ def letters(mail: Mail, *jobs: Digest) -> list[Letter]:
 
 
 class Publisher:
-    """Posts as one party of one job what it has not posted yet."""
+    """Makes those posts of a party about one job that it has not made yet."""
 
     def __init__(self, mail: Mail, job: Job, domain: Domain, key: PrivateKey) -> None:
         self._mail, self._job, self._domain, self._key = mail, job, domain, key
@@ -89,7 +89,7 @@ class Publisher:
 def publish_to(
     mail: Mail, run: RunDirectory, key: PrivateKey, count: int, *, states: bool = False
 ) -> tuple[LibraryBody, int]:
-    """Brings a hub what others need of a run, as its client or its trainer. Returns the list and the number of posts.
+    """Brings a hub the files of a run for others, as client or trainer. Returns the list and the number of posts.
 
     The client's offer and the trainer's answer and heads are posted before the list of files, and that before the
     files, because a hub takes only what it was told about by somebody whom it knows.
@@ -116,7 +116,7 @@ def publish_to(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Come:
-    """What was fetched, and up to which checkpoint somebody published."""
+    """A job's fetched files, and the last checkpoint that somebody published."""
 
     job: Job
     count: int
@@ -127,7 +127,7 @@ def fetch_from(
     mail: Mail, job_id: Digest, domain: Domain, folder: Path, *, count: int | None = None, states: bool = False,
     key: PrivateKey | None = None, most: int | None = None,
 ) -> Come:  # fmt: skip
-    """Fetches what is published of a job into its folder. See `tiebreak.node.library.Fetcher`.
+    """Fetches the published files of a job into its folder. See `tiebreak.node.library.Fetcher`.
 
     count: up to this checkpoint [default: the last that the trainer published]. Raises `StateError` if the hub knows no
     such job.
@@ -140,7 +140,7 @@ def fetch_from(
     trusted = [body for sender, body in bodies if sender in (job.client, job.trainer)]
     published = max((body.count for sender, body in bodies if sender == job.trainer), default=0)
     wanted = published if count is None else count
-    # What is longest comes first; among equals, what was posted last.
+    # The longest list comes first; among equals, the one that was posted last.
     trusted.reverse()
     listings = sorted(trusted, key=lambda body: -body.count)
     limit = {} if most is None else {"most": most}

@@ -1,4 +1,4 @@
-"""Where a party's transactions count: a chain, followed block by block, or the ledger of a hub.
+"""The place where a party's transactions count: a chain, followed block by block, or the ledger of a hub.
 
 A chain is known by what a node says of it, which may be late, incomplete or changed tomorrow. So:
 
@@ -52,22 +52,22 @@ from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 
 OVERLAP: Final = 16
-"""How many blocks that were followed are read again with the next ones."""
+"""Blocks that were followed already and are read again with the next ones."""
 READS: Final = 4
-"""How often, at least, each block is read again, since nodes leave out what they have not indexed yet."""
+"""The least number of times that each block is read again: nodes leave out what they have not indexed yet."""
 RANGE: Final = 2_000
-"""How many blocks are asked for at once; nodes of strangers answer no more."""
+"""Blocks that one request asks for; public nodes answer no more."""
 REFOLD_SECONDS: Final = 60
-"""How often, at most, the whole chain is followed again because the fields of a job became known late."""
+"""The least time between two passes over the whole chain to follow jobs whose fields became known late."""
 AGAIN: Final = "Halted"
-"""What a machine is told of a transaction that ended without an answer: it decides afresh."""
+"""The error that a machine gets for a transaction that ended without an answer: it decides afresh."""
 
 
 class Notes(Protocol):
-    """Where an outbox keeps its rows (`tiebreak.node.journal.Journal`)."""
+    """A store for the rows of an outbox (`tiebreak.node.journal.Journal`)."""
 
     def notes(self) -> list[bytes]:
-        """What was noted before this process started, oldest first."""
+        """The rows from before this process started, oldest first."""
 
     def note(self, note: bytes) -> None:
         """Append a row, which is safe on the disk when this returns."""
@@ -75,7 +75,7 @@ class Notes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block with logs of the contracts: which transactions logged something, and where."""
+    """A block with logs of the contracts: the transactions that logged something, and their places."""
 
     tip: Tip
     logs: tuple[tuple[bytes, int], ...]
@@ -83,7 +83,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A transaction as a node shows it: what it logged, its calls of the contracts, and its calldata."""
+    """A transaction as a node shows it: its logs, its calls of the contracts, and its calldata."""
 
     seen: Seen
     calls: tuple[Call, ...]
@@ -116,14 +116,14 @@ class ChainGround:
         self._marks: deque[Tip] = deque(maxlen=256)
         """Blocks up to which the board was followed, oldest first."""
         self._reads: deque[int] = deque(maxlen=READS)
-        """Where the last reads began: what a node left out of one of them comes with the next."""
+        """The first blocks of the last reads: what a node left out of one of them comes with the next."""
         self._followed: list[_Block] = []
         self.linked = Linked(chain)
         self._balances: dict[Address, tuple[bytes, int]] = {}
-        """What accounts had, and at which block."""
+        """The hash of the block of the last answer for each account, and the account's wei then."""
         self._unsent: dict[e.Place, e.Transact] = {}
         self._ended: list[Sent] = []
-        """Mined, in blocks that the board has not followed yet."""
+        """Transactions mined in blocks that the board has not followed yet."""
         self._told: list[e.Event] = []
         self._late: dict[Digest, Job] = {}
         self._refolded = float("-inf")
@@ -149,7 +149,7 @@ class ChainGround:
         return self._tip.timestamp + int(self._steady() - self._tip_seen)
 
     def balance(self, account: Address) -> int:
-        """At the newest block followed. Raises `NodeError` if the node does not answer."""
+        """An account's wei at the newest block followed. Raises `NodeError` if the node does not answer."""
         at = b"" if self._tip is None else self._tip.hash
         if self._balances.get(account, (b"", 0))[0] != at or not at:
             self._balances[account] = (at, self._node.balance(account))
@@ -158,7 +158,7 @@ class ChainGround:
     # ------------------------------------------------------------------ following
 
     def poll(self) -> list[e.Event]:
-        """Follow what is new, send what could not be sent, and see what became of what was.
+        """Follow new blocks, send transactions that could not be sent, and see what became of those that were.
 
         A question that is not answered, or contradicts what is known, costs what depends on it and nothing else. Raises
         `NodeError` for one if there is nothing to tell; then it is to be called again.
@@ -340,7 +340,7 @@ class ChainGround:
         return _Shown(seen, tuple(calls), data)
 
     def _calls(self, sent: list[tuple[Address, bytes]]) -> list[Call]:
-        """Those of some calls that are made to the contracts."""
+        """The calls, of (address, data) pairs, that are made to the contracts."""
         found, addresses = [], self._chain.deployment.named()
         for to, data in sent:
             try:
@@ -367,7 +367,7 @@ class ChainGround:
     # ------------------------------------------------------------------ sending
 
     def send(self, wanted: e.Transact) -> None:
-        """Send a transaction if it would not be refused, once; what becomes of it is told by `poll`."""
+        """Send a transaction if it would not be refused, once; `poll` returns its fate."""
         if self._outbox is None:
             raise NodeError("expected an account to send from, got a ground that only follows")
         name = write_place(wanted.place)
@@ -378,7 +378,7 @@ class ChainGround:
             self._send(wanted)
 
     def _send(self, wanted: e.Transact) -> None:
-        """Try to send; what the node does not answer to is tried again at the next poll."""
+        """Try to send a transaction; if the node does not answer, it is tried again at the next poll."""
         assert self._signer is not None, "nothing is unsent without an account"
         deadline, name = wanted.deadline or 0, write_place(wanted.place)
         try:
@@ -418,7 +418,7 @@ class ChainGround:
             self._ended += self._outbox.look()
 
     def _tell_ended(self) -> None:
-        """Tell of what has ended, once the board shows what it did."""
+        """Tell of a transaction that has ended, once the board shows its effect."""
         waiting, self._ended = self._ended, []
         for sent in waiting:
             receipt = sent.receipt if sent.fate is Fate.MINED else None
@@ -435,7 +435,7 @@ class ChainGround:
 class HubGround:
     """The ledger that a hub's posts make, and the way of one account's transactions into it.
 
-    Whoever drives it hands it every post of the jobs that it follows (`hear`). Time is the hub's.
+    Its driver hands it every post of the jobs that it follows (`hear`). Time is the hub's.
     """
 
     def __init__(
@@ -456,7 +456,7 @@ class HubGround:
         self._told: list[e.Event] = []
 
     def claim(self, account: Address) -> int:
-        """What an account is owed on paper, in wei; negative if it owes."""
+        """The wei that an account is owed on paper; negative if it owes."""
         return self._ledger.claim(account)
 
     def balance(self, account: Address) -> int:  # noqa: ARG002  # on paper, everybody can pay

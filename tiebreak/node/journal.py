@@ -1,4 +1,4 @@
-"""The journal of a party: what it said, sent and found out, in one SQLite file; the only module with a party's SQL.
+"""The journal of a party: its statements, transactions and findings, in one SQLite file. The only SQL of a party.
 
     facts     single values: whom the folder belongs to, the secret of seals, which hub was spoken to
     records   the machine's own memory (`parties.events.Record`), in order
@@ -6,8 +6,8 @@
     notes     what its outbox sends to a chain (`chain.outbox.Note`), in order
 
 Every method that writes has synced when it returns (`synchronous=FULL`), so a statement is safe before it leaves. One
-process opens a folder at a time. Threads of that process may share a journal. Each row has a digest, and what is not
-as it was written is refused when the file is opened: a party that forgets what it signed may contradict it.
+process opens a folder at a time. Threads of that process may share a journal. Each row has a digest, and one that is
+not as it was written is refused when the file is opened: a party that forgets what it signed may contradict it.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ from tiebreak.protocol.tags import Digest
 FILE: Final = "journal.sqlite"
 LOCK: Final = "lock"
 JOBS: Final = "jobs"
-"""The folder beside it with the files of the party's jobs."""
+"""The folder next to the journal, with the files of the party's jobs."""
 _VERSION: Final = 1
 MAX_PLACE_BYTES: Final = 1 << 16
 _TABLES: Final = """
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS notes (id INTEGER PRIMARY KEY, note BLOB NOT NULL, di
 _DIGESTED: Final = {
     "facts": "name, value", "records": "place, data", "posts": "job, number, content, wire, place", "notes": "note",
 }  # fmt: skip
-"""For each table, the columns that a row's digest is of."""
+"""The columns that a row's digest covers, by table."""
 _PLACED: Final = "UPDATE posts SET place = ?1, digest = digest_of(job, number, content, wire, ?1)"
 
 
@@ -61,7 +61,7 @@ class Journal:
     """The journal in a party's folder, which stays locked until `close`."""
 
     def __init__(self, folder: Path, belongs: Mapping[str, str]) -> None:
-        """`belongs`: what the folder is bound to for good, such as its role, address, chain and board.
+        """`belongs`: properties to which the folder is bound for good, such as its role, address, chain and board.
 
         Raises `StateError` if another process has the folder, `ConfigurationError` if it belongs to something else;
         nothing has been written then.
@@ -170,7 +170,7 @@ class Journal:
         return [Record(place=read_place(place), data=data) for place, data in rows]
 
     def append(self, record: Record) -> None:
-        """Append a record. Of two with one place the first counts, as it does in the machine."""
+        """Append a record. If two have one place, the first counts, as it does in the machine."""
         place = write_place(record.place)
         fields = "INSERT OR IGNORE INTO records (place, data, digest) VALUES (?1, ?2, digest_of(?1, ?2))"
         self._write(fields, place, record.data)
@@ -178,7 +178,7 @@ class Journal:
     # ------------------------------------------------------------------ posts
 
     def post(self, job: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
-        """Keep what is to be said about a job, unless the same was said before. Returns whether it is new.
+        """Keep a statement to be made about a job, unless the same was made before. Returns whether it is new.
 
         `content` identifies it. `seal` makes the signed bytes, given the number in the job that is its place for good.
         """
@@ -212,7 +212,7 @@ class Journal:
     # ------------------------------------------------------------------ an outbox's notes
 
     def notes(self) -> list[bytes]:
-        """What an outbox has noted, oldest first."""
+        """The rows that an outbox has noted, oldest first."""
         return [row[0] for row in self._read("SELECT note FROM notes ORDER BY id")]
 
     def note(self, note: bytes) -> None:
@@ -220,7 +220,7 @@ class Journal:
 
 
 def _digest_of(*values: bytes | str | int | None) -> bytes:
-    """The digest of a row, whose values `repr` tells apart."""
+    """The SHA-256 of the `repr` of a row's values, which differs for different values."""
     return hashlib.sha256(repr(values).encode()).digest()
 
 

@@ -1,6 +1,6 @@
 """`python -m tiebreak.node.leash COMMAND ...`: runs `tiebreak COMMAND ...` until standard input ends.
 
-Whoever starts it holds the other end of that pipe, which the system closes however its holder dies. So no process of
+Its starter holds the other end of that pipe, which the system closes however its holder dies. So no process of
 `tiebreak up` outlives it, on any platform.
 """
 

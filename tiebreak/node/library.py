@@ -1,7 +1,7 @@
 """The files of a job on a party's disk, and their way from one party to another.
 
 The folder of a job is a run directory (`tiebreak.engine.run.directory`). Until its trainer has signed, it holds
-`offer.bin` in place of `job.bin` (`api.agreeing.offers`). What is published of it are the files that an auditor needs,
+`offer.bin` in place of `job.bin` (`api.agreeing.offers`). Its published files are those that an auditor needs,
 under the names that they have there, so the folder that `fetch` makes is a run directory again.
 
 A publisher may lie about everything. Numbered plan of `fetch`: (1) only the names of this format are looked at, each
@@ -70,12 +70,12 @@ SPARE_BYTES: Final = 1 << 28
 COPY_BYTES: Final = 1 << 22
 OPENED: Final = ".open"
 FRAME_BYTES: Final = 64
-"""More than what frames a step's log in its file."""
+"""More bytes than frame a step's log in its file."""
 Spec = dict[str, tuple[DType, tuple[int, ...]]]
 
 
 class Blobs(Protocol):
-    """Where published files lie by their roots, such as on a hub (`tiebreak.node.mail`)."""
+    """A store of published files by their roots, such as a hub (`tiebreak.node.mail`)."""
 
     def put(self, file: FileIO, size: int) -> Digest:
         """Store the first `size` bytes of a file, unless they are there already. Returns their root."""
@@ -90,7 +90,7 @@ class Blobs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a publication: its path in the folder of the job, and how many bytes of it belong to it."""
+    """One file of a publication: its path in the folder of the job, and the number of its bytes that belong to it."""
 
     name: str
     size: int
@@ -106,11 +106,11 @@ class Part:
         return self.name.rsplit("/", 1)[-1]
 
 
-# ---------------------------------------------------------------- what is published
+# ---------------------------------------------------------------- published files
 
 
 def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[Part]:
-    """What others need of a run up to checkpoint `count`: 0 for what a trainer needs of an offer.
+    """The files that others need of a run up to checkpoint `count`; 0: those that a trainer needs of an offer.
 
     It is the signed job or the offer, program, data and first state; then records, the head of `count` and, under
     policy `logged`, the logs; with the last checkpoint the final state, which is what the client pays for. states: all
@@ -181,11 +181,11 @@ def publish(
     return LibraryBody(count=count, logs=int(bool(run.job.is_logged and count)), files=tuple(files))
 
 
-# ---------------------------------------------------------------- what is fetched
+# ---------------------------------------------------------------- fetched files
 
 
 def is_open(name: str) -> bool:
-    """Whether a file of a sealed job is published in the clear: what the board shows anyway, and who may read."""
+    """Whether a file of a sealed job is published in the clear: facts that the board shows anyway, and the readers."""
     return name in (JOB, OFFER, SEAL) or name.startswith(f"{HEADS}/")
 
 
@@ -200,7 +200,7 @@ def secret_of(run: RunDirectory, unseal: Unseal) -> Sealed | None:
 
 @dataclass(slots=True, kw_only=True)
 class Fetched:
-    """What came of a fetch. missing: what no publisher had, or had only false, with the reasons."""
+    """The result of a fetch. missing: the files that no publisher had, or that were false, with the reasons."""
 
     path: Path
     taken: list[str] = field(default_factory=list)
@@ -215,10 +215,10 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches what is published of one job into its folder, as far as it is not there yet.
+    """Fetches the published files of one job that are not in its folder yet.
 
-    job, domain: what the party knows from elsewhere, such as the board or the client's post. listings: what publishers
-    have posted, best first. most: bytes of all files in one go. unseal: how a reader opens a sealed job.
+    job, domain: known from elsewhere, such as the board or the client's post. listings: those that publishers have
+    posted, best first. most: bytes of all files in one go. unseal: opens a sealed job for a reader.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Fetcher:
         self.path = folder
         self._unseal = unseal
         self._sealed: dict[Digest, Sealed] = {}
-        """By the root of the `seal.bin` that a publisher lists."""
+        """The job's secret as unsealed, by the root of the `seal.bin` that a publisher lists."""
         self._blobs = blobs
         self._job = job
         self._domain = domain
@@ -239,7 +239,7 @@ class Fetcher:
         self._found = Fetched(path=folder)
 
     def fetch(self, count: int, *, states: bool = False) -> Fetched:
-        """Fetches what `parts` names. What cannot be had is in the result's `missing`; nothing false is kept.
+        """Fetches the files that `parts` names. Those that cannot be had are in `missing`; nothing false is kept.
 
         Raises `CannotCheck` without a program, a first state or data that are the job's, and `StateError` if another
         process is working in the folder.
@@ -287,7 +287,7 @@ class Fetcher:
             longest = max_sparse_bytes(self._program)
             for checkpoint in range(count):
                 most = FILE_HEADER_BYTES + self._job.segment_steps(checkpoint) * (longest + FRAME_BYTES)
-                # A log is checked against its record by whoever follows it; here only its size is.
+                # A log is checked against its record when it is followed; here only its size is.
                 self._want(f"{LOGS}/{_log_name(self._job, checkpoint)}", most, _unchecked, large=True)
         if count == self._job.checkpoints:
             self._state(self._job.steps)
@@ -328,7 +328,7 @@ class Fetcher:
             self._found.missing[name] = reasons
 
     def _secret(self, seal: PublishedFile | None) -> Sealed:
-        """What opens the sealed files of a publisher that lists this `seal.bin`."""
+        """The secret that opens the sealed files of a publisher that lists this `seal.bin`."""
         if seal is None or self._unseal is None:
             raise CannotCheck("it is sealed; the key of a reader opens it")
         if seal.size > MAX_SEAL_BYTES:
@@ -446,7 +446,7 @@ def fetch(
     folder: Path, blobs: Blobs, job: Job, domain: Domain, listings: Sequence[LibraryBody], count: int, *,
     states: bool = False, most: int = MAX_BLOB_BYTES, unseal: Unseal | None = None,
 ) -> Fetched:  # fmt: skip
-    """Fetches what is published of a job up to checkpoint `count`. See `Fetcher`."""
+    """Fetches the published files of a job up to checkpoint `count`. See `Fetcher`."""
     return Fetcher(folder, blobs, job, domain, listings, most, unseal).fetch(count, states=states)
 
 
@@ -454,7 +454,7 @@ def fetch(
 
 
 def _opened(folder: Folder, part: Part, hidden: str, size: int, sealed: Sealed) -> str:
-    """Opens a sealed file beside it. Returns the name of what came out."""
+    """Opens a sealed file into another one in its folder. Returns the name of the new file."""
     folder.remove(hidden + OPENED)
     with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
         sealed.open(part.name, source, size, target)

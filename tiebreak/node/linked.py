@@ -1,8 +1,8 @@
-"""The newest blocks, linked by their headers, and what the contracts logged there, proven by receipts.
+"""The newest blocks, linked by their headers, and the contracts' logs there, proven by receipts.
 
-What a node says of a block's logs may be incomplete, by mistake or not. Where headers hash to what they say, each block
-is held by the hash of the newest one, so nothing can be left out of them unnoticed. A node that makes up other blocks
-altogether, with other hashes, is not found out: nobody's consensus is checked.
+A node's answer about a block's logs may be incomplete, by mistake or not. Where headers hash to what they say, each
+block is held by the hash of the newest one, so nothing can be left out of them unnoticed. A node that makes up other
+blocks altogether, with other hashes, is not found out: nobody's consensus is checked.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from tiebreak.protocol.chain.node import Tip
 from tiebreak.protocol.chain.outbox import LOOKS
 
 LINKED: Final = 64
-"""How many of the newest blocks are linked; Ethereum finalises after as many."""
+"""The number of newest blocks that are linked; Ethereum finalises after as many."""
 
 
 class Linked:
@@ -21,16 +21,16 @@ class Linked:
         """`chain` is attached to the board."""
         self._chain, self._node = chain, chain.node
         self._tips: dict[int, Tip] = {}
-        """By number, each with a header that names the one before by its hash."""
+        """Blocks by number, each with a header that names the one before by its hash."""
         self._proven: dict[bytes, list[dict[str, Any]]] = {}
-        """By block: all that the contracts logged there."""
+        """All logs of the contracts in a block, by the block's hash."""
         self.is_proven = True
-        """Whether the node's headers hash to what they say; if not, nothing shows what it leaves out."""
+        """Whether the node's headers have the hashes that it names; if not, nothing shows what it leaves out."""
         self.withheld: dict[int, int] = {}
-        """Blocks that may hold logs of the contracts which the node neither shows nor disproves, and how often not."""
+        """Blocks whose logs of the contracts the node has neither shown nor disproved, and the number of times."""
 
     def hidden(self) -> list[int]:
-        """The blocks of which the node has withheld logs, or the proof that there are none, several times."""
+        """The blocks whose logs, or the proof that there are none, the node has withheld several times."""
         return sorted(number for number, times in self.withheld.items() if times >= LOOKS)
 
     def at(self, number: int) -> Tip | None:
@@ -65,7 +65,7 @@ class Linked:
         return parent
 
     def logs(self, first: int, last: int) -> list[Mapping[str, Any]]:
-        """What the contracts logged in these blocks: as proven where that can be, and as the node says elsewhere."""
+        """The contracts' logs in these blocks: proven ones where that can be, elsewhere those that the node names."""
         proven = {number: self._logs(number) for number in range(max(first, last - LINKED + 1), last + 1)}
         for number in [number for number in self.withheld if proven.get(number) is not None]:
             del self.withheld[number]
@@ -82,7 +82,7 @@ class Linked:
         return found + [log for log in said if proven.get(int(log["blockNumber"])) is None]
 
     def _logs(self, number: int) -> list[dict[str, Any]] | None:
-        """All that the contracts logged in a block; None if the node does not prove it."""
+        """All logs of the contracts in a block; None if the node does not prove them."""
         tip = self._tips.get(number)
         if tip is None or tip.header is None:
             return None

@@ -1,4 +1,4 @@
-"""A party's log: one line an event, on standard error, for people or as JSON. ERROR is for what a person must do."""
+"""A party's log: one line an event, on standard error, for people or as JSON. ERROR means that a person must act."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ class Log:
         """Lines by level and event, for metrics."""
 
     def debug(self, event: str, text: str, **more: Any) -> None:
-        """What is only of interest to who asks for it."""
+        """Log an event that only those who ask for it care about."""
         if self._verbose:
             self._write("DEBUG", event, text, more)
 
@@ -35,11 +35,11 @@ class Log:
         self._write("WARNING", event, text, more)
 
     def error(self, event: str, text: str, **more: Any) -> None:
-        """What a person has to do something about."""
+        """Log an event that a person has to do something about."""
         self._write("ERROR", event, text, more)
 
     def _write(self, level: str, event: str, text: str, more: dict[str, Any]) -> None:
-        text = printable(" ".join(text.split()))  # one line, whatever a stranger put into it
+        text = printable(" ".join(text.split()))  # one line, even if a stranger's text has more
         with self._lock:
             self.counts[level, event] = self.counts.get((level, event), 0) + 1
             if self._as_json:

@@ -1,6 +1,6 @@
 """A hub's client: posts out, letters in, blobs up and down. It believes a hub nothing.
 
-A hub may be away, slow, or lie. What it hands out counts only with its own signature and the sender's, in strictly
+A hub may be away, slow, or lie. Its posts count only with its own signature and the sender's, in strictly
 growing places; pieces of a blob count by their digests. Whatever else comes is dropped, noted in `Mail.lies`, and asked
 for again after a pause that grows, so a bad hub costs time. Whatever exception its bytes raise, the hub is "away"; and
 no byte prolongs a request, since a timer cuts the connection.
@@ -53,13 +53,13 @@ MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
 PAGE: Final = 200
 MAX_JOBS: Final = 256
-"""Jobs that a hub is asked for at once."""
+"""The most jobs that one request names."""
 SECONDS: Final = 30.0
-"""For a request with its answer, a MiB of a blob, or a line of a stream: a hub pings every 15 seconds."""
+"""The time for a request and its answer, a MiB of a blob, or a line of a stream: a hub pings every 15 seconds."""
 FIRST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 30.0
 _CHANCE: Final = SystemRandom()
-"""Not Python's shared random numbers: a step that another thread captures must not seem to draw them."""
+"""A source of its own, since a step that another thread captures must not seem to draw Python's shared numbers."""
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504, 507})
 """Statuses after which the same request is sent again."""
 
@@ -87,7 +87,7 @@ class MailForgot(TiebreakError):
 
 
 class _Away(Exception):
-    """The hub did not answer, or not with what it should; ask again later."""
+    """The hub did not answer, or not as it should; ask again later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Mail:
 
     hub: the address of the hub's key. If it is not given, the first answer of the hub settles it for this object.
     stop: once it is set, every method that waits raises `MailStopped`, or ends if it iterates.
-    patience: after so many seconds without what it asks for, every method but `follow` raises `MailAway`.
+    patience: after this many seconds without an answer, every method but `follow` raises `MailAway`.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class Mail:
         self._parts, self._domain, self._seconds, self._patience = _parts_of(url), domain, seconds, patience
         self._hub, self.stop = hub, stop or threading.Event()
         self.lies = 0
-        """How often the hub said what does not verify."""
+        """The number of the hub's answers that did not verify."""
         self.note: Callable[[str], None] = lambda _: None
-        """Is told why the hub is asked again."""
+        """Called with the reason when the hub is asked again."""
         self._lines: set[_Line] = set()
         self._turned = threading.Event()
         self._listening: _Line | None = None
@@ -198,8 +198,8 @@ class Mail:
     def read(self, wanted: Callable[[], Collection[bytes]], after: int, last: bytes) -> Iterator[Letter]:
         """Letters of the jobs wanted, each of them from its first, and all offers after a place, until `stop` is set.
 
-        wanted: is asked again after each `turn`; letters of a job are in order. Of more jobs than a hub is asked for at
-        once, letters of others come, too. last: the bytes in the place up to which everything was read. Raises
+        wanted: is asked again after each `turn`; letters of a job are in order. If there are more jobs than a request
+        names, letters of others come, too. last: the bytes in the place up to which everything was read. Raises
         `MailForgot` if the hub does not have them, or the last that came, any more.
         """
         known: set[bytes] = set()
@@ -345,8 +345,8 @@ class Mail:
     def get(self, root: Digest, size: int, file: FileIO) -> None:
         """Complete a file that holds nothing, or a beginning of the blob. Each piece is checked before it is written.
 
-        What has come before a break stays in the file. Raises `CannotCheck` if the hub does not have the blob. Nothing
-        is synced: whoever gives the file its name does that.
+        Bytes that came before a break stay in the file. Raises `CannotCheck` if the hub does not have the blob. Nothing
+        is synced: the caller that gives the file its name does that.
         """
         if not 0 <= size <= MAX_BLOB_BYTES:
             raise ConfigurationError(f"expected at most {MAX_BLOB_BYTES} bytes, got {size}")
@@ -379,7 +379,7 @@ class Mail:
     def _pieces(
         self, file: FileIO, root: Digest, held: int, size: int, digests: Sequence[bytes]
     ) -> Generator[int, None, None]:
-        """Read what is missing. Yields how much is right, all of it from the start, after each piece.
+        """Read the missing bytes. Yields how much is right, all of it from the start, after each piece.
 
         A second thread hashes one piece while this one writes the piece before and reads the piece behind it: two
         writers would wait for each other, and larger blocks would no longer be in the processor's cache.

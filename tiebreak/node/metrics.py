@@ -1,4 +1,4 @@
-"""A party's metrics for Prometheus: its money, its risks, the time that is left, and what it logs."""
+"""A party's metrics for Prometheus: its money, its risks, the time that is left, and counts of its log lines."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -63,7 +63,7 @@ class PartyMetrics(Collector):
 
 
 def _training(told: "Steps") -> dict[str, float]:
-    """What a trainer measured last: of the steps in a report, and in its newest sample (`api.watching.sampling`)."""
+    """A trainer's newest figures: of the steps in a report, and of its newest sample (`api.watching.sampling`)."""
     found: dict[str, float] = {
         "step": told.first_step + len(told.losses) - 1,
         "loss": to_float(told.losses[-1]),

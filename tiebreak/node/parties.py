@@ -1,4 +1,4 @@
-"""The machines of `protocol.parties` as they run on a network: what they compute, what they take on, what they risk.
+"""The machines of `protocol.parties` as they run on a network: their computations, commitments and risks.
 
 A program is known once its files lie in the party's folder, checked by the job's roots (`tiebreak.node.library`). Until
 then the party stays out of the job.
@@ -37,21 +37,21 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / JOBS
         self._programs: dict[Digest, Program] = {}
-        """By job: none is read twice, and none that is not the job's is kept."""
+        """Programs by job: none is read twice, and none that is not the job's is kept."""
         self._missing: set[Digest] = set()
         self.seconds: dict[Digest, float] = {}
-        """By job whose program was tried (`work.Try`): the seconds that a step takes on this machine."""
+        """The seconds that a step takes on this machine, by each job whose program was tried (`work.Try`)."""
 
     def folder(self, job_id: Digest) -> Path:
         return self._folder / job_id.hex()
 
     def has(self, job: Job) -> bool:
-        """Whether program, data and first state are there. Files take their names only once they are checked."""
+        """Whether a job's program, data and first state are there. Files get their names only once they are checked."""
         folder = self.folder(job.id)
         return all((folder / name).is_file() for name in _INPUTS) and any((folder / n).is_file() for n in _AGREED)
 
     def is_sealed(self, job_id: Digest) -> bool:
-        """Whether what is published of a job is encrypted to its readers."""
+        """Whether a job's published files are encrypted to its readers."""
         return (self.folder(job_id) / SEAL).is_file()
 
     def look_again(self, job_id: Digest) -> None:
@@ -79,14 +79,14 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Which jobs a trainer takes, beside what `protocol.parties.terms` demands. 0 and () set no limit."""
+    """A trainer's limits on jobs, in addition to those of `protocol.parties.terms`. 0 and () set no limit."""
 
     clients: tuple[Address, ...] = ()
     most_steps: int = 0
     least_reward: int = 0
 
     def objection(self, job: Job) -> str:
-        """Why it does not take a job; empty if it does."""
+        """The reason not to take a job; empty if it is taken."""
         if self.clients and job.client not in self.clients:
             return f"expected a client of the list, got 0x{job.client.hex()}"
         if self.most_steps and job.steps > self.most_steps:
@@ -111,7 +111,7 @@ class OnShelf(Machine):
         return []
 
     def pace_of(self, job: Job, *more: Job) -> Pace:
-        """As measured, on a machine that also computes for the games of all jobs taken, and of more."""
+        """The measured pace, on a machine that also computes for the games of all jobs taken, and of `more`."""
         games = {other.id for other in (job, *self.taken(), *more)}
         active = {other.id for other in self.jobs() if is_active(other)}
         longest = max(self._seconds(number) for number in games | (self.shelf.seconds.keys() & active))
@@ -182,7 +182,7 @@ class _Chosen(OnShelf):
 
 
 class Auditor(_Chosen, auditor.Auditor):
-    """Replays the jobs that it follows, and stakes money on what it finds."""
+    """Replays the jobs that it follows, and stakes money on its findings."""
 
     def taken(self) -> list[Job]:
         own = [game for game in self.board.games.values() if game.challenger == self.address and not game.is_stopped]
@@ -228,25 +228,25 @@ def draw_secret(job: Job, key: PrivateKey, folder: Path) -> bytes:
     return secret
 
 
-# ---------------------------------------------------------------- what a party risks
+# ---------------------------------------------------------------- risks of a party
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStake:
-    """What goes on in a job or a game of a party. Times are in seconds, amounts in wei."""
+    """A stake of a party in a job or a game. Times are in seconds, amounts in wei."""
 
     job_id: Digest
     game_id: Digest | None
     stake: int
-    """What the party loses if it loses."""
+    """The wei that the party loses if it loses."""
     is_ours: bool
     """Whether it is the party's turn."""
     left: int
-    """Until the next deadline, its own or the other side's; negative if it is past."""
+    """Seconds until the next deadline, its own or the other side's; negative if it is past."""
 
 
 def at_stake(board: Board, own: Address, now: int) -> list[AtStake]:
-    """What a party could lose, the most urgent first."""
+    """The stakes that a party could lose, the most urgent first."""
     found = [_job_at_stake(job, own, now) for job in board.jobs.values() if is_active(job)]
     found += [_game_at_stake(game, own, now) for game in board.games.values() if not game.is_stopped]
     return sorted((item for item in found if item is not None), key=lambda item: (not item.is_ours, item.left))
@@ -271,6 +271,6 @@ def _game_at_stake(game: PublicGame, own: Address, now: int) -> AtStake | None:
 
 
 def at_risk(board: Board, own: Address) -> int:
-    """What a party has up: its stakes, bonds and deposits, and the rewards of jobs that it pays for."""
+    """The wei that a party has put up: stakes, bonds and deposits, and the rewards of jobs that it pays for."""
     rewards = sum(job.job.reward for job in board.jobs.values() if is_active(job) and job.job.client == own)
     return rewards + board.exposure(own)

@@ -1,4 +1,4 @@
-"""A node that is asked again at once what it did not answer, as long as that costs a look at the chain little time."""
+"""Repeats requests at once that a node did not answer, as long as that costs a look at the chain little time."""
 
 import time
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Any, Final
 from tiebreak.protocol.chain import NodeError
 
 AGAIN: Final = 24
-"""How many questions of one look are asked again, all in all."""
+"""The number of repeated requests within one look, over all requests."""
 SECONDS: Final = 5.0
-"""After which nothing more is asked again in a look: a node that is silent, not only shaky, holds up its party."""
+"""The time after which a look repeats no request: a node that is silent, not only shaky, holds up its party."""
 
 
 class Patient:

@@ -41,7 +41,7 @@ def pieces_of(file: FileIO, size: int) -> list[Digest]:
 
 
 def good_bytes(file: FileIO, size: int, digests: Sequence[bytes]) -> int:
-    """How many bytes from the start are right, of what came before."""
+    """The number of bytes from the start of a file that match the digests of their pieces."""
     part, good = Part(file, 0, size), 0
     for digest in digests:
         data = part.read(PIECE_BYTES)

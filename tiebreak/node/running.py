@@ -132,7 +132,7 @@ def _made(
 def _ground(
     settings: Settings, key: PrivateKey | None, journal: Journal, pace: Pace, driver: Callable[[], Driver]
 ) -> Ground:
-    """A chain, or without one the ledger of what the hub has signed for."""
+    """A chain, or without one the ledger of the posts that the hub has signed for."""
     if settings.chain:
         chain = Chain.connect(settings.chain)
         chain.attach(settings.address("board"))
@@ -150,7 +150,7 @@ def floor_of(settings: Settings) -> int:
 
 
 def means_of(settings: Settings, balance: Callable[[], int]) -> Means:
-    """What a party may put up, from its settings."""
+    """The amounts that a party may put up, from its settings."""
     limits = {name: settings.limit(name) for name in ("most_bond", "most_stake", "most_exposed")}
     return Means(floor=floor_of(settings), balance=balance, **limits)
 

@@ -158,7 +158,7 @@ _WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "jobs": (frozenset({"auditor", "watch"}), "Ids of the jobs to follow; empty: every job."),
     "step_wei": (frozenset({"auditor"}), "What a step of an audit costs you, in wei; seats that pay less are refused."),
 }
-"""For each setting that the file explains: the roles that have it, and what it means."""
+"""The settings that the file explains, with the roles that have each, and its meaning."""
 
 
 def template(role: str, **given: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the process of a trainer computes that cheats. Only `tiebreak.node.cheating` starts it."""
+"""The computation of a trainer's process that cheats. Only `tiebreak.node.cheating` starts it."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,6 @@ def cheat(name: str, program: Program, job: Job) -> tampering.Cheat:
 
 
 def _truncated(value: Tensor) -> Tensor:
-    """In TF32's precision; if it has no more than that, with one bit of it changed."""
+    """The value in TF32's precision; if that changes nothing, the value with one bit flipped."""
     found = tampering.as_tf32(value)
     return found if not torch.equal(found, value) else tampering.flip_bit(value, 13)

@@ -43,29 +43,29 @@ CHEATS: Final = {
     "weight": "one bit of one weight in a checkpoint is flipped",
     "tf32": "one sum of products is truncated to TF32",
 }
-"""What a trainer can be told to do instead of the job, for demonstrations."""
+"""The cheats that a trainer can be given, for demonstrations."""
 PARTIES: Final = ("client", "trainer", "auditor")
 SECOND: Final = "auditor2"
-"""Of a job with seats: the seats of one that is drawn twice say less."""
+"""The second auditor of a job with seats: if one were drawn twice, its seats would say less."""
 OPEN_TO_ALL: Final[dict[str, dict[str, Any]]] = {
     "trainer": {"clients": (settings.ANY,), "most_stake": settings.ANY},
     "auditor": {"most_stake": settings.ANY},
 }
-"""What parties of a demonstration, whose money is worth nothing, allow everybody."""
+"""The settings by which parties of a demonstration, whose money is worth nothing, allow everybody everything."""
 SEAT: Final = ("--seat-fee", "0.1", "--seat-bond", "0.1")
 BOARD: Final = "Board"
 AFTER_SECONDS: Final = 3.0
-"""How long to go on telling after the job has ended: some money may still move."""
+"""The time that the story goes on after the job has ended: some money may still move."""
 OVER: Final = frozenset({"settled", "slashed", "abandoned", "cancelled", "parted"})
 _STORY: Final = frozenset({"offer", "work", "send"})
-"""Events of the parties' logs that are part of the story, beside warnings."""
+"""Events of the parties' logs that are part of the story, in addition to warnings."""
 _UNTOLD: Final = ("PostHead", "found move")
-"""How texts of such events begin that come too often for a story."""
+"""The beginnings of texts of such events that come too often for a story."""
 _MARKS: Final = {
     "client job active": "accepted", "trainer work trained to checkpoint 1": "first head",
     "auditor send Challenge": "challenged",
 }  # fmt: skip
-"""How moments begin that the summary names."""
+"""The beginnings of the moments that the summary names, and their names there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +76,13 @@ class Plan:
     chain: bool
     embedded: bool
     port: int
-    """Of hub and pages; 0 takes a free one."""
+    """The port of hub and pages; 0 takes a free one."""
     folder: Path
     until_over: bool
     """End when the job has ended, instead of at Ctrl-C."""
     terms: Mapping[str, int] = field(default_factory=lambda: TERMS)
     seats: int = 0
-    """Audits that are paid for; with any, there are two auditors."""
+    """The number of paid audits; with any, there are two auditors."""
 
     @property
     def parties(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Ending:
-    """What became of the job, and when, in seconds after the command."""
+    """The job's last status, and the times of moments, in seconds after the command."""
 
     status: str = ""
     seconds: float = 0.0
@@ -100,7 +100,7 @@ class Ending:
 
 
 class Child:
-    """One of the processes. Its output goes into a file, and line by line to whoever listens.
+    """One of the processes. Its output goes into a file, and line by line to a listener.
 
     It ends with this process, even if that is killed: its standard input is a pipe that nothing is written to.
     """
@@ -220,7 +220,7 @@ class Town:
         return f"http://127.0.0.1:{self._port}"
 
     def summary(self) -> str:
-        """How the job ended, and when what happened, in a line."""
+        """The ending of the job and the times of the named moments, in a line."""
         named = {"page": "page", **_MARKS}
         found = {name: at for moment, at in self.ending.moments.items()
                  for start, name in named.items() if moment.startswith(start)}  # fmt: skip
@@ -311,7 +311,7 @@ class Town:
         keys.save_key(keys.new_key(), path, self._environment["TIEBREAK_PASSPHRASE"])
 
     def _wait(self, child: Child, found: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
-        """What a child comes to, with the story going on. Raises `StateError` if it fails, or takes too long."""
+        """Waits for a child's result while the story goes on. Raises `StateError` if it fails, or takes too long."""
         end = time.monotonic() + seconds
         while True:
             has_ended = child.has_ended()  # asked first: a process may end well in between
@@ -333,7 +333,7 @@ class Town:
         self._say(f"{self._seconds():6.1f} s  {who:<9}{printable(text)}")
 
     def _story(self) -> None:
-        """Tell what the parties log, until the job has ended and the plan says to end then."""
+        """Print the story from the parties' logs, until the job has ended and the plan says to end then."""
         while self.plan.until_over is False or not self.ending.status:
             for name in ("chain", "hub", *self.plan.parties):
                 if name in self._children:
@@ -348,7 +348,7 @@ class Town:
         """Called again and again while the job goes on; tests kill processes here."""
 
     def _listen(self, seconds: float) -> None:
-        """Tell what the parties have logged, or log within these seconds."""
+        """Print the lines that the parties have logged, or log within these seconds."""
         with suppress(Empty):
             self.told(*self._lines.get(timeout=seconds))
             while True:

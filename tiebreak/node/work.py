@@ -1,4 +1,4 @@
-"""What a party asks of the processes that work for it (`tiebreak.node.crews`), and what they answer."""
+"""The tasks that a party gives to the processes that work for it (`tiebreak.node.crews`), and their answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,39 +24,39 @@ class Bench:
     """The settings of the process that works."""
 
     folder: Path
-    """The party's: jobs lie in `jobs`, an auditor's replays in `replays`."""
+    """The party's folder: jobs lie in `jobs`, an auditor's replays in `replays`."""
     domain: Domain
     hub: str
     most_bytes: int = 0
-    """The most to fetch for one job; 0: no limit but the disk."""
+    """The most bytes to fetch for one job; 0: no limit but the disk."""
     processes: int = 1
-    """How many train and replay at once, each for other jobs."""
+    """The number of processes that train and replay at once, each for other jobs."""
     threads: int = 0
-    """Of each process; 0: an equal share of the cores, or torch's own choice if one process works."""
+    """Threads of each process; 0: an equal share of the cores, or torch's own choice if one process works."""
     device: str = "cpu"
     trial_seconds: int = 600
-    """After which a process that tries a program is ended, and the program counts as too slow."""
+    """The time after which a process that tries a program is ended, and the program counts as too slow."""
     secret: bytes = b""
-    """From which an auditor derives its seals."""
+    """The secret from which an auditor derives its seals."""
     serve: "Callable[[Connection, Bench], None] | None" = None
-    """What the process does instead of the tasks, for demonstrations; no setting and no variable leads here."""
+    """A function that the process runs instead, for demonstrations; no setting and no variable leads here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Fetch what is published of a job up to a checkpoint; 0: what is needed to begin."""
+    """Fetch a job's published files up to a checkpoint; 0: those that are needed to begin."""
 
     job: Job
     count: int
     listings: tuple["LibraryBody", ...]
-    """What publishers say that they have; the one to ask first comes first."""
+    """The publishers' lists of their files; the one to ask first comes first."""
     signature: bytes = b""
-    """The trainer's under the job, if it is known."""
+    """The trainer's signature under the job, if it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Upload what others need of a run up to a checkpoint. The answer is the list of it, for a post."""
+    """Upload the files that others need of a run up to a checkpoint. The answer is their list, for a post."""
 
     job: Job
     count: int
@@ -79,7 +79,7 @@ class Turn:
     """The moves that led to the state."""
     defends: bool
     attempt: int = 0
-    """Of a challenger: the replay that it trusts."""
+    """The number of the replay that a challenger trusts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Compute:
     work: e.Work
     job: Job
     agreed: int = 0
-    """Of a replay's later attempt: up to which checkpoint an earlier one agreed with the trainer."""
+    """The checkpoint up to which an earlier attempt of the replay agreed with the trainer."""
     turn: Turn | None = None
     signature: bytes = b""
     """The trainer's signature under the job; empty while it has not signed."""
@@ -112,7 +112,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a task. `problem`: why its data do not allow a result."""
+    """The result of a task. `problem`: why its data do not allow one."""
 
     root: bytes = b""
     seconds: float = 0.0
@@ -135,19 +135,19 @@ class Steps:
     job_id: Digest
     first_step: int
     losses: tuple[int, ...]
-    """Of each step, as the 32 bits of an FP32 number."""
+    """The loss of each step, as the 32 bits of an FP32 number."""
     seconds: float
     processor: float
     """The share of the machine's cores that was used."""
     memory: int
     """The most bytes that the process has held."""
     sample: Sample | None = None
-    """What the process that trains measured last; None if it measures nothing."""
+    """The newest measurements of the process that trains; None if it measures nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What the process asks amid a task: the secret of a sealed job, whose `seal.bin` only the party's key opens."""
+    """A question amid a task for the secret of a sealed job, whose `seal.bin` only the party's key opens."""
 
     job_id: Digest
     data: bytes

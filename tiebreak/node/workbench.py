@@ -1,4 +1,4 @@
-"""What the process of a crew does: it fetches and publishes, or trains and replays, or finds the moves of games.
+"""The process of a crew, which fetches and publishes, or trains and replays, or finds the moves of games.
 
 No other process of a party imports torch. It holds no key that signs a statement of a job or a game; all it finds goes
 back to the party's machine, which decides. Everything on its disk is a run directory, so it may be killed at
@@ -68,9 +68,9 @@ JOBS, REPLAYS = "jobs", "replays"
 PERMUTATION: Final = 0x7EB8
 """The seed of the order in which a second replay takes the terms of sums; a third takes the next one."""
 TELL_SECONDS: Final = 0.5
-"""How often losses are told."""
+"""The least time between two reports of losses."""
 SIDE: Final = 1024
-"""Of the matrices whose product shows how fast this machine is."""
+"""Rows and columns of the matrices whose product shows how fast this machine is."""
 MOVING: Final = "moving.lock"
 """The file in a party's folder that is locked while a move is sought. The system frees it however a process ends."""
 
@@ -118,7 +118,7 @@ class RestlessEvidence(Evidence):
 
 
 class Workbench:
-    """Does one task after another, and keeps what was expensive to make."""
+    """Does one task after another, and keeps the objects that were expensive to make."""
 
     EVIDENCE: ClassVar = RestlessEvidence
 
@@ -200,7 +200,7 @@ class Workbench:
     def _try(self, task: Try) -> Answer:
         """Count what a step needs; compute one only if it fits into its process's part of the memory, and the time.
 
-        Each process that trains may have a second one beside it, which finds moves of games about the same job.
+        Each process that trains may have a second one next to it, which finds moves of games about the same job.
         """
         run, device = open_offer(self._folder(task.job)), self._bench.device
         use_threads(self._threads)
@@ -243,7 +243,7 @@ class Workbench:
             told(progress)
             self._give_way()
 
-        # Without a key: it is the party's machine that signs heads.
+        # No key is needed: it is the party's machine that signs heads.
         worker = Worker(run, self._interpreter(run), on_progress=on_progress, logs=Journal.of(run))
         worker.work(job.last_step(count - 1))
         return _root(run, count)
@@ -308,7 +308,7 @@ class Workbench:
             raise StateError("expected a game that goes on, got one that is over")
 
     def _interpreter(self, run: RunDirectory, attempt: int = 0) -> Interpreter:
-        """What computes a run: on this machine's settings, and in later attempts with sums in random orders."""
+        """The interpreter of a run: with this machine's settings, and in later attempts with sums in random orders."""
         if (run.job.id, attempt) not in self._interpreters:
             self._interpreters[run.job.id, attempt] = self._make_interpreter(run, attempt)
         use_threads(1 if attempt else self._threads)
@@ -366,12 +366,12 @@ def rate_of(dtype: torch.dtype, device: str) -> float:
 
 
 def _failed(task: Task, reason: str) -> Answer | Failed:
-    """What fails is tried again, but not a program that is tried for the first time: it stays out."""
+    """A task that fails is tried again, except a program that is tried for the first time: it stays out."""
     return Answer(problem=reason) if isinstance(task, Try) else Failed(reason=reason)
 
 
 def _is_own_fault(task: Task) -> bool:
-    """Whether files that do not verify were damaged on this disk: they were good when they came.
+    """Whether files that do not verify were damaged on this disk, since they did verify when they came.
 
     Only the logs of policy `logged` are checked no earlier than where they are followed.
     """

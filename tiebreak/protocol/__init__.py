@@ -1,1 +1,1 @@
-"""What both parties and the referee must agree on, byte for byte. Imports neither torch nor the chain's node."""
+"""The rules that both parties and the referee apply, byte for byte. Imports neither torch nor the chain's node."""

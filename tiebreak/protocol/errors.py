@@ -2,7 +2,7 @@
 
 
 def printable(text: str) -> str:
-    """Without control characters other than line ends: a stranger could use them to write to the terminal."""
+    """The text without control characters other than line ends, by which a stranger could write to the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 

@@ -21,7 +21,7 @@ CHUNK_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """At least one byte to hash. With `floats`, NaNs are hashed as the canonical NaN. Must not change until hashed."""
+    """Bytes to hash, one or more, which must not change until then. With `floats`, NaNs count as the canonical NaN."""
 
     view: memoryview
     floats: bool = False

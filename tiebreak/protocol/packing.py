@@ -148,7 +148,7 @@ class Raw(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Data(Kind):
-    """At most `limit` bytes."""
+    """Bytes, `limit` at most."""
 
     limit: int
 

@@ -9,7 +9,7 @@ Digest = NewType("Digest", bytes)
 
 
 class Tag(bytes, Enum):
-    """Eight ASCII bytes that name what is being hashed. The fixed length means that no tag is a prefix of another."""
+    """Eight ASCII bytes that name a kind of hashed data. The fixed length means that no tag is a prefix of another."""
 
     NODE = b"tb.node."
     EMPTY = b"tb.empty"

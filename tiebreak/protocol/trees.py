@@ -67,7 +67,7 @@ def verify(root: bytes, depth: int, position: int, leaf: bytes, siblings: Sequen
 
 
 class Nodes:
-    """What follows from the nodes of a tree, however it keeps them."""
+    """Proofs and openings from the nodes of a tree, however it keeps them."""
 
     depth: int
 
@@ -106,7 +106,7 @@ class Tree(Nodes):
         if count > 1 << self.depth:
             raise ValueError(f"expected at most {1 << self.depth} leaves, got {count}")
         self._levels = [leaves]
-        """By height: the concatenated nodes that have at least one leaf below them."""
+        """The concatenated nodes that have at least one leaf below them, by height."""
         for height in range(self.depth):
             self._levels.append(hasher.parent_level(self._levels[-1], empty_root(height)))
 

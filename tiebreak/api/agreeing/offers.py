@@ -41,7 +41,7 @@ from tiebreak.protocol.program.program import Program
 
 OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"
-"""Of a job with seats: the nonce that its draft had, from which only its client's key gets the secret of the draw."""
+"""The file with the draft's nonce, for a job with seats: from it the client's key alone derives the draw's secret."""
 MEASURED_STEPS: Final = 2
 """The first step also pays for compiling kernels and filling caches, so the fastest counts."""
 
@@ -52,9 +52,9 @@ def offer_on(
 ) -> SignedJob:  # fmt: skip
     """Drafts a job over a captured task and signs it as its client, in a new or empty folder for its trainer.
 
-    readers: whom to seal the job to, for its way through hubs; the client is always among them. In the folder itself
-    everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers, or for seats
-    without a chain.
+    readers: those to whom the job is sealed on its way through hubs; the client is always among them. In the folder
+    itself everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers, or for
+    seats without a chain.
     """
     compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
     job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
@@ -102,7 +102,7 @@ def verified_offer(data: bytes) -> SignedJob:
 
 
 def seconds_per_step(offered: RunDirectory, machine: Machine) -> float:
-    """How long a step of the job takes on this machine, which is qualified first. Checks state and data by the job."""
+    """The time of a step of the job on this machine, which is qualified first. Checks state and data by the job."""
     interpreter = machine.interpreter(offered)
     state, data = interpreter.to_device(offered.state(0)), interpreter.place_data(offered.data())
     logs, taken, started = Journal.of(offered), [], time.perf_counter()
@@ -119,7 +119,7 @@ def pace_of(seconds: float, *, block_seconds: int, slowdown: int) -> Pace:
 
 
 def objections(offered: RunDirectory, pace: Pace) -> tuple[str, ...]:
-    """Why a trainer should not sign: it could lose its stake despite doing what was agreed. Empty if nothing is."""
+    """The reasons not to sign, by which an honest trainer could lose its stake. Empty if there are none."""
     job, domain = offered.job, offered.agreement.domain
     return objections_to_training(job, offered.program, pace) + objections_to_seats(job, domain)
 

@@ -1,4 +1,4 @@
-"""Who may read a sealed job (`tiebreak.api.agreeing.sealing`), and its secret as they get it. Imports no torch.
+"""The readers of a sealed job (`tiebreak.api.agreeing.sealing`), and how its secret reaches them. Imports no torch.
 
 reader's key   X25519. Its secret is a hash of a signature that nobody sees, which the owner's key makes again at
 any time; so it needs no file of its own, and every kind of key file and signer has one.
@@ -102,9 +102,9 @@ def wrapped(secret: bytes, job_id: Digest, readers: Sequence[Card]) -> bytes:
 
 
 def opened_by(key: PrivateKey) -> Unseal:
-    """How the owner of a key opens what is sealed to it; the reader's key is derived once, when it is needed.
+    """A function by which a key's owner opens `seal.bin`; the reader's key is derived once, when it is needed.
 
-    Raises `CannotCheck` for a job that is sealed to others only, `VerificationError` for what nobody has sealed.
+    It raises `CannotCheck` for a job that is sealed to others only, `VerificationError` for a malformed file.
     """
     derived = cache(partial(reader_key, key))
 

@@ -77,13 +77,13 @@ class Sealed:
 
 
 def sealed_bytes(size: int) -> int:
-    """How many bytes the sealed form of a file of this size has."""
+    """The number of bytes in the sealed form of a file of this size."""
     boxes = 1 + max(0, -(-(size - _room(0)) // _room(1)))
     return SALT_BYTES + size + boxes * TAG_BYTES
 
 
 def _room(number: int) -> int:
-    """How much plaintext fits into a box."""
+    """The bytes of plaintext that fit into a box."""
     return PIECE_BYTES - TAG_BYTES - (0 if number else SALT_BYTES)
 
 

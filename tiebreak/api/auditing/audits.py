@@ -38,7 +38,7 @@ from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
 
 SHARES: Final = (0.01, 0.1)
-"""Shares of false segments for which a sample's chance of detection is reported, besides a single false segment."""
+"""Shares of false segments for which a sample's chance of detection is reported, as for a single false segment."""
 MARK: Final = "replayed.here"
 """The file of a replay that says who made it (`own_mark`), in hex digits."""
 MARK_DIGITS: Final = 64
@@ -73,7 +73,7 @@ class WholeAudit:
 def difference(fraud: SegmentReport | None, count: int, finder: str = "a dispute") -> str:
     """One sentence that says where a run of `count` checkpoints first departs from its program.
 
-    finder: what names the module and the instruction, which only the trainer's own evidence shows.
+    finder: words for the means that names the module and the instruction, which only the trainer's own evidence shows.
     """
     if fraud is None:
         return f"the signed root is not that of the program's {count} checkpoints; {finder} shows what it opens to"
@@ -198,7 +198,7 @@ def choose_segments(
 
 
 def chances(count: int, sample: int) -> list[tuple[int, float]]:
-    """For one false segment of `count`, and for each of `SHARES`: how many are false, and the chance to draw one."""
+    """Pairs of a number of false segments of `count` and the chance to draw one: for one, and for each of `SHARES`."""
     false = dict.fromkeys([1, *(max(1, math.ceil(share * count)) for share in SHARES)])
     return [(number, detection_probability(count, sample, number)) for number in false]
 
@@ -215,9 +215,9 @@ def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """Who replays the segments of an audit, other than this process, and where it is kept what they have done.
+    """Processes that replay the segments of an audit, and the ledger that keeps their results.
 
-    jobs: so many processes on this machine or, with `ray`, at most so many at once on its cluster [default: as many as
+    jobs: the number of processes on this machine or, with `ray`, the most at once on its cluster [default: as many as
     its cores allow]. ray: the cluster's address, `""` for the one that Ray finds or else starts here. Each process has
     the threads of the `Machine` [default: its share of this machine's cores; 1 with Ray].
     """
@@ -237,7 +237,7 @@ def audit_chosen(
 ) -> SegmentAudit:  # fmt: skip
     """Replays each segment from the nearest earlier checkpoint that the trainer kept and that matches its record.
 
-    workers: who does it [default: this process, segment after segment].
+    workers: the processes that replay [default: this process, segment after segment].
     """
     if workers is not None:
         return _audit_by(workers, trainer, segments, records, machine, quiet=quiet)

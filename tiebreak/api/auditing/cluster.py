@@ -45,7 +45,7 @@ class Desk:
         return self._kept
 
     def piece(self, name: str, offset: int) -> bytes:
-        """At most `PIECE_BYTES` of a file of the run; none at its end."""
+        """The next bytes of a file of the run, at most `PIECE_BYTES`; none at its end."""
         *inside, file_name = name.split("/")
         with Folder(self._path, *inside) as folder, folder.reading(file_name) as (file, _):
             file.seek(offset)
@@ -56,13 +56,13 @@ class Desk:
         self._heard.append(advance)
 
     def heard(self) -> list[Advance]:
-        """What workers have said since the last call."""
+        """The messages of workers since the last call."""
         found, self._heard = self._heard, []
         return found
 
 
 class FetchedRun(RunDirectory):
-    """A run of which each state is fetched when it is first needed. One that is not the committed one is not kept."""
+    """A run whose states are fetched when they are first needed. A state that is not the committed one is not kept."""
 
     @classmethod
     def begin(cls, folder: Path, assignment: Assignment, desk: Any) -> "FetchedRun":
@@ -153,13 +153,13 @@ class _Slot:
     def __init__(self, actor: Any, name: str) -> None:
         self.actor, self.name = actor, name
         self.reference = actor.ready.remote()
-        """What it owes: that it is ready, then the outcome of `task`; None while it is idle."""
+        """Ray's reference to its next answer: that it is ready, then the outcome of `task`; None while it is idle."""
         self.node: str | None = None
         self.task: Task | None = None
 
 
 class Cluster:
-    """As many actors as the cluster has room for. One that is lost is replaced as soon as there is room again."""
+    """Actors of a cluster, all that it has room for. One that is lost is replaced as soon as there is room again."""
 
     def __init__(self, assignment: Assignment, address: str, jobs: int | None) -> None:
         """address: empty for the cluster that RAY_ADDRESS names, or else one that is started on this machine.

@@ -32,7 +32,7 @@ from tiebreak.protocol.tags import Digest
 TASKS: Final = 32
 """About how many tasks each worker gets: the last ones are short, and little is lost with a worker."""
 RETRIES: Final = 3
-"""How often a task that was lost is done again."""
+"""The number of times that a task is done again when it is lost."""
 WAIT_SECONDS: Final = 1.0
 _SECOND: Final = 0x7469
 """Seeds the order of sums of second replays."""
@@ -40,7 +40,7 @@ _SECOND: Final = 0x7469
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far an audit is: steps done of all, and for each worker at work, of those of its task."""
+    """The progress of an audit: steps done, of all steps; for each worker at work, steps done, of its task's steps."""
 
     steps: int
     total: int
@@ -70,7 +70,7 @@ def divide(run: RunDirectory, segments: Sequence[int], workers: int) -> list[Tas
 
 
 class Ledger:
-    """The tasks of one audit and what came of them, in a file of SQLite that only one process at a time writes."""
+    """The tasks of one audit and their outcomes, in a file of SQLite that only one process at a time writes."""
 
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
         """Opens the ledger of the audit with this key, or makes an empty one.
@@ -123,13 +123,13 @@ class Ledger:
         return [Task(number=number, segments=tuple(json.loads(text)), steps=steps) for number, text, steps in rows]
 
     def outcomes(self) -> dict[int, Outcome]:
-        """What came of those that are done, by number."""
+        """The outcomes of the tasks that are done, by number."""
         rows = self._file.execute("SELECT number, outcome FROM task WHERE outcome IS NOT NULL")
         tasks = self.tasks()
         return {number: _decoded(tasks[number], json.loads(text)) for number, text in rows.fetchall()}
 
     def put(self, outcomes: Sequence[Outcome]) -> None:
-        """Keeps what came of some tasks, durably."""
+        """Keeps the outcomes of some tasks, durably."""
         with self._file:
             self._file.execute("BEGIN")
             rows = [(json.dumps(_encoded(outcome)), outcome.task.number) for outcome in outcomes]
@@ -138,7 +138,7 @@ class Ledger:
 
     @property
     def seconds(self) -> float:
-        """How long the audit has taken so far, by all processes that led it."""
+        """The time that the audit has taken so far, in all processes that led it."""
         return self._spent + time.monotonic() - self._began
 
     def close(self) -> None:
@@ -167,10 +167,10 @@ def audit_in_parallel(
 ) -> SegmentAudit:  # fmt: skip
     """Audits segments (from 0) by several processes, and goes on with what the ledger says is done.
 
-    root: of the run tree over the records, which are the committed ones. begin: starts the processes; it is not called
-    if the ledger knows the result.
-    on_trouble: is told, in words, of tasks that were lost. Raises what `audit_segments` raises, and `StateError` if a
-    task was lost too often; the ledger then keeps the rest.
+    root: the root of the run tree over the records, which are the committed ones. begin: starts the processes; it is
+    not called if the ledger knows the result.
+    on_trouble: called with a sentence on each task that was lost. Raises what `audit_segments` raises, and
+    `StateError` if a task was lost too often; the ledger then keeps the rest.
     """
     wanted = tuple(sorted(set(segments)))
     if not wanted or not 0 <= wanted[0] <= wanted[-1] < len(records):
@@ -211,7 +211,7 @@ class _Audit:
         left = [task for task in tasks if task.number not in self._done]
         self._waiting = sorted(left, key=lambda task: -task.steps)
         self._under_way: dict[int, tuple[str, int]] = {}
-        """By number of the task: the worker, and how many steps it has done."""
+        """The worker of each task under way, by number, and the steps that it has done."""
         self._lost: Counter[int] = Counter()
         self._avoid: dict[int, str] = {}
         self._problems: dict[int, TiebreakError] = {}
@@ -239,7 +239,7 @@ class _Audit:
         self._on_standing(self._standing())
 
     def _save(self) -> None:
-        """Writes to the ledger what is new, once the workers have their next tasks: none waits for the disk."""
+        """Writes new outcomes to the ledger, once the workers have their next tasks: none waits for the disk."""
         if self._unsaved:
             self._ledger.put(self._unsaved)
             self._unsaved = []
@@ -303,7 +303,7 @@ class _Audit:
         self._waiting.insert(0, task)
 
     def report(self, wanted: tuple[int, ...], seconds: float) -> SegmentAudit:
-        """What all tasks up to the first that disagrees say together. Raises the problem that comes before it."""
+        """The report of all tasks up to the first that disagrees. Raises the problem that comes before it."""
         if self._end in self._problems:
             raise self._problems[self._end]
         job = self._run.job

@@ -186,7 +186,7 @@ class Tally:
     def share(self) -> dict[str, float]:
         """The share of the wall clock that each kind of work took.
 
-        Hashing and writing run beside the rest, so the shares may add up to more than 1.
+        Hashing and writing run in parallel with the rest, so the shares may add up to more than 1.
         """
         spent = {
             "arithmetic": self._computing - self._resolving,

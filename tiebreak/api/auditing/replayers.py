@@ -1,6 +1,6 @@
 """Processes that each replay parts of one run for an audit: `Processes` are local, `cluster` has Ray's.
 
-A part is a task. What comes back of it are records, and what the replay met on its way; states stay where they are. A
+A part is a task. The answer holds records and what the replay met on its way; states stay where they are. A
 task that ends without a result, because its process was killed or its machine is short of something, is `Lost`: that
 says nothing about the run.
 """
@@ -38,14 +38,14 @@ ADVANCE_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What all replayers of an audit are told: the run, the committed records that count, and their own settings."""
+    """The common orders of an audit's replayers: the run, the committed records that count, and their own settings."""
 
     path: Path
     job_id: Digest
     count: int
-    """How many records are committed."""
+    """The number of committed records."""
     root: Digest
-    """Of the run tree over these."""
+    """The root of the run tree over the committed records."""
     machine: Machine
 
 
@@ -56,14 +56,14 @@ class Task:
     number: int
     segments: tuple[int, ...]
     steps: int
-    """How many it takes, provided that every state on disk is good."""
+    """The number of steps to replay, provided that every state on disk is good."""
     permute: int | None = None
-    """Of a second replay, which is to share as little as possible with the first: its own order of all sums."""
+    """The seed of the order of all sums in a second replay, which should share as little as possible with the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a task. `problem`: why the rest could not be checked; such a task has no other result."""
+    """The result of a task. `problem`: why it could not be checked; then there is no other result."""
 
     task: Task
     worker: str
@@ -78,7 +78,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """A task has got so many steps on."""
+    """The number of steps that a task has done so far."""
 
     task: Task
     worker: str
@@ -102,20 +102,20 @@ class Replayers(Protocol):
 
     @property
     def most(self) -> int:
-        """How many tasks can be under way when all processes are there."""
+        """The number of tasks that can be under way when all processes are there."""
 
     @property
     def at_once(self) -> int:
-        """How many can be under way now."""
+        """The number of tasks that can be under way now."""
 
     def submit(self, task: Task, avoid: str = "") -> None:
-        """Begin a task, of which there are then at most `at_once`. avoid: a worker that should not get it."""
+        """Begin a task; at most `at_once` may be under way. avoid: a worker that should not get it."""
 
     def events(self, seconds: float) -> Sequence[Event]:
-        """What happened since the last call; waits so long for something."""
+        """The events since the last call; waits at most `seconds` for one."""
 
     def close(self) -> None:
-        """End all processes, whatever they do."""
+        """End all processes, also those at work."""
 
 
 class Replayer:
@@ -172,10 +172,10 @@ class Replayer:
 def outcome_of(
     task: Task, worker: str, replayer: Callable[[], Replayer], on_advance: Callable[[Advance], None]
 ) -> Outcome | Lost:
-    """What comes of a task, whatever happens. replayer: makes the replayer, or has it.
+    """The result of a task, also if it fails. replayer: makes the replayer, or has it.
 
-    What is wrong with the run or with the request is a problem of the task. Anything else that goes wrong in a process,
-    such as a full disk, is the machine's, and the task is lost.
+    An error of the run or of the request is a problem of the task. Any other error in a process, such as a full disk,
+    is the machine's, and the task is lost.
     """
     try:
         return replayer().replay(task, on_advance)
@@ -251,7 +251,7 @@ def may_copy(assignment: Assignment) -> bool:
 
 
 class _Process:
-    """One process, and this end of the pair of sockets by which it is spoken to.
+    """One process, and this end of the pair of sockets that leads to it.
 
     Its session is its own: on Ctrl-C it ends when its connection does.
     """
@@ -298,7 +298,7 @@ def _copy(socket: int, worker: str) -> int:
     if pid:
         return pid
     try:
-        gc.freeze()  # what is garbage here must not close files of the copy that have the same numbers
+        gc.freeze()  # garbage of this process must not close files of the copy that have the same numbers
         os.setsid()
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         # Another worker is to see the end of its connection when the leading process ends, not when all copies do.

@@ -6,9 +6,9 @@ head's, and both states have the roots in their records; (2) its loss is compute
 the bits that are committed, in the record or in the ring of losses of the state at the segment's end. There is no
 threshold: a loss of other bits convicts, as a replay would.
 
-Beside it stands what Kang et al. (2023) propose for epochs, here segments: the mean loss on n% of a segment's batches
+It also does what Kang et al. (2023) propose for epochs, here segments: the mean loss on n% of a segment's batches
 with the weights at its end should be within 100 sigma / n of the mean that was reported, sigma being the deviation of
-the reported losses. That is an alarm at best: it passes whatever is nearer than its threshold.
+the reported losses. That is an alarm at best: it passes all that is nearer than its threshold.
 """
 
 import math
@@ -55,7 +55,7 @@ class EpochLook:
 
 @dataclass(kw_only=True)
 class Validation:
-    """What the looks found. They end at the first loss that is false.
+    """The findings of the looks, which end at the first loss that is false.
 
     segments: all that are signed. drawable: those whose first step can be drawn. replay, epoch_replay: the operations
     of either kind of look as a share of those of a whole replay; seconds, epoch_seconds: the time that they took.

@@ -1,1 +1,1 @@
-"""Certificates of weights, and claims of ownership: made, checked, and said in other formats."""
+"""Makes and checks certificates of weights and claims of ownership, and converts them to other formats."""

@@ -1,6 +1,6 @@
-"""Hands the attestation in a certificate to a program of the user's, and tells what it said.
+"""Hands the attestation in a certificate to a program of the user's, and returns its output.
 
-What the program says counts for nothing here: a machine that signs what it runs does not show that a result is right,
+The program's answer counts for nothing here: a machine that signs what it runs does not show that a result is right,
 and a replay shows it without such a machine. The program is the user's own; the evidence, and whatever the program
 prints about it, come from a stranger.
 """
@@ -25,7 +25,7 @@ MAX_SAID_BYTES: Final = 16 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What a verifier said. code: its exit status, None if it was stopped. text: printable, of at most 16 KiB."""
+    """The answer of a verifier. code: its exit status, None if it was stopped. text: printable, of at most 16 KiB."""
 
     code: int | None
     text: str
@@ -59,7 +59,7 @@ def ask(certificate: Certificate, command: str) -> Said | None:
 
 
 def _said(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
-    """What a process prints, and whether it ended by itself. Nothing of its session is left."""
+    """The output of a process, and whether it ended by itself. Nothing of its session is left."""
     assert process.stdout is not None
     data = b""
     try:

@@ -36,11 +36,11 @@ INDEX: Final = "model.safetensors.index.json"
 MAX_INDEX_BYTES: Final = 1 << 24
 SUFFIX: Final = ".safetensors"
 TRAINING_ARGUMENTS: Final = "training_args.bin"
-"""A `Trainer` leaves its arguments there beside the weights that it saves; `from_pretrained` never opens it."""
+"""The file in which a `Trainer` leaves its arguments when it saves weights; `from_pretrained` never opens it."""
 HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
 """Suffixes of files without weights and code: configuration, tokenizers, certificates and what people read."""
 ADAPTER: Final = "adapter_config.json"
-"""With it, transformers loads another model, which it names, in place of the weights beside it."""
+"""The file that makes transformers load another model, which it names, in place of the weights in its folder."""
 MISLEADING: Final = ("auto_map", "transformers_weights")
 """Fields of a configuration that name code to run, or other files to load."""
 SHOWN: Final = 20
@@ -48,7 +48,7 @@ SHOWN: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The files of weights. others: what else lies in their folder, by name."""
+    """The files of weights. others: the other files in their folder, by name."""
 
     files: dict[str, Digest]
     """The SHA-256 of each, by name."""
@@ -58,7 +58,7 @@ class Found:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for people; what is left away is counted."""
+    """Names for people: the first `SHOWN`, and the number of the rest."""
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"{', '.join(map(ascii, names[:SHOWN]))}{more}"
 
@@ -79,12 +79,12 @@ class Signed:
         return cls(certificate=certificate, signers=certificate.signers(envelope))
 
     def role(self, signer: Address) -> str:
-        """The party of the job that a signer is; whoever is none is called an auditor."""
+        """The role of a signer in the job; one who is no party of it is called an auditor."""
         job = self.certificate.job
         return {job.trainer: "trainer", job.client: "client"}.get(signer, "auditor")
 
     def proves(self) -> list[str]:
-        """What follows from the certificate alone, in words."""
+        """Sentences that follow from the certificate alone."""
         job, domain = self.certificate.job, self.certificate.agreement.domain
         where = f"board 0x{domain.contract.hex()} of chain {domain.chain_id}" if domain.chain_id else "no chain"
         said = [
@@ -103,7 +103,7 @@ class Signed:
         return said
 
     def leaves_open(self, *, chain_asked: bool = False, others: Sequence[str] = ()) -> list[str]:
-        """What does not follow from it. others: files beside the weights."""
+        """Sentences that do not follow from it. others: files next to the weights."""
         certificate = self.certificate
         rest = certificate.job.state_count - certificate.weights.count
         said = [
@@ -143,9 +143,9 @@ def verify(
 ) -> tuple[Signed, Found]:
     """Checks a .safetensors file, or a folder as `save_pretrained` writes it, against a certificate.
 
-    require: who must have signed, beside the trainer. resaved: the files may have other bytes than were signed for, as
-    long as every tensor is the same. others: the folder may hold other files from which a loader could take weights or
-    code. Raises `VerificationError`.
+    require: those who must have signed in addition to the trainer. resaved: the files may have other bytes than were
+    signed for, as long as every tensor is the same. others: the folder may hold other files from which a loader could
+    take weights or code. Raises `VerificationError`.
     """
     signed = read_certificate(certificate)  # (1)
     for address in require:  # (2)
@@ -162,7 +162,7 @@ def verify(
 
 
 def _doubtful(model: Path, found: Found) -> list[str]:
-    """What could make `from_pretrained` take other weights than those of the files, or code from the folder."""
+    """The files by which `from_pretrained` could take other weights than those of `found`, or code from the folder."""
     # It takes `WEIGHTS` where there is one, else what the index names, else files of other formats.
     indexed = INDEX in found.others and WEIGHTS not in found.files
     doubtful = [] if indexed else [name for name in found.files if name != WEIGHTS]

@@ -5,8 +5,8 @@ the root of its last record; (2) the trainer's head commits to these records; an
 it is the certificate's that must; (3) the weights are those of the final state; (4) a certificate that is there already
 holds, and is for the same job, head and weights; (5) only then does the key sign.
 
-Beside the party's own signature, which counts, stands one by a P-256 key that follows from it, since cosign and
-in-toto's libraries read no key on secp256k1.
+In addition to the party's own signature, which counts, there is one by a P-256 key that follows from it, since cosign
+and in-toto's libraries read no key on secp256k1.
 """
 
 from dataclasses import replace
@@ -47,9 +47,9 @@ def certify(
 ) -> tuple[Signed, Found]:  # fmt: skip
     """Makes a certificate for the weights of a run, or adds a signature to the one that is there.
 
-    key: who signs; None: only look at the certificate that is there. attestation: goes into a certificate that is made,
-    unread; its nonce should be the run root. Raises `StateError` for a run that is not
-    complete, `VerificationError` if weights or certificate are not the run's.
+    key: the signer's; None: only look at the certificate that is there. attestation: goes into a certificate that is
+    made, unread; its nonce should be the run root. Raises `StateError` for a run that is not complete,
+    `VerificationError` if weights or certificate are not the run's.
     """
     there = read_certificate(output).certificate if output.exists() else None
     found = read_weights(model)
@@ -130,7 +130,7 @@ def _public(key: ec.EllipticCurvePrivateKey, encoding: serialization.Encoding) -
 
 
 def card(signed: Signed, found: Found, certificate: str) -> str:
-    """A section of Markdown for a model card. certificate: the name of the file beside the weights."""
+    """A section of Markdown for a model card. certificate: the name of the file next to the weights."""
     job, record = signed.certificate.job, signed.certificate.record
     model = next(iter(found.files)) if len(found.files) == 1 else "."
     signers = [f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers]

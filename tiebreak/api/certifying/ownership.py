@@ -81,7 +81,7 @@ NONCE_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """What a checker asks of the owner of a claim. nonce: secret until the claim is there."""
+    """A checker's question to the owner of a claim. nonce: secret until the claim is there."""
 
     job: Digest
     run_root: Digest
@@ -175,7 +175,7 @@ class Claim:
         )  # fmt: skip
 
     def root_before(self, segment: int) -> Digest:
-        """Of the state from which a segment starts."""
+        """The root of the state from which a segment starts."""
         return self.records[segment - 1].state_root if segment else self.run.job.initial_state_root
 
     def challenge(self, top: int, uniform: int, nonce: bytes) -> Challenge:
@@ -285,10 +285,10 @@ def make_challenge(made: Claim, path: Path, top: int, uniform: int) -> Challenge
 
 @dataclass(kw_only=True)
 class Ownership:
-    """What was shown. signer: who answered. drawn: the segments that were replayed, all of them true.
+    """The result of a check. signer: the owner of the claim. drawn: the segments that were replayed, all of them true.
 
     moved: the distance of the final weights from the first state's, in units of the final weights' norm: the run's own
-    work. Whatever the first state was already, the run has not made. linked: whether the disputed weights were given.
+    work. The first state itself is not the run's work. linked: whether the disputed weights were given.
     """
 
     signer: Address
@@ -388,7 +388,7 @@ class Posting:
 
 
 def received(made: Claim, posts: Sequence[ReceivedPost], hub: Address) -> list[Posting]:
-    """When a hub received heads of the job from its trainer; what else the posts are is passed over.
+    """The times at which a hub received heads of the job from its trainer; other posts are passed over.
 
     Raises `VerificationError` if the hub, a sender, or a head's trainer did not sign.
     """

@@ -1,7 +1,7 @@
-"""What a certificate says, in the words of two other formats, for tools that know those and not it.
+"""The statements of a certificate in two other formats, for tools that know those and not it.
 
 SLSA provenance (v1): the job is the build definition, with the job file as its external parameters; program, data and
-first state are what it depends on, the trainer is the builder. OpenSSF model signing (v1.0): the files of the weights
+first state are its dependencies, the trainer is the builder. OpenSSF model signing (v1.0): the files of the weights
 with their SHA-256, in a Sigstore bundle, for `model_signing verify key`. Each is signed by a party's P-256 key
 (`certifying.attesting_key`). Both say less than the certificate, and prove less: docs/certificates.md.
 """

@@ -63,14 +63,14 @@ class Devnet:
     accounts: list[tuple[PrivateKey, int]]
     mnemonic: str = MNEMONIC
     balance: int = BALANCE
-    """Of each account at the start, in wei."""
+    """The wei of each account at the start."""
 
 
 @contextmanager
 def devnet(*, port: int, accounts: int, block_seconds: int, embedded: bool) -> Iterator[Devnet]:
     """Runs a development chain until the end of the `with` block. The first account deploys the contracts.
 
-    block_seconds: between blocks, once the contracts stand; 0 mines each transaction at once.
+    block_seconds: the time between blocks, once the contracts stand; 0 mines each transaction at once.
     """
     secrets = dev_secrets(accounts)
     signers = [PrivateKey.from_int(secret) for secret in secrets]

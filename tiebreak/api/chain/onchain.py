@@ -41,7 +41,7 @@ ENDINGS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What was sent, in words, and its receipt."""
+    """A transaction that was sent, in words, and its receipt."""
 
     what: str
     receipt: Receipt
@@ -69,7 +69,7 @@ def board_of(rpc: str, signed: RunDirectory | Certificate) -> Chain:
 
 
 def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = None) -> Sent:
-    """Sends what the job needs next from the owner of this key.
+    """Sends the transactions that the job needs next from the owner of this key.
 
     The client creates the job and pays the reward; the trainer accepts it and pays its stake, then posts heads. count:
     the head to post [default: the last that is signed]. Raises `StateError` if nothing is to be posted now.
@@ -207,7 +207,7 @@ class HubBoard:
         )  # fmt: skip
 
     def _log(self, letter: Letter) -> None:
-        """Note what the contracts would have logged for a transaction that was taken."""
+        """Note the events that the contracts would have logged for a transaction that was taken."""
         board = self._ledger.board
         for job in board.jobs.values():
             said = {"jobId": job.id, "reward": job.job.reward, "client": job.job.client, "trainer": job.job.trainer}
@@ -227,7 +227,7 @@ class HubBoard:
 
 
 def _outcome(game: PublicGame) -> tuple[Outcome, Reason]:
-    """How a game of the ledger has ended, in the contract's numbers."""
+    """The outcome of a game of the ledger, in the contract's numbers."""
     if game.void:
         return Outcome.VOID, Reason.JOB_SLASHED
     if (verdict := game.state.verdict) is None:
@@ -236,7 +236,7 @@ def _outcome(game: PublicGame) -> tuple[Outcome, Reason]:
     return lost[verdict.winner], verdict.reason
 
 
-# ---------------------------------------------------------------- how a job ended
+# ---------------------------------------------------------------- endings of jobs
 
 
 def check_settled(chain: Chain, head: Head) -> None:
@@ -252,7 +252,7 @@ def check_settled(chain: Chain, head: Head) -> None:
 
 
 def ending_of(chain: Chain, head: Head, first_block: int = 0) -> tuple[Logged, tuple[Seat, ...]]:
-    """Where a job was settled with this head, and which seats were paid since a block. Raises as `check_settled`."""
+    """The log of a job's settlement with this head, and the seats paid since a block. Raises like `check_settled`."""
     check_settled(chain, head)
     found = chain.events(head.job_id, first_block)
     settled = [_logged(event) for event in found if event.name == "JobSettled"]
@@ -291,7 +291,7 @@ def _logged(event: Event) -> Logged:
 
 
 def job_document(chain: Chain | HubBoard, job_id: Digest) -> dict[str, Any]:
-    """What the board stores of a job, and the times that follow from it. Raises `StateError` if there is none."""
+    """The board's record of a job, and the times that follow from it. Raises `StateError` if there is none."""
     state = chain.job_state(job_id)
     if state.status is JobStatus.NONE:
         raise StateError(f"expected a job on the board, got none of id {job_id.hex()}")
@@ -300,7 +300,7 @@ def job_document(chain: Chain | HubBoard, job_id: Digest) -> dict[str, Any]:
 
 
 def standing(chain: Chain, job: Job) -> dict[str, Any]:
-    """How a job stands: its status and times, the stakes in it, and what the board owes to its parties."""
+    """The standing of a job: its status and times, the stakes in it, and what the board owes to its parties."""
     state = chain.job_state(job.id)
     open_stakes = job.trainer_stake if state.status is JobStatus.ACTIVE else 0
     owed = {
@@ -369,7 +369,7 @@ def games(chain: Chain | HubBoard, first_block: int = 0, job_id: Digest | None =
 
 
 def game_document(chain: Chain | HubBoard, game_id: Digest, first_block: int = 0) -> dict[str, Any]:
-    """What the board stores of a game, and what it logged about it. Raises `StateError` if there is none."""
+    """The board's record of a game, and its events about it. Raises `StateError` if there is none."""
     state = chain.game_state(game_id)
     if not state.phase:
         raise StateError(f"expected a game on the board, got none of id {game_id.hex()}")

@@ -17,12 +17,12 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.tags import Digest
 
 CONFIGURATION: Final = (".json", ".txt", ".model", ".jinja")
-"""What lies beside the weights in that layout: configuration and tokenizer, as text or as data. No code is copied."""
+"""Suffixes of the other files in that layout: configuration and tokenizer, as text or as data. No code is copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What was written. settled: whether a board says that the job ended with this run."""
+    """A report of the weights written. settled: whether a board says that the job ended with this run."""
 
     path: Path
     tensors: int

@@ -28,7 +28,7 @@ LENGTHS: Final = "lengths"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How tokens become arrays.
+    """The layout of tokens in arrays.
 
     separator: follows each text, if given. rows: None makes one array `tokens`, int64 [all]. A length L makes `tokens`,
     int64 [texts, L], in which each row is filled up with `padding` or cut off at L, and `lengths`, int64 [texts], which
@@ -46,7 +46,7 @@ class Layout:
 
 @dataclass(slots=True)
 class Counts:
-    """What an import of texts found."""
+    """The counts of an import of texts."""
 
     texts: int = 0
     tokens: int = 0

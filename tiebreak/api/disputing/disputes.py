@@ -1,4 +1,4 @@
-"""Disputes over a signed run, played in one process: where the run departs from its program, and who is convicted.
+"""Disputes over a signed run, played in one process: they find its first departure from the program, and the loser.
 
 An archive holds checkpoints, and if they do not follow from each other, nobody can compute from it what happened
 between two of them. There its trainer loses for want of an answer. To say more, the game is played again with the
@@ -131,7 +131,7 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
 
 
 class _Fitted(Evidence):
-    """The replay of a run, but for what its trainer committed to after a segment, and the losses that it told."""
+    """The replay of a run, except its trainer's commitments after a segment, and its reported losses."""
 
     def __init__(self, run: RunDirectory, interpreter: Interpreter, checkpoint: int) -> None:
         """Raises `VerificationError` if the state after the segment is not kept as it was committed."""
@@ -178,7 +178,7 @@ class _Fitted(Evidence):
 
 
 def _fitted(defended: RunDirectory, own: RunDirectory, count: int, interpreter: Interpreter) -> _Fitted | None:
-    """What the trainer would have to show of the first segment that differs; None if its archive does not tell."""
+    """The answers a trainer would have to give on the first segment that differs; None if its archive does not tell."""
     pairs = enumerate(zip(defended.records()[:count], own.records(), strict=False))
     checkpoint = next((number for number, (theirs, true) in pairs if theirs != true), None)
     try:
@@ -211,7 +211,7 @@ def _place(final: GameState, ended: Summary, program: Program) -> list[str]:
 
 
 def _result_of(program: Program, leaf: int) -> str:
-    """What an instruction outside of all modules computes, if it is a result of the step."""
+    """The name of the result of the step that an instruction outside of all modules computes, if it is one."""
     for slot, name in enumerate(program.state_spec()):
         if leaf in (program.leaf_of_commit(slot), program.commits[slot].operands[0].value):
             return f"the new {name}"

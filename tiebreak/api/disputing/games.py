@@ -29,7 +29,7 @@ def deal(seed: int, mix: str, games: int, *, rough: bool = False) -> Series:
 
 
 def retell(line: str) -> tuple[list[str], tuple[str, ...]]:
-    """Plays the game of a line: what happened, line by line, and the promises that it broke.
+    """Plays the game of a line. Returns its events, line by line, and the promises that it broke.
 
     Raises `ConfigurationError` for an invalid line.
     """

@@ -1,4 +1,4 @@
-"""Judging without a chain: what a job and its games came to, from posts with a hub's receipts alone.
+"""Judging without a chain: the outcome of a job and its games, from posts with a hub's receipts alone.
 
 Numbered plan of `judge`, which takes files from anybody: (1) each entry has its one encoding, (2) the hub signed for
 the place and the instant of each, and for no two posts in one place; later places have no earlier instants, (3) each
@@ -34,7 +34,7 @@ def read_posts(paths: Sequence[Path]) -> list[ReceivedPost]:
 
 
 def read_transcripts(paths: Sequence[Path]) -> tuple[list[ReceivedPost], list[Complete]]:
-    """What a hub hands out, in some files: posts (`GET /posts`), by place, and its word on all posts of a job.
+    """The contents of files from a hub: posts (`GET /posts`), by place, and its word on all posts of a job.
 
     Raises `VerificationError`.
     """
@@ -62,7 +62,7 @@ def read_transcripts(paths: Sequence[Path]) -> tuple[list[ReceivedPost], list[Co
 def judge(
     posts: Sequence[ReceivedPost], ends: Sequence[Complete], domain: Domain, hub: Address | None = None
 ) -> dict[str, Any]:
-    """What the posts come to, as a document; `problems` says why that may not be all, and is empty if it is.
+    """The judgement by the posts, as a document. `problems` says why posts may be missing; empty if none are.
 
     Without a hub's address, all must be signed by one, which is named.
     """
@@ -120,7 +120,7 @@ def judge(
 
 
 def _missing(job: Digest, received: Sequence[Received], end: Complete | None) -> str:
-    """Why these may not be all posts of a job; nothing if its hub says that they are."""
+    """The reason why these may not be all posts of a job; empty if its hub says that they are."""
     if end is None:
         return f"job {job.hex()}: expected the hub's word on its end (GET /posts/end?job=ID), got none"
     if end.posts != Complete.hash_of(received):
@@ -156,7 +156,7 @@ def _game(game: PublicGame, until: int) -> dict[str, Any]:
 
 
 def _outcome(game: PublicGame, until: int) -> tuple[str | None, str]:
-    """Who was right, so far as the posts say, and why."""
+    """The side that was right, as far as the posts tell, and the reason."""
     state, verdict = game.state, game.state.verdict
     if game.void:
         return None, "the job ended otherwise"

@@ -1,1 +1,1 @@
-"""The machine that computes: what it is, whether it computes what the specification says, and its settings."""
+"""The machine that computes: its description, its qualification by the specification, and its settings."""

@@ -101,7 +101,7 @@ def cuda_driver() -> str:
 
 
 def own_mark(of: str, path: Path) -> str:
-    """What shows that this user made some work, named by `of`, at this path: its HMAC by a secret of this user.
+    """A mark of this user on work, named by `of`, at a path: its HMAC by a secret of this user.
 
     Work that can be resumed carries it, because a stranger's archive may hold work that looks the same. The secret is
     in `$XDG_STATE_HOME/tiebreak`, else `~/.local/state/tiebreak`. Raises `StorageError` if it cannot be kept there.

@@ -72,7 +72,7 @@ def lines(found: tuple[Kernel, ...]) -> Iterator[tuple[str, str]]:
 
 
 def worst_factors(kernels: tuple[Kernel, ...]) -> dict[str, Factor]:
-    """How much longer hostile data take than ordinary data, with compiled kernels (if there are any) and without."""
+    """The time of hostile data over that of ordinary data, with compiled kernels (if there are any) and without."""
     accelerated = any(kernel.compiled for kernel in kernels if kernel.name == "reduce")
     found = {"compiled": worst()} if accelerated else {}
     return found | {"without compiler": worst(compiled=False)}

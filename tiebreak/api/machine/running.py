@@ -42,7 +42,7 @@ class Machine:
     memory: int | None = None
     """The bytes that this process may take; None for what a step needs."""
     check_every: int | None = None
-    """In every so many steps, workers compute again what others have computed."""
+    """Workers recompute each other's work once in this many steps; None: never."""
     graphs: bool = False
 
     def interpreter(self, run: RunDirectory) -> Interpreter:
@@ -100,7 +100,7 @@ def make_interpreter(
     measured [default: the proven bounds, which hold on every machine]. threads: number of torch's threads. permute:
     seed of a random order in which every reduction takes its terms. exchange: the workers that compute each step
     together (policy `exact` only). memory: the bytes that this process may take, from this call on; values beyond that
-    wait in a file in TMPDIR or /var/tmp. check_every: in every so many steps the workers check each other (None: never,
+    wait in a file in TMPDIR or /var/tmp. check_every: workers check each other once in this many steps (None: never,
     see `tiebreak.engine.distributed.check`). graphs: whether steps are replayed as CUDA graphs; what prevents that is
     said in a warning. Raises `ConfigurationError` if the device does not compute what the specification says, if the
     policy does not fit the job, or if the memory is too little for one instruction.
@@ -132,7 +132,7 @@ def make_interpreter(
 
 
 def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:
-    """How the sums of a job are computed and tested; None under policy `exact`.
+    """The rules by which the sums of a job are computed and tested; None under policy `exact`.
 
     The tolerances always come from the job. Only the thresholds come from the policy, because each party has its own;
     without a policy they are the proven bounds. Raises `ConfigurationError` if the policy was made for another

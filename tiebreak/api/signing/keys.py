@@ -1,4 +1,4 @@
-"""The parties' keys: how to make them, and where they are kept.
+"""The parties' keys: their making and their files.
 
 A key is in an encrypted PEM file of ours, in an Ethereum keystore, or in a signer behind a Unix socket
 (`tiebreak.api.signing.signers`). Wherever a command takes a key file, it takes any of them.

@@ -37,7 +37,7 @@ from tiebreak.protocol.strict_json import JsonObject
 
 VERSION: Final = 1
 SIGNER_SECONDS: Final = 120.0
-"""How long a person may take to confirm."""
+"""The time that a person has to confirm."""
 MAX_ANSWER_BYTES: Final = 4096
 MIN_SECONDS: Final = 0.001
 """The shortest wait that is one: a timeout of 0 would mean none at all."""
@@ -94,7 +94,7 @@ class SignerKey(PrivateKey):
         return bytes.fromhex(text[2:])
 
     def _exchange(self, request: bytes) -> bytes:
-        """One line for one line, within the time for both together, however slowly the bytes of the answer come."""
+        """Sends a line and returns the line that answers, within one time limit, however slowly its bytes come."""
         answer, end = b"", time.monotonic() + self._seconds
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self._seconds)

@@ -1,1 +1,1 @@
-"""From a model, a loss and data to a run, on disk or in memory."""
+"""Makes a run, on disk or in memory, from a model, a loss and data."""

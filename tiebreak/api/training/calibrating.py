@@ -69,8 +69,8 @@ def calibrate_subjects(
 ) -> LoggedPolicy:
     """Measures some programs on this machine and returns a policy for them.
 
-    threads: the largest number to try besides 1 [default: all usable cores]. devices: those to measure besides the CPU
-    [default: every CUDA device]. Each device is qualified first. Raises `ConfigurationError`.
+    threads: the largest number to try in addition to 1 [default: all usable cores]. devices: those to measure in
+    addition to the CPU [default: every CUDA device]. Each device is qualified first. Raises `ConfigurationError`.
     """
     if devices is None:
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]

@@ -24,7 +24,7 @@ TIMEOUT: Final = 600.0
 
 
 class WorkerLost(StateError):
-    """The workers have lost each other. What is committed stays, and any number of workers may go on from there."""
+    """The workers have lost each other. All that is committed stays, and any number of workers may go on from there."""
 
 
 def launched() -> bool:
@@ -38,8 +38,8 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
 
     Workers that all run on one machine, without CUDA, send each other what a step needs by shared memory.
 
-    device: where this worker computes. timeout: the seconds that it waits for another. Raises `ConfigurationError`
-    outside `torchrun`, and `WorkerLost` when an exchange fails inside the block.
+    device: the device that this worker computes on. timeout: the seconds that it waits for another. Raises
+    `ConfigurationError` outside `torchrun`, and `WorkerLost` when an exchange fails inside the block.
     """
     if not launched():
         raise ConfigurationError(
@@ -63,9 +63,9 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
 
 
 def plan(run: RunDirectory, workers: int) -> dict[str, Any]:
-    """Who would hold what of a run, the bytes that a worker sends, and the memory it needs; found without any worker.
+    """The values of a run that each worker would hold, the bytes that it sends, and the memory it needs.
 
-    Bytes sent are those of the worker that sends most: of a step, by kind of exchange, and of a checkpoint.
+    No worker has to run. Bytes sent are those of the worker that sends most: in a step, by kind, and at a checkpoint.
     """
     found = Plan(Partition(run.program, workers))
     most = max(range(workers), key=lambda worker: sum(sent[worker] for sent in found.sent.values()))
@@ -117,7 +117,7 @@ class _Beats:
         return found
 
     def verdict(self) -> str:
-        """Which workers are gone, or for which one the others waited."""
+        """A sentence on the workers that are gone, or on the one that the others waited for."""
         before = self._read()
         time.sleep(3 * BEAT)
         now, everyone = self._read(), range(self._exchange.workers)

@@ -1,8 +1,8 @@
 """`TiebreakTrainer`: `transformers.Trainer` as its users write it, with a run in place of its loop.
 
 Optimizer, schedule, collator, loss and the number of steps come from `transformers` itself, made by the arguments as
-`Trainer` makes them, and are then translated. What an argument asks for and a job does not do is refused by name: a
-run that is not what its user wrote would be worse than none. Two things differ by nature. Examples come in the
+`Trainer` makes them, and are then translated. An argument that asks for something that a job does not do is refused by
+name: a run that is not what its user wrote would be worse than none. Two things differ by nature. Examples come in the
 order that the job's seed draws (without replacement within an epoch, as there, but another permutation), and so do the
 masks of dropout.
 """

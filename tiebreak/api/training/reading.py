@@ -1,4 +1,4 @@
-"""What a run in its folder is and how far it has come, as JSON data."""
+"""The properties and the progress of a run in its folder, as JSON data."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tiebreak.protocol.commitments.records import run_tree
 
 
 def status(run: RunDirectory) -> dict[str, Any]:
-    """How far a run has come on the disk. `signed`: checkpoints under the last signed head, whose root is `head`."""
+    """The progress of a run on the disk. `signed`: checkpoints under the last signed head, whose root is `head`."""
     job, records, metrics, heads = run.job, run.records(), run.metrics(), run.heads()
     root = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root
     return {

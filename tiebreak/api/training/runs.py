@@ -55,7 +55,7 @@ class Run:
         self, opened: RunDirectory, *, device: str = "cpu", threads: int | None = None, task: Task | None = None
     ) -> None:
         self.metrics: dict[int, dict[str, float]] = {}
-        """What the task's `evaluate` found in this process, by step; nothing for a run that `open_run` opened."""
+        """The results of the task's `evaluate` in this process, by step; empty for a run that `open_run` opened."""
         self._task = task
         self._run = opened
         self._device = device
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def job(self) -> Job:
-        """What the parties agreed on: the roots of program, initial state and data; steps, stakes and clocks."""
+        """The parties' agreement: the roots of program, initial state and data; steps, stakes and clocks."""
         return self._run.job
 
     @property
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def signed(self) -> int:
-        """How many checkpoints the trainer has signed; 0 for a run without keys."""
+        """The number of checkpoints that the trainer has signed; 0 for a run without keys."""
         head = self._run.last_head()
         return 0 if head is None else head.head.count
 
@@ -129,8 +129,8 @@ class Run:
         """Computes from the last complete checkpoint to step `until` (default: the end) and returns the run.
 
         key: the trainer's key; with it, a head is signed at every checkpoint. progress: show a bar with the loss on
-        stderr. keep: which checkpoints stay on disk, `all`, `every:M` or `last`; an audit recomputes what was dropped.
-        callbacks: called with each `tiebreak.Step`, and once more, with metrics, when the task's `evaluate`
+        stderr. keep: the checkpoints that stay on disk, `all`, `every:M` or `last`; an audit recomputes what was
+        dropped. callbacks: called with each `tiebreak.Step`, and once more, with metrics, when the task's `evaluate`
         was called on a checkpoint. exchange: the workers that compute together; all of them call this, and the first
         one has key, bar and callbacks. Raises `StateError` if the loss or the state is no longer finite; whatever is
         committed by then stays.
@@ -369,7 +369,7 @@ def _create(
 
 
 def notice(checked: bool, origins: bytes) -> dict[str, bytes]:
-    """What a run's folder tells of its capture: where each instruction comes from, and if nobody has checked it."""
+    """Files that tell of a run's capture: the origin of each instruction, and a mark if nobody has checked it."""
     unchecked = {} if checked else {UNCHECKED: b"captured with --unchecked: never compared with eager PyTorch\n"}
     return unchecked | ({ORIGINS: origins} if origins else {})
 

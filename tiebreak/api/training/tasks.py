@@ -27,7 +27,7 @@ Data = Any
 _NAMES: Final = "name model loss optimizer data batch steps seed schedule checkpoint_interval"
 _OWN: Final = frozenset(_NAMES.split())
 TARGETS: Final = frozenset(["y", "target", "targets", "label", "labels"])
-"""What targets are usually called."""
+"""The usual names of targets."""
 CHECKPOINTS: Final = 10
 """The number of checkpoints in a run that does not choose its own interval."""
 
@@ -48,7 +48,7 @@ def make_task(
         its first step. Groups may differ in lr and weight_decay.
     data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or
         integer tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
-        Hugging Face `datasets.Dataset`, of which the columns that the loss names are taken, or all that are numbers.
+        Hugging Face `datasets.Dataset`: the columns that the loss names are taken, or all that are numbers.
     batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
         `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
     schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.

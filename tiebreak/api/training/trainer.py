@@ -44,8 +44,8 @@ MAX_SAVED_BYTES: Final = 4096
 class Step(NamedTuple):
     """A computed step.
 
-    number: from 1. loss: before the step's update. seconds: how long the step took. metrics: what the task's `evaluate`
-    found after the step, if it was due.
+    number: from 1. loss: before the step's update. seconds: the time that the step took. metrics: the results of the
+    task's `evaluate` after the step, if it was due.
     """
 
     number: int
@@ -80,7 +80,7 @@ def tell(callbacks: Sequence[OnStep], step: Step, model: nn.Module | None) -> No
 class Trainer:
     """A training run in memory. Iterate over it, or call `run`; it can stop at any step and continue later.
 
-    Made by `tiebreak.reproducible`. The user's module is never changed: load `state_dict()` into it.
+    `tiebreak.reproducible` makes one. The user's module is never changed: load `state_dict()` into it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Trainer:
         self.losses: list[float] = []
         """The loss of each computed step."""
         self.metrics: dict[int, dict[str, float]] = {}
-        """What the task's `evaluate` found, by step."""
+        """The results of the task's `evaluate`, by step."""
         self._task, self._callbacks = task, tuple(callbacks)
         self._every = save_every
         self._names = state_names(task.model)
@@ -219,9 +219,9 @@ def reproducible(
 
     The arguments up to `schedule`, and `options`, are those of `tiebreak.make_task`. The initial weights are those that
     the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file if others
-    are to repeat the run. directory: where to save, every `save_every` steps and at the end; if it holds a save of the
-    same run, training continues from it. device: qualified before the first step. unchecked: see `tiebreak.capture`.
-    callbacks: called with each `Step`; those of `evaluate` (`tiebreak.Task`) have metrics.
+    are to repeat the run. directory: the place to save, every `save_every` steps and at the end; if it holds a save of
+    the same run, training continues from it. device: qualified before the first step. unchecked: see
+    `tiebreak.capture`. callbacks: called with each `Step`; those of `evaluate` (`tiebreak.Task`) have metrics.
 
     Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an exact
     form.

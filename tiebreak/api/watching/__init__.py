@@ -1,1 +1,1 @@
-"""What a worker measures of itself, and where that is shown."""
+"""Measurements that a worker makes of itself, and the places that show them."""

@@ -1,4 +1,4 @@
-"""What a worker says while it trains, and the rules by which that looks wrong: alarms, never a verdict.
+"""The samples of a worker while it trains, and the rules by which they look wrong: alarms, never a verdict.
 
 Kang et al. (2023) have three rules for losses, utilisation and memory; the others are ours. A worker can make up all
 that it says, such as by repeating what another run measured. So a rule that holds proves nothing, and one that does
@@ -23,17 +23,17 @@ NOTE: Final = (
     "told by the worker itself: an alarm is a reason to audit, never a verdict, and without one nothing is proven"
 )
 ALPHA: Final = 0.4
-"""The paper's: at least this share of the samples of utilisation is above their mean."""
+"""The least share of the samples of utilisation that must be at or above their mean (Kang et al.)."""
 MIN_SAMPLES: Final = 10
-"""Of fewer, no rule says anything."""
+"""The least number of samples that the rules judge."""
 STEADY: Final = 0.1
-"""Memory stays if it moves by no more than this share of the most that was held."""
+"""Memory counts as steady if it moves by no more than this share of the most that was held."""
 SILENCE: Final = 180.0
 """Seconds of silence that are no alarm, however short the steps are: three times as rare as samples become."""
 SLOWER: Final = 10
-"""How many times longer than usual a worker may be silent."""
+"""The factor over the usual time between samples for which a worker may be silent."""
 RATE: Final = 2.0
-"""How many times more or less than declared a step may take."""
+"""The factor by which a step may be slower or faster than declared."""
 MAX_LINE: Final = 512
 _BITS: Final = re.compile(r"[0-9a-f]{8}")
 
@@ -47,7 +47,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How a rule stands, and why, in words. What others chose is in it as `repr`."""
+    """The standing of a rule, and the reason in words. Text that others chose is in it as `repr`."""
 
     name: str
     standing: Standing
@@ -66,11 +66,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a process measured after a step. Shares are from 0 to 1, memory is in bytes; None where it is not known.
+    """The measurements of a process after a step. Shares are from 0 to 1, memory is in bytes; None: not known.
 
-    loss_bits: of the step, as the 32 bits of an FP32 number; None in the sample before the first step. processor: the
-    time of the process, as a share of the cores that it may use, since the sample before; machine: of all cores, by
-    all processes. memory: held by the process at that moment; gpu_memory: held on the device, by whomever.
+    loss_bits: the step's loss, as the 32 bits of an FP32 number; None in the sample before the first step. processor:
+    the time of the process since the sample before, as a share of the cores that it may use; machine: of all cores, by
+    all processes. memory: held by the process at that moment; gpu_memory: held on the device, by all processes.
     """
 
     step: int
@@ -85,7 +85,7 @@ class Sample:
 
 
 def as_line(line: Start | Sample) -> bytes:
-    """The line of a file. What is not known is left out."""
+    """The line of a file. Fields that are not known are left out."""
     found = {name: getattr(line, name) for name in type(line).__slots__}
     if isinstance(line, Sample) and line.loss_bits is not None:
         found["loss_bits"] = f"{line.loss_bits:08x}"
@@ -138,7 +138,7 @@ def _number(found: Mapping[str, Any], name: str, most: int, *, whole: bool = Fal
 
 @dataclass(slots=True)
 class Troubles:
-    """What was seen to be wrong, in words: the first few, and how many there are."""
+    """The troubles that were found, in words: the first three, and the number of all."""
 
     first: list[str] = field(default_factory=list)
     count: int = 0
@@ -149,7 +149,7 @@ class Troubles:
             self.first.append(text)
 
     def rule(self, name: str, otherwise: str, *, judged: bool = True) -> Rule:
-        """An alarm if there was any trouble; `otherwise` says what was looked at."""
+        """An alarm if there was any trouble, else a rule with the text `otherwise`."""
         if not self.count:
             return Rule(name=name, standing=Standing.HOLDS if judged else Standing.OPEN, text=otherwise)
         more = f"; and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
@@ -159,7 +159,7 @@ class Troubles:
 def losses_rule(told: int, last: int, steps: int, *, is_over: bool) -> Rule:
     """The paper's first: N = E x I losses are logged, here one for each step of the job.
 
-    told: how many different steps of the job have one. last: the last of them.
+    told: the number of steps of the job that have a loss. last: the last of them.
     """
     expected = steps if is_over else last
     text = f"{told} losses of {steps} steps"
@@ -222,7 +222,7 @@ def rate_rule(samples: Sequence[Sample], step_seconds: float | None) -> Rule:
 
 
 def silence_rule(samples: Sequence[Sample], since: float, now: float, *, is_over: bool) -> Rule:
-    """Nothing was told for longer than usual, before now or between two samples of one process.
+    """An alarm if the worker was silent for longer than usual, before now or between two samples of one process.
 
     since: seconds by the same clock at which something was heard last, or listening began.
     """

@@ -1,7 +1,7 @@
-"""Watches a run directory while it grows, or afterwards: what its trainer tells, against what it has signed.
+"""Watches a run directory while it grows, or afterwards: its trainer's reports, against its signatures.
 
 Losses come from `metrics.jsonl`, one for each step, samples from `monitor.jsonl`. Both are a stranger's and unsigned.
-What binds the trainer are its records and the losses in its states (docs/decisions/trees-and-hashes.md): (1) records
+The trainer is bound by its records and the losses in its states (docs/decisions/trees-and-hashes.md), so (1) records
 must be the signed head's; (2) the loss that was told for a checkpoint's step must be the one in its record; (3) with
 `states`, those of all steps of a segment whose last state is kept must be the ones in that state; (4) a sample's loss
 must be the step's; (5) steps computed twice, after a restart, must have one loss;
@@ -62,10 +62,10 @@ class _Tail:
 
 
 class Watch:
-    """One reader of a run. `look` takes what is new; `rules` says how each rule stands."""
+    """One reader of a run. `look` reads new lines; `rules` gives the standing of each rule."""
 
     def __init__(self, run: RunDirectory, *, step_seconds: float | None = None, states: bool = False) -> None:
-        """step_seconds: what a step should take on the machine that was agreed on. states: read kept states, too."""
+        """step_seconds: the time of a step on the machine that was agreed on. states: read kept states, too."""
         self.run, self._step_seconds, self._states = run, step_seconds, states
         self._losses: dict[int, int] = {}
         self.new_losses: dict[int, int] = {}
@@ -77,26 +77,26 @@ class Watch:
         """The samples of each process that has computed the run, in order: a restart begins a new list."""
         self._new: list[Sample] = []
         self._unlike: dict[int, int] = {}
-        """Losses in samples whose step no line has told yet."""
+        """Bits of losses in samples, by step, whose lines of metrics have not come yet."""
         self._heard: float | None = None
         self._head: SignedHead | None = None
         self._checked = 0
         self._signed: dict[int, int] = {}
-        """Losses that are signed, of steps of which none is told yet."""
+        """Bits of signed losses, by step, whose lines have not come yet."""
         self._bound = 0
-        """How many losses were compared with what is signed."""
+        """The number of losses that were compared with signed ones."""
         self._last = 0
         self._before = 0
         """The step of the line of metrics before."""
         self._bad_loss = self._bad_sample = ""
-        """A line that may be what a killed process has left, as the next one will tell."""
+        """The trouble with a line that a killed process may have left, as the next line will tell."""
 
     @property
     def is_over(self) -> bool:
         return self.run.recorded() == self.run.job.checkpoints
 
     def look(self, now: float) -> list[Sample]:
-        """Reads what is new, and returns the new samples. now: seconds since 1970.
+        """Reads new lines, and returns the new samples. now: seconds since 1970.
 
         Raises `EncodingError` if a link or a device has taken the place of a file, `VerificationError` for a false
         signature.
@@ -110,7 +110,7 @@ class Watch:
         self._compare_samples()
         self._compare_heads()
         new = self._new
-        if self._heard is None:  # what was there before is as old as it says
+        if self._heard is None:  # samples from before are as old as they say
             self._heard = min(now, new[-1].time) if new else now
         elif new:
             self._heard = now
@@ -217,7 +217,7 @@ class Watch:
             self._unlike[sample.step] = sample.loss_bits
 
     def _held(self, words: str, is_short: bool) -> str:
-        """What may be a kill's, to be noted unless the next line follows on one. No kill leaves a line that is long."""
+        """The words, held back if a killed process may have left the line; one that is too long is noted at once."""
         if not is_short:
             self._note_bad(words)
         return words if is_short else ""
@@ -226,7 +226,7 @@ class Watch:
         if words:
             self._form.note(words)
 
-    # ------------------------------------------------------------------ what is signed
+    # ------------------------------------------------------------------ signed losses
 
     def _compare_samples(self) -> None:
         for step in [step for step in self._unlike if step in self._losses]:

@@ -61,20 +61,20 @@ class Sampler:
 
 
 class _Gpu:
-    """A device as NVIDIA's library sees it. What it does not tell of this device is left out."""
+    """A device as NVIDIA's library sees it. Figures that it lacks for this device are left out."""
 
     def __init__(self, library: Any, handle: Any, name: str) -> None:
         self._library, self._handle, self.name = library, handle, name
 
     @classmethod
     def of(cls, device: str) -> "_Gpu | None":
-        """None on the CPU, and where the driver's library is missing or does not know the device."""
+        """The GPU to measure; None on the CPU, and where the driver's library is missing or lacks the device."""
         if not device.startswith("cuda"):
             return None
         with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
             found = torch.cuda.get_device_properties(torch.device(device))
-            # By its UUID: the library's numbers ignore CUDA_VISIBLE_DEVICES.
+            # The device is named by its UUID: the library's numbers ignore CUDA_VISIBLE_DEVICES.
             return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{found.uuid}"), found.name)
         return None
 

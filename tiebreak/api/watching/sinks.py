@@ -1,4 +1,4 @@
-"""Where what a monitor reads can go besides: Prometheus, TensorBoard, MLflow. Each library is imported when asked for.
+"""More outputs of a monitor: Prometheus, TensorBoard, MLflow. Each library is imported when asked for.
 
 All of them get the loss of each step, the figures of each sample, and 1 or 0 for each rule that is an alarm or holds.
 """
@@ -16,19 +16,19 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import to_float
 
 MOST_AT_ONCE: Final = 1000
-"""Figures in one request to MLflow, which takes no more."""
+"""The most figures in one request to MLflow."""
 MAX_STEP: Final = (1 << 63) - 1
 
 
 class Sink(Protocol):
     def take(self, losses: Mapping[int, int], samples: Sequence[Sample], rules: Sequence[Rule]) -> None:
-        """What is new: the bits of losses by step, and samples; and how the rules stand now."""
+        """Take the bits of new losses by step, new samples, and the present standing of the rules."""
 
     def close(self) -> None: ...
 
 
 def figures(sample: Sample) -> dict[str, float]:
-    """What a sample measured, by name: shares from 0 to 1, bytes, watts."""
+    """The figures of a sample, by name: shares from 0 to 1, bytes, watts."""
     found = {
         "processor_share": sample.processor,
         "machine_share": sample.machine,

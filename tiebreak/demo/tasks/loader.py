@@ -19,7 +19,7 @@ BUILT_IN: Final = ("digits", "text")
 
 
 class _FromSource(SourceFileLoader):
-    """Reads the source itself. Byte code beside it may be older by less than a second, or come from somebody else."""
+    """Reads the source itself. Byte code may be older by less than a second, or come from somebody else."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)

@@ -1,7 +1,7 @@
-"""The hub over HTTP/1.1 (Starlette on uvicorn); `openapi.json` beside this file describes it.
+"""The hub over HTTP/1.1 (Starlette on uvicorn); `openapi.json` in this folder describes it.
 
 Nobody has an account. A post is taken for its signature, bytes of a blob are taken because a library names their root
-and they hash to it. What is refused is answered with a status and `{"error": "expected ..., got ..."}`.
+and they hash to it. A refusal is answered with a status and `{"error": "expected ..., got ..."}`.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ from tiebreak.protocol.tags import Digest
 MAX_PAGE: Final = 1000
 MAX_JOBS: Final = 256
 GATHER_SECONDS: Final = 0.01
-"""From the start of one batch of posts to that of the next: each costs a sync of the disk."""
+"""The least time between the starts of two batches of posts: each costs a sync of the disk."""
 BLOCK_BYTES: Final = 4 * PIECE_BYTES
-"""Of an upload that are checked and written at a time; each upload holds two blocks."""
+"""Bytes of an upload that are checked and written at a time; each upload holds two blocks."""
 HELD: Final = "x-tiebreak-held"
 """The header that says how many bytes of a blob are here."""
 _HEX: Final = re.compile("[0-9a-f]{64}")
@@ -62,7 +62,7 @@ _EVENT_STREAM: Final = [
 T = TypeVar("T")
 
 Pages = Callable[[Store], Sequence[BaseRoute]]
-"""Makes the routes of the pages, from what the hub has stored."""
+"""Makes the routes of the pages, from the hub's store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Open:
 
 
 class Hub:
-    """One hub: its store, its library, its clerk and those who listen. Made and used in one event loop."""
+    """One hub: its store, its library, its clerk and those who listen. It is made and used in one event loop."""
 
     def __init__(self, settings: HubSettings) -> None:
         self.domain, self.limits, self.address = settings.domain, settings.limits, Address(settings.key.address)
@@ -170,12 +170,12 @@ class Hub:
             self.waiting -= 1
 
     async def stand(self) -> tuple[int, int]:
-        """How things stand between two batches (`Clerk.stand`)."""
+        """The last place and an instant that no later post precedes (`Clerk.stand`)."""
         at = self._line.earliest(time.time())
         return await asyncio.get_running_loop().run_in_executor(self._desk, self.clerk.stand, at)
 
     def metered(self, app: ASGIApp) -> ASGIApp:
-        """An application of pages for people, of which an address may ask for so many."""
+        """An application of pages for people, with a limit on the pages that an address may ask for."""
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope)
@@ -249,7 +249,7 @@ async def _bug(_request: Request, _error: Exception) -> Response:
 
 
 class EventStream(Response):
-    """What is new, for as long as the client stays and reads."""
+    """A stream of new posts, for as long as the client stays and reads."""
 
     def __init__(self, hub: Hub, request: Request, jobs: Sequence[bytes] | None, after: int, **wanted: bool) -> None:
         self._hub, self._request, self._after = hub, request, after
@@ -434,7 +434,7 @@ class _Api:
     async def _append(self, request: Request, root: bytes, held: int, size: int) -> int:
         """Write the pieces of a body as they come, one block of them while the next one comes.
 
-        What follows the last whole piece is left away, also if the body breaks off.
+        Bytes after the last whole piece are dropped, also if the body breaks off.
         """
         length, filled = min(BLOCK_BYTES, size - held), 0
         block, other = bytearray(length), bytearray(length)
@@ -507,7 +507,7 @@ def description() -> bytes:
     return (files("tiebreak.node.hub") / "openapi.json").read_bytes()
 
 
-# ---------------------------------------------------------------- what comes in
+# ---------------------------------------------------------------- incoming data
 
 
 def _number(request: Request, name: str, low: int, high: int, default: int | None = None) -> int:
@@ -546,7 +546,7 @@ def _root(request: Request) -> bytes:
 
 
 def _range(request: Request, size: int) -> tuple[int, int]:
-    """First byte and end of what is asked for."""
+    """The first byte and the end of the range that a request asks for."""
     text = request.headers.get("range")
     if text is None:
         return 0, size

@@ -1,4 +1,4 @@
-"""The hub's library: blobs in files, by root. What it takes is checked piece by piece before it counts.
+"""The hub's library: blobs in files, by root. An upload is checked piece by piece before it counts.
 
     blobs/ab/ROOT          a whole blob
     blobs/ab/ROOT.pieces   u64 size || the digests of its pieces, which hash to the root
@@ -41,7 +41,7 @@ class Blobs:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, root: bytes) -> Path:
-        """Where the whole blob is, or will be."""
+        """The path at which the whole blob is, or will be."""
         name = root.hex()
         return self._folder / name[:2] / name
 
@@ -61,7 +61,7 @@ class Blobs:
         return int.from_bytes(data[:8], "big"), data[8:]
 
     def held(self, root: bytes) -> int:
-        """How many bytes of a blob are here."""
+        """The number of bytes of a blob that are here, in whole pieces."""
         if (size := self.size(root)) is not None:
             return size
         try:
@@ -83,7 +83,7 @@ class Blobs:
         return _Busy(self._busy, self._lock, root.hex())
 
     def resume(self, root: bytes) -> int:
-        """Check and cut what has come of a blob; the number of bytes that stay. To be called within `upload`."""
+        """Check and cut the part of a blob that has come; the number of bytes that stay. Call it within `upload`."""
         path, name = self.path(root).with_suffix(".part"), root.hex()
         held = self.held(root)
         if name in self._checked or not held:
@@ -138,11 +138,11 @@ class Blobs:
         self._checked.discard(root.hex())
 
     def has_room(self, wanted: int) -> bool:
-        """Whether so much fits and what is to stay free stays free."""
+        """Whether this many bytes fit above the free bytes that keep the hub answering."""
         return shutil.disk_usage(self._folder).free - wanted >= self._free
 
     def check_room(self, wanted: int) -> None:
-        """Raise `DiskFull` unless so many bytes fit above the limit that keeps the hub answering."""
+        """Raise `DiskFull` unless there is room for this many bytes (`has_room`)."""
         if not self.has_room(wanted):
             free = shutil.disk_usage(self._folder).free
             raise DiskFull(f"expected {wanted} bytes beside {self._free} that stay free, got {free} on the disk")

@@ -1,4 +1,4 @@
-"""Bodies of requests as they come. Who sends one too slowly is given up, however little at a time it sends."""
+"""Bodies of requests as they come. A client that sends one too slowly is given up, even if it keeps sending."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,9 +8,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 BODY_SECONDS: Final = 30.0
-"""How long the hub waits for a body in all, in addition to what its bytes take at the least pace."""
+"""The time that a body may take in addition to what its bytes take at the least pace."""
 LEAST_PACE: Final = 1 << 16
-"""Bytes a second."""
+"""The least bytes a second at which a body must arrive."""
 
 
 async def chunks(request: Request) -> AsyncIterator[bytes]:

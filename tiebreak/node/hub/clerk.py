@@ -42,7 +42,7 @@ _KNOWN: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of a post: a row if it has a place, else the status and the reason of its refusal."""
+    """The answer to a post: a row if it has a place, else the status and the reason of its refusal."""
 
     row: Row | None = None
     is_new: bool = False
@@ -57,12 +57,12 @@ class Arrival:
     wire: bytes
     signed: SignedPost
     at: float
-    """By the hub's clock. Work of others that comes before does not make it later."""
+    """Unix time by the hub's clock. Posts of others that are taken before do not make it later."""
     address: str
 
     @property
     def is_of_game(self) -> bool:
-        """Whether it may be what a clock runs for."""
+        """Whether it may be a message that a game's clock waits for."""
         return self.signed.post.kind in OF_GAMES
 
 
@@ -95,14 +95,14 @@ class Clerk:
         self._jobs: Recent[bytes, Job] = Recent(_KNOWN)
         self._challengers: Recent[bytes, Address] = Recent(_KNOWN)
         self._strangers: Recent[tuple[bytes, bytes], int] = Recent(_KNOWN)
-        """The bytes that a sender has in a job of which it is no party."""
+        """The bytes that a sender has in a job without being a party to it, by job and sender."""
         self._highest: Recent[tuple[bytes, bytes], int] = Recent(_KNOWN)
         """The highest number of a sender within a job; -1 if it has posted nothing there."""
         with store.writing() as writer:
             self._place, self._at = writer.last()
 
     def take(self, arrived: Sequence[Arrival]) -> list[Answer]:
-        """The answer to each post. What is answered with a place is on the disk."""
+        """The answer to each post. A post that gets a place is on the disk."""
         place, at = self._place, self._at
         checked = [self._checked(arrival) for arrival in arrived]
         try:
@@ -120,7 +120,7 @@ class Clerk:
         return answers
 
     def stand(self, at: float) -> tuple[int, int]:
-        """The last place, and an instant before which no further post counts. To be asked between two batches.
+        """The last place, and an instant before which no further post counts. Call it between two batches.
 
         at: an instant before which no post arrived that still waits.
         """
@@ -128,7 +128,7 @@ class Clerk:
         return self._place, self._at
 
     def complete(self, job_id: Digest, stand: tuple[int, int]) -> Complete:
-        """The hub's word on the posts of a job, as things stood. In any thread."""
+        """The hub's word on the posts of a job, as things stood. May be called in any thread."""
         place, at = stand
         posts = Complete.hash_of(self._store.received(job_id, place))
         said = Complete(job_id=job_id, posts=posts, at=at, signature=bytes(keys.SIGNATURE_BYTES))

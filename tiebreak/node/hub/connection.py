@@ -1,4 +1,4 @@
-"""A connection of the hub: files leave it through the kernel, and whoever does not read, or does not ask, is cut off.
+"""A connection of the hub: files leave it through the kernel, and an idle client, or one that does not read, is cut.
 
 ASGI knows neither, so an app finds its connection in the scope, under `EXTENSION`.
 """
@@ -21,9 +21,9 @@ EXTENSION: Final = "tiebreak.connection"
 PATIENCE_SECONDS: Final = 30.0
 """A reader that takes nothing of what waits for it within this time is cut off."""
 REQUEST_SECONDS: Final = 60.0
-"""Within this time after it was opened, or after the last answer, a connection has to bring the head of a request."""
+"""The time that a connection has for the head of a request, from its opening or from the last answer."""
 SENT_BYTES: Final = 8 << 20
-"""Handed to the kernel at a time; a socket takes less."""
+"""Bytes handed to the kernel at a time; a socket takes fewer."""
 
 
 class _Sized:
@@ -45,9 +45,9 @@ class Connection(H11Protocol):
     def __init__(
         self, *given: Any, open_by_address: Counter[str], most: int, proxies: Sequence[Network], **named: Any
     ) -> None:
-        """open_by_address: how many connections each address has, in all of the hub. most: that one may have.
+        """open_by_address: the number of connections of each address, in the whole hub. most: the most for one.
 
-        proxies: who has everybody's connections, and is believed when it says whose a request is.
+        proxies: peers that pass on the requests of others, and are believed when they say whose a request is.
         """
         super().__init__(*given, **named)
         self._open, self._most, self._proxies = open_by_address, most, proxies
@@ -108,7 +108,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def _be_patient(self, waiting: int | None) -> None:
-        """Look again later whether fewer than so many bytes wait; None: nothing waits any more."""
+        """Look again later whether fewer than `waiting` bytes wait; None: nothing waits any more."""
         if self._patience is not None:
             self._patience.cancel()
         self._patience = None

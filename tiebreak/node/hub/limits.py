@@ -1,7 +1,7 @@
-"""What a hub allows each key and each address, so that no stranger fills its disk or its time.
+"""Limits that a hub sets for each key and each address, so that no stranger fills its disk or its time.
 
 A key costs nothing and an address little, so limits by key share the hub among those who keep to one key, and limits by
-address bound what one machine with many keys can take. Whoever has thousands of addresses can still fill a disk.
+address bound what one machine with many keys can take. The owner of thousands of addresses can still fill a disk.
 """
 
 import time
@@ -32,20 +32,20 @@ class Limits:
     """Rows of the database that the posts of one key may fill (one for a post, one for each file that it lists), after
     a burst of a fifth of them."""
     keys_per_address: int = 4
-    """An address may use up these three as if it had so many keys. One of IPv6 counts with its whole /64."""
+    """An address may use up the three limits above as if it had this many keys. An IPv6 /64 counts as one address."""
     refusals_per_minute: int = 600
     """Posts from one address that are no posts, or that their senders did not sign; each costs the hub some time."""
     jobs_per_key: int = 1000
     games_per_key: int = 1000
     stranger_bytes: int = 16 << 20
-    """Of posts that a key has in a job of which it is neither the client nor the trainer, such as an auditor's."""
+    """Bytes of posts that a key may have in a job without being its client or trainer, such as an auditor's."""
     bytes_per_key: int = 100 << 30
-    """Of blobs that a key's libraries name."""
+    """Bytes of blobs that the lists of files of a key may name."""
     blob_bytes: int = 32 << 30
-    """The most that a single blob may have."""
+    """The most bytes that a single blob may have."""
     free_bytes: int = 1 << 30
-    """Below so many free bytes the disk is full: of jobs that were offered before, a little is still taken of what
-    their heads and games need (see `full_bytes`), and nothing else."""
+    """Below this number of free bytes the disk is full. Then the hub takes only a little more of the posts that heads
+    and games of earlier jobs need (see `full_bytes`)."""
     full_bytes: int = 1 << 20
     """Bytes of such posts that a key may have a full hub take in a day, and an address `keys_per_address` times."""
     connections: int = 4096
@@ -55,11 +55,11 @@ class Limits:
     reads_per_minute: int = 600
     """Pages of posts (`GET /posts`, or what a stream reads to catch up) by one address."""
     reads_per_address: int = 8
-    """Such pages at once, until they were read; each may hold 8 MiB."""
+    """Pages of posts that wait to be read by one address at once; each may hold 8 MiB."""
     pages_per_minute: int = 300
     """Pages for people by one address; each costs the hub a few hundredths of a second."""
     uploads_per_address: int = 16
-    """An upload holds two blocks of 4 MiB: one is checked and written while the next one arrives."""
+    """Uploads at once; each holds two blocks of 4 MiB: one is checked and written while the next one arrives."""
     waiting_posts: int = 2000
     """Posts that the hub has read but not answered yet."""
     waiting_per_address: int = 256
@@ -67,7 +67,7 @@ class Limits:
 
 
 class Recent(Generic[K, V]):
-    """A map that forgets what was not used for longest."""
+    """A map of at most `size` keys, which forgets the one that was not used for longest."""
 
     def __init__(self, size: int) -> None:
         self._size: Final = size
@@ -97,14 +97,14 @@ class Buckets(Generic[K]):
         self._filled: Recent[K, tuple[float, float]] = Recent(100_000)
 
     def take(self, key: K, amount: float = 1.0) -> bool:
-        """Take so many tokens. False if there are not as many."""
+        """Take this many tokens. Returns False, and takes none, if there are fewer."""
         tokens, now = self.tokens(key), self._clock()
         has_them = tokens >= amount
         self._filled.put(key, (tokens - amount * has_them, now))
         return has_them
 
     def tokens(self, key: K) -> float:
-        """What a key may still spend at this instant; its bucket fills as time passes."""
+        """The tokens that a key may still spend at this instant; its bucket fills as time passes."""
         now = self._clock()
         tokens, since = self._filled.get(key) or (float(self._burst), now)
         return min(float(self._burst), tokens + (now - since) * self._rate)
@@ -122,9 +122,9 @@ class Budgets:
         )
 
     def excess(self, who: bytes | str, keys: int, posts: int, size: int, rows: int) -> str:
-        """Charge a key, or an address that counts as so many `keys`. Returns the limit that this exceeds, or nothing.
+        """Charge a key, or an address that counts as `keys` keys. Returns the limit that this exceeds, or "".
 
-        Nothing is charged then.
+        If a limit is exceeded, nothing is charged.
         """
         wanted = [amount / keys for amount in (posts, size, rows)]
         for (limit, buckets), amount in zip(self._all, wanted, strict=True):
@@ -144,9 +144,9 @@ def networks_in(text: str) -> tuple[Network, ...]:
 
 
 def address_of(peer: str, forwarded: Sequence[str], proxies: Sequence[Network]) -> str:
-    """Whom limits count a request for: its peer, or the last address that a trusted proxy says it comes from.
+    """The address that limits count a request for: its peer, or the last address that a trusted proxy names.
 
-    forwarded: the values of its `X-Forwarded-For`. What stands before the last one is the client's own word.
+    forwarded: the values of its `X-Forwarded-For`. Those before the last one are the client's own word.
     """
     if is_among(peer, proxies) and forwarded:
         last = forwarded[-1].rpartition(",")[2].strip()
@@ -164,7 +164,7 @@ def is_among(host: str, networks: Sequence[Network]) -> bool:
 
 
 def _counted(host: str) -> str:
-    """An address of IPv4, or the network of one of IPv6; empty for what is neither."""
+    """An IPv4 address, or the network of an IPv6 one; empty if the text is neither."""
     try:
         found = ip_address(host.partition("%")[0])
     except ValueError:

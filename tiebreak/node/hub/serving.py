@@ -101,7 +101,7 @@ def serve(
     app: Starlette, folder: Path, *, host: str, port: int, limits: Limits, proxies: Sequence[Network] = ()
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises `StateError` if another hub works in this folder."""
-    # What is loaded now stays, and each full collection would walk over it while nobody is served.
+    # All that is loaded now stays, and each full collection would walk over it while nobody is served.
     gc.collect()
     gc.freeze()
     try:

@@ -1,4 +1,4 @@
-"""All SQL of a hub: what was posted, in SQLite (one file, WAL) or PostgreSQL, through SQLAlchemy Core.
+"""All SQL of a hub: its posts, in SQLite (one file, WAL) or PostgreSQL, through SQLAlchemy Core.
 
 One process writes, one batch of posts in a transaction, so places are in the order in which they become visible; a lock
 keeps any second writer away. Readers see a post only once it is on the disk.
@@ -121,7 +121,7 @@ class Store:
     def open_for_writing(self, facts: Mapping[str, str]) -> None:
         """Make the tables. Raises `StateError` if another clerk writes, or if the database was made for other facts.
 
-        facts: what must never change under the posts: the hub's address and its domain. An error closes the store.
+        facts: values that never change under the posts: the hub's address and its domain. An error closes the store.
         """
         try:
             self._take(facts)
@@ -167,7 +167,7 @@ class Store:
         self, after: int, *, jobs: Collection[bytes] | None = None, game: bytes | None = None, offers: bool = False,
         limit: int = 500, most: int = MAX_PAGE_BYTES,
     ) -> list[ReceivedPost]:  # fmt: skip
-        """What stands after a place, in order: at most `limit` posts, and at most `most` bytes of wires, or one post.
+        """The posts after a place, in order: at most `limit` posts, and at most `most` bytes of wires, or one post.
 
         jobs, game: only posts of one of these jobs, or of this game. offers: and the offers of all other jobs.
         """
@@ -246,7 +246,7 @@ class Store:
 
 
 class Writer:
-    """What the clerk asks and writes within one transaction."""
+    """The clerk's questions and writes within one transaction."""
 
     def __init__(self, connection: sql.Connection) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""Server-sent events: what is new, to everybody who listens, each event made once."""
+"""Server-sent events: new posts for everybody who listens, each event made once."""
 
 import asyncio
 import base64
@@ -14,17 +14,17 @@ from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties.posts import PostKind, ReceivedPost, SignedPost
 
 MAX_HELD_BYTES: Final = 4 << 20
-"""Events that wait for one slow listener. One above that is cut off, and comes back with its cursor."""
+"""Bytes of events that may wait for one slow listener. One with more is cut off, and comes back with its cursor."""
 _SENT_BYTES: Final = 1 << 16
-"""Joined and handed to a connection at a time. What is held until then is one copy for all listeners."""
+"""Bytes of events that are joined for a connection at a time. Until then all listeners share one copy of each event."""
 PING_SECONDS: Final = 15.0
 _PAGE: Final = 200
 _PAGE_BYTES: Final = 1 << 19
-"""Of wires that are read at a time for one listener, who may be slow."""
+"""Bytes of wires that are read at a time for one listener, who may be slow."""
 
 
 class Listener:
-    """One connection. `jobs`: whose posts it wants, or None for all; `offers`: whether it wants the offers of others.
+    """One connection. `jobs`: those whose posts it wants, or None for all; `offers`: whether it wants offers of others.
 
     with_posts: whether events carry the posts.
 
@@ -75,7 +75,7 @@ class Listener:
 
 
 class Streams:
-    """All listeners of a hub. To be used from its event loop."""
+    """All listeners of a hub. Use it from its event loop only."""
 
     def __init__(self) -> None:
         self._all: set[Listener] = set()

@@ -1,4 +1,4 @@
-"""What a file proves: signatures and roots of a certificate, job, head or receipt, checked by the parties' own code."""
+"""Checks a file (certificate, job, head or receipt) by the parties' own code, and says what it proves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ JobOf = Callable[[Digest], Job | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is right or wrong with a file, and what follows from that. `facts` name what the file is about.
+    """The result of a check of a file, and what follows from it. `facts` name what the file is about.
 
     holds: None where this hub cannot know.
     """
@@ -36,7 +36,7 @@ class Finding:
 def file_in(body: bytes, content_type: str) -> bytes:
     """The one file of a form that a browser sent: the first part of its name. Raises `EncodingError`.
 
-    The form is split once, by its own boundary: what its parts hold is theirs.
+    The form is split once, by its own boundary: nothing inside a part is taken for structure.
     """
     if len(body) > MAX_FORM_BYTES:
         raise EncodingError(f"expected a file of at most {MAX_FORM_BYTES} bytes, got a form of {len(body)}")
@@ -51,7 +51,7 @@ def file_in(body: bytes, content_type: str) -> bytes:
 
 
 def check(data: bytes, domain: Domain, job_of: JobOf) -> Finding:
-    """Find out what a file is and whether it holds. job_of: the jobs that this hub knows, for heads and receipts."""
+    """Find out a file's kind and whether it holds. job_of: the jobs that this hub knows, for heads and receipts."""
     if data.lstrip().startswith(b"{"):
         try:
             return _of_certificate(Signed.read(data), domain, job_of)
@@ -100,7 +100,7 @@ def _of_certificate(signed: Signed, domain: Domain, job_of: JobOf) -> Finding:
 
 
 def _place(signed: SignedJob, domain: Domain, job_of: JobOf) -> tuple[list[str], list[str]]:
-    """Where a job counts, as far as that is known here, and what is not."""
+    """Sentences on where a job counts, as far as this hub knows, and on what it does not know."""
     if signed.domain != domain:
         return ["It was signed for another chain or board than this hub’s."], []
     if job_of(signed.job.id) is None:

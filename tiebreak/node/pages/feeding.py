@@ -35,7 +35,7 @@ from tiebreak.protocol.tags import Digest
 PROGRAM: Final = b"program.tbp"
 ORIGINS: Final = b"origins.json"
 MAX_PROGRAM_BYTES: Final = 1 << 26
-"""Of a program that pages name instructions of; a larger one is shown by numbers."""
+"""Bytes of the largest program whose instructions pages name; those of a larger one have numbers only."""
 MAX_ORIGINS_BYTES: Final = 1 << 24
 POLL_SECONDS: Final = 1.0
 _PAGE: Final = 500
@@ -52,15 +52,15 @@ _PROGRAMS: Final = 16
 
 
 class Posts(Protocol):
-    """Where a hub keeps its posts (`tiebreak.node.hub.store`)."""
+    """A hub's store of posts (`tiebreak.node.hub.store`)."""
 
     def posts(self, after: int, *, jobs: Collection[bytes] | None = ..., limit: int = ...) -> Sequence[ReceivedPost]:
-        """What stands after a place, in order; only of these jobs, if any are named."""
+        """The posts after a place, in order; only of these jobs, if any are named."""
         ...
 
 
 class Followed(Protocol):
-    """Where transactions count, as `tiebreak.node.ground` follows it."""
+    """The place where transactions count, as `tiebreak.node.ground` follows it."""
 
     @property
     def board(self) -> Board: ...
@@ -68,17 +68,17 @@ class Followed(Protocol):
     def now(self) -> int: ...
 
     def poll(self) -> Sequence[object]:
-        """Follow what is new; what is returned is not empty if something was."""
+        """Follow what is new. The result is empty if nothing was."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What pages know beyond a hub's posts. ground: without one, posts are all there is. chain: in words."""
+    """The knowledge of pages beyond a hub's posts. ground: None if posts are all there is. chain: in words."""
 
     domain: Domain
     blob: Callable[[Digest], Path]
-    """Where a whole blob is, or would be."""
+    """The path at which a whole blob is, or would be."""
     now: Callable[[], int]
     ground: Followed | None = None
     chain: str = ""
@@ -128,7 +128,7 @@ class Feed:
         self._lock = threading.Lock()
         self._place = 0
         self._seen: Recent[Digest, tuple[int, list[tuple[int, Seen]]]] = Recent(_KEPT)
-        """Up to which place a job's posts were read, and those that stay, with their bytes."""
+        """The place up to which a job's posts were read, and those that stay, with their bytes."""
         self._offered: dict[Digest, Job] = {}
         self._games: Recent[Digest, Digest] = Recent(_KNOWN)
         """The job of each game that was opened here."""
@@ -154,7 +154,7 @@ class Feed:
         while True:
             try:
                 self.look(ground)
-            except Exception as error:  # the pages show what was read before, and it is tried again
+            except Exception as error:  # the pages show the last state, and it is tried again
                 if trouble != (trouble := repr(error)):
                     logging.getLogger(__name__).exception("the board cannot be followed")
             rest.wait(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""What the pages show of a game: pure functions from the board, the posts about its job and its program, if known."""
+"""The view of a game: pure functions from the board, the posts about its job and its program, if known."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,7 +36,7 @@ def _transcript(
 
 
 def talk_of(domain: Domain, game: PublicGame, seen: Sequence[Seen]) -> Transcript:
-    """What the sides of a game have signed to each other, by the posts about its job."""
+    """The messages that the sides of a game have signed to each other, from the posts about its job."""
     wires = tuple(one.body.wire for one in seen if isinstance(one.body, p.MoveBody) and one.post.game_id == game.id)
     return _transcript(domain, game.job.job, game.head.head, game.id, game.challenger, wires)
 
@@ -92,7 +92,7 @@ def game_view(
 
 
 def _gas_of_moves(game: PublicGame) -> dict[int, int]:
-    """What the transaction took after which there were so many moves for the first time."""
+    """The gas of the transaction that first brought a game to a number of moves, by that number."""
     made: dict[int, int] = {}
     for moves, gas in game.costs:
         made.setdefault(moves, gas)

@@ -1,4 +1,4 @@
-"""What a page shows, as values, and where it comes from. The functions that make them stand in `views` and `walk`."""
+"""The values that pages show, and their source. The functions that make them are in `views` and `walk`."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -25,16 +25,16 @@ class Seen:
 
 
 class Source(Protocol):
-    """Where pages find what they show. Called from several threads at once."""
+    """A source of the values that pages show. Several threads call it at once."""
 
     domain: Domain
     chain: str
-    """What transactions count on, in words."""
+    """The chain, ledger or paper on which transactions count, in words."""
     on_paper: bool
     """Whether nobody holds the money: the board's credits are what each account has gained or lost so far."""
 
     def now(self) -> int:
-        """Seconds by the clock that the board's times are of."""
+        """Seconds by the same clock as the board's times."""
         ...
 
     def place(self) -> int:
@@ -60,7 +60,7 @@ class Source(Protocol):
     def program(self, job_id: Digest) -> Program | None: ...
 
     def origins(self, job_id: Digest) -> Sequence[str]:
-        """Where in the client's model each body instruction comes from, if its files say so: bound by nothing."""
+        """The origin of each body instruction in the client's model, if its files tell it: bound by nothing."""
         ...
 
 
@@ -72,7 +72,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What the trainer says of how training goes; nothing of it is evidence."""
+    """The trainer's own account of its training; nothing of it is evidence."""
 
     points: tuple[Point, ...] = ()
     step: int = 0
@@ -80,11 +80,11 @@ class Training:
     speed: float | None = None
     """Steps a second, as the trainer says."""
     processor: float | None = None
-    """From 0 to 1, of all processors of the trainer's machine, as the trainer says."""
+    """The share, from 0 to 1, of all processors of the trainer's machine, as the trainer says."""
     memory: int | None = None
     at: int = 0
     rules: tuple[Rule, ...] = ()
-    """How what was posted stands to the rules that need no more than posts: alarms, never a verdict."""
+    """The results of the rules that need no more than posts: alarms, never a verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +102,11 @@ class HeadRow:
     step: int
     run_root: str
     signed: int | None
-    """When the hub got it; None if it knows it from the board alone."""
+    """Unix time at which the hub got the signed head; None if it knows the head from the board alone."""
     on_board: bool
     has_receipt: bool
     replays: int
-    """Auditors that say they got the same root."""
+    """The number of auditors that say they got the same root."""
     contradictions: int
 
 
@@ -121,7 +121,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Money:
-    """An amount: what for, who has it or gets it, and how much in wei."""
+    """An amount in wei, its purpose, and the account that has it or gets it."""
 
     what: str
     who: str
@@ -136,7 +136,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a game ended: who lost, in one line and in a sentence."""
+    """The ending of a game: its loser, in one line and in a sentence."""
 
     loser: str
     title: str
@@ -181,7 +181,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a side says the disputed place holds."""
+    """The content of the disputed place as a side claims it."""
 
     said: str
     hexadecimal: str
@@ -210,7 +210,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computation:
-    """What the referee recomputed: the terms, and what they add to."""
+    """The referee's computation: its terms, and the values before and after them."""
 
     operation: str
     terms: tuple[Term, ...]
@@ -220,7 +220,7 @@ class Computation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ply:
-    """A move. gas: of the transaction that made it; 0 for one known from a signed message alone."""
+    """A move. gas: the gas of its transaction; 0 for one known from a signed message alone."""
 
     kind: str
     side: Side
@@ -249,7 +249,7 @@ class GameView:
     started: int
     ended: int
     talks_until: int | None
-    """Until when the sides talk and no clock runs; None afterwards."""
+    """Unix time until which the sides talk and no clock runs; None afterwards."""
     defender: Player
     challenger: Player
     turn: str
@@ -257,12 +257,12 @@ class GameView:
     verdict: Verdict | None
     gas: int
     other_gas: int
-    """Of it, what went into transactions that made no move: the challenge, or the end of a clock."""
+    """The part of `gas` for transactions that made no move: the challenge, or the end of a clock."""
     by_message: int
     """Moves that are known from signed messages and have not been made on the board."""
     money: tuple[Money, ...]
     where: str
-    """How far the walk has come, in a few words."""
+    """The progress of the walk, in a few words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +270,7 @@ class JobCard:
     id: str
     status: str
     tone: str
-    """How a status is set: live, good, bad or calm."""
+    """The style of the status: live, good, bad or calm."""
     client: str
     trainer: str
     steps: int
@@ -294,7 +294,7 @@ class JobView:
     money: tuple[Money, ...]
     happenings: tuple[Happening, ...]
     next_what: str
-    """What is awaited next, if it has a time."""
+    """The next event that is awaited, if it has a time."""
     next_at: int | None
 
 

@@ -15,7 +15,7 @@ HEIGHT: Final = 300
 MAX_CELLS: Final = 48
 """A tree with more leaves is drawn as one bar."""
 NARROWEST: Final = 7
-"""Of what was found, in units of the width, so that one of a million can be seen."""
+"""The least width of a part that was found, in units of `WIDTH`, so that one of a million can be seen."""
 
 
 def _svg(kind: str, height: int, parts: Sequence[str], label: str = "") -> Markup:
@@ -77,7 +77,7 @@ def cuts(stage: Stage) -> Markup:
 
 
 def fan(stage: Stage) -> Markup:
-    """From what was found to the whole width of the next stage."""
+    """A fan from the part that was found to the whole width of the next stage."""
     left, right = _place(stage.found or (0, stage.total), stage.total)
     shape = f'<polygon class="fan" points="{left:.1f},0 {right:.1f},0 {WIDTH},10 0,10"/>'
     return _svg("fans", 10, [shape, _line("edge", left, 0, 0, 10), _line("edge", right, 0, WIDTH, 10)])

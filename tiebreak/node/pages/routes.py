@@ -203,7 +203,7 @@ def _page_of(request: Request) -> int:
 
 
 def _hash(html: str) -> str:
-    """What tells two states of a section apart. Clocks that only count down are the same."""
+    """A hash that differs between states of a section, except where only a clock has counted down."""
     return sha256(_RUNNING.sub(r"\1", html).encode()).hexdigest()[:12]
 
 

@@ -1,7 +1,7 @@
-"""What the pages show: pure functions from a board, the posts of a job and, where known, its program.
+"""The views of pages: pure functions from a board, the posts of a job and, where known, its program.
 
 Nothing here is trusted by anybody: a page repeats what a board and a hub say, and a reader with doubts runs a watcher.
-Everything that others chose (posts, names in programs) is text of theirs, clipped here and escaped by the templates.
+All text that others chose (posts, names in programs) is clipped here and escaped by the templates.
 """
 
 from collections import Counter
@@ -39,9 +39,9 @@ from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, Public
 from tiebreak.protocol.tags import Digest
 
 MAX_POINTS: Final = 480
-"""Of a curve. Of more losses, the least and the most of each of so many parts are drawn."""
+"""Points of a curve. Of more losses, the least and the greatest of each of `MAX_POINTS // 2` parts are drawn."""
 MAX_ROWS: Final = 200
-"""Of a table. The newest are shown."""
+"""Rows of a table. The newest are shown."""
 MAX_SAID: Final = 12
 JOBS_A_PAGE: Final = 50
 MAX_GAMES_SHOWN: Final = 32
@@ -166,7 +166,7 @@ def _is_trained(public: PublicJob) -> bool:
 
 
 def training_of(seen: Sequence[Seen], agreed: Job, now: int, *, is_over: bool) -> Training:
-    """The losses that the trainer posted, as a curve, its newest figures, and what is odd about them."""
+    """The losses that the trainer posted, as a curve, its newest figures, and alarms about them."""
     losses: dict[int, float] = {}
     samples: list[Sample] = []
     newest: Seen | None = None
@@ -385,7 +385,7 @@ _POSTED: Final[dict[type, str]] = {
 
 
 def _happenings(seen: Sequence[Seen], agreed: Job) -> list[Happening]:
-    """The newest of what was said, in sentences; of each talk one, since it goes to and fro."""
+    """The newest statements, as sentences; only one of each talk, since it goes to and fro."""
     told: list[Happening] = []
     moves = Counter(_moved_in(one) for one in seen)
     for one in reversed(seen):
@@ -450,7 +450,7 @@ def game(source: Source, game_id: Digest) -> GameView | None:
 
 
 def parties(source: Source) -> tuple[PartyRow, ...]:
-    """Every account of the newest jobs and of all games, by what it does."""
+    """Every account of the newest jobs and of all games, by its roles."""
     roles: dict[bytes, dict[str, None]] = {}
     jobs: dict[bytes, set[bytes]] = {}
     score: dict[bytes, list[int]] = {}

@@ -1,7 +1,7 @@
 """The walk of a game as a reader sees it: from the run down to four terms, each stage inside the one before.
 
-A stage is one tree of the game. What stands left of the place that was found is agreed; nothing right of it was looked
-at. All of it is computed from moves, which the rules have accepted; names of instructions are display only.
+A stage is one tree of the game. All that lies left of the place that was found is agreed; nothing right of it was
+looked at. All of it is computed from moves, which the rules have accepted; names of instructions are display only.
 """
 
 import re
@@ -255,7 +255,7 @@ def operation_of(instruction: Instruction) -> str:
     return f"{text} → {instruction.dtype.name.lower()}{list(instruction.shape) if instruction.shape else ''}"
 
 
-# ---------------------------------------------------------------- claims, and what the referee computed
+# ---------------------------------------------------------------- claims, and the referee's computation
 
 
 def _trainer_claim(final: GameState) -> Claim | None:

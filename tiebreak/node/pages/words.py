@@ -62,7 +62,7 @@ def iso(at: int) -> str:
 
 
 def amount(wei: int) -> str:
-    """Wei in ether, to six digits after the point; the exact amount belongs beside it."""
+    """Wei in ether, to six digits after the point; the exact amount should stand next to it."""
     exact = ether(wei).replace("-", "−")
     whole_part, _, rest = exact.removesuffix(" ether").partition(".")
     if len(rest) <= 6:
@@ -83,7 +83,7 @@ def hexadecimal(dtype: DType, bits: int) -> str:
 
 
 def decimal(dtype: DType, bits: int) -> str:
-    """What an element's bits stand for. Nine digits tell any two FP32 numbers apart."""
+    """The number that an element's bits stand for. Nine digits tell any two FP32 numbers apart."""
     if dtype == DType.BOOL:
         return "true" if bits else "false"
     if dtype == DType.I64:

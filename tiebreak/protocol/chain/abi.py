@@ -108,7 +108,7 @@ class Entry:
         return decode([field.type for field in self.inputs], calldata[4:])
 
     def result(self, data: bytes) -> Any:
-        """What a function returned: None, its only value, or a tuple. Raises `DecodingError`."""
+        """The result of a function: None, its only value, or a tuple. Raises `DecodingError`."""
         try:
             values = decode([field.type for field in self.outputs], data)
             read = tuple(field.read(value) for field, value in zip(self.outputs, values, strict=True))

@@ -1,6 +1,6 @@
 """The compiled contracts, as checked in under `contracts/artifacts`.
 
-An installed package has a copy beside this module. An artifact is a JSON object with `abi` (a list), `bytecode`
+An installed package has a copy next to this module. An artifact is a JSON object with `abi` (a list), `bytecode`
 (creation code) and `deployedBytecode`, both in hex with 0x.
 """
 
@@ -22,8 +22,8 @@ GAMES: Final = "Games"
 REFEREE: Final = "Referee"
 TRANSCENDENTALS: Final = "Transcendentals"
 CONTRACTS: Final = (TRANSCENDENTALS, REFEREE, GAMES, BOARD)
-"""In order of deployment: each constructor takes the address of the contract before it, and the games' also that of
-the board, which is made next."""
+"""The contracts in order of deployment: each constructor takes the address of the one before, and the games' also that
+of the board, which is made next."""
 
 CONSTRUCTOR_GAS: Final = 20_000
 """An upper bound for all of these constructors, which only read one account's code size and return."""

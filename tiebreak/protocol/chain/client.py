@@ -34,9 +34,9 @@ from tiebreak.protocol.parties.fees import first_bid
 from tiebreak.protocol.tags import Digest
 
 RECEIPT_SECONDS: Final = 180
-"""How long `send` waits for a transaction to be mined."""
+"""The time that `send` waits for a transaction to be mined."""
 DISPLACEMENTS: Final = 8
-"""How often `send` tries a call again whose number another transaction of the account has used."""
+"""The number of times that `send` tries a call again because another transaction of the account has its nonce."""
 NO_CAP: Final = 1 << 128
 
 
@@ -98,7 +98,7 @@ class Chain:
         gas = sum(map(creation_gas, CONTRACTS))
         self._node.require(signer.address, gas * first_bid(self._node.market(), NO_CAP).most)
         made: list[Address] = []
-        # The games are told the address of the board, which the transaction after theirs creates.
+        # The games get the address of the board, which the transaction after theirs creates.
         board = created_by(signer.address, self._node.count(signer.address) + len(CONTRACTS) - 1)
         for name in CONTRACTS:
             creation = self._create(signer, name, creation_code(name, *made[-1:], *([board] if name == GAMES else [])))
@@ -159,7 +159,7 @@ class Chain:
         return self._receipt(self._transact(signer, to, data, call.value, gas_limit(call)), len(data))
 
     def outbox(self, signer: Signer, **settings: Any) -> Outbox:
-        """What carries an account's transactions into blocks. The settings are those of `Outbox`, at its first use.
+        """The outbox that gets an account's transactions mined. The settings are those of `Outbox`, at its first use.
 
         A driver that must not wait posts and looks there itself; `send` and `play` do both, and wait.
         """
@@ -226,11 +226,11 @@ class Chain:
 
     @property
     def node(self) -> Node:
-        """For whoever follows the chain block by block."""
+        """The chain's node, for callers that follow the chain block by block."""
         return self._node
 
     def logs(self, first_block: int, last_block: int) -> Sequence[Mapping[str, Any]]:
-        """What the contracts logged in these blocks, as the node has it."""
+        """The logs of the contracts in these blocks, as the node has them."""
         return self._node.logs((self.deployment.board, self.deployment.games), [], first_block, last_block)
 
     def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:

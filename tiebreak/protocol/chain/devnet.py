@@ -27,7 +27,7 @@ MNEMONIC: Final = "test test test test test test test test test test test junk"
 BALANCE: Final = 10_000 * 10**18
 """Initial balance of each account in wei, in both kinds of node."""
 INSTALLED: Final = Path(__file__).resolve().parents[3] / "contracts" / "node_modules" / ".bin" / "anvil"
-"""Where `make contracts` installs anvil."""
+"""The path at which `make contracts` installs anvil."""
 START_SECONDS: Final = 30
 STOP_SECONDS: Final = 5
 HARDFORK: Final = "prague"
@@ -56,7 +56,7 @@ class RunningNode:
     check: Callable[[], None]
     """Raises `NodeError` if the node has exited."""
     mine_every: Callable[[int], object]
-    """From now on, mine a block every so many seconds. Before that, each transaction is mined at once."""
+    """Begins to mine a block each time this many seconds pass. Before that, each transaction is mined at once."""
 
 
 @contextmanager

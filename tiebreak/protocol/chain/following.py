@@ -46,13 +46,13 @@ _OF_MOVES: Final = (Reason.PADDING, Reason.RECOMPUTED, Reason.FORKED)
 """Reasons of endings that another event of the same call comes before."""
 _WITH_BEFORE: Final = ("LogOpened", "GameEnded")
 MOST_TRIED: Final = 256
-"""How many places of some calldata are looked at for a signature, so that nobody can make that take long."""
+"""The most places of calldata that are searched for a signature, so that nobody can make that take long."""
 MAX_DISAGREEMENTS: Final = 1000
-"""How many are listed: strangers can enter garbage in games of their own for as long as they pay for gas."""
+"""The most disagreements listed: strangers can enter garbage in games of their own as long as they pay for gas."""
 KEPT_BLOCKS: Final = 64
-"""How many of the newest blocks with logs can be taken back; Ethereum finalises after as many."""
+"""The number of newest blocks with logs that can be taken back; Ethereum finalises after as many."""
 _LINES: Final = 1 << 16
-"""From here on count the lines of games that begin with a vanished block, so that each has a number of its own."""
+"""The number of the first line of a game that begins with a vanished block, so that each line has its own."""
 
 TalkOf = Callable[[PublicGame, int, bytes], tuple[GameState, list[Move]]]
 """Finds a state and the line that led to it, by a game, its number of moves and its snapshot's id.
@@ -72,17 +72,17 @@ class Seen:
     """A transaction that the contracts logged something of, as a chain shows it to everybody."""
 
     events: tuple[Event, ...]
-    """Of these contracts alone, in their order."""
+    """The events of these contracts alone, in their order."""
     at: int
     """The timestamp of its block, in seconds."""
     call: Call | None = None
-    """What it called, if it called one of the contracts directly and its calldata is known."""
+    """The call that it made, if it called one of the contracts directly and its calldata is known."""
     gas: int = 0
 
 
 @dataclass(slots=True)
 class _Frame:
-    """What the board was before a block, for all that the block changed. None where there was nothing."""
+    """The parts of the board that a block changed, as they were before. None where there was nothing."""
 
     items: dict[Digest, tuple[PublicJob | PublicGame, dict[str, Any] | None]] = field(default_factory=dict)
     credits: dict[Address, int | None] = field(default_factory=dict)
@@ -107,13 +107,13 @@ class FollowedBoard(board.Board):
         self.talk_of, self.program_of, self.job_of = talk_of, program_of, job_of
         self._frames: deque[_Frame] = deque(maxlen=KEPT_BLOCKS)
         self._gone: dict[Digest, PublicJob | PublicGame] = {}
-        """What vanished with its block. The same object comes back, since others hold it."""
+        """Jobs and games that vanished with their blocks. The same objects come back, since others hold them."""
         self._lines = count(_LINES)
 
     # ------------------------------------------------------------------ blocks
 
     def begin_block(self) -> None:
-        """What follows can be taken back as one."""
+        """Begin a block, which can be taken back as one."""
         self._frames.append(_Frame(disagreements=len(self.disagreements)))
 
     def take_back(self) -> None:
@@ -158,7 +158,7 @@ class FollowedBoard(board.Board):
         return made
 
     def _another_line(self, found: PublicGame) -> None:
-        """Whoever remembers what it was shown in the game has to learn it anew."""
+        """Give the game a new line, so that a party forgets what it was shown in the old one."""
         found.entries = next(self._lines)
 
     # ------------------------------------------------------------------ transactions
@@ -172,7 +172,7 @@ class FollowedBoard(board.Board):
                 found.ended = seen.at
 
     def _isolated(self, part: Sequence[Event], seen: Seen) -> PublicGame | None:
-        """Fold the events of one call in. Whatever that raises is a disagreement, and the others go on."""
+        """Fold the events of one call in. An exception is a disagreement, and the others go on."""
         try:
             return self._follow(part, seen)
         except Exception as error:
@@ -262,7 +262,7 @@ class FollowedBoard(board.Board):
         return made
 
     def _play(self, found: PublicGame, part: Sequence[Event], seen: Seen) -> None:
-        """One call in a game: a move, an entry, or what ends it."""
+        """Follow one call in a game: a move, an entry, or its end."""
         call = seen.call if seen.call is not None and seen.call.game_id == found.id else None
         names = {event.name: event.values for event in part}
         ended = names.get("GameEnded")
@@ -277,13 +277,13 @@ class FollowedBoard(board.Board):
                 self._end(found, part, ended, call, seen.at)
             else:
                 self._move(found, part, call, seen.at)
-        except Exception as error:  # whatever it is, the other games go on
+        except Exception as error:  # whatever the error is, the other games go on
             self._disagree(part, error)
             found.is_lost = True
         self._compare(found, before, ended, call)
 
     def _compare(self, found: PublicGame, before: GameState, ended: dict[str, Any] | None, call: Call | None) -> None:
-        """What the chain says of a game's end holds, whatever the rules say."""
+        """Take over the chain's word on a game's end, and note a disagreement if the rules say otherwise."""
         ours = found.state.verdict
         if ended is None:
             if ours is not None:
@@ -396,9 +396,9 @@ def _begun(found: PublicGame) -> GameState:
 
 
 def standing_at(shown: Snapshot, start: GameState, sequence: int, program: Program | None) -> GameState | None:
-    """The state of a game at a snapshot, for whoever has not heard the moves that led there.
+    """The state of a game at a snapshot, for a party that has not heard the moves that led there.
 
-    What was opened on the way is not in it, so it cannot be signed or proved from, only followed. None if it needs a
+    It lacks the values opened on the way, so it cannot be signed or proved from, only followed. None if it needs a
     program that is not given, or is of none of its instructions. Raises `InvalidSnapshot` for what the contract
     refuses.
     """
@@ -431,7 +431,7 @@ def standing_at(shown: Snapshot, start: GameState, sequence: int, program: Progr
     return None if replace(Snapshot.of(state), opened=shown.opened) != shown else state
 
 
-# ---------------------------------------------------------------- what an event says
+# ---------------------------------------------------------------- contents of events
 
 
 def _parts(events: Sequence[Event]) -> Iterator[list[Event]]:
@@ -483,7 +483,7 @@ def _verdict(ended: dict[str, Any], detail: str, part: Sequence[Event] = (), sta
         return Verdict(winner=winner, reason=ended["reason"], detail=detail or "a tie of the defender failed")
     said, found = part[0].values, "agrees with" if winner is Side.DEFENDER else "contradicts"
     shown = (said["committed"], said["right"])
-    if state.level is Level.CHUNKS:  # shown are numbers, of which the state has the bytes
+    if state.level is Level.CHUNKS:  # the log shows numbers; the state has their bytes
         shown = (shown[0][::-1][: len(state.claimed)], shown[1][::-1][: len(state.claimed)])
     return Verdict(
         winner=winner, reason=Reason.RECOMPUTED, detail=f"recomputing {found} the defender", committed=shown[0],
@@ -498,7 +498,7 @@ def _heads(call: Call | None) -> tuple[SignedHead, ...]:
 def head_in(head: Head, job: Job, domain: Domain, data: bytes) -> SignedHead | None:
     """A head with its trainer's signature, wherever that stands in some calldata; None if it does not.
 
-    For heads that were posted by way of another contract: whoever challenges one has to show its signature.
+    Heads may be posted by way of another contract, and a challenger of one has to show its signature.
     """
     ends = (end for end in range(SIGNATURE_BYTES, len(data) + 1) if data[end - 1] in (27, 28))
     for end in islice(ends, MOST_TRIED):

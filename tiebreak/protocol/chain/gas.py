@@ -59,7 +59,7 @@ EXECUTED: Final = {
 }
 """The most gas that a transaction of each function was measured to use, at least.
 
-Where that is paid out at the end of a game, it is the payout's. Those of seats allow for an account's first credit or a
+A function that ends a game with a payout has the payout's gas. Those of seats allow for an account's first credit or a
 first slot, and `sealRoot` for 31 empty slots that are drawn before. `tests/chain/test_gas.py` compares this table with
 `contracts/snapshots`, `contracts/.gas-snapshot` and `benchmarks/results`.
 """

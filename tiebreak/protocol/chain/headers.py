@@ -1,7 +1,7 @@
 """Blocks as their own hashes prove them: a header under its hash, the logs of a block under its header.
 
 A block's hash is that of its header. The header names its parent by hash, has a Bloom filter of the addresses and
-topics of all logs in the block, and the root of the tree of receipts, in which the logs lie whole. So whoever holds a
+topics of all logs in the block, and the root of the tree of receipts, in which the logs lie whole. So the holder of a
 hash can check that a node leaves no log out. Nobody's consensus is checked here: a node that makes up other blocks,
 with other hashes, is not found out.
 
@@ -28,12 +28,12 @@ _LATER: Final = ("baseFeePerGas", "withdrawalsRoot", "blobGasUsed", "excessBlobG
                  "requestsHash")  # fmt: skip
 """Fields that hardforks have added, in their order; blocks before them end without."""
 _OF_RECEIPTS: Final = ("depositNonce", "depositReceiptVersion")
-"""What receipts of deposits have besides, on chains of the OP stack."""
+"""Additional fields of the receipts of deposits, on chains of the OP stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a header that hashes to the block's hash says."""
+    """The fields of a header that hashes to the block's hash."""
 
     hash: bytes
     number: int
@@ -154,7 +154,7 @@ def _node(items: Sequence[tuple[str, bytes]], depth: int) -> Rlp:
 
 
 def _child(items: Sequence[tuple[str, bytes]], depth: int) -> Rlp:
-    """A node within another: by its hash, if it is not short."""
+    """The form of a node within another: its hash, if it is not short."""
     node = _node(items, depth)
     packed = rlp(node)
     return node if len(packed) < 32 else keccak(packed)

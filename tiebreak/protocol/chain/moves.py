@@ -1,7 +1,7 @@
-"""The moves of a game from the contracts' logs, whoever sent them and by whatever way.
+"""The moves of a game from the contracts' logs, no matter who sent them and how.
 
 An account may be a contract, or delegate to code (EIP-7702), or have its transaction forwarded by others: its moves
-then stand in no transaction's calldata, but always in the log. What a log leaves out are siblings that the contract has
+then stand in no transaction's calldata, but always in the log. A log leaves out only siblings that the contract has
 checked, so such a move is followed by `rules.follow`; a party answers it as any other.
 """
 

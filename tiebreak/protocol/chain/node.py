@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from web3.types import RPCEndpoint, TxParams, Wei
 
 RPC_SECONDS: Final = 10
-"""How long a node may take for one answer, which is waited for once."""
+"""The time that a node has for one answer, which is waited for once."""
 MOST_RECEIPTS: Final = 64
-"""How many receipts of a block are asked for one by one, where a node does not know `eth_getBlockReceipts`."""
+"""The most receipts of a block that are asked for one by one, where a node lacks `eth_getBlockReceipts`."""
 T = TypeVar("T")
 _EMBEDDED_PREFIX: Final = "execution reverted: "
 
@@ -46,7 +46,7 @@ class Signer(Protocol):
         """The account's address, 20 bytes."""
 
     def sign(self, digest: bytes, about: About = None) -> bytes:
-        """Sign a 32-byte digest: r, s (in the lower half) and v (27 or 28), 65 bytes in all. about: what it is of."""
+        """Sign a 32-byte digest: r, s (in the lower half) and v (27 or 28), 65 bytes in all. about: its data."""
 
 
 def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
@@ -71,7 +71,7 @@ class Tip:
     hash: bytes
     timestamp: int
     header: Header | None = field(default=None, compare=False, repr=False)
-    """What its hash proves; None if the node shows no header that hashes to it."""
+    """The header that its hash proves; None if the node shows no header that hashes to it."""
 
     @classmethod
     def of(cls, block: Mapping[str, Any]) -> Self:
@@ -109,7 +109,7 @@ class Node:
         from web3 import HTTPProvider, IPCProvider, Web3  # noqa: PLC0415
 
         if urlsplit(endpoint).scheme in ("http", "https"):
-            # web3 would ask a silent node five times, and whoever plays by a clock would wait for all of them.
+            # web3 would ask a silent node five times, and a player with a clock would wait for all of them.
             given: Any = {"request_kwargs": {"timeout": RPC_SECONDS}, "exception_retry_configuration": None}
             return cls(Web3(HTTPProvider(endpoint, **given)))
         if Path(endpoint).is_socket():
@@ -223,7 +223,7 @@ class Node:
             return Market(int(base), int(self.web3.eth.max_priority_fee))
 
     def require(self, account: Address, wei: int) -> None:
-        """Raise `InsufficientFunds` unless an account has so much."""
+        """Raise `InsufficientFunds` unless an account has this much."""
         if (available := self.balance(account)) < wei:
             raise InsufficientFunds(account, wei, available)
 
@@ -233,7 +233,7 @@ class Node:
         """The gas to send a transaction with. Raises `Reverted` if the next block would refuse it as its only one.
 
         Others' waiting transactions have no say: somebody could keep one in the mempool that is never mined, only to
-        have honest ones refused here until their clocks run out. What is tried must have the next block's time, since
+        have honest ones refused here until their clocks run out. The trial must have the next block's time, since
         a proof is illegal in the second of its seal. `limit` is a measured one; only a call that turns out to need
         more gets all that a transaction may have.
         """
@@ -332,12 +332,12 @@ class Node:
 class Several:
     """Several nodes of one chain in the place of one `Node`.
 
-    What one does not answer, the next one is asked. Each look at the newest block goes on to the next node, and a
+    If one does not answer, the next one is asked. Each look at the newest block goes on to the next node, and a
     transaction goes to all of them. So one that is away, behind or lies costs time as long as another one does not.
     """
 
     def __init__(self, connect: Sequence[Callable[[], Node]]) -> None:
-        """`connect`: for each node, what connects to it, or raises `NodeError`. One at least has to answer now."""
+        """`connect`: for each node, a function that connects to it or raises `NodeError`. At least one must answer."""
         self._connect = deque((number, make) for number, make in enumerate(connect))
         self._nodes: dict[int, Node] = {}
         self.chain_id = 0
@@ -394,7 +394,7 @@ class Several:
 def _calls_below(frame: Mapping[str, Any]) -> Iterator[tuple[Address, bytes]]:
     """A call and those within it, as go-ethereum's `callTracer` tells them."""
     if frame.get("error"):
-        return  # what was done below was undone
+        return  # all calls below were undone
     to, data = frame.get("to"), frame.get("input")
     if isinstance(to, str) and isinstance(data, str) and frame.get("type") == "CALL":
         yield Address(bytes.fromhex(to.removeprefix("0x"))), bytes.fromhex(data.removeprefix("0x"))

@@ -1,4 +1,4 @@
-"""An account's transactions on their way into blocks: their numbers, what is bid for them, and what became of them.
+"""An account's transactions on their way into blocks: their nonces, their bids and their fates.
 
 An account's transactions count in the order of their numbers (nonces), so one that no block takes holds up all behind
 it. An `Outbox` numbers them itself: by what the chain has, and by what it has sent. It does not ask what waits in the
@@ -29,16 +29,16 @@ from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, r
 
 MAX_RAW_BYTES: Final = 1 << 18
 BLOCKS_TO_RAISE: Final = 2
-"""A bid is raised after so many new blocks without the transaction."""
+"""A bid is raised after this many new blocks without the transaction."""
 LOOKS: Final = 3
-"""How often in a row a node has to say that a number is used up, or free, before it is believed."""
+"""The number of times in a row that a node must say that a nonce is used up, or free, before it is believed."""
 RAISES_TO: Final = (5, 6)
 """The part of the cap that raises for one transaction may take up."""
 LONGEST_PAUSE: Final = 1.0
 
 
 class Fate(Enum):
-    """What became of a transaction."""
+    """The fate of a transaction."""
 
     WAITING = auto()
     MINED = auto()
@@ -83,17 +83,17 @@ class Sent:
     bid: Bid
     raw: bytes = b""
     hashes: list[bytes] = field(default_factory=list)
-    """Of all its versions, newest last."""
+    """The hashes of all its versions, newest last."""
     fate: Fate = Fate.WAITING
     receipt: Mapping[str, Any] | None = None
     problem: str = ""
-    """What the node said against it last."""
+    """The node's newest objection to it."""
     seen: bytes = b""
     """The newest block when it was last sent."""
     passed_by: int = 0
     """New blocks without it since its bid."""
     doubts: int = 0
-    """How many looks in a row found its number used, and no receipt."""
+    """The number of looks in a row that found its nonce used, and no receipt."""
 
 
 class Outbox:
@@ -122,11 +122,11 @@ class Outbox:
         self._block_seconds = block_seconds
         self._record = record
         self._spare: dict[int, Bid] = {}
-        """By number: what was bid for a transaction that expired and may still be mined."""
+        """Bids of transactions that expired and may still be mined, by nonce."""
         self._ended = -1
-        """The number behind those of all its transactions that have ended; -1 if it knows of none."""
+        """The nonce after those of all its transactions that have ended; -1 if it knows of none."""
         self._holes = 0
-        """How many new blocks in a row found a number missing."""
+        """The number of new blocks in a row that found a nonce missing."""
         self._looked = b""
         """The newest block at the last look."""
         waiting: dict[int, Sent] = {}
@@ -160,7 +160,7 @@ class Outbox:
         if name and (same := next((sent for sent in self.waiting if sent.name == name), None)) is not None:
             return same
         market, account = self._node.market(), self._signer.address
-        # Who has less than what bears a doubled price bids what it has, if the next block would take that.
+        # An account too poor for a doubled price bids all that it has, if the next block would take that.
         self._node.require(account, value + gas * min(self._cap_now(market), market.base + market.tip))
         affordable = (self._node.balance(account) - value) // gas
         number, bid = self._number(first_bid(market, min(self._cap_now(market), affordable)), market)
@@ -185,7 +185,7 @@ class Outbox:
         return max((used, *own)), bid
 
     def _count(self) -> int:
-        """How many transactions of the account are in blocks. More than it knows of has to be said several times."""
+        """The number of the account's transactions in blocks. The node must repeat a number above the known one."""
         said: Counter[int] = Counter()
         for _ in range(3 * LOOKS):
             found = self._node.count(self._signer.address)
@@ -213,7 +213,7 @@ class Outbox:
     # ------------------------------------------------------------------ looking
 
     def look(self) -> tuple[Sent, ...]:
-        """See what became of what waits, and send again what no block has. Returns what has ended since.
+        """See what became of waiting transactions; send those again that no block has. Returns those that have ended.
 
         Raises `NodeError` if the node does not answer; then it is to be called again.
         """
@@ -238,7 +238,7 @@ class Outbox:
         sent.receipt = self._receipt(sent)
         if sent.receipt is not None:
             confirmations = newest.number - int(sent.receipt["blockNumber"])
-            # What has reverted is decided afresh at once, even if it might still come to count.
+            # A reverted transaction is decided afresh at once, even if it might still come to count.
             if confirmations >= self.confirmations or sent.receipt["status"] != 1:
                 sent.fate = Fate.MINED
             return
@@ -253,7 +253,7 @@ class Outbox:
             sent.problem = self._node.broadcast(sent.raw)  # it may not have arrived
 
     def _receipt(self, sent: Sent) -> Mapping[str, Any] | None:
-        """The receipt of one of its versions. What has not the form of one, or is another's, is none."""
+        """The receipt of one of its versions. Another's, or one that is malformed, counts as none."""
         for digest in reversed(sent.hashes):
             found = self._node.receipt(digest)
             if found is None:

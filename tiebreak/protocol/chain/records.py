@@ -1,4 +1,4 @@
-"""What the contracts tell: enums, structs, events and receipts."""
+"""The data that the contracts return and log: enums, structs, events and receipts."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -29,7 +29,7 @@ class Event:
 
     name: str
     values: dict[str, Any]
-    """By the contract's names, in its order."""
+    """The event's values by the contract's names, in its order."""
     block: int
     transaction: bytes
 

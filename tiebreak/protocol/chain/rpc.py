@@ -50,7 +50,7 @@ class RpcServer(ThreadingHTTPServer):
             raise NodeError(f"cannot listen on {HOST}:{port}: {error.strerror}; choose another --port") from error
         self._tester, self._lock, self._stopped = tester, Lock(), Event()
         self._problem = ""
-        """Why no more blocks are made."""
+        """The reason why no more blocks are made."""
         provider = EthereumTesterProvider(tester)
         # Use only the translation between JSON-RPC's names and the tester's, not what web3 does on a client's behalf.
         self._request = provider.request_func(Web3(provider), NamedElementOnion([]))
@@ -74,7 +74,7 @@ class RpcServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def mine_every(self, seconds: int) -> None:
-        """From now on, mine a block every so many seconds, and only then."""
+        """Begins to mine a block each time this many seconds pass, and only then."""
         with self._lock:
             self._tester.disable_auto_mine_transactions()
         Thread(target=self._mine, args=(seconds,), daemon=True).start()
@@ -85,7 +85,7 @@ class RpcServer(ThreadingHTTPServer):
                 with self._lock:
                     self._catch_up()
                     self._tester.mine_block()
-        except Exception as error:  # who waits for a block that never comes should be told
+        except Exception as error:  # a client that waits for a block that never comes should hear why
             self._problem = f"the chain makes no more blocks: {error!r}"
 
     def check(self) -> None:

@@ -41,7 +41,7 @@ _NOBODY: Final = EvmAddress(bytes(20))
 BASE_FEE: Final = 10**9
 """Wei per gas in every block, so that what a party pays depends only on the gas it uses."""
 TRANSACTION_WEI: Final = GAS_LIMIT * BASE_FEE
-"""What an account must have beside the value of a transaction."""
+"""The wei that an account must have in addition to the value of a transaction."""
 _READ_GAS: Final = 10**8
 
 

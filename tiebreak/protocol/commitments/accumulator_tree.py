@@ -43,7 +43,7 @@ class AccumulatorTree(Nodes):
         """Height of the subtree above a block."""
         self._block = lru_cache(maxsize=BLOCKS_HELD)(self._make_block)
         self._levels = [b"".join(self._make_block(n).levels[-1] for n in range(-(-count // BLOCK_LEAVES)))]
-        """By height above the blocks: the concatenated nodes that have at least one leaf below them."""
+        """The concatenated nodes that have at least one leaf below them, by height above the blocks."""
         for height in range(self._height, self.depth):
             self._levels.append(hasher.parent_level(self._levels[-1], empty_root(height)))
 

@@ -3,7 +3,7 @@
     piece   H(`tb.piece` || the bytes of one piece: 1 MiB, or what is left for the last one)
     root    H(`tb.blob.` || u64 size || root of the tree over the pieces)
 
-The list of pieces fixes the root together with the size, so whoever has checked the list can check each piece as it
+The list of pieces fixes the root together with the size, so a reader with a checked list can check each piece as it
 comes, from any place of the blob and from any number of sources. An empty blob has one empty piece.
 """
 

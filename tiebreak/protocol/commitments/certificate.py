@@ -49,7 +49,7 @@ STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "urn:tiebreak:certificate:1"
 MAX_BLOCK: Final = (1 << 64) - 1
 MAX_EVIDENCE_BYTES: Final = 7 << 10
-"""Of an attestation: in base64 twice, as a payload is, it leaves a certificate below 20 kB."""
+"""The most bytes of an attestation: in base64 twice, as in a payload, they leave a certificate below 20 kB."""
 _DEPTH: Final = 6
 _FILE: Final = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _WORDS: Final = "[ -~]{0,255}"
@@ -58,7 +58,7 @@ _EVIDENCE: Final = "[a-z0-9][a-z0-9.+-]{0,63}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """Where a chain has logged something: the transaction's hash and its block."""
+    """The place of a chain's log: the transaction's hash and its block."""
 
     transaction: bytes
     block: int
@@ -102,7 +102,7 @@ class Attestation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Which entries of a state the tensors of some files are. See the module."""
+    """The places of the tensors of some files among the entries of a state. See the module."""
 
     prefix: str
     names: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Weights:
 
     @classmethod
     def of(cls, tree: trees.Tree, entries: Sequence[str], tensors: Mapping[str, str], prefix: str) -> Self:
-        """tree: the state's. entries: the names of its leaves. tensors: the entry of each tensor of the files."""
+        """tree: the state tree. entries: the names of its leaves. tensors: the entry of each tensor of the files."""
         at = {entry: place for place, entry in enumerate(entries)}
         shown = sorted({at[entry] for entry in tensors.values()})
         places, nodes = list[tuple[int, int]](), list[Digest]()
@@ -134,7 +134,7 @@ class Weights:
         return sum(count for _, count in self.places)
 
     def check(self, leaves: int) -> None:
-        """Raise `VerificationError` unless the places are of a state of so many entries."""
+        """Raise `VerificationError` unless the places fit a state with this many entries."""
         ends = [0, *(first + count for first, count in self.places)]
         begins = [*(first for first, _ in self.places), leaves]
         if any(end > begin for end, begin in zip(ends, begins, strict=True)) or not all(n for _, n in self.places):
@@ -143,7 +143,7 @@ class Weights:
     def root(self, leaves: int, ids: Mapping[str, Digest]) -> Digest:
         """The root of the state whose entries these tensors are.
 
-        leaves: the number of entries of the state. ids: of the tensors of all files, by their names there. Raises
+        leaves: the number of entries of the state. ids: ids of the tensors of all files, by their names there. Raises
         `VerificationError` if these are not the tensors' places.
         """
         found: dict[str, Digest] = {}
@@ -173,7 +173,7 @@ def _fold(
     height: int, position: int, leaves: int, shown: Sequence[int], leaf: Callable[[int], Digest],
     hidden: Callable[[int, int], Digest],
 ) -> Digest:  # fmt: skip
-    """The node of a tree of so many leaves. Subtrees without a leaf that is shown come from `hidden`, left to right."""
+    """A node of a tree of `leaves` leaves. Subtrees without a leaf that is shown come from `hidden`, left to right."""
     first, end = position << height, (position + 1) << height
     if first >= leaves:
         return trees.empty_root(height)
@@ -218,7 +218,7 @@ class Certificate:
         self.weights.check(job.state_count)
 
     def signers(self, envelope: Envelope) -> list[Address]:
-        """Whose signatures are under the statement. Raises `SignatureError` if one is false, or none the trainer's."""
+        """The signers of the statement. Raises `SignatureError` if a signature is false, or none is the trainer's."""
         digest, found = envelope.payload.digest, []
         for key_id, signature in envelope.signatures:  # (5)
             if not key_id.startswith("0x"):

@@ -25,14 +25,14 @@ _DEPTH: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """What is signed, and of which media type it is."""
+    """The data that are signed, and their media type."""
 
     kind: str
     data: bytes
 
     @property
     def pae(self) -> bytes:
-        """What a signature is over, before it is hashed."""
+        """The bytes that are hashed and signed: DSSE's pre-authentication encoding."""
         kind = self.kind.encode()
         return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(self.data), self.data)
 

@@ -32,7 +32,7 @@ _DOMAIN_TYPE: Final = "EIP712Domain(string name,string version,uint256 chainId,a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """Where signatures are valid: a chain (its EIP-155 id) and a contract on it. Both are zero off chain."""
+    """The domain of valid signatures: a chain (its EIP-155 id) and a contract on it. Both are zero off chain."""
 
     chain_id: int
     contract: Address
@@ -80,7 +80,7 @@ def _word(kind: Kind, name: str, value: int | bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedData:
-    """A struct under a domain: what a signer that shows its owner what is signed needs beside the digest."""
+    """A struct under a domain. A signer that shows its owner what is signed needs it in addition to the digest."""
 
     domain: Domain
     name: str

@@ -129,14 +129,14 @@ class Job(Record):
 
     @property
     def game_seconds(self) -> int:
-        """By when a game can be ended, counted from its start, whatever anybody does (invariant 12 of the game)."""
+        """Seconds from a game's start after which it can be ended, whatever anybody does (invariant 12 of the game)."""
         return self.lone_game_seconds + 6 * (MAX_GAMES - 1) * self.replay_time
 
     @property
     def lone_game_seconds(self) -> int:
-        """By when a game can be ended while no others are open: two clocks, and one for which its proof waits.
+        """Seconds after which a game can be ended if no others are open: two clocks, and one for which its proof waits.
 
-        Each other one adds six allowances.
+        Each other game adds six allowances.
         """
         return self.talk_time + 3 * self.clock + 6 * self.replay_time
 
@@ -200,7 +200,7 @@ class Job(Record):
         return typed_digest(domain, self.id)
 
     def typed(self, domain: Domain) -> TypedData:
-        """What client and trainer sign."""
+        """The typed data that client and trainer sign."""
         return TypedData(domain=domain, name="Job", kinds=self.kinds(), values=self.values)
 
     def sign(self, domain: Domain, key: keys.PrivateKey) -> bytes:
@@ -264,7 +264,7 @@ class Head(Record):
         return self.typed(domain).digest
 
     def typed(self, domain: Domain, name: str = "Head") -> TypedData:
-        """What the trainer signs, or the client, whose receipt has the same fields."""
+        """The typed data that the trainer signs, or the client, whose receipt has the same fields."""
         return TypedData(domain=domain, name=name, kinds=self.kinds(), values=self.values)
 
     def receipt_digest(self, domain: Domain) -> Digest:

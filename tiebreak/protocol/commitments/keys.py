@@ -49,8 +49,8 @@ _VERIFY: Final = ec.ECDSA(_PREHASHED)
 
 
 About = TypedData | Payload | Mapping[str, Any] | None
-"""What a digest is of: typed data, a certificate's statement, the fields of a transaction, or (None) a secret that its
-owner derives from it.
+"""The data under a digest: typed data, a certificate's statement, the fields of a transaction, or None if the owner
+derives a secret from the signature.
 """
 
 
@@ -96,7 +96,7 @@ class PrivateKey:
     def sign(self, digest: bytes, about: "About" = None) -> bytes:  # noqa: ARG002 (for signers that show it)
         """Sign a 32-byte digest: 65 bytes r || s || v, deterministic (RFC 6979), with s in the lower half.
 
-        about: what the digest is of.
+        about: the data under the digest.
         """
         _check_digest(digest)
         if LIBSECP256K1 is not None:

@@ -89,7 +89,7 @@ class _Subtree:
         return empty_root(height) if place is None else Digest(self._nodes[height][place].tobytes())
 
     def _stored(self, height: int, position: int) -> int | None:
-        """Where a node is stored; None if there is no entry below it."""
+        """The place at which a node is stored; None if there is no entry below it."""
         place = int(np.searchsorted(self._positions[height], position))
         held = place < len(self._positions[height]) and self._positions[height][place] == position
         return place if held else None

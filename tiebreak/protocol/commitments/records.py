@@ -1,4 +1,4 @@
-"""What is hashed and how (SPEC section 3): chunks, tensors, state and data entries, step records, runs."""
+"""The hashes of SPEC section 3: chunks, tensors, state and data entries, step records, runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ def data_tree(ids: Mapping[str, bytes]) -> Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What is committed about one step: the state after it, its loss, and its rounding log."""
+    """The commitment to one step: the state after it, its loss, and its rounding log."""
 
     step: int
     state_root: Digest

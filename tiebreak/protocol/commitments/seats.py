@@ -14,9 +14,9 @@ from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 SALT_BYTES: Final = 32
 ATTEMPTS: Final = 32
-"""Slots that are looked at for one seat."""
+"""The most slots that are drawn for one seat."""
 POOL_SECONDS: Final = 1 << 21
-"""How long a slot of a pool is held at least."""
+"""The least time that a slot of a pool is held."""
 
 
 def nonce_of(secret: bytes) -> int:
@@ -25,17 +25,17 @@ def nonce_of(secret: bytes) -> int:
 
 
 def head_seal(job_id: Digest, count: int, run_root: Digest, salt: bytes) -> Digest:
-    """What the trainer posts instead of a head."""
+    """The seal that the trainer posts instead of a head."""
     return tagged_hash(Tag.HEAD_SEAL, job_id, count.to_bytes(8, "big"), run_root, salt)
 
 
 def root_seal(job_id: Digest, auditor: Address, run_root: Digest, salt: bytes) -> Digest:
-    """What an auditor posts to its seat."""
+    """The seal that an auditor posts to its seat."""
     return tagged_hash(Tag.ROOT_SEAL, job_id, auditor, run_root, salt)
 
 
 def seed_of(job_id: Digest, entropy: bytes, secret: bytes) -> Digest:
-    """What the draw depends on. entropy: of the block of the final seal, which the client did not know before."""
+    """The seed of the draw. entropy: from the block of the final seal, unknown to the client before."""
     return tagged_hash(Tag.SEED, job_id, entropy, secret)
 
 

@@ -8,9 +8,9 @@ MAX_SECONDS: Final = 1 << 28
 MAX_GAME_SECONDS: Final = 1 << 25
 """Upper bound of the length of a game, talk included: 388 days."""
 MAX_GAMES: Final = 16
-"""How many games of a job may be open at once; each costs its challenger twice as much as the one before."""
+"""The most games of a job that may be open at once; each costs its challenger twice as much as the one before."""
 MAX_WORTH: Final = 1 << (MAX_GAMES - 2)
-"""How many challenger's stakes all may be worth that a false run can win or keep.
+"""The most that a false run may win or keep, in challenger's stakes.
 
 A trainer that fills its own job with games, so that nobody else can challenge, burns at least 2^15 - 1/2 of them: twice
 as much, less one.
@@ -26,11 +26,11 @@ def least_challenger_stake(*, reward: int, trainer_stake: int, seats: int, seat_
 class Terms:
     """The negotiated fields of a job. Amounts are in wei, times in seconds.
 
-    challenge_window: how long after the last head a challenge may start. clock: total time that each side has in one
-    game, and for which a proof waits after its seal. replay_time: extra time for a move that needs re-execution (a
-    segment, a step, a long sum), at most three per side. talk_time: how long the sides of a game may talk before clocks
-    run. audit_time: how long each segment of a posted head can be audited, one after the other. deadline: how long
-    after acceptance the final head must be posted. seats: receipts of audits that the client pays for, each with
+    challenge_window: the time after the last head in which a challenge may start. clock: total time that each side has
+    in one game, and for which a proof waits after its seal. replay_time: extra time for a move that needs re-execution
+    (a segment, a step, a long sum), at most three per side. talk_time: how long the sides of a game may talk before
+    clocks run. audit_time: how long each segment of a posted head can be audited, one after the other. deadline: how
+    long after acceptance the final head must be posted. seats: receipts of audits that the client pays for, each with
     seat_fee; the auditor of a seat puts up seat_bond. descent_levels: levels of a tree that one move reveals, from 1 (a
     binary game, as in Truebit) to 5.
     """

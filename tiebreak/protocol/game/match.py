@@ -99,7 +99,7 @@ def moves(
 
 
 def play(start: GameState, *, defender: Party, challenger: Party, judge: Judge, courier: Courier = by_hand) -> Match:
-    """Play a started game to its verdict. Raises whatever `moves` raises."""
+    """Play a started game to its verdict. Raises all that `moves` raises."""
     return Match(moves=tuple(moves(start, {Side.DEFENDER: defender, Side.CHALLENGER: challenger}, judge, courier)))
 
 

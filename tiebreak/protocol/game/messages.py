@@ -13,7 +13,7 @@ itself, as EIP-712 `Message(hash)`. A receipt is a signature under the state tha
 Numbered plan of `Transcript.append`, which takes untrusted bytes: (1) there is one canonical encoding within the size
 limit, (2) job and game are this transcript's, (3) the sequence number is the next one, (4) the message answers the
 previous one, (5) the kind is one that the side to move may send, or conceding, (6) the move is legal, save for a proof,
-which only `tiebreak.protocol.game.rules` judges, (7) the sender signed what the message comes to. A message that fails
+which only `tiebreak.protocol.game.rules` judges, (7) the sender signed the result of the message. A message that fails
 changes nothing, but for one thing: if it shows two states that its sender signed at one sequence number, they are kept
 as a `Fork`.
 """
@@ -72,7 +72,7 @@ def message_hash(encoded: bytes) -> Digest:
 
 
 def signing_data(domain: Domain, encoded: bytes, after: GameState | None) -> TypedData:
-    """What the sender signs. `after` is the state that the move leads to, or None if nothing follows it."""
+    """The typed data that the sender signs. `after` is the state that the move leads to; None if nothing follows it."""
     if after is None or after.is_over:
         kinds = {"message_hash": Raw(32)}
         return TypedData(domain=domain, name="Message", kinds=kinds, values=(message_hash(encoded),))
@@ -113,14 +113,14 @@ class Transcript:
         """Evidence against one of the parties, once there is some."""
         self._parties = {Side.DEFENDER: start.job.trainer, Side.CHALLENGER: challenger}
         self._states = [start]
-        """After each message. The last may be over. A proof and a concession add none."""
+        """The first state, and one after each message but a proof and a concession. The last may be over."""
         self._moves: list[Move] = []
         self._wires: list[bytes] = []
         self._previous = self.game_id
         self._signed: dict[Side, dict[int, SignedStanding]] = {side: {} for side in Side}
-        """Under states of this transcript, by the number of moves."""
+        """Each side's signed standings of states of this transcript, by the number of moves."""
         self._seen: dict[Side, dict[int, SignedStanding]] = {side: {} for side in Side}
-        """The same and others: the first that was seen of each number."""
+        """The first signed standing that came from each side for a number of moves, also of other states."""
 
     @property
     def wires(self) -> tuple[bytes, ...]:
@@ -134,7 +134,7 @@ class Transcript:
 
     @property
     def state(self) -> GameState:
-        """Where the talk has come to; its clocks mean nothing."""
+        """The state that the talk has led to; its clocks mean nothing."""
         return self._states[-1]
 
     @property
@@ -224,7 +224,7 @@ class Transcript:
         return [(self._states[number], found) for number, found in sorted(self._signed[signer].items())]
 
     def receipt(self, key: keys.PrivateKey) -> bytes:
-        """A signature under the state that the talk has come to, for the opponent to enter it. Raises `StateError`."""
+        """A signature under the current state of the talk, for the opponent to enter it. Raises `StateError`."""
         standing = Standing.of(self.state)
         return SignedStanding.under(
             standing, key.sign(standing.digest(self.domain), standing.typed(self.domain))
@@ -246,7 +246,7 @@ class Transcript:
             raise VerificationError(f"receipt: expected the state after {standing.sequence} moves, got another")
 
     def _keep(self, signer: Side, found: SignedStanding, *, is_right: bool = True) -> None:
-        """Keep what a side has signed, and the evidence if it has also signed something else there."""
+        """Keep a side's signed standing, and the evidence if it has signed another one of the same number."""
         if is_right:
             self._signed[signer][found.sequence] = found
         seen = self._seen[signer].setdefault(found.sequence, found)

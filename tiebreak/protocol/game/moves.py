@@ -111,7 +111,7 @@ class Select(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSteps(Record):
-    """Defender: shows nodes of the tree over the segment's records, the last of which is the disputed checkpoint.
+    """Defender: shows nodes of the tree over the segment's records; the last record is the disputed checkpoint's.
 
     Under policy `logged` it adds the fields of that record, which fix the segment's logs; otherwise they are zero.
     """

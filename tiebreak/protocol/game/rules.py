@@ -36,7 +36,7 @@ Invariants, each with a test named by its number:
     only what its own legal play led to, so by 9 and 10 it also wins from each state that its opponent can enter,
     however old: that costs time, never money.
 14. From a state in PROVE that the defender has signed, the challenger may prove at any time before the verdict,
-    wherever the game stands. Whoever signed that for another than an honest challenger could as well concede to it.
+    wherever the game stands. A defender that signed this for a dishonest challenger could as well concede to it.
 15. What an honest defender shows is right wherever it is legal: it ties to the node, and by record, instruction or
     element to its place. So an answer to a choice that a reorganisation took back is right there too, or illegal.
 """
@@ -215,7 +215,7 @@ def timeout(state: GameState, now: int) -> GameState:
 
 
 def ended(state: GameState, verdict: Verdict, now: int) -> GameState:
-    """The game after a move that the chain took, of which its log shows only that it ended the game, and how.
+    """The game after a move on the chain whose log shows only that it ended the game, and how.
 
     Raises `IllegalMove` for an instant at which no move was legal.
     """

@@ -44,7 +44,7 @@ def element_answer(data: bytes) -> bytes:
 def derive_salt(secret: bytes, game_id: bytes, place: tuple[int, ...]) -> bytes:
     """The salt for one place in one game: HMAC-SHA256 under the secret, so one salt reveals nothing about another.
 
-    `place` names what is sealed by numbers below 2^64. Their count must always be the same.
+    `place`: numbers below 2^64 that name the sealed thing. Their count must always be the same.
     """
     check_bytes("secret", secret, SECRET_BYTES)
     check_bytes("game id", game_id, 32)

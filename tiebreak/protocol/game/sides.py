@@ -1,4 +1,4 @@
-"""The two parties of a game: what each must be able to compute, and how it chooses its moves.
+"""The two parties of a game: the values that each must be able to compute, and its choice of moves.
 
 A party answers from its own run (`Oracle`). The defender reveals its own trees. The challenger descends into the first
 node that differs from its own, so both sides agree on everything left of its path. Its proofs need the defender's
@@ -32,7 +32,7 @@ from tiebreak.protocol.trees import Nodes, Tree, parent
 
 
 class Oracle(Protocol):
-    """What a party can compute about its run. Steps count from 1; state 0 and record 0 are the initial ones."""
+    """A party's access to its run. Steps count from 1; state 0 and record 0 are the initial ones."""
 
     @property
     def job(self) -> Job:
@@ -125,7 +125,7 @@ class Defender:
         return Concede()
 
     def opening(self, state: GameState) -> Move:
-        """What its run shows here, whether or not that ties to what it has signed."""
+        """The move that its run gives here, whether or not that ties to what it has signed."""
         match state.phase:
             case Phase.DESCEND:
                 tree = level_tree(self.oracle, state)
@@ -278,7 +278,7 @@ class Challenger:
         return NO_SEAL if answer is None else seals.seal(reached.game_id, answer, self._salt(reached))
 
     def _answer(self, state: GameState) -> bytes | None:
-        """What its own run has at the current place, if that is what it will prove; otherwise None."""
+        """The content of its own run at the current place, if that is what it will prove; otherwise None."""
         match state.phase, state.level:
             case Phase.PROVE, Level.CHUNKS:
                 size = state.dtype.size
@@ -393,12 +393,12 @@ def resume(party: Party, start: GameState, line: Sequence[Move]) -> GameState:
     return state
 
 
-# ---------------------------------------------------------------- what a game came to
+# ---------------------------------------------------------------- results of games
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Where a game ended and what was compared there, for display. Fields that the game did not reach are None."""
+    """The end of a game and the values compared there, for display. Fields that the game did not reach are None."""
 
     checkpoint: int | None = None
     step: int | None = None
@@ -406,10 +406,10 @@ class Summary:
     """Leaf of the value tree."""
     instruction: str | None = None
     origin: str | None = None
-    """Where in the captured model the instruction comes from."""
+    """The place in the captured model that the instruction comes from."""
     element: int | None = None
     committed: str = ""
-    """In hex: the element's bits as a number, or else whatever was compared."""
+    """The element's bits as a number, or else the value that was compared; in hex."""
     correct: str = ""
 
 

@@ -1,7 +1,7 @@
-"""Where a game stands, as 144 bytes that a party signs and that the chain takes (SPEC section 10.1).
+"""The standing of a game, as 144 bytes that a party signs and that the chain takes (SPEC section 10.1).
 
-A snapshot holds what a game has come to, as the contract keeps it: the current node, the numbers that later moves need,
-and one digest of all that was opened. It leaves out what the chain knows by itself: the job, the head and the
+A snapshot holds the state of a game as the contract keeps it: the current node, the numbers that later moves need, and
+one digest of all that was opened. It leaves out what the chain knows by itself: the job, the head and the
 challenger, which the game id names, the clocks, and the instant of the last move. A finished game has none.
 
 A party signs a `Standing` after each of its moves, and may also sign one that its opponent's move led to. The opponent
@@ -61,23 +61,23 @@ class Snapshot(Record):
     """Whether nothing was chosen yet in the current tree: `height` is its depth."""
     dtype: U8
     summation: U8
-    """Bits 0-3: what an element accumulates (0 if it is judged at once, else 1 + its kind). Bits 4-5: 1 + the kind of a
-    logged sum. Bits 6-7: what the log says of the element."""
+    """Bits 0-3: the accumulation of an element (0 if it is judged at once, else 1 + its kind). Bits 4-5: 1 + the kind
+    of a logged sum. Bits 6-7: the log's direction for the element."""
     last_chunk_bytes: Annotated[int, Uint(16)]
     position: U64
     element: Annotated[int, Uint(64, 0, MAX_NUMEL - 1)]
     leaves: U64
-    """Of the run tree that are no padding; from its leaf on those of the steps tree, from OPEN_TENSOR of the chunks."""
+    """Leaves without padding: of the run tree; from its leaf on of the steps tree; from OPEN_TENSOR of the chunks."""
     step: U64
-    """From a leaf of RUN on the first step of its segment, from a leaf of STEPS on the disputed step."""
+    """The first step of the segment from a leaf of RUN on; the disputed step from a leaf of STEPS on."""
     instruction: U32
     term_leaves: U32
     node: Bytes32
-    """From SELECT_ELEMENT until OPEN_TERMS or PROVE: the claimed element's bits as a number."""
+    """The current node; from SELECT_ELEMENT until OPEN_TERMS or PROVE, the claimed element's bits as a number."""
     opened: Root
     """t_n of SPEC section 11: the digest of what was opened and sealed."""
     log: Bytes32
-    """What of the rounding log was opened last."""
+    """The part of the rounding log that was opened last."""
 
     @classmethod
     def of(cls, state: GameState) -> "Snapshot":
@@ -159,7 +159,7 @@ class Snapshot(Record):
             raise InvalidSnapshot(_OFFSETS[name], value if isinstance(value, int) else int.from_bytes(value, "big"))
 
     def _require_no_tensor(self, walks: bool) -> None:
-        """Before OPEN_TENSOR, and at a `source`, nothing is known of a tensor."""
+        """A snapshot before OPEN_TENSOR, or at a `source`, must say nothing of a tensor."""
         for name in ("dtype", "last_chunk_bytes", "term_leaves", "summation"):
             self._hold(name, getattr(self, name) == 0)
         self._hold("instruction", self.instruction == (0 if self.level < Level.VALUES or walks else self.position))
@@ -168,7 +168,7 @@ class Snapshot(Record):
         self._hold("node", not is_root or self.node == self.opened)
 
     def _require_tensor(self, job: Job) -> None:
-        """The tensor, its sum, and the element that was selected, if one was."""
+        """Check the fields of the tensor, its sum, and the element that was selected, if one was."""
         in_terms, proves = self.level == Level.TERMS, self.phase == Phase.PROVE
         selected = in_terms or proves or self.phase == Phase.OPEN_TERMS
         self._hold("dtype", self.dtype <= max(DType))
@@ -220,7 +220,7 @@ class Snapshot(Record):
 
     @property
     def id(self) -> Digest:
-        """What stands on the chain and is signed."""
+        """The digest that the chain keeps and that parties sign."""
         return tagged_hash(Tag.SNAPSHOT, self.encode())
 
 
@@ -230,7 +230,7 @@ def _offsets() -> dict[str, int]:
 
 
 _OFFSETS: Final = _offsets()
-"""Where each field stands among the 144 bytes."""
+"""The offset of each field in the 144 bytes."""
 
 
 def opened(state: GameState) -> tuple[bytes, ...]:
@@ -270,7 +270,7 @@ def _log(state: GameState) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing(Record):
-    """What is signed of a game's state: that after `sequence` moves the game stands at the snapshot with this id."""
+    """A signed statement on a game's state: after `sequence` moves it is at the snapshot with this id."""
 
     game_id: Root
     sequence: U32

@@ -23,7 +23,7 @@ class Level(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a game ended. The numbers are the contract's, which also has one for games that go on or were made void."""
+    """The reason why a game ended, by the contract's number; NONE while it goes on, JOB_SLASHED if it was made void."""
 
     NONE = 0
     PADDING = 1
@@ -36,7 +36,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The winner and the reason. `committed` and `correct` are what was compared: element data, or digests."""
+    """The winner and the reason. `committed` and `correct` are the values compared: element data, or digests."""
 
     winner: Side
     reason: Reason
@@ -67,7 +67,7 @@ class GameState:
     """When the mover's clock starts: at the end of the talking phase or, after it, at the last move."""
     moved: int
     """When the game started, or the last move was made."""
-    # -- what was chosen and opened on the way
+    # -- the choices and openings on the way
     checkpoint: int = 0
     steps_root: bytes = b""
     step: int = 0

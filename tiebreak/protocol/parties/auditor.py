@@ -25,13 +25,13 @@ from tiebreak.protocol.trees import Tree
 
 ATTEMPTS: Final = 3
 MAX_STRANGERS: Final = 1024
-"""How many heads to keep of jobs that the board does not show yet; bounded, because anybody can make them up."""
+"""The most heads kept of jobs that the board does not show yet; bounded, because anybody can make them up."""
 _HEADS_PER_COUNT: Final = 2
 """Two heads with the same count are enough to report the trainer; a third tells nothing new."""
 
 
 class Finding(Enum):
-    """What the replays say about a head."""
+    """The result of replays about a head."""
 
     TRUE = "true"
     FALSE = "false"
@@ -160,7 +160,7 @@ class Watcher(Machine):
         return None
 
     def finding(self, head: SignedHead) -> Finding | None:
-        """What the replays so far say; None if another one is needed."""
+        """The result of the replays so far; None if another one is needed."""
         results = self.results(head)
         if b"" in results:
             return Finding.UNCHECKABLE
@@ -176,7 +176,7 @@ class Watcher(Machine):
     def results(self, head: SignedHead) -> list[bytes]:
         """The roots computed by the replays of a head, by attempt. Empty bytes: that replay was not possible."""
         place = _replayed(head)
-        # What it computed for a seat of the job, before there was a head, counts as the first.
+        # The root that it computed for a seat of the job, before there was a head, counts as the first.
         places: list[Place] = [("audited", *place[1:3]), *((*place, attempt) for attempt in range(ATTEMPTS))]
         return [self.records[place] for place in places if place in self.records]
 
@@ -251,7 +251,7 @@ class Auditor(Player, Sitter, Watcher):
         if self.now > job.window_end:  # it opens again if the final head was sealed: it may be shown a block too soon
             self.alarm(f"{_name(head)} is false, but nobody can challenge it now", is_error=not job.is_sealed)
             return False
-        # Whoever starts games just before this one makes it too cheap; each try pays for one more.
+        # Games that others start just before this one raise its price; each try pays for one more.
         more = self.refusals(place)
         price = self.board.price(job, more)
         if not self.affords(place, job.job, price):

@@ -46,10 +46,10 @@ class Slot:
 
 @dataclass(slots=True, kw_only=True)
 class Seating:
-    """What the board shows of a job's seats."""
+    """The seats of a job, as the board shows them."""
 
     sealed_at: int = 0
-    """When the final head was sealed; 0 before."""
+    """The instant at which the final head was sealed; 0 before."""
     pool_length: int = 0
     """Slots that the pool had when the final head was sealed: those added later are not drawn."""
     is_opened: bool = False
@@ -58,7 +58,7 @@ class Seating:
     seals: dict[int, tuple[Address, Digest]] = field(default_factory=dict)
     """The auditor and its seal, by seat."""
     claimed: dict[int, int] = field(default_factory=dict)
-    """What each seat was paid that was claimed."""
+    """The wei that each claimed seat was paid."""
     is_closed: bool = False
 
 
@@ -70,16 +70,16 @@ class PublicJob:
     status: JobStatus = JobStatus.OFFERED
     head_count: int = 0
     last_progress: int
-    """When the job was created or accepted, or when its last head was posted."""
+    """The instant at which the job was created or accepted, or its last head was posted."""
     accepted: int = 0
     audit_end: int = 0
-    """Until when the segments of all posted heads can be replayed, one after the other."""
+    """The instant until which the segments of all posted heads can be replayed, one after the other."""
     crowd: int = 0
     """The most games that were open at once since none was."""
     receipts: int = 0
     """Policy `logged`: the count of the highest head for whose logs the client has signed on the board."""
     ended: int | None = None
-    """When the job ended; None while it goes on."""
+    """The instant at which the job ended; None while it goes on."""
     equivocation: bool = False
     """Whether the job was slashed because its trainer signed two heads with the same count."""
     inconsistency: bool = False
@@ -149,35 +149,35 @@ class PublicJob:
 
     @property
     def earned(self) -> int:
-        """The share of the reward that the trainer gets, beside its stake, if the two part now."""
+        """The share of the reward that the trainer gets, in addition to its stake, if the two part now."""
         return self.job.reward * self.receipts // self.job.checkpoints
 
     @property
     def parting(self) -> int:
-        """When the client may part at the earliest: legal after it."""
+        """The instant after which the client may part."""
         end = self.accepted + self.job.deadline
         return self.window_end if self.has_final_head else min(self.window_end, end)
 
     @property
     def due(self) -> int:
-        """By when the next head must be posted, or the sealed one opened; after it, `abandon` is legal."""
+        """The last instant to post the next head, or to open the sealed one; after it, `abandon` is legal."""
         if self.is_sealed:
             return self.window_end + self.job.challenge_window
         return min(self.last_progress + self.job.challenge_window, self.accepted + self.job.deadline)
 
     @property
     def share(self) -> int:
-        """What whoever convicts the trainer is paid, less the relief of others, and each seat that saw the lie."""
+        """The wei for whoever convicts the trainer, less the relief of others, and for each seat that saw the lie."""
         return self.job.trainer_stake // 2 // (1 + self.job.seats)
 
     @property
     def relief(self) -> int:
-        """What a challenger is paid, out of the prover's share, whose game was open when the trainer was slashed."""
+        """The wei, out of the prover's share, for a challenger whose game was open when the trainer was slashed."""
         return min(self.job.challenger_stake // 2, self.share // MAX_GAMES)
 
     @property
     def paid_fees(self) -> int:
-        """Seats that got their fee, or a share beside it, and not only their bond."""
+        """The number of seats that got their fee, or a share in addition, and not only their bond."""
         return sum(amount > self.job.seat_bond for amount in self.seating.claimed.values())
 
 
@@ -193,23 +193,23 @@ class PublicGame:
     """The state by the rules of `tiebreak.protocol.game`."""
     started: int
     rank: int = 0
-    """How many games of the job were open when it started."""
+    """The number of games of the job that were open when it started."""
     moves: list[Move] = field(default_factory=list)
     """The line that led to the state: moves made on the chain, or in the talk and then entered."""
     entries: int = 0
-    """How often a state entered, or a block about the game vanished; each may have begun another line."""
+    """The number of states that entered and of vanished blocks about the game; each may have begun another line."""
     height: int = 0
     """The number of the block that last changed the game."""
     void: bool = False
     is_lost: bool = False
-    """Whether the state is one of the past, because who follows lacks what it needs to know the present one."""
+    """Whether the state is one of the past, because this follower lacks the data to know the present one."""
     costs: list[tuple[int, int]] = field(default_factory=list)
-    """What each transaction about the game took in gas, and how many moves had been made after it."""
+    """The number of moves after each transaction about the game, and the gas that it took."""
     ended: int = 0
 
     @property
     def gas(self) -> int:
-        """What all transactions about the game took, as their receipts say; 0 where nobody saw receipts."""
+        """The gas of all transactions about the game, as their receipts say; 0 where nobody saw receipts."""
         return sum(gas for _, gas in self.costs)
 
     @property
@@ -265,7 +265,7 @@ class Board:
             played.state = replace(played.state, crowd=job.crowd)
 
     def price(self, job: PublicJob, more: int = 0) -> int:
-        """Wei that a challenge costs now, or once so many `more` games are open."""
+        """Wei that a challenge costs now, or once `more` games are open in addition."""
         return job.job.challenger_stake << min(len(self.open_games(job.id)) + more, MAX_GAMES - 1)
 
     def credit(self, account: Address) -> int:
@@ -283,7 +283,7 @@ class Board:
         return wei + sum(game.stake for game in games if game.challenger == account and not game.is_stopped)
 
     def seat_owner(self, job: PublicJob, seat: int) -> Address | None:
-        """Who sits there; None before the draw, and if none of the slots that are drawn has an owner."""
+        """The owner of a seat; None before the draw, and if none of the slots that are drawn has an owner."""
         seating, pool = job.seating, self.pools.get(job.job.seat_bond, [])
         if seating.seed is None or not seating.pool_length:
             return None

@@ -21,7 +21,7 @@ GRACE_BLOCKS: Final = 3
 PATIENCE_BLOCKS: Final = 5
 """Blocks to wait for an answer to an offer before asking again."""
 LOOKS: Final = 8
-"""How often within a window to look for logs that are missing. Its last part is for receipts that nobody else posts."""
+"""The number of looks for missing logs within a window. Its last part is for receipts that nobody else posts."""
 _HEADS_PER_COUNT: Final = 2
 _UNSIGNED: Final = bytes(keys.SIGNATURE_BYTES)
 
@@ -38,7 +38,7 @@ class Client(Machine):
         self._offer_at: dict[Digest, int] = {}
         self._heads: dict[Digest, list[SignedHead]] = {}
         self._checks: dict[SignedHead, tuple[int, int]] = {}
-        """How often the logs of a head were found wanting, and when to fetch them again."""
+        """The number of times that the logs of a head were found wanting, and the instant to fetch them again."""
         self._arrived: set[tuple[Digest, int]] = set()
         for place, data in self.records.items():
             if place[0] == "draft":
@@ -59,7 +59,7 @@ class Client(Machine):
         return True
 
     def draws(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """Decide whether to draw the seats of a job whose final head is sealed. Whoever never does loses their fees."""
+        """Decide whether to draw the seats of a job whose final head is sealed. A client that never does loses fees."""
         return True
 
     def acknowledges(self, head: SignedHead) -> bool:  # noqa: ARG002
@@ -121,7 +121,7 @@ class Client(Machine):
         self._checks[work.head] = (work.attempt + 1, self._checks[work.head][1])
 
     def _file(self, head: SignedHead) -> None:
-        """Keep the heads of its own jobs. What the board does not show yet, the trainer shows again, or posts."""
+        """Keep the heads of its own jobs. The trainer shows one again, or posts it, if the board lacks its job."""
         job = self.board.jobs.get(head.head.job_id)
         if job is None or not job.job.is_logged or job.job.client != self.address:
             return

@@ -1,4 +1,4 @@
-"""What a party sees and what it wants done: the only way in and out of a machine.
+"""The events that a party sees and the actions that it wants: the only way in and out of a machine.
 
 Every event carries the instant at which its driver saw it (`at`, in seconds of the chain's time), so a machine needs no
 clock. Every action identifies its subject, so a driver can safely carry it out twice: statements are identified by the
@@ -164,7 +164,7 @@ class Challenge:
     head: SignedHead
     nonce: int
     more: int = 0
-    """For so many games more than are open now it pays; what is too much comes back."""
+    """The number of games, beyond those open now, that the stake allows for; an excess comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class EnterAndProve:
     entered: Enter
     move: Prove
     opened: tuple[bytes, ...]
-    """What was opened on the way (`snapshot.opened`)."""
+    """The values opened on the way (`snapshot.opened`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -513,8 +513,8 @@ class Start:
 class Transact:
     """Send a transaction if it would not revert now, unless one with this name is already waiting.
 
-    The driver tries it on the newest block alone, at the time of the next one. What waits to be mined has no say, since
-    it may never be mined. With `untried`, it is sent whatever the outcome; no honest party asks for that.
+    The driver tries it on the newest block alone, at the time of the next one. Waiting transactions have no say, since
+    they may never be mined. With `untried`, it is sent whatever the outcome; no honest party asks for that.
     """
 
     place: Place

@@ -1,4 +1,4 @@
-"""What a party bids for a place in a block (EIP-1559), and how it raises a bid that builders pass by.
+"""A party's bids for a place in a block (EIP-1559), and how it raises a bid that builders pass by.
 
 Pure decisions: `tiebreak.protocol.chain.outbox` reads the market and sends. All amounts are in wei per gas.
 """

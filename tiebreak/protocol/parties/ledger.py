@@ -5,8 +5,8 @@ with each what the contracts would do at that instant, or refuses it with the na
 who has the posts comes to the same board, and a hub that leaves out or reorders posts has signed for it.
 
 Money is counted on paper: `claims` says what each account is owed for what it gained, and owes for what it lost. No
-escrow stands behind it, so nothing can be withdrawn, and whoever deals like this trusts the other to pay what it owes.
-There are no seats: their draw needs a chain. A state enters a game if the moves that led to it were posted, too.
+escrow stands behind it, so nothing can be withdrawn, and parties that deal like this trust each other to pay their
+debts. There are no seats: their draw needs a chain. A state enters a game if the moves that led to it were posted, too.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,7 @@ class Ledger:
         self.claims: dict[Address, int] = {}
         """Wei that each account has gained (positive) or lost, as if every stake and reward had been deposited."""
         self.roots: dict[Digest, Digest] = {}
-        """Of each job's last posted head."""
+        """The run root of each job's last posted head."""
         self._early: dict[Digest, list[tuple[bool, bytes]]] = {}
         self._early_bytes = 0
         self._talks: dict[Digest, Transcript] = {}
@@ -75,7 +75,7 @@ class Ledger:
         return self.claims.get(account, 0)
 
     def gains(self) -> dict[Address, int]:
-        """What each account has gained or lost in what is over. What is at stake in the rest is neither yet."""
+        """The wei that each account has gained or lost in jobs and games that are over. Open stakes do not count."""
         found, jobs, games = dict(self.claims), self.board.jobs.values(), self.board.games.values()
         staked = [(job.job.client, job.job.reward) for job in jobs if not job.is_over]
         staked += [(job.job.trainer, job.job.trainer_stake) for job in jobs if job.status is JobStatus.ACTIVE]
@@ -118,7 +118,7 @@ class Ledger:
         self.board.height += 1
 
     def judge(self, sender: Address, wanted: e.Transaction, now: int) -> Effect:
-        """What a transaction would do. Raises `Refusal` for one that the contracts would refuse."""
+        """The effect of a transaction. Raises `Refusal` for one that the contracts would refuse."""
         match wanted:
             case e.CreateJob():
                 return self._create(sender, wanted, now)
@@ -289,7 +289,7 @@ class Ledger:
         return partial(self._moved, game, state, line, now, entered=isinstance(wanted, e.Enter | e.EnterAndProve))
 
     def _after(self, game: PublicGame, sender: Address, wanted: Any, now: int) -> tuple[GameState, list[Any]]:
-        """Where a transaction leads to, and by which line."""
+        """The state that a transaction leads to, and the line of moves to it."""
         side = {game.job.job.trainer: Side.DEFENDER, game.challenger: Side.CHALLENGER}.get(sender)
         if sender == game.job.job.trainer == game.challenger:
             side = Side.DEFENDER

@@ -1,7 +1,7 @@
-"""What all parties share: a memory backed by a journal, and one round of observing, planning and acting.
+"""The base of all parties: a memory backed by a journal, and one round of observing, planning and acting.
 
 A machine does not react to individual events. At each event it looks at everything it knows (the board and its own
-records), works out what should be under way, and asks for whatever is not. So it does not matter if an event comes
+records), works out what should be under way, and asks for all that is not. So it does not matter if an event comes
 twice, late or never: the next one leads to the same plan. After a crash the records are read back from the journal.
 Work that was under way is requested again, and statements are repeated byte for byte.
 """
@@ -55,12 +55,12 @@ PASSING: Final = frozenset(
 
 UNLIMITED: Final = Means()
 UNEXPECTED: Final = "unexpected"
-"""How the alarm begins about what a part of a round raised."""
+"""The first word of the alarm about an error that a part of a round raised."""
 
 
 @dataclass(slots=True)
 class _Sending:
-    """What has become of a transaction so far."""
+    """The fate of a transaction so far."""
 
     is_pending: bool = False
     refusals: int = 0
@@ -97,7 +97,7 @@ class Machine:
         self.now = 0
         self._slot = 0
         self._wake = 0
-        """When to look again; 0 means not before the next event."""
+        """The instant to look again; 0 means not before the next event."""
         self._actions: list[e.Action] = []
         self._sending: dict[Place, _Sending] = {}
         self._working: set[e.Work] = set()
@@ -145,7 +145,7 @@ class Machine:
         return None
 
     def pace_of(self, job: Job) -> Pace:  # noqa: ARG002
-        """How long things take in a job. By default as long as in any other."""
+        """The pace in a job: by default the same as in any other."""
         return self.pace
 
     def collects(self) -> bool:
@@ -153,7 +153,7 @@ class Machine:
         return True
 
     def affords(self, place: Place, job: Job, wei: int, *, spare: int = 0, urgent: bool = True) -> bool:
-        """Decide whether to put up so much for a job by a transaction. Alerts the owner if it does not.
+        """Decide whether to put up `wei` for a job by a transaction. Alerts the owner if it does not.
 
         Everything under way counts as put up. spare: more that has to be left, in the account and below the limit.
         urgent: an ERROR if it does not, and another look with the next block, when somebody may have sent money.
@@ -193,7 +193,7 @@ class Machine:
         games = self.board.games.values()
         return jobs or any(not game.is_over and own in (game.challenger, game.job.job.trainer) for game in games)
 
-    # ------------------------------------------------------------------ what a plan is made of
+    # ------------------------------------------------------------------ parts of a plan
 
     def do(self, action: e.Action) -> None:
         """Add an action to those that `observe` returns."""
@@ -211,7 +211,7 @@ class Machine:
 
     @contextmanager
     def apart(self, what: str) -> Iterator[None]:
-        """Keep a part of a round, about one game or job, from ending the rest: what it raises is an ERROR."""
+        """Keep a part of a round, about one game or job, from ending the rest: an exception becomes an ERROR."""
         try:
             yield
         except Exception as error:
@@ -246,7 +246,7 @@ class Machine:
     ) -> None:  # fmt: skip
         """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block.
 
-        wei: what it puts up, if it is something that `affords` was asked about.
+        wei: the amount that it puts up, if `affords` was asked about it.
         """
         assert self._key is not None, "a party without a key sends no transaction"
         sending = self._sending.setdefault(place, _Sending())
@@ -256,7 +256,7 @@ class Machine:
         self.do(e.Transact(place=place, transaction=transaction, deadline=deadline, untried=untried))
 
     def refusals(self, place: Place) -> int:
-        """How often a transaction was refused so far."""
+        """The number of times that a transaction was refused so far."""
         return self._sending[place].refusals if place in self._sending else 0
 
     def is_given_up(self, place: Place) -> bool:
@@ -266,7 +266,7 @@ class Machine:
     def _refused(self, event: e.Refused) -> None:
         sending = self._sending.setdefault(event.place, _Sending())
         sending.is_pending = False
-        if not event.error:  # whoever fills the account finds it tried with the next block
+        if not event.error:  # once the account has money, it is tried with the next block
             sending.retry_at = self.next_slot()
             self.do(e.Alarm(is_error=True, text=f"{event.place[0]!s}: the account's balance does not cover it"))
             return

@@ -25,7 +25,7 @@ from tiebreak.protocol.parties.terms import ENTERING
 from tiebreak.protocol.tags import Digest
 
 PATIENCE_BLOCKS: Final = 2
-"""After how many blocks without an answer a message is repeated, and then after twice as many, and so on."""
+"""Blocks without an answer after which a message is repeated, and then after twice as many, and so on."""
 _MOVE: Final = AnyMove()
 _UNTIED: Final = "expected a run that ties to its signed head, got another; put its files back and restart"
 
@@ -39,7 +39,7 @@ class GameView:
     move: Move | None = None
     """The move that follows from the party's own run; None until it has been gathered."""
     talk: Transcript | None = None
-    """What was said so far, if the turn is one in the talk; None for a turn on the chain."""
+    """The messages so far, if the turn is one in the talk; None for a turn on the chain."""
 
     @property
     def state(self) -> GameState:
@@ -54,7 +54,7 @@ class GameView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a party does in its turn. If `move` is None, it does nothing."""
+    """A party's answer in its turn. If `move` is None, it does nothing."""
 
     move: Move | None
     wait: int = 0
@@ -76,7 +76,7 @@ class Player(Machine):
         self._replies: dict[Turn, tuple[Reply, int]] = {}
         self._transcripts: dict[Digest, Transcript] = {}
         self._repeats: dict[Digest, tuple[int, int, int]] = {}
-        """For each talk: how many messages there were at the last look, when to repeat some, and after what wait."""
+        """The messages of each talk at the last look, the instant to repeat some, and the wait before that."""
         self._unsaid: dict[tuple[Digest, int], Move] = {}
         """Its own moves on the chain, by game and number, that have not been sent as messages yet."""
         for place, data in self.records.items():
@@ -107,7 +107,7 @@ class Player(Machine):
         return self.address in (game.challenger, game.job.job.trainer)
 
     def side_in(self, game: PublicGame) -> Side:
-        """Which side of a game this party is."""
+        """The side of a game that this party is."""
         return Side.DEFENDER if game.job.job.trainer == self.address else Side.CHALLENGER
 
     def play(self, game: PublicGame, side: Side) -> None:
@@ -294,7 +294,7 @@ class Player(Machine):
             return False if view.game.state.moves == view.state.moves else None
         place: Place = ("prove", view.game.id, view.state.moves)
         proof = e.EnterAndProve(entered=_entering(*signed), move=move, opened=opened(view.state))
-        # Whoever sees it and seals its answer can prove that a clock later.
+        # A party that sees it and seals its answer can prove that a clock later.
         self.want(place, proof, deadline=self.now + view.game.job.job.clock)
         return not self.is_given_up(place)
 
@@ -387,7 +387,7 @@ class Player(Machine):
                     self.do(e.ShowReceipt(game_id=game.id, receipt=data))
 
     def _say_moves(self, game: PublicGame, side: Side) -> None:
-        """Where there is no talk, send the messages for those of its moves that count by now.
+        """Send the messages for those of its moves that count by now, where there is no talk.
 
         They are not sent earlier: a proof must not be shown before its seal counts.
         """

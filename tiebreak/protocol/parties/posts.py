@@ -6,7 +6,7 @@
     received  the hub's answer: EIP-712 `Received(bytes32 content,uint64 place,uint64 at)`, signed by its key
     complete  its word on all posts of a job: EIP-712 `Complete(bytes32 jobId,bytes32 posts,uint64 at)`, by its key
 
-A hub is trusted by nobody. What a post carries is checked by whoever reads it, as if it came by any other way; the
+A hub is trusted by nobody. The content of a post is checked by each reader, as if it came by any other way; the
 envelope only says who sent it, so that a hub can refuse what strangers write. Its number is the sender's own, counted
 within a job: one sender gives one number one content.
 
@@ -54,7 +54,7 @@ MAX_BODY_BYTES: Final = 1 << 18
 MAX_POST_BYTES: Final = MAX_BODY_BYTES + 512
 """Limit on the wire."""
 MAX_LEAVES: Final = 7_000
-"""Of a run tree, in one post. A longer run is shown without its leaves; they are in the files it publishes."""
+"""Leaves of a run tree in one post. A longer run is shown without its leaves; they are in the files it publishes."""
 MAX_FILES: Final = 1_500
 MAX_LOSSES: Final = 4_096
 MAX_SIBLINGS: Final = 64
@@ -132,7 +132,7 @@ TRANSACTIONS: Final[tuple[type[Any], ...]] = (
     e.CloseSeats, e.Challenge, e.MakeMove, e.Enter, e.EnterAndProve, e.ReportFork, e.ClaimTimeout, e.Reclaim,
     e.Withdraw,
 )  # fmt: skip
-"""By their number in a post, which never changes."""
+"""The transactions by their number in a post, which never changes."""
 _BYTES: Final = Data(4096)
 _FIELDS: Final[dict[Any, Kind]] = {
     Digest: Raw(32),
@@ -204,7 +204,7 @@ _ANY_JOB: Final = OneOf((Job,))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferBody(Body):
-    """By the client: a job that asks for its trainer's signature."""
+    """A client's job that asks for its trainer's signature."""
 
     KIND = PostKind.OFFER
     job: Annotated[Job, _ANY_JOB]
@@ -215,7 +215,7 @@ class OfferBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerBody(Body):
-    """By the trainer: its signature under a job, or an empty one that declines."""
+    """The trainer's signature under a job, or an empty one that declines."""
 
     KIND = PostKind.ANSWER
     job: Annotated[Job, _ANY_JOB]
@@ -227,7 +227,7 @@ class AnswerBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadBody(Body):
-    """By the trainer: a head, perhaps with the leaves of its run tree."""
+    """The trainer's head, perhaps with the leaves of its run tree."""
 
     KIND = PostKind.HEAD
     head: Annotated[SignedHead, Signed(SignedHead)]
@@ -239,7 +239,7 @@ class HeadBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReceiptBody(Body):
-    """By the client: its receipt for the logs of a head."""
+    """The client's receipt for the logs of a head."""
 
     KIND = PostKind.LOG_RECEIPT
     receipt: Annotated[LogReceipt, Signed(LogReceipt)]
@@ -250,7 +250,7 @@ class LogReceiptBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameBody(Body):
-    """By a challenger: the head that it challenges, and the nonce of its game. It opens the game's mailbox."""
+    """A challenger's choice of a head, and the nonce of its game. It opens the game's mailbox."""
 
     KIND = PostKind.GAME
     head: Annotated[SignedHead, Signed(SignedHead)]
@@ -262,7 +262,7 @@ class GameBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveBody(Body):
-    """By a side of a game: a signed message (section 9)."""
+    """A signed message by a side of a game (section 9)."""
 
     KIND = PostKind.MOVE
     wire: Annotated[bytes, Data(MAX_MESSAGE_BYTES)]
@@ -270,7 +270,7 @@ class MoveBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptBody(Body):
-    """By a side of a game: a receipt for a state of it (section 9)."""
+    """A receipt for a state of a game by one of its sides (section 9)."""
 
     KIND = PostKind.RECEIPT
     receipt: Annotated[bytes, Data(MAX_RECEIPT_BYTES)]
@@ -299,7 +299,7 @@ class PublishedFile(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryBody(Body):
-    """By the client or the trainer: the files that make up what is published of a run up to `count` checkpoints."""
+    """The published files of a run up to `count` checkpoints, by the client or the trainer."""
 
     KIND = PostKind.LIBRARY
     count: U64
@@ -316,23 +316,23 @@ class LibraryBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsBody(Body):
-    """By the trainer, for those who watch: how training goes. It proves nothing and binds nobody."""
+    """The trainer's account of its training, for those who watch. It proves nothing and binds nobody."""
 
     KIND = PostKind.STEPS
     first_step: U64
     losses: Annotated[tuple[int, ...], ListOf(Uint(32), MAX_LOSSES)]
-    """Of each step from `first_step` on, as the 32 bits of an FP32 number."""
+    """The loss of each step from `first_step` on, as the 32 bits of an FP32 number."""
     millisteps: U64
     """Speed, in steps in 1,000 seconds, so that a whole number tells slow steps apart."""
     processor: Annotated[int, Uint(16, 0, 1000)]
-    """Of all that the machine has, in thousandths."""
+    """The share of all processors of the machine, in thousandths."""
     memory: U64
     """The most bytes of memory that the training process has held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedBody(Body):
-    """By an auditor, for those who watch: what a replay came to. It proves nothing and binds nobody."""
+    """The result of an auditor's replay, for those who watch. It proves nothing and binds nobody."""
 
     KIND = PostKind.REPLAYED
     count: U64
@@ -342,7 +342,7 @@ class ReplayedBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionBody(Body):
-    """By anybody, where there is no chain: what it would have sent there."""
+    """A transaction that anybody would have sent to a chain, where there is none."""
 
     KIND = PostKind.TRANSACTION
     transaction: Annotated[e.Transaction, AnyTransaction()]
@@ -395,7 +395,7 @@ class Post(Record):
         return tagged_hash(Tag.POST, self.encode())
 
     def read(self, domain: Domain) -> Body:
-        """What the post carries. Raises `VerificationError` unless it is about the job and the game that it names."""
+        """The body of the post. Raises `VerificationError` unless it is about the job and the game that it names."""
         kind = BODIES[self.kind]
         body = kind.unpack(kind.__name__, unpack(self.body, MAX_BODY_BYTES))  # (2)
         job, game = body.subject()
@@ -412,7 +412,7 @@ class Post(Record):
 
 
 def content_data(domain: Domain, content: bytes) -> TypedData:
-    """What the sender of a post signs."""
+    """The typed data that the sender of a post signs."""
     return TypedData(domain=domain, name="Post", kinds={"content": Raw(32)}, values=(content,))
 
 
@@ -449,7 +449,7 @@ class SignedPost:
         return content_digest(domain, self.post.content)
 
     def verify(self, domain: Domain) -> Body:
-        """What the post carries. Raises `VerificationError` unless it is well-formed and its sender signed it."""
+        """The body of the post. Raises `VerificationError` unless it is well-formed and its sender signed it."""
         body = self.post.read(domain)
         _verify(self.digest(domain), self.signature, self.post.sender)  # (4)
         return body
@@ -458,8 +458,8 @@ class SignedPost:
 def _verify(digest: bytes, signature: bytes, sender: Address) -> None:
     """Raise `SignatureError` unless the sender made r and s. Their last byte may be either of its two values.
 
-    It only helps to recover the key, which the sender's address names anyway. A reader that knows the key may leave the
-    recovery away and still takes exactly what every other reader takes.
+    It only helps to recover the key, which the sender's address names anyway. A reader that knows the key may skip the
+    recovery and still takes exactly what every other reader takes.
     """
     try:
         keys.verify(digest, signature, sender)
@@ -472,7 +472,7 @@ def _verify(digest: bytes, signature: bytes, sender: Address) -> None:
 def check_author(post: Post, body: Body, job: Job, challenger: Address | None, domain: Domain) -> None:  # (5)
     """Raise `VerificationError` unless this sender may write this into the job.
 
-    challenger: of the game that the post names, if that is known. For a game that is being opened the head has to be
+    challenger: that of the game that the post names, if it is known. For a game that is being opened the head has to be
     one of the job's, so that nobody opens mailboxes about nothing.
     """
     allowed: tuple[bytes, ...]
@@ -552,7 +552,7 @@ class Complete(Record):
 
 
 def body_of(action: e.Statement) -> Body:
-    """What says to others what a machine wants said."""
+    """The post body for a machine's statement."""
     match action:
         case e.OfferJob(job=job):
             return OfferBody(job=job)
@@ -569,7 +569,7 @@ def body_of(action: e.Statement) -> Body:
 
 
 def event_of(post: Post, body: Body, at: int) -> e.Message | None:
-    """What a machine is told about a post; None if that is the business of its driver."""
+    """The event by which a machine learns of a post; None if that is the business of its driver."""
     match body:
         case OfferBody(job=job):
             return e.JobOffered(at=at, job=job)

@@ -1,4 +1,4 @@
-"""Holds seats of jobs: joins pools, audits a job of which it drew a seat, seals the root, and claims what it earned."""
+"""Holds seats of jobs: joins pools, audits a job whose seat it drew, seals the root, and claims its pay."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class Sitter(Machine):
         return None if root is None else Digest(root)
 
     def leaves(self, bond: int) -> bool:
-        """Decide whether to leave a pool. By default, when no job goes on that could draw from it.
+        """Decide whether to leave a pool. The default is to leave when no job goes on that could draw from it.
 
         An offer is no reason to stay: it costs nothing, and may stand for ever.
         """
@@ -64,9 +64,9 @@ class Sitter(Machine):
         return claims or super().has_business()
 
     def _join(self, job: PublicJob) -> None:
-        """Join before the final seal: later, a slot is not drawn. Not for an offer, which is withdrawn for free.
+        """Join before the final seal, as later slots are not drawn, but not for an offer, which is withdrawn for free.
 
-        What is left has to pay for a seat and for a challenge.
+        The money that is left has to pay for a seat and for a challenge.
         """
         bond, stake = job.job.seat_bond, job.job.challenger_stake
         if not is_active(job) or job.seating.sealed_at or not self.sits(job):
@@ -78,7 +78,7 @@ class Sitter(Machine):
             self.want(place, e.JoinPool(bond=bond), wei=bond)
 
     def _seal(self, job: PublicJob) -> None:
-        """Seal the root that it computed. What is sealed is in the journal before, so it can be opened in any case."""
+        """Seal the root that it computed. The root is in the journal before, so the seal can be opened in any case."""
         if not is_active(job) or not job.is_sealed or self.now > job.window_end:
             return
         for seat in range(job.job.seats):

@@ -18,17 +18,17 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.trees import depth_of
 
 MISSED_BLOCKS: Final = 3
-"""How many of one side's transactions in a game, or for a segment, may each have to wait for one extra block."""
+"""Transactions of one side in a game, or for a segment, that may each have to wait for one extra block."""
 ENTERING: Final = 3
 """Transactions for which a side leaves time when it enters the state it is to move in; its opponent leaves less."""
 REPLAYS: Final = 3
 """Number of moves by one side in a game that need re-execution."""
 PATIENCE: Final = 1 << 22
-"""For how many seconds a party lets its stake be held beyond what its own work takes: seven weeks."""
+"""Seconds that a party lets its stake be held beyond the time of its own work: seven weeks."""
 HELD_RUNS: Final = 4
-"""How many times what the run takes a party waits for its end, beside its patience."""
+"""The multiple of the run's own time that a party waits for its end, in addition to its patience."""
 MAX_STAKE_RATIO: Final = 1000
-"""How many times the challenger's stake the trainer's may be, or the other way round.
+"""The largest ratio of the trainer's stake to the challenger's, or the other way round.
 
 A smaller stake than that makes games without ground too cheap a way to delay; a larger one risks much to win little.
 """
@@ -36,25 +36,25 @@ A smaller stake than that makes games without ground too cheap a way to delay; a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long things take, in seconds: a block of the chain, and a step of the job on this party's machine."""
+    """The seconds that a block of the chain, and a step of the job on this party's machine, take."""
 
     block_seconds: int
     step_seconds: float
-    """For ordinary data."""
+    """The seconds of a step on ordinary data."""
     slowdown: int = 1
-    """How many times longer a step takes on the worst possible data, which a client may have chosen.
+    """The factor by which a step takes longer on the worst possible data, which a client may have chosen.
 
     `tiebreak doctor --worst` measures this on a machine.
     """
     confirmations: int = 0
-    """How many blocks must stand on top of a seal's before this party shows the proof, which reveals what it sealed.
+    """Blocks that must stand on top of a seal's before this party shows the proof, which reveals the sealed answer.
 
-    As many as may be reorganised: in other blocks, somebody who has seen the proof could seal its answer first.
+    Choose as many as may be reorganised: in other blocks, one who has seen the proof could seal its answer first.
     """
     step_wei: int = 0
-    """What a step of an audit costs its owner."""
+    """The wei that a step of an audit costs its owner."""
     games: int = 1
-    """In how many jobs this party may have games at once: their moves share its machine."""
+    """The number of jobs in which this party may have games at once: their moves share its machine."""
     beside: float = 0
     """Seconds of the longest step, on the worst data, of all its jobs: it may be under way when a move is due."""
 
@@ -65,7 +65,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """How much a party may put up, in wei; 0 sets no limit."""
+    """The wei that a party may put up; 0 sets no limit."""
 
     most_bond: int = 0
     """The largest bond of a seat, and so the largest deposit in a pool."""
@@ -76,17 +76,17 @@ class Means:
     floor: int = 0
     """The account keeps this much to pay for the transactions of games."""
     balance: Callable[[], int] | None = None
-    """Tells what the account holds; None where everybody can pay."""
+    """Returns the account's wei; None where everybody can pay."""
 
     def objection(self, *, of_job: int, in_all: int) -> str:
-        """Why a party should not put up more, after which it would have so much up; empty if it may."""
+        """The reason not to put up more, given the totals that would result; empty if there is none."""
         for what, most, found in (("for this job", self.most_stake, of_job), ("in all", self.most_exposed, in_all)):
             if most and found > most:
                 return f"expected to put up at most {ether(most)} {what}, got {ether(found)}"
         return ""
 
     def shortage(self, wei: int) -> str:
-        """Why the account cannot pay this much and keep its floor; empty if it can."""
+        """The reason why the account cannot pay this much and keep its floor; empty if it can."""
         needed, balance = wei + self.floor, None if self.balance is None else self.balance()
         if balance is None or balance >= needed:
             return ""
@@ -169,7 +169,7 @@ def objections_to_auditing(job: Job, program: Program | None, pace: Pace) -> tup
 def objections_to_paying(job: Job, pace: Pace) -> tuple[str, ...]:
     """Reasons why a client should not offer this job: a false run could be paid, or hold the reward for too long."""
     run = job.checkpoints * (_segment_seconds(job, pace) + pace.sending(1))
-    # The data are the client's own. Who has so long for each segment is done with all that are posted when it is over.
+    # The data are the client's own. With this much time for each segment, it has checked all posted ones at the end.
     needed = ceil(job.checkpoint_interval * pace.step_seconds) + pace.sending(1)
     found: tuple[str, ...] = ()
     if job.audit_time < needed and job.challenge_window < job.checkpoints * needed:

@@ -79,11 +79,11 @@ class Trainer(Player):
         return heads[:1]
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
-        """Choose when to post a head; asked once per head. By default now."""
+        """Choose when to post a head; asked once per head. The default is now."""
         return self.now
 
     def publishes(self, job: Job, count: int) -> bool:  # noqa: ARG002
-        """Decide whether to publish a run's rounding logs at a checkpoint, which an auditor needs beside the head."""
+        """Decide whether to publish a run's rounding logs at a checkpoint, which an auditor needs with the head."""
         return True
 
     def opens(self, job: PublicJob) -> bool:  # noqa: ARG002

@@ -1,6 +1,6 @@
-"""In which order posts that wait at a hub get to its clerk: those of games first, and by turns from each address.
+"""The order in which posts that wait at a hub get to its clerk: games' first, and by turns from each address.
 
-So whoever sends a thousand posts delays those of others by one of them, and a list of files never delays a move by more
+So a sender of a thousand posts delays those of others by one of them, and a list of files never delays a move by more
 than two batches. In every `OTHERS`th batch the other posts come first, since anybody may call a post one of a game.
 Each batch is in the order in which its posts arrived.
 """
@@ -11,12 +11,12 @@ from typing import Final, Generic, Protocol, TypeVar
 
 MAX_BATCH: Final = 64
 MAX_BATCH_BYTES: Final = 1 << 17
-"""Of a batch to which anything is added; the largest post makes one by itself."""
+"""A batch of this many bytes gets no more posts; the largest post makes a batch by itself."""
 OTHERS: Final = 8
 
 
 class Arrives(Protocol):
-    """What the order depends on."""
+    """The properties of a post that its turn depends on."""
 
     @property
     def wire(self) -> bytes:
@@ -24,22 +24,22 @@ class Arrives(Protocol):
 
     @property
     def at(self) -> float:
-        """When it arrived."""
+        """The time at which it arrived, in seconds by the hub's clock."""
 
     @property
     def address(self) -> str:
-        """From where it came."""
+        """The address that it came from."""
 
     @property
     def is_of_game(self) -> bool:
-        """Whether it may be what a clock runs for."""
+        """Whether it may be a message that a game's clock waits for."""
 
 
 W = TypeVar("W")
 
 
 class Turns(Generic[W]):
-    """What waits for a clerk; `arrival` says of each how it arrived."""
+    """The posts that wait for a clerk; `arrival` gives the properties of each."""
 
     def __init__(self, arrival: Callable[[W], Arrives]) -> None:
         self._arrival = arrival
@@ -73,6 +73,6 @@ class Turns(Generic[W]):
         return self._taken
 
     def earliest(self, now: float) -> float:
-        """When the first post arrived that is not done yet; now if there is none."""
+        """The time at which the first post arrived that is not done yet; `now` if there is none."""
         queues = (*self._of_games.values(), *self._others.values(), self._taken)
         return min((self._arrival(queue[0]).at for queue in queues if queue), default=now)

@@ -32,7 +32,7 @@ _I64_MIN: Final = -(1 << 63)
 
 
 class Kind(Enum):
-    """What is accumulated, and for which dtype; with the length of its encoding in bytes."""
+    """An accumulated quantity and its dtype, with the length of its encoding in bytes."""
 
     F32_SUM = "f32 sum", 1 + SUM_BYTES
     I64_SUM = "i64 sum", 8

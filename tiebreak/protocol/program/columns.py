@@ -34,14 +34,14 @@ _REACH: Final = float(1 << 41)
 """Above every product of a stride and a dim that a valid instruction can have."""
 _FUNCTIONS: Final = 32
 _ABSENT: Final = 3
-"""In place of an operand's dtype."""
+"""The dtype of an operand that is not there."""
 _CODES: Final = tuple(int(opcode) for opcode in Opcode)
 _NAME: Final = re.compile(rb"[!-~]+")
 _BITS: Final = np.array([32, 64, 1])
 
 
 def _accepted() -> Flags:
-    """Which combinations of opcode, function, operand dtypes and dtype exist (`isa.signatures`)."""
+    """A table of the combinations of opcode, function, operand dtypes and dtype that exist (`isa.signatures`)."""
     table = np.zeros((len(_CODES) + 1, _FUNCTIONS, 4, 4, 4, 3), dtype=np.bool_)
     table[Opcode.SOURCE, : len(SourceKind), _ABSENT, _ABSENT, _ABSENT] = True
     functions: dict[Opcode, Any] = {
@@ -62,24 +62,24 @@ _ACCEPTED: Final = _accepted()
 
 
 class Survey:
-    """What `survey` finds out about the instructions of a program file."""
+    """The findings of `survey` about the instructions of a program file."""
 
     def __init__(self, count: int, body: int) -> None:
         self.body = body
         self.doubtful: list[int] = []
-        """Those that may break a rule of their own, ascending."""
+        """The numbers of instructions that may break a rule of their own, ascending."""
         self.dtype: Integers = np.zeros(count, dtype=np.int64)
         self.numel: Floats = np.ones(count)
         self.terms: Floats = np.ones(count)
-        """Of the whole result, without overflow: above 2^53 not exact."""
+        """Terms of the whole result of each instruction, as FP64: never an overflow, but not exact above 2^53."""
         self.repeated_stream: int | None = None
-        """The first that draws from a random stream which was drawn from before."""
+        """The first instruction that draws from a random stream which an earlier one uses."""
         self.slotted: Integers = np.zeros(0, dtype=np.int64)
-        """The numbers of those that have a slot and a name, and are not doubtful; `slots` and `names` are theirs."""
+        """The numbers of instructions with a slot and a name that are not doubtful, ordered as `slots` and `names`."""
         self.slots: Integers = np.zeros(0, dtype=np.int64)
         self.names: list[bytes] = []
         self.misses_slots = False
-        """Whether one that has a slot was doubtful, but breaks no rule: then `slotted` does not have all."""
+        """Whether an instruction with a slot was doubtful, but breaks no rule: then `slotted` does not have all."""
 
 
 class Columns:
@@ -92,7 +92,7 @@ class Columns:
         self.opcode, self.function, self.dtype, self.rank, self.reduction, self.operands = header.T
         self.space = self.rank + self.reduction
         self.params = starts + _HEADER + 8 * self.space + self.operands * (12 + 8 * self.space) + 2
-        """Where the parameters start, after their length."""
+        """The start of the parameters of each instruction, after their length."""
         self.doubt: Flags = (self.opcode == 0) | (self.opcode > len(_CODES)) | (self.function >= _FUNCTIONS)
         self.doubt |= (self.dtype > max(DType)) | (self.rank > _RANK) | (self.reduction > _RANK)
         self.doubt |= (self.operands > isa.MAX_OPERANDS) | (lengths > isa.MAX_INSTRUCTION_BYTES)
@@ -133,7 +133,7 @@ def integers(data: bytes, places: Integers, width: int) -> Integers:
 
 
 def survey(data: bytes, starts: Integers, lengths: Integers, body: int) -> Survey:
-    """Check instructions of which each has at least the bytes of a header, block by block."""
+    """Check instructions, each with at least the bytes of a header, block by block."""
     found = Survey(len(starts), body)
     streams: list[Integers] = []
     slots: list[Integers] = []
@@ -227,7 +227,7 @@ def _sizes_of_params(c: Columns) -> None:
 
 
 def named_slots(c: Columns) -> Flags:
-    """Which instructions have a slot and a name."""
+    """A mask of the instructions that have a slot and a name."""
     source = (c.opcode == Opcode.SOURCE) & np.isin(c.function, (SourceKind.STATE, SourceKind.DATA))
     return cast("Flags", source | (c.opcode == Opcode.COMMIT))
 
@@ -297,7 +297,7 @@ def _scatters(c: Columns, dims: Floats) -> None:
 
 
 def _operand(c: Columns, numbers: Integers, k: int) -> Integers:
-    """Where operand k of these instructions starts."""
+    """The byte at which operand k of each of these instructions starts."""
     space = c.space[numbers]
     return cast("Integers", c.starts[numbers] + _HEADER + 8 * space + k * (12 + 8 * space))
 

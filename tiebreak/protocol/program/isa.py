@@ -107,7 +107,7 @@ class ScatterFunction(IntEnum):
 
 
 class WindowFunction(IntEnum):
-    """Functions of `window`: what fills the output outside the box."""
+    """Functions of `window`: the values that fill the output outside the box."""
 
     FILL = 0
     ELSE = 1
@@ -261,7 +261,7 @@ class Instruction:
     operands: tuple[Access, ...] = ()
     params: Params = None
     origin: str = field(default="", compare=False)
-    """Where in the captured model the instruction comes from. For display only, not encoded."""
+    """The place in the captured model that the instruction comes from. For display only, not encoded."""
 
     @property
     def numel(self) -> int:
@@ -293,7 +293,7 @@ class Instruction:
 
     @property
     def is_bf16_sum(self) -> bool:
-        """Whether they are rounded to bfloat16, whatever the job's precision."""
+        """Whether its sums are rounded to bfloat16, whatever the job's precision."""
         return (self.opcode, self.function) in (
             (Opcode.REDUCE, ReduceFunction.SUM_BF16),
             (Opcode.SCATTER_SUM, ScatterFunction.SUM_BF16),

@@ -242,7 +242,7 @@ def _products(factors: Sequence[Words]) -> tuple[Longs, Longs, Mask]:
 
 
 def _limbs(product: Longs, shift: Longs, leaves: int) -> Longs:
-    """What the terms of each leaf add to each limb, with shape (limbs, leaves)."""
+    """The sums that the terms of each leaf add to each limb, with shape (limbs, leaves)."""
     limbs = np.zeros(_LIMBS * leaves, dtype=np.int64)
     place = (shift >> 5) * leaves + np.arange(product.size) // TERMS_PER_LEAF
     within = shift & 31

@@ -41,7 +41,7 @@ MAGIC = b"TBPROG01"
 _STREAM_RULE = "each random stream is used once"
 _DATA_RULE = "data slots are 0, 1, ..., each sourced once"
 _MIN_BYTES = 8
-"""Of an instruction without dims, operands and parameters."""
+"""The bytes of an instruction without dims, operands and parameters."""
 
 _FUNCTIONS: dict[Opcode, type[IntEnum]] = {
     Opcode.SOURCE: SourceKind,
@@ -181,7 +181,7 @@ class Encoded(Sequence[Instruction]):
         self.data, self.starts, self._lengths = data, starts, lengths
         self._made: list[Instruction | None] = [None] * len(starts)
         self.decoded = 0
-        """Instructions of which an object was made; tests count them instead of seconds."""
+        """The number of instructions decoded into objects; tests count them instead of seconds."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -330,7 +330,7 @@ class Program:
 
 
 def _records(reader: Reader, count: int) -> tuple[Integers, Integers]:
-    """Where the instructions of a program file start, and their lengths, if these fill the file."""
+    """The starts and lengths of the instructions of a program file. Raises `EncodingError` unless they fill it."""
     starts, lengths = array("q"), array("q")
     for number in range(count):
         length = reader.unsigned(4)
@@ -559,7 +559,7 @@ class _Validator:
         self._name_order("data is", [s.name.encode() for s in data])
 
     def _slots_over(self, found: Survey) -> None:
-        """The same in vectors. Only the first commit and the first source that break a rule are made into objects."""
+        """Checks the same in vectors. Only the first commit and the first source that break a rule become objects."""
         body, commits = self._program.body, self._program.commits
         assert isinstance(body, Encoded)
         assert isinstance(commits, Encoded)

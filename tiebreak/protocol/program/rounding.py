@@ -1,4 +1,4 @@
-"""How an f32 sum is rounded: to nearest or, under policy `logged`, as the step's rounding log says (SPEC section 5.1).
+"""Rounding of f32 sums: to nearest or, under policy `logged`, as the step's rounding log says (SPEC section 5.1).
 
 A log can only choose between the two neighbours of a sum that lies near the midpoint between them. Elsewhere it has no
 effect, so it cannot move a result away from what the exact value allows.
@@ -83,7 +83,7 @@ def check_tolerances(tolerances: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """How one element is rounded: to how many bits, and with which tolerance and direction."""
+    """The rounding of one element: the number of bits, the tolerance and the direction."""
 
     precision: int = MAX_PRECISION
     tolerance: int = 0
@@ -99,7 +99,7 @@ BF16: Final = Rounding(precision=MIN_PRECISION)
 def element_rounding(
     instruction: Instruction, *, precision: int, tolerances: int, direction: Direction = Direction.NONE
 ) -> Rounding:
-    """How a job rounds an element of this instruction's value. The direction only matters for logged sums."""
+    """The rounding by which a job makes an element of this instruction. The direction only matters for logged sums."""
     kind = sum_kind(instruction)
     if kind is None:
         return BF16 if instruction.is_bf16_sum else Rounding(precision=precision)

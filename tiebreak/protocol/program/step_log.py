@@ -1,4 +1,4 @@
-"""What the rounding log of one step says about each element (SPEC section 5.1).
+"""The rounding log of one step, with its direction for each element (SPEC section 5.1).
 
 The tree that commits to a log (`tiebreak.protocol.commitments.log_tree`) has one place for every element that could be
 logged, so nothing in it can be out of order, repeated or out of range. Log *files* can have these faults, and so can a
