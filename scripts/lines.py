@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 15_545,
+    "tiebreak/protocol/": 15_575,
     "tiebreak/engine/": 25_750,
-    "tiebreak/sim/": 11_950,
+    "tiebreak/sim/": 12_020,
     "tiebreak/node/": 9_990,
-    "tiebreak/": 12_735,  # api, cli, demo: everything that is in none of the folders above
+    "tiebreak/": 12_740,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 5_575,
 }
 SUFFIXES = {".py", ".c", ".h"}
