@@ -29,7 +29,7 @@ abstract contract BoardBase {
     uint64 internal constant AUDIT = 0;
     uint64 internal constant DEADLINE = 100_000;
     uint256 internal constant FEE = 0.3 ether;
-    uint256 internal constant BOND = 0.7 ether;
+    uint256 internal constant BOND = 1 << 59;
     bytes32 internal constant HEAD_SALT = keccak256("salt of the head");
     bytes32 internal constant ROOT_SALT = keccak256("salt of a root");
     uint8 internal constant PRECISION = 30;

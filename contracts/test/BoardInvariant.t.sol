@@ -246,6 +246,7 @@ contract BoardHandler is GameBase {
             return true;
         }
         if (state.headCount < 3) {
+            if (current <= _due(id) - WINDOW / 2) _warp(_due(id) - WINDOW / 2 + 1);
             _sealHead(id, seed % 4 == 0 && state.headCount == 0 ? 1 : 3, root);
             ++seated[0];
             return true;

@@ -160,6 +160,8 @@ contract BoardJobsTest is BoardBase {
         _refused(job, "seats", 17);
         (job.seats, job.seatBond) = (16, 0);
         _refused(job, "seatBond", 0);
+        job.seatBond = 3 << 120;
+        _refused(job, "seatBond", 3 << 120);
         (job.seatFee, job.seatBond) = (1 << 128, 1);
         _refused(job, "seatFee", 1 << 128);
         (job.seatFee, job.policy) = (0, 1);
@@ -188,8 +190,8 @@ contract BoardJobsTest is BoardBase {
 
     function test_create_refuses_a_cap_of_games_that_is_cheap_to_fill() external {
         IJobBoard.Job memory job = _job(1);
-        (job.reward, job.trainerStake, job.challengerStake) = (5, 7, 3);
-        (job.seats, job.seatFee, job.seatBond) = (4, 2, (3 << 12) - 5);
+        (job.reward, job.trainerStake, job.challengerStake) = (8, 12, 3);
+        (job.seats, job.seatFee, job.seatBond) = (4, (1 << 13) - 5, 1 << 12);
         _offer(job);
         job.reward += 1;
         _refused(job, "worth", (3 << 14) + 1);

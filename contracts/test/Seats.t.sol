@@ -23,7 +23,7 @@ contract SeatsTest is BoardBase, TestBase {
             _join(slot < 2 ? challenger : stranger, slot);
         }
         jobId = _activeJob(1);
-        _warp(current + 10);
+        _warp(current + WINDOW / 2 + 1);
     }
 
     function _error(bytes4 selector) private view returns (bytes memory) {
@@ -124,7 +124,8 @@ contract SeatsTest is BoardBase, TestBase {
         _join(client, 1);
         require(board.poolSlot(BOND, 1).owner == client, "in the hole");
         _equal(4, board.poolLength(BOND), "as many");
-        _equal(0, board.poolLength(BOND + 1), "another pool");
+        _expect(abi.encodeWithSelector(ISeats.NoSuchPool.selector, 3));
+        board.joinPool{value: 3}(0);
     }
 
     function test_a_deposit_stays_for_its_time_and_comes_back() external {
@@ -216,6 +217,7 @@ contract SeatsTest is BoardBase, TestBase {
         job.auditTime = WINDOW; // three segments
         jobId = _offer(job);
         _accept(jobId);
+        _warp(current + WINDOW / 2 + 1);
         _sealHead(jobId, 3, ROOT);
         _warp(current + WINDOW);
         uint256 before = VM.snapshotState();
@@ -259,6 +261,7 @@ contract SeatsTest is BoardBase, TestBase {
             if ((empty >> slot) & 1 == 0) continue;
             _leave(slot < 2 ? challenger : stranger, slot);
         }
+        _warp(current + WINDOW / 2 + 1);
         _sealHead(jobId, 3, ROOT);
         // In the second of the seal: too late.
         if (empty & 1 == 1) _join(client, 0);
@@ -285,11 +288,15 @@ contract SeatsTest is BoardBase, TestBase {
         require(second == (first == challenger ? stranger : challenger), "the other");
     }
 
-    function test_an_empty_pool_leaves_the_seats_empty() external {
+    function test_the_seal_waits_for_auditors_and_an_empty_pool_leaves_the_seats_empty() external {
         IJobBoard.Job memory job = _job(2);
-        job.seatBond = 1;
+        (job.seatBond, job.deadline) = (1, WINDOW - 200);
         jobId = _offer(job);
         _accept(jobId);
+        _warp(current + WINDOW / 2 - 100);
+        _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, current, current));
+        _sealHeadAs(trainer, 3, ROOT);
+        _warp(current + 1);
         _sealHead(jobId, 3, ROOT);
         board.drawSeats(job, bytes32(uint256(2)));
         require(board.seatOwner(jobId, 0) == address(0), "nobody");
@@ -520,27 +527,27 @@ contract SeatsTest is BoardBase, TestBase {
         uint256 max = type(uint128).max;
         seats = 16;
         IJobBoard.Job memory job = _job(2);
-        (job.trainerStake, job.challengerStake, job.seatFee, job.seatBond) = (max, max, max, max);
+        (job.trainerStake, job.challengerStake, job.seatFee, job.seatBond) = (max, max, max, 1 << 127);
         VM.deal(client, 20 * max);
         VM.deal(trainer, max);
         VM.deal(stranger, 20 * max);
         VM.prank(stranger);
-        board.joinPool{value: max}(0);
+        board.joinPool{value: 1 << 127}(0);
         jobId = _offer(job);
         _accept(jobId);
-        _warp(current + 1);
+        _warp(current + WINDOW / 2 + 1);
         _sealHead(jobId, 3, ROOT);
         board.drawSeats(job, bytes32(uint256(2)));
         bytes32 seal = _rootSeal(jobId, stranger, OTHER);
         for (uint8 seat = 0; seat < 16; ++seat) {
-            _sealAs(stranger, max, seat, seal);
+            _sealAs(stranger, 1 << 127, seat, seal);
         }
         _slashed();
-        _equal(32 * max + max / 2 - max / 34, board.seating(jobId).pot, "pot");
+        _equal(16 * max + (16 << 127) + max / 2 - max / 34, board.seating(jobId).pot, "pot");
         for (uint8 seat = 0; seat < 16; ++seat) {
             _claim(jobId, seat, stranger, OTHER);
         }
-        _equal(16 * (2 * max + max / 34), board.credit(stranger), "seats");
+        _equal(16 * (max + (1 << 127) + max / 34), board.credit(stranger), "seats");
         _closes(0, max / 2 - 17 * (max / 34));
     }
 }

@@ -23,7 +23,7 @@ from tiebreak.protocol.tags import Digest
 pytestmark = pytest.mark.slow
 
 WINDOW, AUDIT, DEADLINE, POOL = 100, 30, 400, POOL_SECONDS
-FEE, BOND, STAKE = 3 * 10**17, 7 * 10**17, JOB.trainer_stake
+FEE, BOND, STAKE = 3 * 10**17, 1 << 59, JOB.trainer_stake
 AUDITORS = (CHALLENGER, STRANGER, PAUPER)
 NOBODY = Address(bytes(20))
 BURNED = Address(bytes(18) + b"\xde\xad")
@@ -194,6 +194,7 @@ class Town:
         if self.make(TRAINER, calls.accept_job(one.job.id, STAKE), self.is_not(one, JobStatus.OFFERED)):
             one.status, one.last, one.due = JobStatus.ACTIVE, self.clock, self.clock + DEADLINE
             one.audit_end = self.clock
+            self.clock += self.rng.choice((0, WINDOW // 2, WINDOW // 2))  # until nobody joins any more
             one.pot = one.job.seats * FEE
 
     def seal_head(self, one: Seated) -> None:
@@ -206,6 +207,7 @@ class Town:
             ("HeadOutOfRange", count > 3),
             ("HeadNotAscending", count <= one.count),
             ("WindowClosed", self.clock > min(one.last + WINDOW, one.due)),
+            ("WindowOpen", count == 3 and self.clock <= one.due - DEADLINE + WINDOW // 2),
         )
         if not self.make(who, call, *broken):
             return

@@ -71,6 +71,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a fee without seats": ({"seat_fee": 1}, "a seat fee of 0 without seats, got 1"),
     "a bond without seats": ({"seat_bond": 1}, "a seat bond of 0 without seats, got 1"),
     "seats without a bond": ({"seats": 16, "seat_fee": 1}, "a seat bond of at least 1 with seats, got 0"),
+    "a bond without a pool": ({"seats": 16, "seat_bond": 3}, r"a power of two, such as 4 wei .*, got 3"),
     "a large fee": ({"seats": 1, "seat_fee": 1 << 128, "seat_bond": 1}, "seat_fee: expected a number between 0"),
     "a cap that is cheap to fill": (
         {"reward": 5, "trainer_stake": 7, "seats": 4, "seat_fee": 1, "seat_bond": 1 << 12, "challenger_stake": 1},

@@ -1,6 +1,8 @@
 """Jobs with seats, by the machines alone: who says what when, what a crash leaves of it, and who stays away."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob, Slot
 from tiebreak.protocol.parties.terms import Means, objections_to_sitting
 
 SEATED = replace(
-    JOB, seats=2, seat_fee=50, seat_bond=60, audit_time=30, nonce=nonce_of(SECRET), challenge_window=240,
+    JOB, seats=2, seat_fee=50, seat_bond=64, audit_time=30, nonce=nonce_of(SECRET), challenge_window=240,
     trainer_stake=601,
 )  # fmt: skip
 TRUTH, FALSE = Run(SEATED), Liar(SEATED, *LIE)
@@ -73,6 +75,7 @@ class SeatedTown(Town):
         late = now > job.window_end
         match wanted:
             case e.SealHead(count=count, seal=seal):
+                assert count < SEATED.checkpoints or now > job.joining_end
                 job.seal(count, now, len(pools.get(SEATED.seat_bond, [])))
                 self.seal, self.held = seal, self.held + (2 * SEATED.seat_fee if count == 1 else 0)
             case e.DrawSeats(job=drawn, secret=secret):
@@ -244,12 +247,28 @@ def test_a_pool_is_joined_for_a_job_that_goes_on_and_leaves_what_it_may_take(mea
 
 
 def test_pools_on_their_way_count_and_one_is_joined_once() -> None:
-    jobs = [PublicJob(job=replace(SEATED, seat_bond=bond), last_progress=0) for bond in (60, 61)]
+    jobs = [PublicJob(job=replace(SEATED, seat_bond=bond), last_progress=0) for bond in (64, 128)]
     jobs.append(PublicJob(job=replace(SEATED, nonce=1), last_progress=0))
     for job in jobs:
         job.accept(START)
-    assert joined(auditor_of(*jobs, most_exposed=2 * 60 + 61 + STAKE)) == [60]
-    assert joined(auditor_of(*jobs)) == [60, 61]
+    assert joined(auditor_of(*jobs, most_exposed=2 * 64 + 128 + STAKE)) == [64]
+    assert joined(auditor_of(*jobs)) == [64, 128]
+
+
+def test_a_pool_says_from_how_many_slots_on_a_lie_pays(cases: Callable[[], None]) -> None:
+    """In fractions, for each number of slots; holes do not count."""
+    for seats, slots in ((1, 1), (1, 12), (2, 12), (16, 12), (1, 0)):
+        job = PublicJob(job=replace(SEATED, seats=seats, reward=200), last_progress=0)
+        board = auditor_of(job).board
+        board.pools[BOND] = [Slot(owner=CHALLENGER.address, since=0)] * slots + [Slot(owner=None, since=0)]
+        pays = []
+        for own in range(slots):
+            f = Fraction(own, slots)
+            found = (1 - f**seats) * (job.job.reward + job.job.trainer_stake - job.share)
+            pays.append(found <= job.job.reward + seats * f * (1 - f ** (seats - 1)) * job.share)
+        assert pays == sorted(pays)
+        assert board.pool_of(job) == (slots, pays.count(False))
+        cases()
 
 
 def test_a_deposit_comes_back_whatever_is_only_offered() -> None:

@@ -10,7 +10,7 @@ import click
 from tiebreak.cli.options import FILE, AnyFunction, number
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import MAX_SEATS, Job
-from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS, Terms, ether
+from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS, Terms, ether, pool_bond
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.tags import Digest
 
@@ -108,7 +108,13 @@ _OPTIONS: Final = (
     number("--deadline", 1, MAX_SECONDS, DEFAULTS.deadline, "Seconds after acceptance for the final head."),
     number("--seats", 0, MAX_SEATS, DEFAULTS.seats, "Receipts of audits that the client pays for."),
     click.option("--seat-fee", type=Ether(), default=DEFAULTS.seat_fee, help="What each pays its auditor, in ether."),
-    click.option("--seat-bond", type=Ether(), default=DEFAULTS.seat_bond, help="What its auditor puts up, in ether."),
+    click.option(
+        "--seat-bond",
+        type=Ether(),
+        default=DEFAULTS.seat_bond,
+        callback=lambda _context, _option, wei: pool_bond(wei),
+        help="What its auditor puts up, in ether, rounded up to a power of two of wei: jobs of one bond share a pool.",
+    ),
     number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals."),
     number(
         "--nonce", 0, None, 0, "Tells equal jobs apart. Of a job with seats, the client's key and it give the draw."

@@ -284,6 +284,12 @@ abstract contract JobBoard is IJobBoard {
         return state.trainerStake / 2 / (1 + uint256(state.seats));
     }
 
+    /// @return whether seats of this bond have a pool: powers of two have.
+    /// SAFETY: with any bond, each job could have a pool of its own, in which nobody but its trainer had the time to join.
+    function _isPool(uint256 bond) internal pure returns (bool) {
+        return bond != 0 && bond & (bond - 1) == 0;
+    }
+
     function _credit(address account, uint256 amount) internal {
         if (amount == 0) return;
         _credits[account] += amount;
@@ -383,7 +389,8 @@ abstract contract JobBoard is IJobBoard {
         // Policy `logged` has no receipts of audits: what an auditor computes there depends on the trainer's log.
         _require("seats", job_.seats, 0, job_.policy == LOGGED ? 0 : MAX_SEATS);
         _require("seatFee", job_.seatFee, 0, seated ? MAX_AMOUNT : 0);
-        _require("seatBond", job_.seatBond, seated ? 1 : 0, seated ? MAX_AMOUNT : 0);
+        _require("seatBond", job_.seatBond, 0, seated ? MAX_AMOUNT : 0);
+        if (seated && !_isPool(job_.seatBond)) revert InvalidJob("seatBond", job_.seatBond);
         _require("descentLevels", job_.descentLevels, 1, MAX_DESCENT_LEVELS);
         // SAFETY: a trainer that fills its job with games of its own, so that nobody else can challenge, burns half of
         // 2^MAX_GAMES - 1 stakes: twice what that can win or keep for it.

@@ -25,6 +25,7 @@ abstract contract Seats is JobBoard, ISeats {
 
     /// @inheritdoc ISeats
     function joinPool(uint32 slot) external payable {
+        if (!_isPool(msg.value)) revert NoSuchPool(msg.value);
         Slot[] storage pool = _pools[msg.value];
         if (slot == pool.length) pool.push();
         if (slot >= pool.length || pool[slot].owner != address(0)) revert SlotNotFree(msg.value, slot);
@@ -57,6 +58,7 @@ abstract contract Seats is JobBoard, ISeats {
         _progress(state, 0);
         emit HeadSealed(jobId, count, headSeal, count == last);
         if (count != last) return;
+        _requireOver(_joiningEnd(state));
         Seating storage seats = _seatings[jobId];
         seats.headSeal = headSeal;
         seats.seed = bytes32(block.prevrandao);
@@ -223,6 +225,14 @@ abstract contract Seats is JobBoard, ISeats {
     function _sealed(JobId jobId) private view returns (Seating storage seats) {
         seats = _seatings[jobId];
         if (seats.headSeal == 0) revert NotSealed(jobId);
+    }
+
+    /// @dev Half of the time that a trainer has for its first head. Until then nobody is bound, whatever was computed before.
+    /// SAFETY: auditors join the pool of a job that was accepted. Sealed at once, all its slots could be the trainer's own.
+    function _joiningEnd(JobState storage state) private view returns (Instant) {
+        uint40 window = Duration.unwrap(state.challengeWindow);
+        uint40 deadline = Duration.unwrap(state.deadline);
+        return state.accepted.plus(Duration.wrap((window < deadline ? window : deadline) / 2));
     }
 
     /// @dev Until when the seats of a job that has ended can be claimed.

@@ -117,7 +117,7 @@ interface IJobBoard {
         uint8 seats;
         /// Wei, for each seat. Invariant: below 2^128; 0 without seats.
         uint256 seatFee;
-        /// Wei, what the auditor of a seat puts up. Invariant: 1 ... 2^128 - 1; 0 without seats.
+        /// Wei, what the auditor of a seat puts up. Invariant: a power of two, at most 2^127; 0 without seats.
         uint256 seatBond;
         /// r: levels of a tree revealed by one move. Invariant: 1 ... 5.
         uint8 descentLevels;

@@ -67,6 +67,8 @@ interface ISeats {
     event SeatClaimed(JobId indexed jobId, uint8 seat, address indexed auditor, uint256 amount);
     event SeatsClosed(JobId indexed jobId, uint256 toClient, uint256 burned);
 
+    /// The bonds of pools are powers of two, in wei.
+    error NoSuchPool(uint256 bond);
     /// The slot has an owner, or is beyond the next one.
     error SlotNotFree(uint256 bond, uint32 slot);
     /// The job has no seats: its heads are posted.
@@ -87,7 +89,7 @@ interface ISeats {
     /// Nothing is left, or nothing ever was.
     error PotEmpty(JobId jobId);
 
-    /// @notice Takes a slot of the pool for seats of one bond. Value: that bond. The slot is a hole, or the next new one. An
+    /// @notice Takes a slot of the pool for seats of one bond. Value: that bond, a power of two. The slot is a hole, or the next new one. An
     /// account may have many slots. The deposit is at no stake: it makes slots cost capital.
     function joinPool(uint32 slot) external payable;
 
@@ -95,7 +97,8 @@ interface ISeats {
     function leavePool(uint256 bond, uint32 slot) external;
 
     /// @notice Says how far the trainer is, of a job with seats, without showing a root. Caller: the trainer. Counts are
-    /// ascending; only the final seal binds.
+    /// ascending; only the final seal binds. It comes later than half of `challengeWindow`, or of `deadline` if that is less, after
+    /// the acceptance: auditors have that time to join the pool.
     function sealHead(JobId jobId, uint64 count, bytes32 headSeal) external;
 
     /// @notice Opens the secret under the job's nonce. Caller: anyone, once, when the final head is sealed, until the

@@ -7,7 +7,7 @@ probabilities. `play` lets the parties act on a ledger that pays as `contracts/s
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import combinations, product
 from typing import Final
@@ -420,3 +420,23 @@ def expected_auditor(s: JobEconomics, own: Auditor, strategy: Trainer, lies: Fra
         for probability, story in stories(s, players, decoy=decoy):
             total += weight * probability * play(s, players, story).wealth[auditor(0)]
     return total
+
+
+# ---------------------------------------------------------------- who joins a pool
+
+
+def with_slots(s: JobEconomics, strangers: int, own: int) -> JobEconomics:
+    """The job where so many slots of the pool are strangers', and so many the trainer's."""
+    return replace(s, bought=Fraction(own, strangers + own))
+
+
+def stranger_earns(s: JobEconomics, strangers: int, own: int) -> Fraction:
+    """What one slot of a stranger brings in a job of an honest trainer, without its own capital."""
+    drawn = expected_auditor(with_slots(s, strangers, own), Auditor.DILIGENT, Trainer.HONEST, Fraction(0))
+    return drawn * s.auditors / (strangers + own)
+
+
+def best_slots(s: JobEconomics, strategy: Trainer, strangers: int, cost: Fraction, most: int) -> tuple[Fraction, int]:
+    """(gain, slots): how many of up to `most` slots, each of which costs `cost` a job, this trainer takes."""
+    taken = ((expected_trainer(with_slots(s, strangers, own), strategy) - own * cost, own) for own in range(most + 1))
+    return max(taken)

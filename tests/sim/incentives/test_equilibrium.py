@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from tests.sim.incentives.jobs import CHANGED, COSTS, JOB
-from tests.sim.incentives.rules import expected_auditor, expected_trainer
+from tests.sim.incentives.rules import best_slots, expected_auditor, expected_trainer, stranger_earns
 from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
 from tiebreak.sim.incentives.model import (
     GRID,
@@ -18,6 +18,7 @@ from tiebreak.sim.incentives.model import (
     deterrent,
     finder_payoff,
     solve,
+    stuffing,
     trainer_payoff,
 )
 
@@ -173,9 +174,39 @@ def test_each_condition_of_seats_breaks_where_it_says(
     condition: str, holds: dict[str, Fraction | int], breaks: dict[str, Fraction | int]
 ) -> None:
     """F = A + gas; W / (1 + n) + relief = A + gas of a challenge and its reclaim. Below, a deviation pays."""
-    before, after = (conditions(replace(SEATED, **changes)) for changes in (holds, breaks))  # type: ignore[arg-type]
+    dear = replace(SEATED, joined_for=Fraction(10**7))  # no slots are bought
+    before, after = (conditions(replace(dear, **changes)) for changes in (holds, breaks))  # type: ignore[arg-type]
     assert {c.name for c in before if not c.holds} == set()
     assert {c.name for c in after if not c.holds} == {condition}
+
+
+POOLED = replace(SEATED, auditors=1, fee=120_050, bought=Fraction(3, 4))
+"""A seat earns a stranger 30,000, and the trainer 120,000: with 40 slots, 10 of them strangers', each pays 750."""
+
+
+def test_the_share_of_the_pool_is_that_where_nobody_gains_by_a_slot_more_or_less() -> None:
+    """By the rules: strangers join while a slot pays, and a trainer's own seats earn their fee without a replay."""
+    cost = Fraction(30_000, 40)
+    assert (POOLED.own_share, POOLED.stranger_gain) == (Fraction(3, 4), 30_000)
+    assert stranger_earns(POOLED, 10, 30) == cost
+    assert stranger_earns(POOLED, 11, 30) < cost, "one more loses"
+    _, own = best_slots(POOLED, Trainer.HONEST, 10, cost, 90)
+    assert own == 30
+    for share in (Fraction(4, 5), Fraction(9, 10)):
+        assert POOLED.buying(share) == (10 * share / (1 - share) - 30) * cost
+    # Shared with as many seats of another trainer's jobs, where its slots have to replay, it takes fewer.
+    shared = max((Fraction(own * (120_000 + 30_000), 10 + own) - own * 2 * cost, own) for own in range(90))
+    assert shared[1] < own
+
+
+@pytest.mark.parametrize("stake", [3 * 10**5, 2 * 10**6])
+def test_a_larger_share_of_the_pool_pays_a_lie_where_the_closed_form_says(stake: int) -> None:
+    """The best of all numbers of slots, against the shares that `stuffing` tries: at most an eighth of a seat less."""
+    s, cost = replace(POOLED, trainer_stake=stake, bought=Fraction(3, 4)), Fraction(30_000, 40)
+    honest = best_slots(s, Trainer.HONEST, 10, cost, 60)[0]
+    lying = max(best_slots(replace(s, tampered=4), cheat, 10, cost, 320)[0] for cheat in CHEATS)
+    assert -s.fee // 8 <= stuffing(s).slack - (honest - lying) <= s.fee // 8
+    assert stuffing(s).holds is (stake > 10**6)
 
 
 def test_a_guess_costs_the_bond_and_is_not_worth_it_without_one() -> None:

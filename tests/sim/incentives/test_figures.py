@@ -17,7 +17,7 @@ from tiebreak.sim.incentives.economics import JobEconomics
 from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import agree_options, document, find, tables
 from tiebreak.sim.incentives.measured import WORST, dispute, measured, sides
-from tiebreak.sim.incentives.model import conditions, disbelief, honesty
+from tiebreak.sim.incentives.model import conditions, disbelief, honesty, stuffing
 from tiebreak.sim.incentives.recommend import least_stake, margins, recommend, times
 
 NEEDED = {"steps": 1000, "seconds_per_step": Decimal("1.5"), "machine_hour": 2, "lie_value": 10, "harm": 10}
@@ -115,7 +115,7 @@ def test_detection_is_that_of_an_audit(cases: Callable[[], None]) -> None:
 def test_recommended_terms_make_honesty_and_diligence_best_replies(preset: str, gas: dict[str, int]) -> None:
     found = recommend(PRESETS[preset].figures, gas)
     assert found.holds
-    assert len(found.conditions) == 7
+    assert len(found.conditions) == 8
 
 
 @pytest.mark.parametrize("changes", [{}, {"audit_probability": Decimal("0.2"), "auditors": 3}, {"sample": 10}])
@@ -129,14 +129,15 @@ def test_a_smaller_stake_would_not_do(changes: dict[str, object], gas: dict[str,
     worst = (
         replace(s, lie=s.lie * 2, training=s.training * 2, audit=s.audit * 2),
         replace(s, audit_probability=s.audit_probability / 2),
-        replace(s, bought=s.bought * 2),
+        replace(s, bought=(1 + s.bought) / 2),
     )
-    assert not all(honesty(at).holds and disbelief(at).holds for at in worst)
+    assert not all(c.holds for at in worst for c in (honesty(at), disbelief(at))) or not stuffing(worst[0]).holds
 
 
 def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: dict[str, int]) -> None:
     f = small()
     found = recommend(f, gas)
+    joined = f.economics(found.terms, gas)
     for margin in margins(f, gas, found):
         names = {"value of the lie": "lie_value", "gas price": "gas_price", "dollars for an ether": "ether"}
         if margin.figure not in names:
@@ -146,10 +147,12 @@ def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: 
             if factor is None:
                 continue
             step = Fraction(102, 100) if factor >= 1 else Fraction(98, 100)
-            inside = replace(f, **{name: getattr(f, name) * factor})
-            outside = replace(f, **{name: getattr(f, name) * factor * step})
+            inside = replace(f, bought=joined.bought, **{name: getattr(f, name) * factor})
+            outside = replace(inside, **{name: getattr(inside, name) * step})
             holding, broken = (
-                [c.name for c in conditions(at.economics(found.terms, gas)) if not c.holds] for at in (inside, outside)
+                [c.name for c in conditions(s)[1:] if not c.holds]
+                for at in (inside, outside)
+                for s in [at.economics(found.terms, gas, joined_for=joined.stranger_gain)]
             )
             assert holding == []
             assert breaks in broken

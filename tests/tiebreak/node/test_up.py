@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 TASK = Path(__file__).with_name("small_job.py")
 TRUE_ROOT = "d1b15adb"
 """How the root of the small task's true run begins."""
-FEE = BOND = 10**17
+FEE, BOND = 10**17, 1 << 57
 GAS = 10**16
 """Wei: more than what the transactions of a party cost on this chain, and a tenth of a fee."""
 WINDOW = 24

@@ -91,7 +91,7 @@ def job(source: Source, job_id: Digest) -> JobView | None:
             heads=tuple(heads[-MAX_ROWS:]),
             replays=tuple(_replays(seen)[-MAX_ROWS:]),
             games=tuple(views),
-            terms=tuple(terms_of(agreed)),
+            terms=(*terms_of(agreed), *pool_terms(known, public)),
             facts=_facts(agreed, job_id),
             money=tuple(_job_money(board, agreed, public, on_paper=source.on_paper)),
             happenings=tuple(_happenings(seen, agreed)),
@@ -314,6 +314,19 @@ def terms_of(agreed: Job) -> list[str]:
         else "The trainer logs how it rounded what lies near a tie, and the client signs a receipt for each log."
     )
     return said
+
+
+def pool_terms(board: Board, public: PublicJob | None) -> list[str]:
+    """Of how many slots the seats are drawn, until they are."""
+    if public is None or not public.job.seats or public.seating.seed is not None or public.is_over:
+        return []
+    slots, own = board.pool_of(public)
+    if not slots:
+        return ["The pool of its seats is empty: nobody would be drawn."]
+    return [
+        f"The pool of its seats has {words.tally(slots, 'slot')}. A lie that saves the reward would pay a trainer that "
+        f"owned {own} of them."
+    ]
 
 
 def _facts(agreed: Job, job_id: Digest) -> tuple[tuple[str, str], ...]:

@@ -19,7 +19,14 @@ from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
-from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_GAMES, MAX_SECONDS, least_challenger_stake
+from tiebreak.protocol.commitments.terms import (
+    MAX_GAME_SECONDS,
+    MAX_GAMES,
+    MAX_SECONDS,
+    ether,
+    least_challenger_stake,
+    pool_bond,
+)
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import U32, Fields, Raw, Record, Root, Uint, pack, unpack
@@ -117,6 +124,11 @@ class Job(Record):
         if bool(self.seat_bond) != bool(self.seats):
             what = "of at least 1 with seats" if self.seats else "of 0 without seats"
             raise VerificationError(f"job: expected a seat bond {what}, got {self.seat_bond}")
+        if (named := pool_bond(self.seat_bond)) != self.seat_bond:
+            raise VerificationError(
+                f"job: expected a seat bond that is a power of two, such as {named} wei ({ether(named)}), got "
+                f"{self.seat_bond}: jobs of one bond share a pool"
+            )
 
     @property
     def id(self) -> Digest:

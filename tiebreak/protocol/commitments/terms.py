@@ -22,6 +22,11 @@ def least_challenger_stake(*, reward: int, trainer_stake: int, seats: int, seat_
     return -(-(reward + trainer_stake + seats * (seat_fee + seat_bond)) // MAX_WORTH)
 
 
+def pool_bond(least: int) -> int:
+    """The smallest bond of at least so many wei that names a pool: a power of two, or 0."""
+    return 1 << (least - 1).bit_length() if least else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """The negotiated fields of a job. Amounts are in wei, times in seconds.

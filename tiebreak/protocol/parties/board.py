@@ -4,6 +4,7 @@ The driver that reads the chain applies the rules of following (which log change
 result, again at each event, so a log that came late, twice or not at all leaves no trace in its next plan.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
@@ -166,6 +167,11 @@ class PublicJob:
         return min(self.last_progress + self.job.challenge_window, self.accepted + self.job.deadline)
 
     @property
+    def joining_end(self) -> int:
+        """Until when auditors may join the pool, whatever was computed: the final head is sealed after it."""
+        return self.accepted + min(self.job.challenge_window, self.job.deadline) // 2
+
+    @property
     def share(self) -> int:
         """The wei for whoever convicts the trainer, less the relief of others, and for each seat that saw the lie."""
         return self.job.trainer_stake // 2 // (1 + self.job.seats)
@@ -292,6 +298,22 @@ class Board:
             if slot.owner is not None and slot.since < seating.sealed_at:
                 return slot.owner
         return None
+
+    def pool_of(self, job: PublicJob) -> tuple[int, int]:
+        """(slots, own): the filled slots of its seats' pool, and of how many on its trainer gains by a lie.
+
+        By a lie that saves the reward and brings nothing else, reported by the trainer itself once it is found: with
+        f = own / slots, where (1 - f^n) (R + T - S) <= R + n f (1 - f^(n - 1)) S, S `share` (docs/economics.md). The
+        difference of both sides grows with f. A lie that brings more pays from fewer slots on.
+        """
+        n, lost = job.job.seats, job.job.reward + job.job.trainer_stake - job.share
+        slots = sum(slot.owner is not None for slot in self.pools.get(job.job.seat_bond, []))
+
+        def pays(own: int) -> bool:
+            gained: int = job.job.reward * slots**n + n * job.share * (own * slots ** (n - 1) - own**n)
+            return bool(gained >= (slots**n - own**n) * lost)
+
+        return slots, bisect_left(range(slots), True, key=pays)
 
     def free_slot(self, bond: int) -> int:
         """The first slot of a pool that can be taken."""

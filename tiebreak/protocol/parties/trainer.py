@@ -213,6 +213,8 @@ class Trainer(Player):
         place = ("seal", job.id, count)
         if job.head_count >= count or self.is_given_up(place):
             return True
+        if count == job.job.checkpoints and not self.has_come(job.joining_end + 1):
+            return False
         seal = head_seal(job.id, count, self.head(job.job, count).head.run_root, salt_of(self.key, job.id))
         self.want(place, e.SealHead(job_id=job.id, count=count, seal=seal), deadline=job.due)
         return False

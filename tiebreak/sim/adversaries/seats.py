@@ -11,7 +11,7 @@ from typing import Final
 
 from tiebreak.protocol.chain import calls
 from tiebreak.protocol.chain.simulated import TRANSACTION_WEI
-from tiebreak.protocol.commitments.terms import least_challenger_stake
+from tiebreak.protocol.commitments.terms import least_challenger_stake, pool_bond
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.parties.events import Work
@@ -48,7 +48,7 @@ def with_seats(cast: Cast, rng: Random) -> None:
     require_exact(cast)
     if not cast.terms.seats:
         fee = cast.terms.reward // 10
-        cast.terms = replace(cast.terms, seats=rng.randint(2, 8), seat_fee=fee, seat_bond=fee + 1)
+        cast.terms = replace(cast.terms, seats=rng.randint(2, 8), seat_fee=fee, seat_bond=pool_bond(fee + 1))
 
 
 # ---------------------------------------------------------------- auditors
@@ -153,7 +153,7 @@ class Accomplice(Scripted):
 
 
 class Draining(Client):
-    """Offers jobs whose bonds are all that an auditor has, or half of it, so that it can pay for nothing else.
+    """Offers jobs whose bonds are much of what an auditor has, so that it can pay for nothing else.
 
     Its accomplice accepts the latter, and goes no further. Then comes the job in which somebody lies.
     """
@@ -164,7 +164,7 @@ class Draining(Client):
         """Lay the bait, give everybody time to take it, and offer the job. Its machine takes the offers back."""
         (accomplice,) = (found for found in self.world.parties.values() if isinstance(found, Accomplice))
         for number in range(self.baits):
-            bond = FUNDS - 2 * TRANSACTION_WEI if number % 2 == 0 else FUNDS // 4 + number
+            bond = pool_bond(FUNDS - 2 * TRANSACTION_WEI if number % 2 == 0 else FUNDS // 4 + number) // 2
             terms = replace(self.world.terms, seats=1, seat_fee=1, seat_bond=bond)
             worth = {
                 name: getattr(terms, name) for name in ("reward", "trainer_stake", "seats", "seat_fee", "seat_bond")

@@ -12,7 +12,7 @@ from random import Random
 from typing import Final, Self
 
 from tiebreak.protocol.commitments.job import MAX_SEATS
-from tiebreak.protocol.commitments.terms import least_challenger_stake
+from tiebreak.protocol.commitments.terms import least_challenger_stake, pool_bond
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.terms import MAX_STAKE_RATIO
 from tiebreak.sim.games.line import GameLine, require_known
@@ -135,9 +135,13 @@ def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str
     """A game of these adversaries, with terms drawn from the ranges worth playing."""
     auditors, levels = rng.choice((1, 1, 1, 2, 3)), rng.randint(1, 5)
     reward, trainer_stake, challenger_stake = _wei(rng, 16, 19), _wei(rng, 16, 19), _wei(rng, 15, 18)
-    # The seats that an adversary may give the job: each a tenth of the reward, and a bond of one wei more.
+    # The seats that an adversary may give the job: each a tenth of the reward, and the next larger bond.
     least = least_challenger_stake(
-        reward=reward, trainer_stake=trainer_stake, seats=MAX_SEATS, seat_fee=reward // 10, seat_bond=reward // 10 + 1
+        reward=reward,
+        trainer_stake=trainer_stake,
+        seats=MAX_SEATS,
+        seat_fee=reward // 10,
+        seat_bond=pool_bond(reward // 10 + 1),
     )
     return GameLine(
         seed=seed,

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from tiebreak.engine.run.agreement import Terms
+from tiebreak.protocol.commitments.terms import pool_bond
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.adversaries.base import BUILDER, TRAINER, Adversary, Catch, Role
 from tiebreak.sim.adversaries.blocks import deep
@@ -51,7 +52,8 @@ def terms_of(line: GameLine) -> Terms:
         challenge_window=line.window, clock=line.clock, replay_time=line.replay, talk_time=line.talk,
         audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=line.levels,
         nonce=line.random("job").getrandbits(128), seats=line.seats,
-        seat_fee=line.reward // 10 if line.seats else 0, seat_bond=line.reward // 10 + 1 if line.seats else 0,
+        seat_fee=line.reward // 10 if line.seats else 0,
+        seat_bond=pool_bond(line.reward // 10 + 1) if line.seats else 0,
     )  # fmt: skip
 
 

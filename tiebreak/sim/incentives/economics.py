@@ -94,8 +94,9 @@ class JobEconomics:
     seated: whether the auditors hold seats of the job: then the board pays the fee for each right root, the trainer's
     heads stay sealed until the auditors have sealed theirs, and a conviction pays the prover's part in equal shares to
     whoever convicts and to each right seat. bond: of a seat. bought: share of the pool that is the trainer's own, so
-    that each seat is drawn for it with this chance. trusting: share of the auditors that take the root that a LEAKING
-    trainer shows them for their own.
+    that each seat is drawn for it with this chance. joined_for: what strangers expected of a seat when they joined the
+    pool; 0: what it brings them now. trusting: share of the auditors that take the root that a LEAKING trainer shows
+    them for their own.
 
     In the contract burn and challenge_burn, the shares of a slashed trainer's and a lost challenger's stake that burn,
     are 1/2, there is no fee, and a changed rule is off: oldest_paid, whether the prover's part goes to the oldest open
@@ -128,6 +129,7 @@ class JobEconomics:
     seated: bool = False
     bond: int = 0
     bought: Fraction = Fraction(0)
+    joined_for: Fraction = Fraction(0)
     trusting: Fraction = Fraction(0)
     costs: TransactionCosts = field(default_factory=TransactionCosts)
 
@@ -211,6 +213,32 @@ class JobEconomics:
     def seat_costs(self) -> Fraction:
         """The cost of a seat besides the replay: two transactions, and the capital of bond and deposit in the pool."""
         return self.costs.seal + self.costs.claim + self.capital(2 * self.bond, self.job_seconds)
+
+    @property
+    def stranger_gain(self) -> Fraction:
+        """What a seat that is drawn for a stranger brings it, which replays the run."""
+        return self.joined_for or max(Fraction(0), self.fee - self.audit - self.seat_costs)
+
+    @property
+    def own_share(self) -> Fraction:
+        """The share of the pool that an honest trainer holds where nobody gains by one slot more or less.
+
+        Of N slots, each ties up capital that costs c a job, and n seats are drawn. Strangers join until n h / N = c, h
+        `stranger_gain`. For its own k slots a trainer needs no replay, so a seat brings it v = h + A, and it stops
+        where n v (N - k) / N^2 = c. Hence k / N = 1 - h / v = A / (h + A). Draws for other trainers' jobs make it
+        smaller.
+        """
+        earned = self.stranger_gain + self.audit
+        return self.audit / earned if earned else Fraction(0)
+
+    def buying(self, share: Fraction) -> Fraction:
+        """What it costs to raise the trainer's share of the pool from `bought`, while strangers keep their slots.
+
+        Those hold N (1 - bought), at c = n h / N each, so share / (1 - share) as many are the trainer's then.
+        """
+        if share == self.bought:
+            return Fraction(0)
+        return self.auditors * self.stranger_gain * (share - self.bought) / (1 - share)
 
     def capital(self, amount: int, seconds: int) -> Fraction:
         """The cost of having an amount locked."""

@@ -64,7 +64,9 @@ class Figures:
     auditors: Annotated[int, Range("number of auditors", least=1, most=MOST_AUDITORS)] = 1
     audit_probability: Annotated[Fraction, Range("probability that each of them audits", above=0, most=1)] = Fraction(1)
     seats: Annotated[int, Range("seats, whose auditors the board pays", least=1, most=MAX_SEATS)] = 1
-    bought: Annotated[Fraction, Range("share of the pool of seats that a cheat may own", most=1)] = Fraction(1, 4)
+    bought: Annotated[Fraction, Range("share of the pool that a cheat owns; 0: what pays it best", most=1)] = Fraction(
+        0
+    )
     profit: Annotated[Fraction, Range("profit in reward and fees, as a share of the cost")] = Fraction(1, 5)
     capital_rate: Annotated[Fraction, Range("cost of capital, as a share per year")] = Fraction(1, 20)
     ether: Annotated[Fraction, Range("price of an ether in dollars", above=0)] = Fraction(3000)
@@ -170,7 +172,8 @@ class Figures:
             "game_seconds": 3 * terms.clock + 6 * terms.replay_time,
             "costs": TransactionCosts.of(gas, self.gas_price, heads, opened=bool(terms.seats)),
         }
-        return JobEconomics(**(values | audited | more))
+        found = JobEconomics(**(values | audited | more))
+        return replace(found, bought=found.own_share) if found.seated and not found.bought else found
 
 
 def _figures() -> dict[str, tuple[type, Range]]:

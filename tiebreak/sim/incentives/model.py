@@ -18,6 +18,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
 
 ZERO = Fraction(0)
+SHARES: Final = 6
 RUNNING: Final = (Trainer.HEDGED, Trainer.LEAKING)
 """The trainers that report themselves when they are challenged."""
 
@@ -245,6 +246,28 @@ def honesty(s: JobEconomics) -> Condition:
     return Condition(name="no cheat pays more", slack=slack, binds=f"{strategy}; {tampered} of {s.segments} segments")
 
 
+def stuffing(s: JobEconomics) -> Condition:
+    """No larger share of the pool, paid for with the capital of more slots, makes a lie pay.
+
+    The shares of all others are halved in turn: with n = 1 the best cut is `1 - bought` times sqrt(v / (v + L)), L what
+    a conviction costs, and the loss about it is flat.
+    """
+    found = []
+    for halvings in range(1, SHARES):
+        share = 1 - (1 - s.bought) / (1 << halvings)
+        payoff, strategy, _ = best_cheat(replace(s, bought=share))
+        found.append((payoff - s.buying(share), f"{strategy}; {float(share):.0%} of the pool"))
+    payoff, binds = max(found)
+    slack = trainer_payoff(s, Trainer.HONEST) - payoff
+    return Condition(name="no larger share of the pool makes a lie pay", slack=slack, binds=binds)
+
+
+def perseverance(s: JobEconomics) -> Condition:
+    """An honest trainer that has accepted the job does not gain by leaving it alone."""
+    slack = participation(s).slack + s.trainer_stake
+    return Condition(name="going on pays more than giving the stake up", slack=slack)
+
+
 def diligence(s: JobEconomics) -> Condition:
     """An audit pays at least as well as anything else that an auditor can do, if every trainer is honest."""
     own = auditor_payoff(s, Auditor.DILIGENT, Trainer.HONEST, ZERO)
@@ -293,7 +316,7 @@ def victims_loss(s: JobEconomics) -> Fraction:
 
 def conditions(s: JobEconomics) -> tuple[Condition, ...]:
     """Every condition. Decoys and fees count."""
-    seats = (disbelief(s),) if s.seated else ()
+    seats = (disbelief(s), stuffing(s)) if s.seated else ()
     return participation(s), honesty(s), diligence(s), *seats, no_false_challenge(s), compensated(s), made_whole(s)
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, Final
 
-from tiebreak.protocol.commitments.terms import MAX_GAMES, MAX_SECONDS, Terms, least_challenger_stake
+from tiebreak.protocol.commitments.terms import MAX_GAMES, MAX_SECONDS, Terms, least_challenger_stake, pool_bond
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.terms import REPLAYS
 from tiebreak.sim.incentives.economics import JobEconomics
@@ -19,6 +19,8 @@ from tiebreak.sim.incentives.model import (
     first_share,
     honesty,
     overtaken_gas,
+    perseverance,
+    stuffing,
     victims_loss,
 )
 
@@ -100,7 +102,7 @@ def _worse(s: JobEconomics, margin: Fraction) -> Iterator[JobEconomics]:
     yield replace(s, training=ceil(s.training * margin), lie=ceil(s.lie * margin), audit=ceil(s.audit * margin))
     yield replace(s, audit_probability=s.audit_probability / margin)
     if s.seated:
-        yield replace(s, bought=min(s.bought * margin, (1 + s.bought) / 2))
+        yield replace(s, bought=1 - (1 - s.bought) / margin)
 
 
 def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) -> int:
@@ -117,7 +119,10 @@ def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) 
         s = f.economics(replace(tried, reward=reward_for(f, gas, tried)), gas, **rules)
         if s.share < MAX_GAMES * f.margin * overtaken_gas(s):
             return False
-        return all(honesty(at).holds and (not s.seated or disbelief(at).holds) for at in _worse(s, f.margin))
+        if not s.seated:
+            return all(honesty(at).holds for at in _worse(s, f.margin))
+        joined = replace(s, joined_for=s.stranger_gain)
+        return all(honesty(at).holds and disbelief(at).holds and stuffing(at).holds for at in _worse(joined, f.margin))
 
     bits = bisect_left(range(STAKE_BITS), True, key=lambda bits: deters(1 << bits))
     if bits == STAKE_BITS:
@@ -134,11 +139,12 @@ def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) 
 def seated(f: Figures, gas: Mapping[str, int], terms: Terms) -> Terms:
     """The terms with seats.
 
-    The fee pays replay, gas and capital, with the profit added. The bond is what a replay costs with the profit, so
-    that a root which is as likely wrong as right is not worth sealing.
+    The fee pays a replay that costs `margin` times as much, gas and capital, with the profit added: it is fixed in wei
+    when the job is made, and whoever is drawn after the run may stay away. The bond is about as large, so that a root
+    which is as likely wrong as right is not worth sealing; it is one that has a pool.
     """
-    audit = f.economics(terms, gas).audit
-    terms = replace(terms, seats=f.seats, seat_bond=rounded_up(audit * (1 + f.profit)))
+    audit = f.margin * f.economics(terms, gas).audit
+    terms = replace(terms, seats=f.seats, seat_bond=pool_bond(ceil(audit * (1 + f.profit))))
     costs = f.economics(terms, gas).seat_costs
     return replace(terms, seat_fee=rounded_up((audit + costs) * (1 + f.profit)))
 
@@ -255,13 +261,15 @@ def _power(towards: Fraction, part: int) -> Fraction:
 
 
 def margins(f: Figures, gas: Mapping[str, int], found: Recommendation) -> tuple[Margin, ...]:
-    """The margins of every figure, with the recommended terms fixed in wei."""
+    """The margins of every figure, with the recommended terms fixed in wei, the job accepted, and the pool filled."""
+    joined = f.economics(found.terms, gas)
+    f = replace(f, bought=joined.bought)
 
     def broken(at: Figures | None) -> str:
         if at is None:
             return ""
-        s = at.economics(found.terms, gas)
-        return next((condition.name for condition in conditions(s) if not condition.holds), "")
+        s = at.economics(found.terms, gas, joined_for=joined.stranger_gain)
+        return next((each.name for each in (perseverance(s), *conditions(s)[1:]) if not each.holds), "")
 
     table = []
     for words, names in _SCALED.items():

@@ -20,7 +20,7 @@ from tiebreak.node.pages.routes import POLICY, STATIC
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts as p
-from tiebreak.protocol.parties.board import Board
+from tiebreak.protocol.parties.board import Board, PublicJob, Slot
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
@@ -174,6 +174,17 @@ def test_a_job_shows_what_was_posted_and_what_the_board_says() -> None:
     for expected in ("1 found another root", "The trainer signs head 4.", "10 ether", "2 minutes 30 seconds"):
         assert expected in text, expected
     assert "an alarm is a reason to audit, never a verdict" in text
+
+
+def test_a_job_says_how_many_slots_a_lie_takes_until_its_seats_are_drawn() -> None:
+    board, agreed = Board(), final().board.games[ids(final())[1]].job.job
+    job = PublicJob(job=replace(agreed, seats=1, seat_bond=64), last_progress=0)
+    assert views.pool_terms(board, job) == ["The pool of its seats is empty: nobody would be drawn."]
+    board.pools[64] = [Slot(owner=agreed.client, since=0)] * 10
+    (said,) = views.pool_terms(board, job)
+    assert f"has 10 slots. A lie that saves the reward would pay a trainer that owned {board.pool_of(job)[1]}" in said
+    job.seating.seed = job.id
+    assert views.pool_terms(board, job) == views.pool_terms(board, None) == []
 
 
 def test_what_a_trainer_posts_of_its_training_raises_alarms() -> None:
