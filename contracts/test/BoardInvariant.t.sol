@@ -2,6 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {Duration, Instant} from "../src/game/Time.sol";
+import {Signatures} from "../src/board/Signatures.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {ISeats} from "../src/interfaces/ISeats.sol";
@@ -135,11 +136,19 @@ contract BoardHandler is GameBase {
         if (seed % 4 != 0) return _elapse(seed);
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found) return;
-        if (seed % 8 != 0) return _contradict(id);
+        if (seed % 8 != 0) return seed % 16 > 8 ? _concede(id) : _contradict(id);
         bytes memory first = _headSignature(_head(id, 1, keccak256("first")));
         bytes memory second = _headSignature(_head(id, 1, keccak256("second")));
         VM.prank(stranger);
         board.reportEquivocation(id, 1, keccak256("first"), first, keccak256("second"), second);
+        ++slashed;
+    }
+
+    function _concede(JobId id) private {
+        IJobBoard.Head memory head = _head(id, 1, keccak256("first"));
+        board.reportConcession(
+            head, stranger, _signature(TRAINER_KEY, _typed(Signatures.hashConcession(head, stranger)))
+        );
         ++slashed;
     }
 

@@ -3,6 +3,7 @@ pragma solidity ^0.8.30;
 
 import {Duration, Instant} from "../src/game/Time.sol";
 import {Board} from "../src/board/Board.sol";
+import {Signatures} from "../src/board/Signatures.sol";
 import {Games} from "../src/game/Games.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
@@ -646,6 +647,27 @@ contract BoardJobsTest is BoardBase {
         board.reportEquivocation(jobId, 2, ROOT, good, other, forged);
     }
 
+    /// To whomever it concedes, a cheat moves what a report of two heads moves, and gets no stake back for less.
+    function test_a_concession_pays_its_prover_what_a_report_does() external {
+        JobId jobId = _activeJob(1);
+        GameId gameId = _challenge(jobId, 2, ROOT, 0);
+        IJobBoard.Head memory head = _head(jobId, 2, ROOT);
+        bytes memory signature = _concession(TRAINER_KEY, head, stranger);
+        bytes memory own = _concession(CLIENT_KEY, head, stranger);
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, client));
+        board.reportConcession(head, stranger, own);
+        VM.expectPartialRevert(IJobBoard.WrongSigner.selector); // the key that fits is anybody's
+        board.reportConcession(head, client, signature);
+        board.reportConcession(head, stranger, signature);
+        _equal(REWARD, board.credit(client), "client");
+        _equal(TRAINER_STAKE / 2 - RELIEF, board.credit(stranger), "prover");
+        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, _burned(CHALLENGER_STAKE + RELIEF), "burned");
+        _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
+        board.reportConcession(head, stranger, signature);
+        games.reclaim(gameId);
+        _equal(CHALLENGER_STAKE + RELIEF, board.credit(challenger), "challenger");
+    }
+
     // ---------------------------------------------------------------- withdrawal
 
     function test_withdraw_pays_once_to_any_address() external {
@@ -704,6 +726,10 @@ contract BoardJobsTest is BoardBase {
         bytes memory secondSignature = _headSignature(_head(jobId, 2, second));
         VM.prank(stranger);
         board.reportEquivocation(jobId, 2, first, firstSignature, second, secondSignature);
+    }
+
+    function _concession(uint256 key, IJobBoard.Head memory head, address prover) private view returns (bytes memory) {
+        return _signature(key, _typed(Signatures.hashConcession(head, prover)));
     }
 
     function _status(JobId jobId, IJobBoard.JobStatus expected, IJobBoard.JobStatus actual)

@@ -40,6 +40,7 @@ EXECUTED: Final = {
     "closeSeats": 69_161,
     "reportEquivocation": 135_000,
     "reportInconsistency": 135_000,
+    "reportConcession": 135_000,
     "challenge": 175_000,
     "reclaim": 54_000,
     "timeout": 135_000,
