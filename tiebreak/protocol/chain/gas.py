@@ -21,14 +21,14 @@ MOST: Final = 1 << 24
 """The most gas that one transaction may have (EIP-7825)."""
 UNMEASURED: Final = 400_000
 EXECUTED: Final = {
-    "createJob": 275_733,
+    "createJob": 276_315,
     "cancelJob": 46_000,
     "acceptJob": 66_935,
-    "postHead": 68_188,
-    "settle": 68_117,
+    "postHead": 70_763,
+    "settle": 70_000,
     "abandon": 67_835,
     "acknowledge": 64_000,
-    "part": 73_000,
+    "part": 75_000,
     "withdraw": 31_000,
     "joinPool": 69_441,
     "leavePool": 51_100,
@@ -42,7 +42,7 @@ EXECUTED: Final = {
     "reportInconsistency": 135_000,
     "reportConcession": 135_000,
     "challenge": 175_000,
-    "reclaim": 54_000,
+    "reclaim": 58_000,
     "timeout": 135_000,
     "concede": 135_000,
     "reportFork": 135_000,
