@@ -2,7 +2,6 @@
 pragma solidity ^0.8.30;
 
 import {Duration, Instant} from "../src/game/Time.sol";
-import {Signatures} from "../src/board/Signatures.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {ISeats} from "../src/interfaces/ISeats.sol";
@@ -136,20 +135,13 @@ contract BoardHandler is GameBase {
         if (seed % 4 != 0) return _elapse(seed);
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found) return;
-        if (seed % 8 != 0) return seed % 16 > 8 ? _concede(id) : _contradict(id);
+        if (seed % 16 == 4) return _contradict(id);
+        ++slashed;
+        if (seed % 16 == 12) return _concede(_head(id, 1, keccak256("first")), stranger);
         bytes memory first = _headSignature(_head(id, 1, keccak256("first")));
         bytes memory second = _headSignature(_head(id, 1, keccak256("second")));
         VM.prank(stranger);
         board.reportEquivocation(id, 1, keccak256("first"), first, keccak256("second"), second);
-        ++slashed;
-    }
-
-    function _concede(JobId id) private {
-        IJobBoard.Head memory head = _head(id, 1, keccak256("first"));
-        board.reportConcession(
-            head, stranger, _signature(TRAINER_KEY, _typed(Signatures.hashConcession(head, stranger)))
-        );
-        ++slashed;
     }
 
     /// @dev The final head, and one of the first record alone, which is another there.
