@@ -13,7 +13,7 @@ import click
 from benchmarks.table import Row, placed, publish
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.chain import EmbeddedChain, Receipt, calls
-from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead
+from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
@@ -106,12 +106,15 @@ class Bench:
         self.chain.send(TRAINER, calls.withdraw(TRAINER.address))  # `settle` is measured without a credit there
 
     def slashed(self) -> None:
-        """Measures slashing: conflicting heads during an open game, a concession, and a challenger out of time."""
+        """Measures slashing: conflicting heads during an open game, concessions, and a challenger out of time."""
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
         receipt = self.chain.send(SECOND, calls.report_equivocation(self.head(job, 3), self.head(job, 3, "another")))
         self.take("report equivocation", receipt)
         self.take("reclaim", self.chain.send(CHALLENGER, calls.reclaim(game)))
+        head = self.head(self.accepted(), 3).head
+        conceded = Concession.sign(head, SECOND.address, self.chain.domain, TRAINER)
+        self.take("report concession", self.chain.send(SECOND, calls.report_concession(conceded)))
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
         self.take("concede", self.chain.send(TRAINER, calls.concede(game)))

@@ -2,9 +2,9 @@
 
 The disputed step is real: it is executed, hashed, opened and refereed. The records of the other 999,999 steps are
 invented: both parties agree on those before the lie and differ on those after it. Lies are also settled after a talk:
-a state that the other side signed enters the chain, or the liar concedes. Gas is a transaction's whole gas (base cost,
-calldata by EIP-7623, execution), on anvil if that is installed, otherwise on the embedded chain. `python -m
-benchmarks.million_steps --layers N` plays with fewer layers.
+a state that the other side signed enters the chain, or the liar signs a concession. Gas is a transaction's whole gas
+(base cost, calldata by EIP-7623, execution), on anvil if that is installed, otherwise on the embedded chain. `python
+-m benchmarks.million_steps --layers N` plays with fewer layers.
 """
 
 from collections.abc import Iterator
@@ -28,15 +28,16 @@ from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.node.up import free_port
-from tiebreak.protocol.chain import Chain, Outcome, Receipt, calls
+from tiebreak.protocol.chain import Chain, Receipt, calls
 from tiebreak.protocol.chain.devnet import dev_secrets, running_node
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.job import Concession, Head, Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Prove, Side
 from tiebreak.protocol.game.snapshot import Standing
+from tiebreak.protocol.parties.board import JobStatus
 from tiebreak.protocol.program.isa import MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Tag, tagged_hash
@@ -153,12 +154,13 @@ def dispute(market: Market, job: Job, defender: StagedEvidence, challenger: Stag
 
 
 def settle(market: Market, head: SignedHead, match: Match, talked: int | None) -> list[Receipt]:
-    """The transactions of a dispute whose first `talked` moves were messages. None: the defender then concedes."""
+    """The transactions of a dispute whose first `talked` moves were messages. None: the trainer signs a concession."""
     chain, keys = market.chain, market.parties
     signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
-    game, started = chain.challenge(keys.challenger, head, 0)
     if talked is None:
-        return [started, chain.send(keys.trainer, calls.concede(game))]
+        conceded = Concession.sign(head.head, keys.challenger.address, chain.domain, keys.trainer)
+        return [chain.send(keys.challenger, calls.report_concession(conceded))]
+    game, started = chain.challenge(keys.challenger, head, 0)
     sent, left = [started], match.moves[talked:]
     state, move = left[0].before, left[0].move
     if isinstance(move, Prove):
@@ -229,7 +231,7 @@ class Stage:
         game = game_of(self.market, agreement, head)
         match = play(agreement, head, defender, challenger, identity=game)
         sent = settle(self.market, head, match, len(match.moves) - 1 if talked == -1 else talked)
-        if self.market.chain.game_state(game).verdict is not Outcome.DEFENDER_LOST:
+        if self.market.chain.job_state(job.id).status is not JobStatus.SLASHED:
             raise StateError("expected the liar to lose on the chain, got another end")
         return sent
 
@@ -295,10 +297,10 @@ def main(layers: int, folder: Path) -> None:
                 moves = len(match.moves)
                 CONSOLE.print(f"{name}, r = {levels}: {moves} moves, {match.final.verdict}")
                 rows += rows_of(f"{name}, r = {levels}", match)
-            rows += rows_of_talk(f"cooperative, proved: {name}", stage.talk(forgery, -1), "<= 500k", "<= 2")
+            rows += rows_of_talk(f"cooperative, proved: {name}", stage.talk(forgery, -1), "<= 350k", "<= 2")
             if number == 0:
-                rows += rows_of_talk("cooperative, conceded", stage.talk(forgery, None), "<= 300k", "<= 2")
-                rows += rows_of_talk("nobody cooperates", stage.talk(forgery, 0), "<= 2.2M", "<= 30")
+                rows += rows_of_talk("cooperative, conceded", stage.talk(forgery, None), "<= 150k", "<= 1")
+                rows += rows_of_talk("nobody cooperates", stage.talk(forgery, 0), "<= 2.1M", "<= 30")
                 for silent in SILENCES:
                     most = f"<= {moves - silent + 2}"
                     rows += rows_of_talk(f"silent from move {silent}", stage.talk(forgery, silent), "", most)

@@ -2,6 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {Board} from "../src/board/Board.sol";
+import {Signatures} from "../src/board/Signatures.sol";
 import {Games} from "../src/game/Games.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
@@ -156,6 +157,14 @@ abstract contract BoardBase {
 
     function _headSignature(IJobBoard.Head memory head) internal view returns (bytes memory) {
         return _signature(TRAINER_KEY, board.headDigest(head));
+    }
+
+    function _concession(uint256 key, IJobBoard.Head memory head, address prover) internal view returns (bytes memory) {
+        return _signature(key, _typed(Signatures.hashConcession(head, prover)));
+    }
+
+    function _concede(IJobBoard.Head memory head, address prover) internal {
+        board.reportConcession(head, prover, _concession(TRAINER_KEY, head, prover));
     }
 
     function _post(JobId jobId, uint64 count, bytes32 runRoot) internal {

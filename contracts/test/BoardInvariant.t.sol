@@ -135,12 +135,13 @@ contract BoardHandler is GameBase {
         if (seed % 4 != 0) return _elapse(seed);
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found) return;
-        if (seed % 8 != 0) return _contradict(id);
+        if (seed % 16 == 4) return _contradict(id);
+        ++slashed;
+        if (seed % 16 == 12) return _concede(_head(id, 1, keccak256("first")), stranger);
         bytes memory first = _headSignature(_head(id, 1, keccak256("first")));
         bytes memory second = _headSignature(_head(id, 1, keccak256("second")));
         VM.prank(stranger);
         board.reportEquivocation(id, 1, keccak256("first"), first, keccak256("second"), second);
-        ++slashed;
     }
 
     /// @dev The final head, and one of the first record alone, which is another there.

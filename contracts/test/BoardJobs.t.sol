@@ -585,28 +585,32 @@ contract BoardJobsTest is BoardBase {
 
     // ---------------------------------------------------------------- equivocation
 
+    /// A concession of a head to the stranger moves what its report moves, to the wei.
     function test_equivocation_slashes_and_voids_the_open_games() external {
-        JobId jobId = _activeJob(1);
-        GameId gameId = _challenge(jobId, 2, ROOT, 0);
-        _expect(_status(jobId, IJobBoard.JobStatus.SLASHED, IJobBoard.JobStatus.ACTIVE));
-        games.reclaim(gameId);
-        _report(jobId, ROOT, keccak256("other run"));
-        _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
-        _equal(REWARD, board.credit(client), "client");
-        _equal(TRAINER_STAKE / 2 - RELIEF, board.credit(stranger), "reporter");
-        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, _burned(CHALLENGER_STAKE + RELIEF), "burned");
-        _equal(0, board.credit(trainer), "trainer");
-        _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
-        VM.prank(trainer);
-        games.concede(gameId);
-        _warp(current + CLOCK + 1);
-        _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
-        games.timeout(gameId);
-        games.reclaim(gameId);
-        _equal(CHALLENGER_STAKE + RELIEF, board.credit(challenger), "challenger");
-        require(games.game(gameId).verdict == IGame.Verdict.VOID, "void");
-        _expect(abi.encodeWithSelector(IGame.GameIsOver.selector, gameId));
-        games.reclaim(gameId);
+        for (uint256 k = 1; k <= 2; ++k) {
+            JobId jobId = _activeJob(k);
+            GameId gameId = _challenge(jobId, 2, ROOT, 0);
+            _expectStatus(jobId, IJobBoard.JobStatus.SLASHED, IJobBoard.JobStatus.ACTIVE);
+            games.reclaim(gameId);
+            if (k == 1) _report(jobId, ROOT, keccak256("other run"));
+            else _concede(_head(jobId, 2, ROOT), stranger);
+            _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
+            _equal(k * REWARD, board.credit(client), "client");
+            _equal(k * (TRAINER_STAKE / 2 - RELIEF), board.credit(stranger), "reporter");
+            _equal(k * (TRAINER_STAKE - TRAINER_STAKE / 2), _burned(CHALLENGER_STAKE + RELIEF), "burned");
+            _equal(0, board.credit(trainer), "trainer");
+            _expectStatus(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED);
+            VM.prank(trainer);
+            games.concede(gameId);
+            _warp(current + CLOCK + 1);
+            _expectStatus(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED);
+            games.timeout(gameId);
+            games.reclaim(gameId);
+            _equal(k * (CHALLENGER_STAKE + RELIEF), board.credit(challenger), "challenger");
+            require(games.game(gameId).verdict == IGame.Verdict.VOID, "void");
+            _expect(abi.encodeWithSelector(IGame.GameIsOver.selector, gameId));
+            games.reclaim(gameId);
+        }
     }
 
     /// A cheat that reports itself over sixteen games, its own or not: each has as much as the reporter, and half burns.
@@ -646,6 +650,16 @@ contract BoardJobsTest is BoardBase {
         bytes memory forged = _signature(CLIENT_KEY, board.headDigest(_head(jobId, 2, other)));
         _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, client));
         board.reportEquivocation(jobId, 2, ROOT, good, other, forged);
+    }
+
+    function test_a_concession_is_the_trainers_and_names_who_is_paid() external {
+        IJobBoard.Head memory head = _head(_activeJob(1), 2, ROOT);
+        bytes memory own = _concession(CLIENT_KEY, head, stranger);
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, client));
+        board.reportConcession(head, stranger, own);
+        bytes memory signature = _concession(TRAINER_KEY, head, stranger);
+        VM.expectPartialRevert(IJobBoard.WrongSigner.selector); // the key that fits is anybody's
+        board.reportConcession(head, client, signature);
     }
 
     // ---------------------------------------------------------------- withdrawal
@@ -708,12 +722,8 @@ contract BoardJobsTest is BoardBase {
         board.reportEquivocation(jobId, 2, first, firstSignature, second, secondSignature);
     }
 
-    function _status(JobId jobId, IJobBoard.JobStatus expected, IJobBoard.JobStatus actual)
-        private
-        pure
-        returns (bytes memory)
-    {
-        return abi.encodeWithSelector(IJobBoard.WrongJobStatus.selector, jobId, expected, actual);
+    function _status(JobId id, IJobBoard.JobStatus due, IJobBoard.JobStatus now_) private pure returns (bytes memory) {
+        return abi.encodeWithSelector(IJobBoard.WrongJobStatus.selector, id, due, now_);
     }
 
     function _expectStatus(JobId jobId, IJobBoard.JobStatus expected, IJobBoard.JobStatus actual) private {

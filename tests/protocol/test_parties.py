@@ -28,7 +28,8 @@ from tests.protocol.town import (
     Town,
     root,
 )  # fmt: skip
-from tiebreak.protocol.commitments.job import Head, SignedHead, game_id
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Concession, Head, SignedHead, game_id
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Concede, Descend, Phase, Prove, Side
@@ -416,6 +417,55 @@ def test_two_heads_of_one_count_are_reported_whatever_the_order() -> None:
         assert calls(auditor.observe(e.HeadShown(at=START, head=first))) == []
         actions = auditor.observe(e.HeadShown(at=START, head=second))
         assert calls(actions) == [e.Report(first=first, second=second)]
+
+
+def test_an_auditor_settles_what_was_conceded_to_it_and_opens_no_game() -> None:
+    head, other = TRUTH.head(1), TRUTH.head(2)
+    good = Concession.sign(head.head, CHALLENGER.address, DOMAIN, TRAINER)
+    auditor, journal = KnowingAuditor(**known(board_with(), CHALLENGER)), list[e.Record]()
+    bad = [
+        Concession.sign(head.head, CLIENT.address, DOMAIN, TRAINER),
+        Concession.sign(head.head, CHALLENGER.address, DOMAIN, CLIENT),
+        Concession.sign(replace(head.head, job_id=Digest(bytes(32))), CHALLENGER.address, DOMAIN, TRAINER),
+        replace(good, head=other.head),
+    ]
+    for shown in bad:
+        assert not auditor.observe(e.ConcessionShown(at=START, concession=shown))
+    auditor.observe(e.HeadShown(at=START, head=head))
+    actions = auditor.observe(e.ConcessionShown(at=START, concession=good))
+    journal += [action for action in actions if isinstance(action, e.Record)]
+    assert calls(actions) == [e.ReportConcession(concession=good)]
+    again = KnowingAuditor(**known(board_with(), CHALLENGER, journal))
+    (sent,) = (one for one in again.observe(e.Started(at=START)) if isinstance(one, e.Transact))
+    assert sent.transaction == e.ReportConcession(concession=good)
+    again.observe(e.Refused(at=START, place=sent.place, error="WrongSigner"))
+    for attempt in range(2):
+        work = e.Replay(job_id=JOB.id, head=head, attempt=attempt)
+        again.observe(e.HeadShown(at=START, head=head))
+        actions = again.observe(e.Done(at=START, work=work, root=A))
+    assert calls(actions) == [e.Challenge(head=head, nonce=0)], "one that is refused keeps nobody from a game"
+
+
+def test_a_trainer_concedes_only_what_it_decides_to_and_says_it_again() -> None:
+    class Conceding(KnowingTrainer):
+        def concedes_to(self, head: Head, prover: Address) -> bool:
+            return head.count == 1 and prover == CHALLENGER.address
+
+    journal = [e.Record(place=("head", JOB.id, count), data=FALSE.head(count).encode()) for count in (1, 2)]
+    wanted = Concession.sign(FALSE.head(1).head, CHALLENGER.address, DOMAIN, TRAINER)
+    for kind, count, by, said in (
+        (KnowingTrainer, 1, CHALLENGER, []),
+        (Conceding, 2, CHALLENGER, []),
+        (Conceding, 1, CLIENT, []),
+        (Conceding, 3, CHALLENGER, []),
+        (Conceding, 1, CHALLENGER, [wanted]),
+        (Conceding, 1, CHALLENGER, [wanted]),
+    ):
+        trainer = kind(**known(board_with(), TRAINER, journal))
+        actions = trainer.observe(e.Contested(at=START, job_id=JOB.id, count=count, by=by.address))
+        assert [one.concession for one in actions if isinstance(one, e.ShowConcession)] == said
+        journal += [one for one in actions if isinstance(one, e.Record) and one.place[0] == "conceded"]
+    assert len(journal) == 3
 
 
 def leaves(run: Any, count: int) -> tuple[Digest, ...]:

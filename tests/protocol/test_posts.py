@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
-from tests.vectors.posts import GAME, HEAD, HUB, JOB, bodies, signed_posts, transactions
+from tests.vectors.posts import CONCESSION, GAME, HEAD, HUB, JOB, bodies, signed_posts, transactions
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import (
     PIECE_BYTES,
@@ -34,6 +34,7 @@ from tiebreak.protocol.parties.posts import (
     AnswerBody,
     Body,
     Complete,
+    ConcessionBody,
     GameBody,
     HeadBody,
     LibraryBody,
@@ -157,8 +158,8 @@ def test_a_published_file_has_a_plain_name(name: bytes) -> None:
 def test_limits() -> None:
     with pytest.raises(EncodingError, match="at most 262144 bytes"):
         Post(job_id=JOB.id, game_id=JOB.id, kind=1, number=0, body=bytes(MAX_BODY_BYTES + 1), sender=CLIENT.address)
-    with pytest.raises(EncodingError, match="between 1 and 11, got 12"):
-        Post(job_id=JOB.id, game_id=JOB.id, kind=12, number=0, body=b"", sender=CLIENT.address)
+    with pytest.raises(EncodingError, match="between 1 and 12, got 13"):
+        Post(job_id=JOB.id, game_id=JOB.id, kind=13, number=0, body=b"", sender=CLIENT.address)
     for files in ((FILE, FILE), (replace(FILE, name=b"b"), FILE)):
         with pytest.raises(EncodingError, match="different names in their order"):
             LibraryBody(count=1, logs=0, files=files)
@@ -180,6 +181,7 @@ AUTHORS = {
     StepsBody: {TRAINER},
     ReplayedBody: {CLIENT, TRAINER, CHALLENGER},
     TransactionBody: {CLIENT, TRAINER, CHALLENGER},
+    ConcessionBody: {TRAINER},
 }
 
 
@@ -211,6 +213,7 @@ def test_what_machines_say_and_what_they_are_told() -> None:
         (e.SignJob(job=job, signature=b""), e.JobSigned(at=9, job=job, signature=b"")),
         (e.ShowHead(head=head), e.HeadShown(at=9, head=head)),
         (e.ShowLogReceipt(receipt=receipt.receipt), e.LogReceiptShown(at=9, receipt=receipt.receipt)),
+        (e.ShowConcession(concession=CONCESSION), e.ConcessionShown(at=9, concession=CONCESSION)),
         (e.ShowMove(game_id=GAME, wire=b"1"), e.MoveShown(at=9, game_id=GAME, wire=b"1")),
         (e.ShowReceipt(game_id=GAME, receipt=b"2"), e.ReceiptShown(at=9, game_id=GAME, receipt=b"2")),
     ]
@@ -218,8 +221,11 @@ def test_what_machines_say_and_what_they_are_told() -> None:
     for action, event in told:
         post = Post.of(body_of(action), job_id=JOB.id, number=1, sender=CLIENT.address, game_id=GAME)
         assert event_of(post, body_of(action), 9) == event
+    post = signed_posts()[8][0].post
     for body, _ in bodies()[8:]:
-        assert event_of(signed_posts()[8][0].post, body, 9) is None
+        assert event_of(post, body, 9) is None or isinstance(body, ConcessionBody)
+    contested = e.Contested(at=9, job_id=JOB.id, count=2, by=post.sender)
+    assert event_of(post, ReplayedBody(count=2, run_root=HEAD.head.run_root, agrees=0), 9) == contested
 
 
 def test_a_receipt_of_a_hub_is_checked() -> None:

@@ -306,7 +306,7 @@ class Town:
                 settled = isinstance(wanted, e.Settle)
                 owner = job.job.trainer if settled else job.job.client
                 self.end(job, JobStatus.SETTLED if settled else JobStatus.ABANDONED, {owner: paid})
-            case e.Report() | e.ReportInconsistency():
+            case e.Report() | e.ReportInconsistency() | e.ReportConcession():
                 relief = job.relief * len(board.open_games(job.id))
                 self.end(job, JobStatus.SLASHED, {sender: job.share - relief, job.job.client: job.job.reward})
             case e.Challenge(head=head, nonce=nonce):
@@ -422,4 +422,6 @@ def job_of(wanted: Any) -> Any:
     """The job that a transaction is about."""
     if isinstance(wanted, e.PostHead | e.Challenge):
         return wanted.head.head.job_id
+    if isinstance(wanted, e.ReportConcession):
+        return wanted.concession.head.job_id
     return wanted.first.head.job_id if isinstance(wanted, e.Report) else wanted.job_id

@@ -13,7 +13,7 @@ from tiebreak.protocol.chain import GameRecord, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.following import FollowedBoard, Seen
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job, LogReceipt
+from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import Concede, Move, OpenSteps
@@ -147,6 +147,9 @@ def wanted_of(call: Call, board: Board) -> e.Transaction | None:  # noqa: C901  
                 for head, one in zip(call.heads, (v["first"], v["second"]), strict=True)
             ]
             return e.ReportInconsistency(position=v["position"], first=opened[0], second=opened[1])
+        case "reportConcession":
+            conceded = Concession(head=_head(v["head"]), prover=v["prover"], signature=v["concession"])
+            return e.ReportConcession(concession=conceded)
         case "acknowledge":
             return e.Acknowledge(receipt=LogReceipt(head=_head(v["head"]), signature=v["clientSignature"]))
         case "settle":

@@ -8,7 +8,7 @@ from tests.vectors.inputs import Stream
 from tests.vectors.instructions import hex_of
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import Head, LogReceipt, SignedHead, game_id
+from tiebreak.protocol.commitments.job import Concession, Head, LogReceipt, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.messages import Message, message_hash
 from tiebreak.protocol.game.moves import Concede, Descend, Prove, TensorOpening
@@ -29,6 +29,7 @@ def _digest(name: str) -> Digest:
 
 HEAD = SignedHead.sign(Head(job_id=JOB.id, count=2, run_root=_digest("run")), DOMAIN, TRAINER)
 GAME = game_id(HEAD.head, DOMAIN, CHALLENGER.address, 5)
+CONCESSION = Concession.sign(HEAD.head, CHALLENGER.address, DOMAIN, TRAINER)
 STANDING = SignedStanding(game_id=GAME, sequence=3, snapshot=_digest("snapshot"), signature=bytes(range(65)))
 
 
@@ -69,6 +70,7 @@ def transactions() -> list[e.Transaction]:
         e.ClaimTimeout(game_id=GAME),
         e.Reclaim(game_id=GAME),
         e.Withdraw(to=Address(bytes(20))),
+        e.ReportConcession(concession=CONCESSION),
     ]  # fmt: skip
 
 
@@ -90,6 +92,7 @@ def bodies() -> list[tuple[posts.Body, PrivateKey]]:
         (posts.LibraryBody(count=2, logs=0, files=(file,)), TRAINER),
         (posts.StepsBody(first_step=1, losses=(0x3F800000,), millisteps=2500, processor=900, memory=1 << 33), TRAINER),
         (posts.ReplayedBody(count=2, run_root=_digest("run"), agrees=1), CHALLENGER),
+        (posts.ConcessionBody(concession=CONCESSION), TRAINER),
         *((posts.TransactionBody(transaction=item), CLIENT) for item in transactions()),
     ]
 

@@ -356,6 +356,8 @@ class Driver:
                 job_id = head.head.job_id
             case e.ShowLogReceipt(receipt=receipt):
                 job_id = receipt.head.job_id
+            case e.ShowConcession(concession=concession):
+                job_id = concession.head.job_id
             case _:
                 game = statement.game_id
                 job_id = self.machine.board.games[game].job.id
@@ -559,10 +561,8 @@ class Driver:
         match event:
             case e.MoveShown(game_id=game) | e.ReceiptShown(game_id=game):
                 is_early = game not in board.games
-            case e.HeadShown(head=head):
-                is_early = head.head.job_id not in board.jobs
-            case e.LogReceiptShown(receipt=receipt):
-                is_early = receipt.head.job_id not in board.jobs
+            case e.HeadShown(head=shown) | e.LogReceiptShown(receipt=shown) | e.ConcessionShown(concession=shown):
+                is_early = shown.head.job_id not in board.jobs
             case _:
                 is_early = False
         if is_early:

@@ -121,6 +121,19 @@ abstract contract JobBoard is IJobBoard {
     }
 
     /// @inheritdoc IJobBoard
+    function reportConcession(Head calldata head, address prover, bytes calldata concession)
+        external
+        onlyStatus(head.jobId, JobStatus.ACTIVE)
+    {
+        // SAFETY: whoever signs this gives up its stake. Whether it signed the head as well is of no matter, and a trainer that
+        // concedes to a key of its own gets what two heads of one count bring it (`reportEquivocation`), no wei more.
+        bytes32 digest = Signatures.digest(Signatures.hashConcession(head, prover));
+        Signatures.check(digest, concession, _jobs[head.jobId].trainer);
+        emit Conceded(head.jobId, prover, head.count, head.runRoot);
+        _slash(head.jobId, prover);
+    }
+
+    /// @inheritdoc IJobBoard
     function settle(JobId jobId) external onlyStatus(jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[jobId];
         uint64 last = Segments.checkpoints(state);

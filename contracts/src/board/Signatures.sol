@@ -17,6 +17,8 @@ library Signatures {
     );
     bytes32 internal constant HEAD_TYPE = keccak256("Head(bytes32 jobId,uint64 count,bytes32 runRoot)");
     bytes32 internal constant RECEIPT_TYPE = keccak256("Receipt(bytes32 jobId,uint64 count,bytes32 runRoot)");
+    bytes32 internal constant CONCESSION_TYPE =
+        keccak256("Concession(bytes32 jobId,uint64 count,bytes32 runRoot,address prover)");
     bytes32 internal constant STATE_TYPE = keccak256("State(bytes32 gameId,uint32 sequence,bytes32 snapshot)");
 
     /// n/2 of secp256k1: of the two valid s of a signature only the lower is accepted.
@@ -42,6 +44,11 @@ library Signatures {
     /// @dev What the client signs of a head: it holds the logs of all segments up to there, and they hash to it.
     function hashReceipt(IJobBoard.Head memory head) internal pure returns (bytes32) {
         return keccak256(abi.encode(RECEIPT_TYPE, head));
+    }
+
+    /// @dev What the trainer signs of a head that it gives up: it is false, and `prover` is paid for it.
+    function hashConcession(IJobBoard.Head memory head, address prover) internal pure returns (bytes32) {
+        return keccak256(abi.encode(CONCESSION_TYPE, head, prover));
     }
 
     /// @dev What the board itself verifies.

@@ -168,12 +168,11 @@ contract Games is IGame {
     function enter(GameId gameId, uint32 sequence, bytes calldata snapshot, bytes calldata signature) external {
         Turns.Turn memory turn;
         Turns.Game storage state = _load(gameId, turn);
-        (address trainer, address challenger) = (state.trainer, state.challenger);
-        if (msg.sender != trainer && msg.sender != challenger) revert NotASide(msg.sender);
+        address other = _isDefender(state, msg.sender) ? state.challenger : state.trainer;
         Turns.requireTalk(turn, currentInstant());
         if (sequence <= turn.sequence) revert StaleState(turn.sequence, sequence);
         if (sequence > MAX_SEQUENCE) revert IndexOutOfRange(MAX_SEQUENCE, sequence);
-        _requireSigned(gameId, sequence, snapshot, signature, msg.sender == trainer ? challenger : trainer);
+        _requireSigned(gameId, sequence, snapshot, signature, other);
         emit Entered(gameId, sequence, snapshot);
         Snapshots.enter(state, turn, Snapshots.decode(snapshot, state, turn.descentLevels, BOARD));
         turn.sequence = sequence;
@@ -214,8 +213,7 @@ contract Games is IGame {
         if (first == second) revert NoFork(first);
         address board = address(BOARD);
         address signer = Signatures.recover(Signatures.stateDigest(board, gameId, sequence, first), firstSignature);
-        bool defender = signer == state.trainer;
-        if (!defender && signer != state.challenger) revert NotASide(signer);
+        bool defender = _isDefender(state, signer);
         Signatures.check(Signatures.stateDigest(board, gameId, sequence, second), secondSignature, signer);
         emit Forked(gameId, sequence, first, second);
         Turns.end(turn, defender, Reason.FORKED);
@@ -226,9 +224,7 @@ contract Games is IGame {
     function concede(GameId gameId) external {
         Turns.Turn memory turn;
         Turns.Game storage state = _load(gameId, turn);
-        bool defender = msg.sender == state.trainer;
-        if (!defender && msg.sender != state.challenger) revert NotASide(msg.sender);
-        Turns.end(turn, defender, Reason.CONCEDED);
+        Turns.end(turn, _isDefender(state, msg.sender), Reason.CONCEDED);
         _close(gameId, state, turn);
     }
 
@@ -342,6 +338,12 @@ contract Games is IGame {
         Turns.load(state, turn);
         if (turn.phase == Phase.NONE) revert NoSuchGame(gameId);
         if (turn.phase == Phase.OVER) revert GameIsOver(gameId);
+    }
+
+    /// @dev Reverts unless the account plays on one of the sides.
+    function _isDefender(Turns.Game storage state, address account) private view returns (bool defender) {
+        defender = account == state.trainer;
+        if (!defender && account != state.challenger) revert NotASide(account);
     }
 
     function _requireSide(address side) private view {

@@ -20,7 +20,7 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///     acceptJob (trainer pays its stake)          -> ACTIVE      cancelJob (client)        -> CANCELLED
 ///     postHead, postHead, ... , final head        -> (window runs)
 ///     settle (anyone, window over, no open game)  -> SETTLED     reward and stake to the trainer
-///     a game that the trainer loses, or two signed heads that cannot both be true
+///     a game that the trainer loses, a head that it concedes, or two signed heads that cannot both be true
 ///                                                 -> SLASHED     reward to the client, half of the trainer's stake to
 ///                                                                whoever proved it (and to the seats), half burned
 ///     abandon (anyone, no head for a window,      -> ABANDONED   reward and the trainer's stake to the client
@@ -264,6 +264,8 @@ interface IJobBoard {
     event JobParted(JobId indexed jobId, uint64 receipts, uint256 toTrainer, uint256 toClient);
     event Equivocation(JobId indexed jobId, uint64 count, bytes32 firstRoot, bytes32 secondRoot);
     event Inconsistency(JobId indexed jobId, uint64 position, bytes32 firstLeaf, bytes32 secondLeaf);
+    /// The trainer has signed that this head is false.
+    event Conceded(JobId indexed jobId, address indexed prover, uint64 count, bytes32 runRoot);
     event Credited(address indexed account, uint256 amount);
     event Withdrawn(address indexed account, address indexed to, uint256 amount);
 
@@ -356,6 +358,10 @@ interface IJobBoard {
     /// anyone; it is rewarded.
     function reportInconsistency(JobId jobId, uint64 position, OpenedHead calldata first, OpenedHead calldata second)
         external;
+
+    /// @notice The trainer has signed EIP-712 `Concession` of this head: it is false, and `prover` is to be paid as if it had
+    /// proved that. No game is needed. Caller: anyone.
+    function reportConcession(Head calldata head, address prover, bytes calldata concession) external;
 
     /// @notice Ends a job whose final head stood a whole window, when all segments had their audit time and no game is open.
     /// Policy `logged`: with the receipt of that head. Caller: anyone.

@@ -95,21 +95,25 @@ library Trees {
     function foldNodes(bytes32[] calldata nodes) internal view returns (bytes32 node) {
         // INVARIANT: a level of a perfect tree has a power of two nodes, and at least one.
         assert(isLevel(nodes.length));
-        bytes8 tag = Tags.NODE;
+        uint256 tag = uint64(Tags.NODE);
         assembly ("memory-safe") {
-            let pos := mload(0x40)
-            mstore(pos, tag)
-            let level := add(pos, 0x48)
-            let size := shl(5, nodes.length)
-            calldatacopy(level, nodes.offset, size)
-            // Each hash takes the place of the first unread node, which was copied before.
-            for {} gt(size, 0x20) {} {
-                size := shr(1, size)
-                for { let i := 0 } lt(i, size) { i := add(i, 0x20) } {
-                    mcopy(add(pos, 0x08), add(level, add(i, i)), 0x40)
-                    if iszero(staticcall(gas(), 0x02, pos, 0x48, add(level, i), 0x20)) { revert(0, 0) }
+            let level := add(mload(0x40), 0x20)
+            let to := shl(5, nodes.length)
+            calldatacopy(level, nodes.offset, to)
+            to := add(level, to)
+            let good := 1
+            // Each pair is hashed where it stands: the tag takes the place of the node before it, and the hash, in front of
+            // that, the place of one that was read before.
+            for {} gt(sub(to, level), 0x20) {} {
+                let end := to
+                to := level
+                for { let from := level } lt(from, end) { from := add(from, 0x40) } {
+                    mstore(sub(from, 0x20), tag)
+                    good := and(good, staticcall(gas(), 0x02, sub(from, 0x08), 0x48, to, 0x20))
+                    to := add(to, 0x20)
                 }
             }
+            if iszero(good) { revert(0, 0) }
             node := mload(level)
         }
     }

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import simpy
 
-from tests.sim.adversaries.playing import party, played, stage
+from tests.sim.adversaries.playing import HALF, party, played, stage
 from tiebreak.protocol.chain import ChainError
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.parties.board import PublicJob
@@ -71,3 +71,10 @@ def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> Non
     assert (duel.challenger, duel.verdict, duel.reason, duel.moves) == ("careless", "trainer", "timeout", 1)
     assert party(result, "careless").wei == -TERMS.challenger_stake
     assert party(result, TRAINER).wei == TERMS.reward + TERMS.challenger_stake // 2
+
+
+def test_a_cheat_that_concedes_to_itself_gains_as_much_with_a_game_as_without_one() -> None:
+    found = [played("self-challenge to keep the stake", seed) for seed in (0, 1)]
+    assert {len(result.duels) for result in found} == {0, 1}
+    for result in found:
+        assert (party(result, TRAINER).wei, party(result, "puppet 1").wei) == (-TERMS.trainer_stake, HALF)

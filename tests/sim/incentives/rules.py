@@ -128,6 +128,9 @@ class Ledger:
         self.move(reporter, GAS, self.job.costs.equivocation)
         self._slash(self.games[0] if self.job.oldest_paid and self.games else reporter)
 
+    concession = equivocation
+    """To whom the trainer concedes a head by signature, it pays as much."""
+
     def reclaim(self, challenger: str) -> None:
         """A challenger takes its stake back from a game that was cut short by the end of the job."""
         assert self.status == "SLASHED"

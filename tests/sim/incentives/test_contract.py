@@ -9,7 +9,7 @@ from tests.chain import support
 from tests.sim.incentives.rules import BURNED, CLIENT, SYBIL, TRAINER, Ledger, auditor
 from tiebreak.protocol.chain import EmbeddedChain, calls
 from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.job import Concession, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.game.moves import Descend
@@ -63,6 +63,11 @@ class Board:
         heads = [support.head(self.chain, self.job, 2, run) for run in (support.RUN, support.OTHER_RUN)]
         self.send(KEYS[who], calls.report_equivocation(*heads))
 
+    def concession(self, who: str) -> None:
+        claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root).head
+        conceded = Concession.sign(claim, KEYS[who].address, self.chain.domain, support.TRAINER)
+        self.send(support.CLIENT, calls.report_concession(conceded))
+
     def reclaim(self, who: str) -> None:
         self.chain.send(KEYS[who], calls.reclaim(self.games[who]))
 
@@ -86,6 +91,8 @@ ENDINGS = {
         ("challenge", CHALLENGER), ("challenge", SYBIL), ("convicted", SYBIL), ("reclaim", CHALLENGER),
     ],
     "reported": [("equivocation", SYBIL)],
+    "conceded to itself": [("concession", SYBIL)],
+    "conceded over a game": [("challenge", CHALLENGER), ("concession", SYBIL), ("reclaim", CHALLENGER)],
     "reported over a game": [("challenge", CHALLENGER), ("equivocation", SYBIL), ("reclaim", CHALLENGER)],
 }  # fmt: skip
 

@@ -382,12 +382,14 @@ _SAID: Final = {
     p.PostKind.OFFER: "offers the job",
     p.PostKind.LOG_RECEIPT: "signs a receipt for logs",
     p.PostKind.GAME: "challenges a head",
+    p.PostKind.CONCESSION: "signs that a head is false",
     p.PostKind.LIBRARY: "publishes what a replay needs",
 }
 _POSTED: Final[dict[type, str]] = {
     e.CreateJob: "puts the job on the board",
     e.AcceptJob: "accepts the job",
     e.PostHead: "posts a head",
+    e.ReportConcession: "shows that the trainer has conceded a head",
     e.Settle: "settles the job",
     e.Challenge: "stakes on a challenge",
     e.Enter: "enters a signed state of the game",

@@ -9,7 +9,7 @@ from tiebreak.protocol.chain.abi import Entry, entries, function_owners, named
 from tiebreak.protocol.chain.artifacts import BOARD
 from tiebreak.protocol.chain.errors import ChainError
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead
+from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MOVES, Move, Prove, kind_name, unpack_move
@@ -172,6 +172,11 @@ def report_inconsistency(position: int, *opened: tuple[SignedHead, Digest, Seque
     """Report two heads, each with its leaf at this position and the siblings, whose leaves differ."""
     shown = ((h.head.count, h.head.run_root, h.signature, leaf, tuple(siblings)) for h, leaf, siblings in opened)
     return Call("reportInconsistency", (opened[0][0].head.job_id, position, *shown))
+
+
+def report_concession(concession: Concession) -> Call:
+    """Show that the trainer has conceded a head, for which whoever it names is paid."""
+    return Call("reportConcession", (concession.head.values, concession.prover, concession.signature))
 
 
 def settle(job_id: Digest) -> Call:

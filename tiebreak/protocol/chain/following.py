@@ -463,6 +463,8 @@ def _change(  # noqa: C901  # one case an event
             job.equivocation = True
         case "Inconsistency":
             job.inconsistency = True
+        case "Conceded":
+            job.conceded = True
         case "HeadSealed":
             job.seal(said["count"], now, pool_length)
         case "SeatsDrawn":

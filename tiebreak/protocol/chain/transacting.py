@@ -18,6 +18,7 @@ _CALLS: Final[dict[type[e.Transaction], Callable[[Any], Call]]] = {
     e.ReportInconsistency: lambda wanted: calls.report_inconsistency(
         wanted.position, *((one.head, one.leaf, one.siblings) for one in (wanted.first, wanted.second))
     ),
+    e.ReportConcession: lambda wanted: calls.report_concession(wanted.concession),
     e.Settle: lambda wanted: calls.settle(wanted.job_id),
     e.Abandon: lambda wanted: calls.abandon(wanted.job_id),
     e.Acknowledge: lambda wanted: calls.acknowledge(wanted.receipt),

@@ -29,7 +29,7 @@ from tiebreak.protocol.commitments.terms import (
 )
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
-from tiebreak.protocol.packing import U32, Fields, Raw, Record, Root, Uint, pack, unpack
+from tiebreak.protocol.packing import U32, Fields, OneOf, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.program.isa import MAX_INSTRUCTIONS
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, check_tolerances
@@ -340,6 +340,40 @@ class LogReceipt(_Signed):
         if not job.is_logged:
             raise VerificationError("receipt: expected a job of policy logged, got policy exact")
         keys.verify(self.head.receipt_digest(domain), self.signature, job.client)  # (3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concession(Record):
+    """A head that its trainer gives up: it is false, and this prover is to be paid for it (EIP-712 `Concession`)."""
+
+    head: Annotated[Head, OneOf((Head,))]
+    prover: Account
+    signature: Annotated[bytes, Raw(keys.SIGNATURE_BYTES)]
+
+    @classmethod
+    def sign(cls, head: Head, prover: Address, domain: Domain, key: keys.PrivateKey) -> Self:
+        typed = cls.typed(head, prover, domain)
+        return cls(head=head, prover=prover, signature=key.sign(typed.digest, typed))
+
+    @classmethod
+    def typed(cls, head: Head, prover: Address, domain: Domain) -> TypedData:
+        """What the trainer signs."""
+        kinds = {**Head.kinds(), "prover": cls.kinds()["prover"]}
+        return TypedData(domain=domain, name="Concession", kinds=kinds, values=(*head.values, prover))
+
+    def verify(self, job: Job, domain: Domain) -> None:
+        """Raise `VerificationError` unless this is about the job, and signed by its trainer."""
+        if self.head.job_id != job.id:
+            raise VerificationError(f"concession: expected job {job.id.hex()}, got {self.head.job_id.hex()}")
+        keys.verify(self.typed(self.head, self.prover, domain).digest, self.signature, job.trainer)
+
+    def encode(self) -> bytes:
+        return pack(self.pack())
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read what `encode` wrote. Raises `EncodingError`."""
+        return cls.unpack("concession", unpack(data, MAX_JOB_BYTES))
 
 
 def game_id(head: Head, domain: Domain, challenger: bytes, nonce: int) -> Digest:

@@ -5,11 +5,12 @@ cause of a false alarm is the auditor's own machine. If two replays differ, a th
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import Enum
 from itertools import count, pairwise
 from typing import Any, ClassVar, Final
 
-from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
+from tiebreak.protocol.commitments.job import Concession, Job, SignedHead, game_id
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import Data, Fields, Uint, pack, unpack
@@ -221,7 +222,20 @@ class Auditor(Player, Sitter, Watcher):
                 self.play(game, Side.CHALLENGER)
         super().plan()
 
+    def learn(self, event: e.Event) -> None:
+        """Record the concessions that pay this auditor."""
+        super().learn(event)
+        if isinstance(event, e.ConcessionShown) and event.concession.prover == self.address:
+            conceded = event.concession
+            with suppress(VerificationError, KeyError):  # anybody can send anything
+                conceded.verify(self.board.jobs[conceded.head.job_id].job, self.domain)
+                self.record(("conceded", conceded.head.job_id), conceded.encode())
+
     def _watch(self, job: PublicJob) -> None:
+        conceded, place = self.records.get(("conceded", job.id)), ("concession", job.id)
+        if is_active(job) and conceded is not None and not self.is_given_up(place):
+            self.want(place, e.ReportConcession(concession=Concession.decode(conceded)))
+            return  # a game would be dearer, and bring no more
         for first, second in self.conflicts(job.id):
             if is_active(job) and self.reports(first, second):
                 self.want(("report", job.id), e.Report(first=first, second=second))

@@ -85,6 +85,8 @@ class PublicJob:
     """Whether the job was slashed because its trainer signed two heads with the same count."""
     inconsistency: bool = False
     """Whether the job was slashed because its trainer signed two heads with different leaves in one place."""
+    conceded: bool = False
+    """Whether the job was slashed because its trainer signed that a head is false."""
     seating: Seating = field(default_factory=Seating)
     """Says nothing of a job without seats."""
     id: Digest = field(init=False)

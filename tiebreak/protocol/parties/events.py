@@ -9,7 +9,7 @@ with a canonical encoding (jobs, heads, moves), so events and actions can be sen
 from dataclasses import dataclass
 
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead
+from tiebreak.protocol.commitments.job import Concession, Job, LogReceipt, SignedHead
 from tiebreak.protocol.game.moves import Move, Prove
 from tiebreak.protocol.game.snapshot import Fork
 from tiebreak.protocol.tags import Digest
@@ -127,6 +127,13 @@ class ReportInconsistency:
     position: int
     first: OpenedHead
     second: OpenedHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConcession:
+    """Show the board that the trainer has conceded a head, and to whom."""
+
+    concession: Concession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +300,17 @@ class CloseSeats:
 
 OnSeats = JoinPool | LeavePool | SealHead | DrawSeats | SealRoot | OpenHead | ClaimSeat | CloseSeats
 OnJob = (
-    CreateJob | CancelJob | AcceptJob | PostHead | Report | ReportInconsistency | Acknowledge | Settle | Abandon | Part
+    CreateJob
+    | CancelJob
+    | AcceptJob
+    | PostHead
+    | Report
+    | ReportInconsistency
+    | Acknowledge
+    | Settle
+    | Abandon
+    | Part
+    | ReportConcession
 )
 OnGame = Challenge | MakeMove | Enter | EnterAndProve | ReportFork | ClaimTimeout | Reclaim
 Transaction = OnJob | OnSeats | OnGame | Withdraw
@@ -368,6 +385,24 @@ class LogReceiptShown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Contested:
+    """Somebody says that its replay up to a checkpoint gave another root. Nothing about it has been checked."""
+
+    at: int
+    job_id: Digest
+    count: int
+    by: Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcessionShown:
+    """Somebody showed a trainer's concession. Nothing about it has been checked."""
+
+    at: int
+    concession: Concession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveShown:
     """Somebody sent a message of a game. Nothing about it has been checked."""
 
@@ -425,7 +460,8 @@ class Refused:
     error: str
 
 
-Message = JobDrafted | JobOffered | JobSigned | HeadShown | LogReceiptShown | MoveShown | ReceiptShown
+OnHead = HeadShown | LogReceiptShown | Contested | ConcessionShown
+Message = JobDrafted | JobOffered | JobSigned | OnHead | MoveShown | ReceiptShown
 Event = Started | Tick | BoardChanged | Message | Arrived | Done | Mined | Refused
 
 
@@ -467,6 +503,13 @@ class ShowLogReceipt:
     """Send a trainer the receipt for the logs of one of its heads."""
 
     receipt: LogReceipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowConcession:
+    """Send an auditor the trainer's concession of a head to it."""
+
+    concession: Concession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,5 +582,5 @@ class Wake:
     at: int
 
 
-Statement = OfferJob | SignJob | ShowHead | ShowLogReceipt | ShowMove | ShowReceipt
+Statement = OfferJob | SignJob | ShowHead | ShowLogReceipt | ShowConcession | ShowMove | ShowReceipt
 Action = Record | Statement | PublishRun | FetchRun | Start | Transact | Alarm | Wake

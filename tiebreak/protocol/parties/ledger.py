@@ -174,6 +174,9 @@ class Ledger:
                     _check_opened(wanted.position, opening, job)
                 _require(wanted.first.leaf != wanted.second.leaf, "NoInconsistency")
                 return self._slashing(found, sender, now, (wanted.first.head, wanted.second.head), "inconsistency")
+            case e.ReportConcession(concession=conceded):
+                _signed(lambda: conceded.verify(job, self.domain))
+                return partial(self._slash, found, conceded.prover, now)
             case e.Acknowledge(receipt=receipt):
                 return self._acknowledge(found, receipt)
             case e.Settle():
@@ -425,5 +428,7 @@ def _job_of(wanted: Any) -> Digest:
             return first.head.head.job_id
         case e.Acknowledge(receipt=receipt):
             return receipt.head.job_id
+        case e.ReportConcession(concession=concession):
+            return concession.head.job_id
     found: Digest = wanted.job_id
     return found

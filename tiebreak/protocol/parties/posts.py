@@ -27,7 +27,7 @@ from eth_hash.auto import keccak
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
-from tiebreak.protocol.commitments.job import Account, Head, Job, LogReceipt, SignedHead, game_id
+from tiebreak.protocol.commitments.job import Account, Concession, Head, Job, LogReceipt, SignedHead, game_id
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.game.moves import AnyMove, Move, Prove
@@ -73,6 +73,7 @@ class PostKind(IntEnum):
     STEPS = 9
     REPLAYED = 10
     TRANSACTION = 11
+    CONCESSION = 12
 
 
 # ---------------------------------------------------------------- kinds of fields
@@ -130,7 +131,7 @@ TRANSACTIONS: Final[tuple[type[Any], ...]] = (
     e.CreateJob, e.CancelJob, e.AcceptJob, e.PostHead, e.Report, e.ReportInconsistency, e.Acknowledge, e.Settle,
     e.Abandon, e.Part, e.JoinPool, e.LeavePool, e.SealHead, e.DrawSeats, e.SealRoot, e.OpenHead, e.ClaimSeat,
     e.CloseSeats, e.Challenge, e.MakeMove, e.Enter, e.EnterAndProve, e.ReportFork, e.ClaimTimeout, e.Reclaim,
-    e.Withdraw,
+    e.Withdraw, e.ReportConcession,
 )  # fmt: skip
 """The transactions by their number in a post, which never changes."""
 _BYTES: Final = Data(4096)
@@ -141,6 +142,7 @@ _FIELDS: Final[dict[Any, Kind]] = {
     bytes: _BYTES,
     Job: OneOf((Job,)),
     Fork: OneOf((Fork,)),
+    Concession: OneOf((Concession,)),
     SignedHead: Signed(SignedHead),
     LogReceipt: Signed(LogReceipt),
     Move: AnyMove(),
@@ -348,11 +350,22 @@ class TransactionBody(Body):
     transaction: Annotated[e.Transaction, AnyTransaction()]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcessionBody(Body):
+    """By the trainer: a head that it gives up, and whom to pay for it."""
+
+    KIND = PostKind.CONCESSION
+    concession: Annotated[Concession, OneOf((Concession,))]
+
+    def subject(self) -> tuple[Digest | None, Digest | None]:
+        return self.concession.head.job_id, None
+
+
 BODIES: Final[dict[int, type[Body]]] = {
     body.KIND: body
     for body in (
         OfferBody, AnswerBody, HeadBody, LogReceiptBody, GameBody, MoveBody, ReceiptBody, LibraryBody, StepsBody,
-        ReplayedBody, TransactionBody,
+        ReplayedBody, TransactionBody, ConcessionBody,
     )
 }  # fmt: skip
 
@@ -484,7 +497,7 @@ def check_author(post: Post, body: Body, job: Job, challenger: Address | None, d
             return
         case OfferBody() | LogReceiptBody():
             allowed = (job.client,)
-        case AnswerBody() | HeadBody() | StepsBody():
+        case AnswerBody() | HeadBody() | StepsBody() | ConcessionBody():
             allowed = (job.trainer,)
         case MoveBody() | ReceiptBody():
             if challenger is None:
@@ -562,6 +575,8 @@ def body_of(action: e.Statement) -> Body:
             return HeadBody(head=head)
         case e.ShowLogReceipt(receipt=receipt):
             return LogReceiptBody(receipt=receipt)
+        case e.ShowConcession(concession=concession):
+            return ConcessionBody(concession=concession)
         case e.ShowMove(wire=wire):
             return MoveBody(wire=wire)
         case e.ShowReceipt(receipt=receipt):
@@ -579,6 +594,10 @@ def event_of(post: Post, body: Body, at: int) -> e.Message | None:
             return e.HeadShown(at=at, head=head, leaves=leaves)
         case LogReceiptBody(receipt=receipt):
             return e.LogReceiptShown(at=at, receipt=receipt)
+        case ConcessionBody(concession=concession):
+            return e.ConcessionShown(at=at, concession=concession)
+        case ReplayedBody(count=count, agrees=0):
+            return e.Contested(at=at, job_id=post.job_id, count=count, by=post.sender)
         case MoveBody(wire=wire):
             return e.MoveShown(at=at, game_id=post.game_id, wire=wire)
         case ReceiptBody(receipt=data):

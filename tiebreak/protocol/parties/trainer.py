@@ -7,7 +7,8 @@ that keeps its receipts back can cost it one segment.
 
 from typing import Any, ClassVar, Final
 
-from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.seats import head_seal, salt_of
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Side
@@ -90,6 +91,10 @@ class Trainer(Player):
         """Decide whether to open the final head that it sealed, once the auditors' time is over."""
         return True
 
+    def concedes_to(self, head: Head, prover: Address) -> bool:  # noqa: ARG002
+        """Decide whether to sign a concession of its head to whoever contests it: half of the stake, without a game."""
+        return False
+
     def settles(self, job: PublicJob) -> bool:  # noqa: ARG002
         return True
 
@@ -118,6 +123,17 @@ class Trainer(Player):
                     self.record(("trained", work.job_id, work.count), event.root)
             case e.LogReceiptShown(receipt=receipt):
                 self._take(receipt)
+            case e.Contested(job_id=job_id, count=count, by=prover) if ("head", job_id, count) in self.records:
+                head = SignedHead.decode(self.records["head", job_id, count]).head
+                if self.concedes_to(head, prover):
+                    self.concede(head, prover)
+
+    def concede(self, head: Head, prover: Address) -> None:
+        """Give up a head, to somebody who is paid for it as if it had won a game."""
+        place = ("conceded", head.job_id, head.count, prover)
+        if place not in self.records:
+            self.record(place, Concession.sign(head, prover, self.domain, self.key).encode())
+        self.do(e.ShowConcession(concession=Concession.decode(self.records[place])))
 
     def _take(self, receipt: LogReceipt) -> None:
         """Keep a receipt for a head that it has signed."""

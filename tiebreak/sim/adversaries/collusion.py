@@ -149,7 +149,15 @@ class Accomplice(Scripted):
 
 
 class Master(Trainer):
-    """Concedes at once to its accomplice, before anybody else can win."""
+    """Concedes at once to its accomplice, before anybody else can win: in a game, or by the job's id without one."""
+
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        """Sign a concession with a false head."""
+        found = super().heads(job, count)
+        if job.id[0] % 2 and found[0].head.run_root != self.world.workshop.honest(job).run_root(count):
+            friend = next(other for other in self.world.parties.values() if isinstance(other, Accomplice))
+            self.concede(found[0].head, friend.address)
+        return found
 
     def concedes(self, view: GameView) -> bool:
         return isinstance(self.world.party_at(view.game.challenger), Accomplice)

@@ -23,6 +23,7 @@ _CALLS = {
     "abandon": "ends the job, for want of heads",
     "reportEquivocation": "reports two signed heads of one count",
     "reportInconsistency": "reports two signed heads with different records of one segment",
+    "reportConcession": "shows that the trainer has conceded a head",
     "joinPool": "joins the pool of auditors",
     "leavePool": "leaves the pool of auditors",
     "sealHead": "seals a head",

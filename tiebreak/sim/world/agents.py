@@ -244,8 +244,6 @@ class Agent(Machine):
                 self._transact(action)
             case e.Start(work=work):
                 self._begin(work)
-            case e.ShowHead() | e.ShowLogReceipt() | e.ShowMove() | e.ShowReceipt() | e.OfferJob() | e.SignJob():
-                self.say(action)
             case e.FetchRun(job_id=job_id, count=count):
                 # Published runs lie in the shared mailbox, so a fetched run has arrived already.
                 self._read(partial(e.Arrived, job_id=job_id, count=count))
@@ -253,6 +251,8 @@ class Agent(Machine):
                 self.publish_run(action)
             case e.Record() | e.Alarm():
                 self.kept.append(action)
+            case _ if not isinstance(action, e.Wake):
+                self.say(action)
 
     def say(self, statement: e.Statement) -> None:
         """Publish or send a statement that the machine signed, or ask another party to sign it."""
@@ -263,6 +263,9 @@ class Agent(Machine):
                 self.account.sent(len(receipt.encode()))
                 trainer = self.world.party_at(self.world.board.jobs[receipt.head.job_id].job.trainer)
                 self._post(trainer, partial(e.LogReceiptShown, receipt=receipt))
+            case e.ShowConcession(concession=concession):
+                self.account.sent(len(concession.encode()))
+                self._post(self.world.party_at(concession.prover), partial(e.ConcessionShown, concession=concession))
             case e.ShowMove():
                 self._deliver(self.world.board.games[statement.game_id], statement.wire)
             case e.ShowReceipt():
