@@ -317,7 +317,7 @@ def terms_of(agreed: Job) -> list[str]:
 
 
 def pool_terms(board: Board, public: PublicJob | None) -> list[str]:
-    """Of how many slots the seats are drawn, until they are."""
+    """The size of the pool from which the seats are drawn, until they are."""
     if public is None or not public.job.seats or public.seating.seed is not None or public.is_over:
         return []
     slots, own = board.pool_of(public)

@@ -357,7 +357,7 @@ class Concession(Record):
 
     @classmethod
     def typed(cls, head: Head, prover: Address, domain: Domain) -> TypedData:
-        """What the trainer signs."""
+        """The statement that the trainer signs."""
         kinds = {**Head.kinds(), "prover": cls.kinds()["prover"]}
         return TypedData(domain=domain, name="Concession", kinds=kinds, values=(*head.values, prover))
 

@@ -23,7 +23,7 @@ def least_challenger_stake(*, reward: int, trainer_stake: int, seats: int, seat_
 
 
 def pool_bond(least: int) -> int:
-    """The smallest bond of at least so many wei that names a pool: a power of two, or 0."""
+    """The smallest bond that names a pool and is no less than this, in wei: a power of two, or 0."""
     return 1 << (least - 1).bit_length() if least else 0
 
 

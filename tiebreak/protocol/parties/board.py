@@ -170,7 +170,7 @@ class PublicJob:
 
     @property
     def joining_end(self) -> int:
-        """Until when auditors may join the pool, whatever was computed: the final head is sealed after it."""
+        """The last instant at which auditors can join the pool in time: the final head is sealed later."""
         return self.accepted + min(self.job.challenge_window, self.job.deadline) // 2
 
     @property

@@ -352,7 +352,7 @@ class TransactionBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcessionBody(Body):
-    """By the trainer: a head that it gives up, and whom to pay for it."""
+    """The trainer gives up a head, and names whom to pay for it."""
 
     KIND = PostKind.CONCESSION
     concession: Annotated[Concession, OneOf((Concession,))]

@@ -216,7 +216,7 @@ class JobEconomics:
 
     @property
     def stranger_gain(self) -> Fraction:
-        """What a seat that is drawn for a stranger brings it, which replays the run."""
+        """The gain of a stranger that replays the run for a seat."""
         return self.joined_for or max(Fraction(0), self.fee - self.audit - self.seat_costs)
 
     @property
@@ -232,7 +232,7 @@ class JobEconomics:
         return self.audit / earned if earned else Fraction(0)
 
     def buying(self, share: Fraction) -> Fraction:
-        """What it costs to raise the trainer's share of the pool from `bought`, while strangers keep their slots.
+        """The cost of raising the trainer's share of the pool from `bought`, while strangers keep their slots.
 
         Those hold N (1 - bought), at c = n h / N each, so share / (1 - share) as many are the trainer's then.
         """
