@@ -19,12 +19,12 @@ from typing import Any, Final
 from benchmarks.figures import cases
 from benchmarks.table import RESULTS
 from tiebreak.cli.scale import human
+from tiebreak.incentives.costs import WHAT, Workload, costs, transformer_counts, transformer_near
+from tiebreak.incentives.figures import PRESETS
+from tiebreak.incentives.findings import Findings, find, tables
+from tiebreak.incentives.measured import measured
+from tiebreak.incentives.workers import shares_near
 from tiebreak.sim.games.summary import table
-from tiebreak.sim.incentives.costs import WHAT, Workload, costs, transformer_counts, transformer_near
-from tiebreak.sim.incentives.figures import PRESETS
-from tiebreak.sim.incentives.findings import Findings, find, tables
-from tiebreak.sim.incentives.measured import measured
-from tiebreak.sim.incentives.workers import shares_near
 
 DOCS: Final = RESULTS.parents[1] / "docs"
 PAGES: Final = (

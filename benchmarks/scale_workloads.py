@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForIma
 
 from benchmarks.workloads import STEPS, WORKLOADS, classify, next_token
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task
-from tiebreak.sim.incentives.costs import Transformer
+from tiebreak.incentives.costs import Transformer
 
 INTERVAL: Final = 10
 

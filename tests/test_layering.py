@@ -17,9 +17,9 @@ _API = "machine signing data auditing disputing training agreeing certifying cha
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),
     "tiebreak.engine": _ENGINE.split(),
-    "tiebreak.sim": ["world", "adversaries", "games", "incentives"],
+    "tiebreak.sim": ["world", "adversaries", "games"],
     "tiebreak.api": _API.split(),
-    "tiebreak": ["protocol", "engine", "sim", "api", "node", "demo", "cli", "__main__"],
+    "tiebreak": ["protocol", "engine", "sim", "incentives", "api", "node", "demo", "cli", "__main__"],
 }
 """Folders of each package and modules beside them, in the order in which they may import: each those before it."""
 

@@ -12,9 +12,9 @@ from tests.tiebreak.parties import Commands, Parties
 from tiebreak import api
 from tiebreak.cli.key import load_key
 from tiebreak.cli.scale import counts_from
+from tiebreak.incentives.figures import load
 from tiebreak.protocol.chain.deployments import check_deployment
 from tiebreak.protocol.errors import TiebreakError
-from tiebreak.sim.incentives.figures import load
 
 Plant = Callable[[Path, Path], None]
 """Puts something at a path, given a file outside of the folder."""

@@ -14,9 +14,9 @@ from tiebreak.cli.agree import agree
 from tiebreak.cli.scale import human
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.run.agreement import Terms
-from tiebreak.sim.incentives.figures import PRESETS
-from tiebreak.sim.incentives.measured import measured
-from tiebreak.sim.incentives.recommend import recommend
+from tiebreak.incentives.figures import PRESETS
+from tiebreak.incentives.measured import measured
+from tiebreak.incentives.recommend import recommend
 
 
 def test_costs_and_limits_are_printed_and_written(tmp_path: Path, command: Commands) -> None:

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from tiebreak.cli.options import FILE, NEW_FILE, write_json
+from tiebreak.incentives.figures import FIGURES, PRESETS, Figures, load
+from tiebreak.incentives.findings import Findings, Table, agree_options, document, find, tables
+from tiebreak.incentives.measured import measured
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
-from tiebreak.sim.incentives.findings import Findings, Table, agree_options, document, find, tables
-from tiebreak.sim.incentives.measured import measured
 
 WIDTH: Final = 140
 

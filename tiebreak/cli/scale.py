@@ -13,8 +13,7 @@ from rich.table import Table
 from tiebreak import api
 from tiebreak.cli.options import FILE, NEW_FILE, number, write_json
 from tiebreak.engine.run.retention import Keep
-from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.costs import (
+from tiebreak.incentives.costs import (
     MOST,
     WHAT,
     Counts,
@@ -30,8 +29,9 @@ from tiebreak.sim.incentives.costs import (
     transformer_near,
     transformer_work,
 )
-from tiebreak.sim.incentives.measured import FIGURES, WORST
-from tiebreak.sim.incentives.workers import Shares, shares
+from tiebreak.incentives.measured import FIGURES, WORST
+from tiebreak.incentives.workers import Shares, shares
+from tiebreak.protocol.errors import ConfigurationError
 
 POSITIVE: Final = click.FloatRange(0, min_open=True)
 MEANS: Final = {

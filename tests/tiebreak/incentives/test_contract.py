@@ -6,7 +6,8 @@ from hashlib import sha256
 import pytest
 
 from tests.chain import support
-from tests.sim.incentives.rules import BURNED, CLIENT, SYBIL, TRAINER, Ledger, auditor
+from tests.tiebreak.incentives.rules import BURNED, CLIENT, SYBIL, TRAINER, Ledger, auditor
+from tiebreak.incentives.economics import JobEconomics
 from tiebreak.protocol.chain import EmbeddedChain, calls
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Concession, Job
@@ -15,7 +16,6 @@ from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.game.moves import Descend
 from tiebreak.protocol.game.rules import start
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.incentives.economics import JobEconomics
 
 KEYS = {CLIENT: support.CLIENT, TRAINER: support.TRAINER, SYBIL: support.STRANGER, auditor(0): support.CHALLENGER}
 JOB = replace(support.JOB, reward=1000, trainer_stake=701, challenger_stake=90)

@@ -1,6 +1,6 @@
 """The same games paid out event by event by the board's rules. The closed forms are tested against them.
 
-Nothing here uses `tiebreak.sim.incentives.model`, so each of the two is the other's oracle. A story is one outcome of
+Nothing here uses `tiebreak.incentives.model`, so each of the two is the other's oracle. A story is one outcome of
 all random events: who audits, what each auditor draws, who comes first. `stories` lists all of them with their
 probabilities. `play` lets the parties act on a ledger that pays as `contracts/src/board/JobBoard.sol` does.
 """
@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import combinations, product
 from typing import Final
 
-from tiebreak.sim.incentives.economics import Auditor, JobEconomics, Trainer
+from tiebreak.incentives.economics import Auditor, JobEconomics, Trainer
 
 CLIENT: Final = "client"
 TRAINER: Final = "trainer"

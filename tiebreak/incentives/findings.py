@@ -6,10 +6,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
-from tiebreak.sim.incentives.economics import JobEconomics
-from tiebreak.sim.incentives.figures import FIGURES, WEI, Figures
-from tiebreak.sim.incentives.model import Equilibrium, Griefing, griefing, solve
-from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, margins, rates, recommend
+from tiebreak.incentives.economics import JobEconomics
+from tiebreak.incentives.figures import FIGURES, WEI, Figures
+from tiebreak.incentives.model import Equilibrium, Griefing, griefing, solve
+from tiebreak.incentives.recommend import Margin, Rate, Recommendation, margins, rates, recommend
 
 OPTIONS: Final = {
     "reward": "--reward", "trainer_stake": "--trainer-stake", "challenger_stake": "--challenger-stake",

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sim.incentives.jobs import JOB
-from tests.sim.incentives.rules import Players, expected_auditor, expected_trainer, play, stories
+from tests.tiebreak.incentives.jobs import JOB
+from tests.tiebreak.incentives.rules import Players, expected_auditor, expected_trainer, play, stories
+from tiebreak.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer, TransactionCosts
+from tiebreak.incentives.model import auditor_payoff, best_cheat, extremes, griefing, trainer_payoff
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer, TransactionCosts
-from tiebreak.sim.incentives.model import auditor_payoff, best_cheat, extremes, griefing, trainer_payoff
 
 amounts = st.integers(0, 10**6)
 shares = st.fractions(0, 1, max_denominator=12)

@@ -10,11 +10,11 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
+from tiebreak.incentives.economics import MOST_AUDITORS, JobEconomics, TransactionCosts
+from tiebreak.incentives.measured import WORST
 from tiebreak.protocol.commitments.job import MAX_SEATS
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.economics import MOST_AUDITORS, JobEconomics, TransactionCosts
-from tiebreak.sim.incentives.measured import WORST
 
 WEI: Final = 10**18
 YEAR: Final = 365 * 24 * 3600

@@ -7,12 +7,9 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, Final
 
-from tiebreak.protocol.commitments.terms import MAX_GAMES, MAX_SECONDS, Terms, least_challenger_stake, pool_bond
-from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.parties.terms import REPLAYS
-from tiebreak.sim.incentives.economics import JobEconomics
-from tiebreak.sim.incentives.figures import Figures
-from tiebreak.sim.incentives.model import (
+from tiebreak.incentives.economics import JobEconomics
+from tiebreak.incentives.figures import Figures
+from tiebreak.incentives.model import (
     Condition,
     conditions,
     disbelief,
@@ -23,6 +20,9 @@ from tiebreak.sim.incentives.model import (
     stuffing,
     victims_loss,
 )
+from tiebreak.protocol.commitments.terms import MAX_GAMES, MAX_SECONDS, Terms, least_challenger_stake, pool_bond
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties.terms import REPLAYS
 
 STAKE_BITS: Final = 128
 DIGITS: Final = 3

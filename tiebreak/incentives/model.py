@@ -4,7 +4,7 @@ Notation of docs/economics.md: R reward; T, C stakes; W what of T a conviction p
 audit; x of S segments tampered with, G = K x/S saved; V the lie, k the share of V kept; p, d, n: each of n auditors
 audits with probability p and finds with probability d; P = 1 - (1 - p d)^n (`discovery`). With seats: F the fee, B the
 bond, f the bought share of the pool, W / (1 + n) each `share`. All are exact, in wei.
-The tests pay out the same games event by event (`tests/sim/incentives/rules.py`) and compare.
+The tests pay out the same games event by event (`tests/tiebreak/incentives/rules.py`) and compare.
 """
 
 from bisect import bisect_left
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
+from tiebreak.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
 from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
 
 ZERO = Fraction(0)
 SHARES: Final = 6

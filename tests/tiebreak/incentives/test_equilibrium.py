@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from tests.sim.incentives.jobs import CHANGED, COSTS, JOB
-from tests.sim.incentives.rules import best_slots, expected_auditor, expected_trainer, stranger_earns
-from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
-from tiebreak.sim.incentives.model import (
+from tests.tiebreak.incentives.jobs import CHANGED, COSTS, JOB
+from tests.tiebreak.incentives.rules import best_slots, expected_auditor, expected_trainer, stranger_earns
+from tiebreak.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
+from tiebreak.incentives.model import (
     GRID,
     Equilibrium,
     advantage,

@@ -16,9 +16,8 @@ from tests.parts import slow_except
 from tiebreak.engine.capture.compile import MODEL, compile_task
 from tiebreak.engine.run import directory
 from tiebreak.engine.run.retention import Keep
-from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives import costs as estimates
-from tiebreak.sim.incentives.costs import (
+from tiebreak.incentives import costs as estimates
+from tiebreak.incentives.costs import (
     MOST,
     Counts,
     Means,
@@ -33,8 +32,9 @@ from tiebreak.sim.incentives.costs import (
     transformer_work,
     walk,
 )
-from tiebreak.sim.incentives.measured import cost
-from tiebreak.sim.incentives.workers import shares_near
+from tiebreak.incentives.measured import cost
+from tiebreak.incentives.workers import shares_near
+from tiebreak.protocol.errors import ConfigurationError
 
 
 def test_the_limits_of_a_run_directory_are_those_of_the_engine() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.retention import ALL, Keep
+from tiebreak.incentives.measured import FIGURES, WORST, cost, dispute, first_writes
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.isa import (
@@ -25,7 +26,6 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Limits, Program
 from tiebreak.protocol.trees import depth_of
-from tiebreak.sim.incentives.measured import FIGURES, WORST, cost, dispute, first_writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction
 
-from tiebreak.sim.incentives.economics import JobEconomics, TransactionCosts
+from tiebreak.incentives.economics import JobEconomics, TransactionCosts
 
 COSTS = TransactionCosts(
     way=30, settle=15, withdraw=8, challenge=40, reclaim=12, concede=19, equivocation=18, defence=280, prosecution=260

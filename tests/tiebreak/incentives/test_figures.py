@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tiebreak.engine.run.audit import detection_probability
+from tiebreak.incentives.economics import JobEconomics
+from tiebreak.incentives.figures import FIGURES, PRESETS, Figures, load
+from tiebreak.incentives.findings import agree_options, document, find, tables
+from tiebreak.incentives.measured import WORST, dispute, measured, sides
+from tiebreak.incentives.model import conditions, disbelief, honesty, stuffing
+from tiebreak.incentives.recommend import least_stake, margins, recommend, times
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.terms import HELD_RUNS, PATIENCE
-from tiebreak.sim.incentives.economics import JobEconomics
-from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
-from tiebreak.sim.incentives.findings import agree_options, document, find, tables
-from tiebreak.sim.incentives.measured import WORST, dispute, measured, sides
-from tiebreak.sim.incentives.model import conditions, disbelief, honesty, stuffing
-from tiebreak.sim.incentives.recommend import least_stake, margins, recommend, times
 
 NEEDED = {"steps": 1000, "seconds_per_step": Decimal("1.5"), "machine_hour": 2, "lie_value": 10, "harm": 10}
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tiebreak.engine.distributed.sizes import BOUND_BYTES, LEAST, SMALL, SUM_BYTES
-from tiebreak.sim.incentives.costs import Transformer, transformer_counts, transformer_near
-from tiebreak.sim.incentives.measured import cost
+from tiebreak.incentives.costs import Transformer, transformer_counts, transformer_near
+from tiebreak.incentives.measured import cost
 
 GPU_BYTES: Final = 80e9
 """Memory of the GPUs in the table."""
