@@ -22,7 +22,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.game.moves import kind_name
 from tiebreak.sim.adversaries.tampering import flipped_weight_bit, long_sums, low_precision_sum
-from tiebreak.sim.games.disputes import Arena, ChainMatch, Market, another, fight, fork
+from tiebreak.sim.games.disputes import Arena, ChainMatch, DisputeMarket, another, fight, fork
 
 MOVE_TARGET, LEAF_TARGET = "65-90k (Cartesi PRT)", "103-128k (Cartesi PRT, leaf)"
 MATCH_TARGET = "9.5M (Cartesi PRT, 92 rounds)"
@@ -32,7 +32,7 @@ def arena(folder: Path) -> Arena:
     """An honest run of the image job on a market of its own."""
     task = load_task("digits")
     compiled = compile_task(task)
-    market = Market()
+    market = DisputeMarket()
     job = market.draft(compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
     agreement = market.sign(job)
     interpreter = Interpreter(compiled.program, Arithmetic())

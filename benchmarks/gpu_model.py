@@ -30,7 +30,7 @@ from benchmarks.table import Row, placed, publish
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
 from tiebreak.engine.arithmetic.reduce import fused, plan_extreme, plan_sum
-from tiebreak.engine.arithmetic.reduce.compiled import Tables
+from tiebreak.engine.arithmetic.reduce.compiled import ReduceTables
 from tiebreak.engine.capture import step as capturing
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import Windows
@@ -123,7 +123,7 @@ def seconds_of(kernel: str, programs: float, steps: int) -> float:
     return ceil(programs / PROCESSORS) * (steps * loop.step + loop.rest) / CLOCK
 
 
-def sums(i: Instruction, tables: Tables, spent: Spent) -> None:
+def sums(i: Instruction, tables: ReduceTables, spent: Spent) -> None:
     """Adds what a sum or an extreme takes: each operand is read from memory once, as far as it is reached."""
     k, batches = tables.terms, len(tables.operands[0].batch) * tables.run_batch
     extreme = i.function in (ReduceFunction.MAX, ReduceFunction.ARGMAX)
@@ -142,7 +142,7 @@ def sums(i: Instruction, tables: Tables, spent: Spent) -> None:
         spent.add(0.0, 0.0, TRITON_LAUNCH)  # finds that little is undecided
 
 
-def add_kernel(kernel: str, tables: Tables, spent: Spent) -> int:
+def add_kernel(kernel: str, tables: ReduceTables, spent: Spent) -> int:
     """Adds the first kernel of a sum, or of an extreme; returns the parts of its terms."""
     k, batches = tables.terms, len(tables.operands[0].batch) * tables.run_batch
     options = fused.tile("cuda", 90) if tables.out else fused.lanes(tables)

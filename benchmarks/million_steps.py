@@ -43,7 +43,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Tag, tagged_hash
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered, flipped_weight_bit, long_sums, low_precision_sum
-from tiebreak.sim.games.disputes import ChainMatch, Market, Parties, another, game_of, play, play_out
+from tiebreak.sim.games.disputes import ChainMatch, DisputeMarket, Parties, another, game_of, play, play_out
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 GAS_TARGET, TRANSACTIONS_TARGET = "<= 3M at the best r", "<= 30 at the best r"
@@ -138,7 +138,7 @@ class StagedForgery(StagedEvidence, ForgedEvidence):
     """The cheat's evidence: it lies in the real step and forges its sums to fit the lie."""
 
 
-def posted(market: Market, job: Job, defender: StagedEvidence) -> tuple[SignedJob, SignedHead]:
+def posted(market: DisputeMarket, job: Job, defender: StagedEvidence) -> tuple[SignedJob, SignedHead]:
     """Puts the job on the board and posts the defender's last head."""
     agreement = market.sign(job)
     market.open(agreement)
@@ -148,12 +148,12 @@ def posted(market: Market, job: Job, defender: StagedEvidence) -> tuple[SignedJo
     return agreement, signed
 
 
-def dispute(market: Market, job: Job, defender: StagedEvidence, challenger: StagedEvidence) -> ChainMatch:
+def dispute(market: DisputeMarket, job: Job, defender: StagedEvidence, challenger: StagedEvidence) -> ChainMatch:
     """Plays the whole game against the defender's last head."""
     return play_out(market, *posted(market, job, defender), defender, challenger)
 
 
-def settle(market: Market, head: SignedHead, match: Match, talked: int | None) -> list[Receipt]:
+def settle(market: DisputeMarket, head: SignedHead, match: Match, talked: int | None) -> list[Receipt]:
     """The transactions of a dispute whose first `talked` moves were messages. None: the trainer signs a concession."""
     chain, keys = market.chain, market.parties
     signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
@@ -178,18 +178,18 @@ def settle(market: Market, head: SignedHead, match: Match, talked: int | None) -
 
 
 @contextmanager
-def market() -> Iterator[tuple[Market, str]]:
+def market() -> Iterator[tuple[DisputeMarket, str]]:
     """A market on a development node, and the kind of that node."""
     with running_node(port=free_port(), accounts=3) as node:
         keys = Parties(*(PrivateKey.from_int(secret) for secret in dev_secrets(3)))
-        yield Market(keys, Chain.connect(node.url)), node.kind
+        yield DisputeMarket(keys, Chain.connect(node.url)), node.kind
 
 
 @dataclass(frozen=True)
 class Stage:
     """The job and its honest party. Cheats are made for it one by one."""
 
-    market: Market
+    market: DisputeMarket
     compiled: Compiled
     interpreter: Interpreter
     job: Job
@@ -236,7 +236,7 @@ class Stage:
         return sent
 
 
-def make_stage(market: Market, layers: int) -> Stage:
+def make_stage(market: DisputeMarket, layers: int) -> Stage:
     """Captures the model and drafts the job."""
     task = replace(gpt2(layers), steps=STEPS, checkpoint_interval=INTERVAL)
     compiled = compile_task(task)

@@ -134,7 +134,7 @@ def task(
 
 
 @contextmanager
-def forged(job: Task, plan: Plan) -> Iterator[tuple[ownership.Claim, ownership.Challenge]]:
+def forged(job: Task, plan: Plan) -> Iterator[tuple[ownership.OwnershipClaim, ownership.OwnershipChallenge]]:
     """The thief's claim over a run in which some states are made up, with its answer to a challenge."""
     key = new_key()
     with tempfile.TemporaryDirectory() as scratch:

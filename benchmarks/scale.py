@@ -47,7 +47,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.incentives.costs import counts_of
 from tiebreak.incentives.workers import live_features, sent_features
-from tiebreak.sim.games.disputes import Market
+from tiebreak.sim.games.disputes import DisputeMarket
 
 BUDGET_S: Final = 2.0
 """CPU time that the repeats of one step may take, within the two bounds below."""
@@ -165,7 +165,7 @@ def sums() -> Iterator[Row]:
 def files() -> Iterator[Row]:
     """Sizes of those files in the digits job's run directory whose size no format fixes."""
     task = FITTED["digits"]()
-    compiled, market = compile_task(task), Market()
+    compiled, market = compile_task(task), DisputeMarket()
     job = market.draft(compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory.create(

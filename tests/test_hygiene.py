@@ -5,6 +5,7 @@ import re
 import runpy
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,6 +207,17 @@ def test_bytes_never_become_code(cases: Callable[[], None]) -> None:
         if RISKY.search(path.read_text()):
             assert unsafe(parse(path)) == [], f"{path.relative_to(ROOT)}"
         cases()
+
+
+def test_no_name_of_a_public_class_has_two_homes() -> None:
+    found = Counter(
+        node.name
+        for path in package_modules().values()
+        for node in parse(path).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert len(found) > 600
+    assert [name for name, homes in found.items() if homes > 1] == []
 
 
 def test_constraints_are_exact() -> None:

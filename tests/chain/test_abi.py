@@ -21,7 +21,7 @@ from tiebreak.protocol.commitments.eip712 import encode_type
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.game.moves import MOVES, Move, Phase, Prove, StateWitness
 from tiebreak.protocol.game.rules import Level, Reason
-from tiebreak.protocol.packing import Data, Kind, ListOf, OneOf, Raw, Record, Uint, camel_case
+from tiebreak.protocol.packing import Data, FieldType, ListOf, OneOf, Raw, Record, Uint, camel_case
 
 ENTRIES = [(contract, entry) for contract in CONTRACTS for entry in load_artifact(contract).abi]
 Items = list[dict[str, Any]]
@@ -113,7 +113,7 @@ def test_reverts_without_a_known_error() -> None:
 # ---------------------------------------------------------------- moves
 
 
-def abi_type(kind: Kind) -> str:
+def abi_type(kind: FieldType) -> str:
     """The type in calldata of a field that a message carries."""
     match kind:
         case Uint(bits=bits):

@@ -18,7 +18,7 @@ from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import signed_records
@@ -104,7 +104,7 @@ def train(
 ) -> bytes:  # fmt: skip
     """The trainer's run to its end."""
     computer = Tampered(machine(run.job, threshold, permute), tamper)
-    return Worker(run, computer, key=TRAINER, logs=Journal.of(run), **options).work()  # type: ignore[arg-type]
+    return Worker(run, computer, key=TRAINER, logs=LogsInProgress.of(run), **options).work()  # type: ignore[arg-type]
 
 
 def log_of(run: RunDirectory, step: int) -> StepLog:
@@ -126,6 +126,6 @@ class Replay(NamedTuple):
 def replay(run: RunDirectory, path: Path, threshold: float | None = WIDE, permute: int | None = None) -> Replay:
     """A whole audit of a run, in a directory of its own."""
     own = new_run(path, run.agreement)
-    logs = Journal(own, published(run).step_log)
+    logs = LogsInProgress(own, published(run).step_log)
     Worker(own, machine(run.job, threshold, permute), logs=logs).work()
     return Replay(own, logs.report)

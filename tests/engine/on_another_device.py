@@ -19,7 +19,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.reduce import pure as sums
 from tiebreak.engine.arithmetic.reduce.pure import _matmul
 from tiebreak.engine.data.tensors import identities
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
@@ -65,7 +65,7 @@ def follow(path: str, own_path: str, wide: str, narrow: str) -> dict[str, object
         return Interpreter(run.program, Arithmetic(DEVICE, precision=run.job.precision, logging=logging))
 
     with elsewhere(worse=True) as mode:
-        logs = Journal(own, published(run).step_log)
+        logs = LogsInProgress(own, published(run).step_log)
         Worker(own, machine(wide), logs=logs).work()
         parts = audit_segments(run, machine(narrow), [2], signed_records(run)[0], logs=published(run))
     report = logs.report

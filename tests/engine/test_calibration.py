@@ -23,7 +23,7 @@ from tiebreak.engine.logged.calibration import (
     proven_policy,
     threshold,
 )
-from tiebreak.engine.logged.divergence import BINS, Comparer, Seen, Variant, variants_of
+from tiebreak.engine.logged.divergence import BINS, Comparer, SumObservations, Variant, variants_of
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
@@ -36,7 +36,7 @@ def matrices(seed: int, rows: int, terms: int, columns: int) -> list[Tensor]:
     return [torch.randn(size, generator=generator) for size in ((rows, terms), (terms, columns))]
 
 
-def compared(instruction: Instruction, operands: Sequence[Tensor], ways: Sequence[Variant] = ORDERS) -> Seen:
+def compared(instruction: Instruction, operands: Sequence[Tensor], ways: Sequence[Variant] = ORDERS) -> SumObservations:
     comparison = Comparer(ways, 32, seed=0)
     comparison.compare(instruction, operands)
     (seen,) = [seen for seen in comparison.seen.values() if seen.total]
@@ -72,7 +72,7 @@ def test_the_tolerance_is_the_narrowest_that_leaves_the_share(
     bins: list[tuple[int, int]], kappa: float, share: float
 ) -> None:
     """Against fractions: element by element, whether e <= 2^-n gap / 2."""
-    seen = Seen()
+    seen = SumObservations()
     for at, count in bins:
         seen.counts[at] += count
 

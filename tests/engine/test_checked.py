@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic.elementwise import Chain
+from tiebreak.engine.arithmetic.elementwise import ElementwiseChain
 from tiebreak.engine.arithmetic.reduce import SumRunner
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.distributed import joining, partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.check import CheckedInterpreter, WrongWorkerError
 from tiebreak.engine.distributed.exchange import Exchange
-from tiebreak.engine.distributed.tape import Recorder
+from tiebreak.engine.distributed.tape import TapeRecorder
 from tiebreak.engine.run.commit import make_record
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -54,7 +54,11 @@ class Fault:
 FAULTS: dict[str, tuple[type, str, Callable[[Any], list[Tensor]]]] = {
     "a part of a shared sum": (SumRunner, "partial", lambda found: [found.sums]),
     "a sum of its own": (SumRunner, "run", lambda found: [found]),
-    "other arithmetic": (Chain, "run", lambda found: [x for x in found.tensors.values() if x.dtype == torch.float32]),
+    "other arithmetic": (
+        ElementwiseChain,
+        "run",
+        lambda found: [x for x in found.tensors.values() if x.dtype == torch.float32],
+    ),
 }
 """Methods whose results get wrong bits, and the tensors of such a result: the last one is struck."""
 
@@ -81,7 +85,9 @@ def train(tiny: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPatch)
         return play(*given, **more)
 
     def work(exchange: Exchange) -> object:
-        machine = CheckedInterpreter(tiny.program, SharedArithmetic(Recorder(exchange), permute=exchange.worker), EVERY)
+        machine = CheckedInterpreter(
+            tiny.program, SharedArithmetic(TapeRecorder(exchange), permute=exchange.worker), EVERY
+        )
         state, data, records = machine.to_device(tiny.state), machine.place_data(tiny.data), []
         here.worker = exchange.worker
         for step in range(1, STEPS + 1):
@@ -135,6 +141,6 @@ def test_a_wrong_worker_is_named(
 def test_one_worker_has_nobody_to_check_it(tiny: Compiled) -> None:
     def work(exchange: Exchange) -> None:
         with pytest.raises(ConfigurationError, match="expected several workers that check each other, got one"):
-            CheckedInterpreter(tiny.program, SharedArithmetic(Recorder(exchange)), EVERY)
+            CheckedInterpreter(tiny.program, SharedArithmetic(TapeRecorder(exchange)), EVERY)
 
     together(1, work)

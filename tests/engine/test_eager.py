@@ -24,11 +24,11 @@ from tiebreak.engine.capture.task import (
     Adam,
     AdamW,
     Batch,
-    Bound,
     Clip,
     Group,
     Lion,
     NAdam,
+    NamedLoss,
     RAdam,
     RMSprop,
     Task,
@@ -118,7 +118,7 @@ def undo_modes(patch: pytest.MonkeyPatch) -> None:
 
 
 def undo_binding(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Bound, "__call__", lambda self, model, *batch: self.loss(model, *batch))
+    patch.setattr(NamedLoss, "__call__", lambda self, model, *batch: self.loss(model, *batch))
 
 
 def undo_operators(patch: pytest.MonkeyPatch) -> None:

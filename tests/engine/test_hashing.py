@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.protocol import test_merkle as trees
 from tiebreak.engine.data import hashing
-from tiebreak.engine.data.hashing import LEAST_NODES, MAX_RECORD_BYTES, Kernel, agrees, hasher
+from tiebreak.engine.data.hashing import LEAST_NODES, MAX_RECORD_BYTES, HashKernel, agrees, hasher
 from tiebreak.protocol.commitments.records import TensorData, identify, identify_all, tensor_tree
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Data, Hasher, one_nan
+from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Hasher, HashInput, one_nan
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import EMPTY, Tag
 from tiebreak.protocol.trees import Tree
@@ -41,14 +41,14 @@ def naive_tree(data: bytes) -> list[list[bytes]]:
     return levels
 
 
-def compiled(path: Path) -> Kernel:
+def compiled(path: Path) -> HashKernel:
     found = hashing._checked(library) if (library := hashing.build(path).library) else None
     assert found is not None, hashing.build(path).reason
     return found
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[HashKernel]:
     """What this machine uses, and the portable kernel."""
     portable = tmp_path_factory.mktemp("portable") / "portable.c"
     portable.write_text("#define PORTABLE 1\n" + SOURCE.read_text())
@@ -67,14 +67,14 @@ BOUNDARIES = sorted(
 )
 
 
-def test_roots_and_levels_around_every_boundary(kernels: list[Kernel], cases: Callable[[], None]) -> None:
+def test_roots_and_levels_around_every_boundary(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
     for size in BOUNDARIES:
         data = noise(size, size)
         expected = naive_tree(data)
         for kernel in kernels:
-            assert kernel.roots([Data(memoryview(data))], 2) == [expected[-1][0]], size
-            level = kernel.leaf_level(Data(memoryview(data)), 2)
-            assert level == PLAIN.leaf_level(Data(memoryview(data))) == b"".join(expected[0])[: len(level)]
+            assert kernel.roots([HashInput(memoryview(data))], 2) == [expected[-1][0]], size
+            level = kernel.leaf_level(HashInput(memoryview(data)), 2)
+            assert level == PLAIN.leaf_level(HashInput(memoryview(data))) == b"".join(expected[0])[: len(level)]
             cases()
 
 
@@ -83,14 +83,14 @@ def test_roots_and_levels_around_every_boundary(kernels: list[Kernel], cases: Ca
 def test_many_tensors_at_once(sizes: list[int], threads: int, seed: int) -> None:
     fast = compiled(SOURCE)
     inputs = [noise(size, seed + n) for n, size in enumerate(sizes)]
-    found = fast.roots([Data(memoryview(data)) for data in inputs], threads)
+    found = fast.roots([HashInput(memoryview(data)) for data in inputs], threads)
     assert found == [naive_tree(data)[-1][0] for data in inputs]
 
 
-def test_threads_share_many_megabytes(kernels: list[Kernel]) -> None:
+def test_threads_share_many_megabytes(kernels: list[HashKernel]) -> None:
     data = noise(5 << 20)
     inputs = [data, data[: 3 << 20], data[:4], data[1 << 20 :]]
-    views = [Data(memoryview(one)) for one in inputs]
+    views = [HashInput(memoryview(one)) for one in inputs]
     expected = [Tree.over(PLAIN.leaf_level(view)).root for view in views]
     for threads in (1, 2, 3, 16):
         assert kernels[0].roots(views, threads) == expected
@@ -98,7 +98,7 @@ def test_threads_share_many_megabytes(kernels: list[Kernel]) -> None:
     assert kernels[1].roots(views, 2) == expected
 
 
-def test_parents_of_any_count(kernels: list[Kernel], cases: Callable[[], None]) -> None:
+def test_parents_of_any_count(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
     for count in (1, 2, 3, 4, 5, 63, 64, 65, 129):
         level = noise(32 * count, count)
         for kernel in kernels:
@@ -106,7 +106,7 @@ def test_parents_of_any_count(kernels: list[Kernel], cases: Callable[[], None]) 
             cases()
 
 
-def test_records_of_every_width(kernels: list[Kernel], cases: Callable[[], None]) -> None:
+def test_records_of_every_width(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
     for width in range(1, MAX_RECORD_BYTES + 1):
         data = noise(5 * width, width)
         naive = [hashlib.sha256(b"tb.accum" + data[at : at + width]).digest() for at in range(0, len(data), width)]
@@ -125,7 +125,7 @@ NANS = (0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 
 NUMBERS = (0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x80000000, 1, 0x80000001, 0)
 
 
-def test_every_nan_is_the_one_nan_wherever_it_stands(kernels: list[Kernel], cases: Callable[[], None]) -> None:
+def test_every_nan_is_the_one_nan_wherever_it_stands(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
     size = 3 * CHUNK_BYTES + 40
     clean = np.frombuffer(noise(size), dtype="<u4") & 0xBFFFFFFF  # no exponent of all ones
     for place in (0, 1, 2, 13, 14, 15, 125, 126, 127, 128, 255, 256, 383, 384, 393):
@@ -137,8 +137,8 @@ def test_every_nan_is_the_one_nan_wherever_it_stands(kernels: list[Kernel], case
             expected, view = naive_tree(wanted.tobytes())[-1][0], memoryview(words.tobytes())
             assert one_nan(view).tobytes() == wanted.tobytes()
             for kernel in kernels:
-                assert kernel.roots([Data(view, floats=True)], 1) == [expected], (place, hex(bits))
-                assert kernel.roots([Data(view)], 1) == [naive_tree(words.tobytes())[-1][0]]
+                assert kernel.roots([HashInput(view, floats=True)], 1) == [expected], (place, hex(bits))
+                assert kernel.roots([HashInput(view)], 1) == [naive_tree(words.tobytes())[-1][0]]
             cases()
 
 

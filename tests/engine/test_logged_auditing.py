@@ -10,7 +10,7 @@ import pytest
 from tiebreak.engine.arithmetic.exact import exact_sums
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.files import LogFile, log_path
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogReport
@@ -52,7 +52,7 @@ def both_audits(run: RunDirectory, path: Path) -> list[str]:
     run = RunDirectory.open(run.path)
     own = new_run(path, run.agreement)
     with pytest.raises(CannotCheck) as caught:
-        Worker(own, machine(run.job), logs=Journal(own, published(run).step_log)).work()
+        Worker(own, machine(run.job), logs=LogsInProgress(own, published(run).step_log)).work()
     found.append(str(caught.value))
     with pytest.raises(CannotCheck) as caught:
         audit_segments(run, machine(run.job), range(STEPS // INTERVAL), signed_records(run)[0], logs=published(run))
@@ -178,7 +178,7 @@ def test_whoever_has_no_records_of_the_trainers_is_told(flipped: RunDirectory, t
 
 def test_logs_of_another_job_are_not_taken(flipped: RunDirectory, tmp_path: Path) -> None:
     other = new_run(tmp_path / "other", logged_job(interval=INTERVAL * 2))
-    Worker(other, machine(other.job), key=TRAINER, logs=Journal.of(other)).work(2 * INTERVAL)
+    Worker(other, machine(other.job), key=TRAINER, logs=LogsInProgress.of(other)).work(2 * INTERVAL)
     shutil.copy(log_of_segment(other, 0), log_of_segment(flipped, 1))
     with pytest.raises(CannotCheck, match="expected logs of job"):
         published(RunDirectory.open(flipped.path)).step_log(INTERVAL + 1)

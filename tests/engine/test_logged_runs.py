@@ -17,7 +17,7 @@ from tiebreak.engine.arithmetic.threads import limited
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
@@ -85,7 +85,7 @@ def test_an_auditor_who_follows_the_log_reaches_the_trainers_root(
 
 def test_an_auditor_who_does_not_follow_forks(flipped: RunDirectory, tmp_path: Path) -> None:
     alone = new_run(tmp_path / "alone", flipped.agreement)
-    Worker(alone, machine(flipped.job), logs=Journal.of(alone)).work()
+    Worker(alone, machine(flipped.job), logs=LogsInProgress.of(alone)).work()
     assert [ours == theirs for ours, theirs in zip(records_of(alone), records_of(flipped), strict=True)] == [False] * 6
 
 
@@ -148,7 +148,7 @@ def test_steps_are_the_integer_reference_bit_for_bit(
 def test_stopping_and_resuming_changes_nothing(flipped: RunDirectory, tmp_path: Path, flipping: type[Flipping]) -> None:
     parts = new_run(tmp_path / "parts", flipped.agreement)
     for until in (2, 5, 8, 9, STEPS):
-        Worker(parts, machine(parts.job), key=TRAINER, logs=Journal.of(parts)).work(until)
+        Worker(parts, machine(parts.job), key=TRAINER, logs=LogsInProgress.of(parts)).work(until)
         parts = RunDirectory.open(parts.path)
     assert records_of(parts) == records_of(flipped)
     assert [h.encode() for h in parts.heads()] == [h.encode() for h in flipped.heads()]
@@ -158,7 +158,7 @@ def test_logs_of_a_segment_without_a_record_are_made_again(
     flipped: RunDirectory, tmp_path: Path, flipping: type[Flipping]
 ) -> None:
     run = new_run(tmp_path / "run", flipped.agreement)
-    Worker(run, machine(run.job), key=TRAINER, logs=Journal.of(run)).work(INTERVAL + 2)
+    Worker(run, machine(run.job), key=TRAINER, logs=LogsInProgress.of(run)).work(INTERVAL + 2)
     path = run.path / "logs" / f"{2 * INTERVAL:012d}.log"
     path.write_bytes(path.read_bytes()[:-3] + b"torn")
     run = RunDirectory.open(run.path)
@@ -246,7 +246,7 @@ def test_an_interpreter_by_other_rules_than_the_jobs_is_refused(tmp_path: Path) 
 
 def test_a_run_has_logs_if_and_only_if_its_policy_is_logged(tmp_path: Path) -> None:
     run, plain = new_run(tmp_path / "run", logged_job()), exact_run(tmp_path / "plain")
-    for wrong, logs in ((run, NO_LOGS), (plain, Journal(plain))):
+    for wrong, logs in ((run, NO_LOGS), (plain, LogsInProgress(plain))):
         computer = machine(wrong.job)
         with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
             Worker(wrong, computer, logs=logs)
@@ -254,19 +254,19 @@ def test_a_run_has_logs_if_and_only_if_its_policy_is_logged(tmp_path: Path) -> N
             Evidence(wrong, computer, logs)
         with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
             audit_segments(wrong, computer, [0], [], logs=logs)
-    assert Journal.of(plain) is CommittedLogs.of(plain) is NO_LOGS
+    assert LogsInProgress.of(plain) is CommittedLogs.of(plain) is NO_LOGS
     with pytest.raises(StateError, match="step 1: a run of policy exact has no logs"):
         Evidence(plain, machine(plain.job)).log_tree(1)
 
 
 def test_a_replay_resumes_with_its_own_copy_of_the_logs(flipped: RunDirectory, tmp_path: Path) -> None:
     own = new_run(tmp_path / "audit", flipped.agreement)
-    Worker(own, machine(own.job), logs=Journal(own, published(flipped).step_log)).work(3 * INTERVAL)
+    Worker(own, machine(own.job), logs=LogsInProgress(own, published(flipped).step_log)).work(3 * INTERVAL)
     own.state_path(3 * INTERVAL).unlink()
     gone = RunDirectory.open(Path(shutil.copytree(flipped.path, tmp_path / "withheld")))
     for checkpoint in range(3):
         (gone.path / "logs" / f"{(checkpoint + 1) * INTERVAL:012d}.log").unlink()
-    Worker(own, machine(own.job), logs=Journal(own, published(gone).step_log)).work()
+    Worker(own, machine(own.job), logs=LogsInProgress(own, published(gone).step_log)).work()
     assert compare(own, flipped.heads()[-1]).agrees
 
 

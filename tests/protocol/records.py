@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tiebreak.protocol.game.moves import MOVES, AnyMove
-from tiebreak.protocol.packing import Data, Kind, ListOf, OneOf, Raw, Record, Uint
+from tiebreak.protocol.packing import Data, FieldType, ListOf, OneOf, Raw, Record, Uint
 
 
-def of_kind(kind: Kind) -> st.SearchStrategy[Any]:
+def of_kind(kind: FieldType) -> st.SearchStrategy[Any]:
     """What a field of this kind may hold; bytes and lists that may be long are mostly short."""
     match kind:
         case Uint():

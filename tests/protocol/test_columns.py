@@ -21,7 +21,7 @@ from tiebreak.protocol.errors import EncodingError, ProgramError, VerificationEr
 from tiebreak.protocol.program import columns
 from tiebreak.protocol.program.columns import first_over
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, RandomParams, SourceKind
-from tiebreak.protocol.program.program import MAGIC, Limits, Program, decode_instruction, encode_instruction
+from tiebreak.protocol.program.program import MAGIC, Program, ProgramLimits, decode_instruction, encode_instruction
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 BLOCK = 256
@@ -41,7 +41,7 @@ def file_of(body: list[bytes], commits: list[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def one_by_one(body: list[bytes], commits: list[bytes], limits: Limits | None = None) -> None:
+def one_by_one(body: list[bytes], commits: list[bytes], limits: ProgramLimits | None = None) -> None:
     """The plain way: every instruction becomes an object, and every rule looks at each."""
     program = Program(tuple(map(decode_instruction, body)), tuple(map(decode_instruction, commits)))
     program.validate(limits)
@@ -319,12 +319,12 @@ def test_a_stream_that_is_used_again_far_away_is_found() -> None:
 @pytest.mark.parametrize(
     ("limits", "rule"),
     [
-        (Limits(value_elements=15), "instruction 1: limit of 15 elements a value"),
-        (Limits(total_elements=16 * BLOCK), f"instruction {BLOCK}: limit of {16 * BLOCK} elements"),
-        (Limits(total_terms=16 * BLOCK), f"instruction {BLOCK}: limit of {16 * BLOCK} terms in all"),
+        (ProgramLimits(value_elements=15), "instruction 1: limit of 15 elements a value"),
+        (ProgramLimits(total_elements=16 * BLOCK), f"instruction {BLOCK}: limit of {16 * BLOCK} elements"),
+        (ProgramLimits(total_terms=16 * BLOCK), f"instruction {BLOCK}: limit of {16 * BLOCK} terms in all"),
     ],
 )
-def test_limits_are_exact(limits: Limits, rule: str) -> None:
+def test_limits_are_exact(limits: ProgramLimits, rule: str) -> None:
     body, commits = (list(part) for part in large(BLOCK + 50))
     with pytest.raises(ProgramError, match=rule):
         Program.decode(file_of(body, commits), limits)
@@ -333,10 +333,10 @@ def test_limits_are_exact(limits: Limits, rule: str) -> None:
     body, commits = (list(part) for part in large(100))
     total = 1 + 98 * 16 + 1 + 16  # the constant, 98 copies and sums, the loss, the commit
     elements, terms = total, total - 1 + 16
-    for bounds in (Limits(total_elements=elements), Limits(total_terms=terms)):
+    for bounds in (ProgramLimits(total_elements=elements), ProgramLimits(total_terms=terms)):
         Program.decode(file_of(body, commits), bounds)
         one_by_one(body, commits, bounds)
-    for bounds in (Limits(total_elements=elements - 1), Limits(total_terms=terms - 1)):
+    for bounds in (ProgramLimits(total_elements=elements - 1), ProgramLimits(total_terms=terms - 1)):
         with pytest.raises(ProgramError, match="instruction 100: limit"):
             Program.decode(file_of(body, commits), bounds)
         with pytest.raises(ProgramError, match="instruction 100: limit"):

@@ -20,9 +20,9 @@ from tiebreak.protocol.commitments.eip712 import (
 )
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.packing import Kind, Raw
+from tiebreak.protocol.packing import FieldType, Raw
 
-STRUCTS: dict[str, dict[str, Kind]] = {
+STRUCTS: dict[str, dict[str, FieldType]] = {
     "Job": Job.kinds(),
     "Head": Head.kinds(),
     "Receipt": Head.kinds(),

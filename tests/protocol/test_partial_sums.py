@@ -23,7 +23,7 @@ from tiebreak.protocol.program.accumulator import (
     kind_of,
 )
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, row_major
-from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES, BLOCK_TERMS, PartialSums, Terms, after_leaves
+from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES, BLOCK_TERMS, ElementTerms, PartialSums, after_leaves
 from tiebreak.protocol.program.reference import accumulators, pack, unpack
 
 F32, I64 = DType.F32, DType.I64
@@ -176,7 +176,7 @@ def instructions(draw: st.DrawFn) -> tuple[Instruction, list[int], tuple[DType, 
 
 
 def by_blocks(instruction: Instruction, index: int, data: Sequence[bytes], dtypes: Sequence[DType]) -> list[bytes]:
-    sums = PartialSums(Terms(instruction, index, data, dtypes))
+    sums = PartialSums(ElementTerms(instruction, index, data, dtypes))
     found = b"".join(sums.block(n) for n in range(-(-sums.count // BLOCK_LEAVES)))
     width = len(encode(initial(kind_of(instruction, dtypes[0]))))
     return [found[at : at + width] for at in range(0, len(found), width)]
@@ -230,7 +230,7 @@ def test_over_several_blocks(form: Form) -> None:
 def test_blocks_come_in_any_order_and_again() -> None:
     count = 2 * BLOCK_TERMS + 5
     data = np.arange(count, dtype="<i8").tobytes()
-    terms = Terms(dot(count, dtype=I64, operands=1), 0, [data], [I64])
+    terms = ElementTerms(dot(count, dtype=I64, operands=1), 0, [data], [I64])
     wanted = [
         BLOCK_TERMS * (BLOCK_TERMS - 1) // 2,
         2 * BLOCK_TERMS * (2 * BLOCK_TERMS - 1) // 2,
@@ -264,7 +264,7 @@ def test_an_element_outside_a_tensor_is_never_read(access: Access, message: str)
     instruction = dot(10)
     instruction = replace(instruction, operands=(instruction.operands[0], access))
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Terms(instruction, 0, [bytes(40), bytes(36)], [F32, F32])
+        ElementTerms(instruction, 0, [bytes(40), bytes(36)], [F32, F32])
 
 
 def test_strides_of_dims_of_one_element_may_be_anything() -> None:
@@ -277,6 +277,6 @@ def test_strides_of_dims_of_one_element_may_be_anything() -> None:
 def test_only_elements_of_reductions_have_terms() -> None:
     for index in (-1, 1):
         with pytest.raises(ValueError, match=f"expected an element below 1, got {index}"):
-            Terms(dot(1), index, [bytes(4)] * 2, [F32, F32])
+            ElementTerms(dot(1), index, [bytes(4)] * 2, [F32, F32])
     with pytest.raises(ValueError, match="expected a reduction, got MAP"):
-        Terms(Instruction(opcode=Opcode.MAP, dtype=F32, operands=(Access(0, 0, ()),)), 0, [bytes(4)], [F32])
+        ElementTerms(Instruction(opcode=Opcode.MAP, dtype=F32, operands=(Access(0, 0, ()),)), 0, [bytes(4)], [F32])

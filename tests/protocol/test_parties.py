@@ -37,7 +37,7 @@ from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import GRACE_BLOCKS
-from tiebreak.protocol.parties.machine import PASSING, Machine
+from tiebreak.protocol.parties.machine import PASSING, PartyMachine
 from tiebreak.protocol.parties.terms import (
     HELD_RUNS,
     MAX_STAKE_RATIO,
@@ -162,8 +162,8 @@ def test_lost_doubled_and_late_mail_leads_to_the_same_end(run: Run, end: JobStat
 )
 def test_nobody_signs_two_things_in_one_place(happenings: list[tuple[str, int]]) -> None:
     """Work that is done twice with other results, offers that come again, crashes: one head a place, one signature."""
-    board, journal, heads, signatures = board_with(), list[e.Record](), dict[int, set[bytes]](), set[bytes]()
-    machine: Machine = KnowingTrainer(**known(board, TRAINER))
+    board, journal, heads, signatures = board_with(), list[e.AppendRecord](), dict[int, set[bytes]](), set[bytes]()
+    machine: PartyMachine = KnowingTrainer(**known(board, TRAINER))
     for number, (what, k) in enumerate(happenings):
         count = k % JOB.checkpoints + 1
         event: e.Event = e.Tick(at=START + number)
@@ -178,7 +178,7 @@ def test_nobody_signs_two_things_in_one_place(happenings: list[tuple[str, int]])
             case "restart":
                 machine, event = KnowingTrainer(**known(board, TRAINER, journal)), e.Started(at=START + number)
         for action in machine.observe(event):
-            if isinstance(action, e.Record):
+            if isinstance(action, e.AppendRecord):
                 journal.append(action)
             elif isinstance(action, e.ShowHead):
                 heads.setdefault(action.head.head.count, set()).add(action.head.encode())
@@ -198,7 +198,7 @@ def test_nobody_signs_two_things_in_one_place(happenings: list[tuple[str, int]])
 )
 @pytest.mark.parametrize(("after", "claims"), [(-1, False), (0, False), (1, True)])
 def test_a_timeout_is_claimed_after_the_deadline(
-    kind: type[Machine], key: Any, grace: int, after: int, claims: bool
+    kind: type[PartyMachine], key: Any, grace: int, after: int, claims: bool
 ) -> None:
     """By the opponent; by the client, when it had time enough."""
     board = board_with()
@@ -210,7 +210,7 @@ def test_a_timeout_is_claimed_after_the_deadline(
 
 
 WINDOW = JOB.challenge_window
-TRAINED = [e.Record(place=("trained", JOB.id, k), data=root(TRUTH, k)) for k in range(1, JOB.checkpoints + 1)]
+TRAINED = [e.AppendRecord(place=("trained", JOB.id, k), data=root(TRUTH, k)) for k in range(1, JOB.checkpoints + 1)]
 
 
 def late_board() -> Board:
@@ -422,7 +422,7 @@ def test_two_heads_of_one_count_are_reported_whatever_the_order() -> None:
 def test_an_auditor_settles_what_was_conceded_to_it_and_opens_no_game() -> None:
     head, other = TRUTH.head(1), TRUTH.head(2)
     good = Concession.sign(head.head, CHALLENGER.address, DOMAIN, TRAINER)
-    auditor, journal = KnowingAuditor(**known(board_with(), CHALLENGER)), list[e.Record]()
+    auditor, journal = KnowingAuditor(**known(board_with(), CHALLENGER)), list[e.AppendRecord]()
     bad = [
         Concession.sign(head.head, CLIENT.address, DOMAIN, TRAINER),
         Concession.sign(head.head, CHALLENGER.address, DOMAIN, CLIENT),
@@ -433,7 +433,7 @@ def test_an_auditor_settles_what_was_conceded_to_it_and_opens_no_game() -> None:
         assert not auditor.observe(e.ConcessionShown(at=START, concession=shown))
     auditor.observe(e.HeadShown(at=START, head=head))
     actions = auditor.observe(e.ConcessionShown(at=START, concession=good))
-    journal += [action for action in actions if isinstance(action, e.Record)]
+    journal += [action for action in actions if isinstance(action, e.AppendRecord)]
     assert calls(actions) == [e.ReportConcession(concession=good)]
     again = KnowingAuditor(**known(board_with(), CHALLENGER, journal))
     (sent,) = (one for one in again.observe(e.Started(at=START)) if isinstance(one, e.Transact))
@@ -451,7 +451,7 @@ def test_a_trainer_concedes_only_what_it_decides_to_and_says_it_again() -> None:
         def concedes_to(self, head: Head, prover: Address) -> bool:
             return head.count == 1 and prover == CHALLENGER.address
 
-    journal = [e.Record(place=("head", JOB.id, count), data=FALSE.head(count).encode()) for count in (1, 2)]
+    journal = [e.AppendRecord(place=("head", JOB.id, count), data=FALSE.head(count).encode()) for count in (1, 2)]
     wanted = Concession.sign(FALSE.head(1).head, CHALLENGER.address, DOMAIN, TRAINER)
     for kind, count, by, said in (
         (KnowingTrainer, 1, CHALLENGER, []),
@@ -464,7 +464,7 @@ def test_a_trainer_concedes_only_what_it_decides_to_and_says_it_again() -> None:
         trainer = kind(**known(board_with(), TRAINER, journal))
         actions = trainer.observe(e.Contested(at=START, job_id=JOB.id, count=count, by=by.address))
         assert [one.concession for one in actions if isinstance(one, e.ShowConcession)] == said
-        journal += [one for one in actions if isinstance(one, e.Record) and one.place[0] == "conceded"]
+        journal += [one for one in actions if isinstance(one, e.AppendRecord) and one.place[0] == "conceded"]
     assert len(journal) == 3
 
 
@@ -477,10 +477,10 @@ def test_records_that_change_are_reported_without_a_replay() -> None:
     """Also after a restart, from the journal; and not before the records of both heads were seen."""
     truth, false = TRUTH.head(2), FALSE.head(3)
     place = next(i for i, (x, y) in enumerate(zip(leaves(TRUTH, 2), leaves(FALSE, 3), strict=False)) if x != y)
-    auditor, journal = KnowingAuditor(**known(board_with(), CHALLENGER)), list[e.Record]()
+    auditor, journal = KnowingAuditor(**known(board_with(), CHALLENGER)), list[e.AppendRecord]()
     for head, shown in ((truth, leaves(TRUTH, 2)), (false, ()), (false, (*leaves(FALSE, 2), bytes(32)))):
         actions = auditor.observe(e.HeadShown(at=START, head=head, leaves=shown))
-        journal += [action for action in actions if isinstance(action, e.Record)]
+        journal += [action for action in actions if isinstance(action, e.AppendRecord)]
         assert not [sent for sent in calls(actions) if isinstance(sent, e.ReportInconsistency)]
     again = KnowingAuditor(**known(board_with(), CHALLENGER, journal))
     (sent,) = calls(again.observe(e.HeadShown(at=START, head=false, leaves=leaves(FALSE, 3))))

@@ -13,7 +13,7 @@ from tests.protocol.town import root as root_of
 from tiebreak.protocol.commitments.seats import head_seal, nonce_of, root_seal, seed_of
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import sitter
-from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob, Slot
+from tiebreak.protocol.parties.board import Board, JobStatus, PoolSlot, PublicJob
 from tiebreak.protocol.parties.terms import Means, objections_to_sitting
 
 SEATED = replace(
@@ -62,7 +62,7 @@ class SeatedTown(Town):
             case e.JoinPool(bond=bond):
                 slots = pools.setdefault(bond, [])
                 number = self.board.free_slot(bond)
-                slots[number : number + 1] = [Slot(owner=sender, since=now)]
+                slots[number : number + 1] = [PoolSlot(owner=sender, since=now)]
                 self.held += bond
                 return ""
             case e.LeavePool(bond=bond, slot=number):
@@ -260,7 +260,7 @@ def test_a_pool_says_from_how_many_slots_on_a_lie_pays(cases: Callable[[], None]
     for seats, slots in ((1, 1), (1, 12), (2, 12), (16, 12), (1, 0)):
         job = PublicJob(job=replace(SEATED, seats=seats, reward=200), last_progress=0)
         board = auditor_of(job).board
-        board.pools[BOND] = [Slot(owner=CHALLENGER.address, since=0)] * slots + [Slot(owner=None, since=0)]
+        board.pools[BOND] = [PoolSlot(owner=CHALLENGER.address, since=0)] * slots + [PoolSlot(owner=None, since=0)]
         pays = []
         for own in range(slots):
             f = Fraction(own, slots)
@@ -274,7 +274,7 @@ def test_a_pool_says_from_how_many_slots_on_a_lie_pays(cases: Callable[[], None]
 def test_a_deposit_comes_back_whatever_is_only_offered() -> None:
     job = PublicJob(job=SEATED, last_progress=START)
     auditor = auditor_of(job)
-    auditor.board.pools[BOND] = [Slot(owner=CHALLENGER.address, since=START - POOL_SECONDS - 1)]
+    auditor.board.pools[BOND] = [PoolSlot(owner=CHALLENGER.address, since=START - POOL_SECONDS - 1)]
     (leaving,) = auditor.observe(e.BoardChanged(at=START, block=START))
     assert isinstance(leaving, e.Transact)
     assert leaving.transaction == e.LeavePool(bond=BOND, slot=0)
@@ -321,7 +321,7 @@ def test_an_auditor_stays_out_where_a_seat_does_not_pay_or_leaves_no_time() -> N
     assert "for which a deposit is held" in held
 
 
-def seated_board(pool: list[Slot], sealed_at: int = 10) -> tuple[Board, PublicJob]:
+def seated_board(pool: list[PoolSlot], sealed_at: int = 10) -> tuple[Board, PublicJob]:
     board, job = Board(), PublicJob(job=SEATED, status=JobStatus.ACTIVE, last_progress=0)
     board.jobs[job.id], board.pools[SEATED.seat_bond] = job, pool
     job.seal(SEATED.checkpoints, sealed_at, len(pool))
@@ -330,11 +330,13 @@ def seated_board(pool: list[Slot], sealed_at: int = 10) -> tuple[Board, PublicJo
 
 def test_a_seat_belongs_to_a_slot_that_was_filled_before_the_final_seal() -> None:
     owner = CHALLENGER.address
-    board, job = seated_board([Slot(owner=owner, since=9), Slot(owner=None, since=0), Slot(owner=owner, since=10)])
+    board, job = seated_board(
+        [PoolSlot(owner=owner, since=9), PoolSlot(owner=None, since=0), PoolSlot(owner=owner, since=10)]
+    )
     assert board.seat_owner(job, 0) is None, "not drawn yet"
     job.draw(seed_of(job.id, bytes(32), SECRET), 11)
     assert board.seat_owner(job, 0) == owner
-    for pool in ([], [Slot(owner=None, since=0)], [Slot(owner=owner, since=10)]):
+    for pool in ([], [PoolSlot(owner=None, since=0)], [PoolSlot(owner=owner, since=10)]):
         board, job = seated_board(pool)
         job.draw(seed_of(job.id, bytes(32), SECRET), 11)
         assert board.seat_owner(job, 0) is None

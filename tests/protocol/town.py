@@ -22,13 +22,13 @@ from tiebreak.protocol.game.sides import Challenger, Defender, resume
 from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot, Standing, opened
 from tiebreak.protocol.game.state import GameState, Reason, Verdict
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties.auditor import Auditor, Watcher
+from tiebreak.protocol.parties.auditor import AuditorParty, WatcherParty
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
-from tiebreak.protocol.parties.client import Client
-from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.client import ClientParty
+from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
-from tiebreak.protocol.parties.trainer import Trainer
+from tiebreak.protocol.parties.trainer import TrainerParty
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
@@ -60,23 +60,23 @@ class _Knowing:
         return program() if job.program_root == program().root else None
 
 
-class KnowingTrainer(_Knowing, Trainer):
+class KnowingTrainer(_Knowing, TrainerParty):
     pass
 
 
-class KnowingAuditor(_Knowing, Auditor):
+class KnowingAuditor(_Knowing, AuditorParty):
     pass
 
 
-class KnowingWatcher(_Knowing, Watcher):
+class KnowingWatcher(_Knowing, WatcherParty):
     pass
 
 
-class KnowingClient(_Knowing, Client):
+class KnowingClient(_Knowing, ClientParty):
     pass
 
 
-KINDS: dict[str, tuple[type[Machine], PrivateKey | None]] = {
+KINDS: dict[str, tuple[type[PartyMachine], PrivateKey | None]] = {
     "client": (KnowingClient, CLIENT),
     "trainer": (KnowingTrainer, TRAINER),
     "auditor": (KnowingAuditor, CHALLENGER),
@@ -117,7 +117,7 @@ class Town:
         *,
         fate: Fate | None = None,
         parties: tuple[str, ...] = tuple(KINDS),
-        kinds: Mapping[str, type[Machine]] = MappingProxyType({}),
+        kinds: Mapping[str, type[PartyMachine]] = MappingProxyType({}),
     ) -> None:
         self.run, self.fate, self.kinds = run, fate or Fate(), kinds
         self.truth = TRUTH if run.job == JOB else TALKED_TRUTH
@@ -126,7 +126,7 @@ class Town:
         self._order = count()
         self.posted: list[Any] = []
         self.pool: dict[tuple[str, e.Place], e.Transact] = {}
-        self.journals: dict[str, list[e.Record]] = {name: [] for name in parties}
+        self.journals: dict[str, list[e.AppendRecord]] = {name: [] for name in parties}
         self.seen = {name: Seen() for name in parties}
         self.machines = {name: self.make(name) for name in parties}
         for name in parties:
@@ -134,7 +134,7 @@ class Town:
         self.at(START, lambda: self.tell("client", e.JobDrafted(at=self.now, job=self.run.job)))
         self.at(START + BLOCK, self.mine)
 
-    def make(self, name: str) -> Machine:
+    def make(self, name: str) -> PartyMachine:
         kind, key = KINDS[name]
         kind = self.kinds.get(name, kind)
         return kind(board=self.board, domain=DOMAIN, pace=PACE, key=key, journal=list(self.journals[name]))
@@ -174,7 +174,7 @@ class Town:
         seen = self.seen[name]
         seen.actions.append(action)
         match action:
-            case e.Record():
+            case e.AppendRecord():
                 assert action.place not in {entry.place for entry in self.journals[name]}, "a place is written once"
                 self.journals[name].append(action)
             case e.Wake(at=at):

@@ -20,9 +20,9 @@ from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import PublicGame
-from tiebreak.protocol.parties.client import Client
+from tiebreak.protocol.parties.client import ClientParty
 from tiebreak.protocol.parties.machine import UNEXPECTED
-from tiebreak.protocol.parties.trainer import Trainer
+from tiebreak.protocol.parties.trainer import TrainerParty
 from tiebreak.protocol.tags import Digest
 
 FIRST, SECOND = Digest(b"\x01" * 32), Digest(b"\x02" * 32)
@@ -122,7 +122,7 @@ def test_who_follows_goes_on(cases: Callable[[], None]) -> None:
         board.follow(events(("Descended", {"gameId": SECOND, "nodes": WALKS["terms"][0][1].nodes})))
         second = board.games[SECOND]
         assert (second.state.phase, second.is_lost) == (Phase.SELECT, False)
-        for kind, key in ((Client, CLIENT), (Trainer, TRAINER)):
+        for kind, key in ((ClientParty, CLIENT), (TrainerParty, TRAINER)):
             machine = kind(board=board, domain=DOMAIN, pace=PACE, key=key)
             for at in (LATER, second.state.deadline + 1000):
                 said = [a.text for a in machine.observe(e.Tick(at=at)) if isinstance(a, e.Alarm)]
@@ -143,12 +143,12 @@ def test_what_one_game_raises_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     assert (board.games[FIRST].is_lost, board.games[SECOND].state.phase) == (True, Phase.SELECT)
     played: list[Digest] = []
 
-    def play(_: Trainer, game: PublicGame, __: Any) -> None:
+    def play(_: TrainerParty, game: PublicGame, __: Any) -> None:
         played.append(game.id)
         raising()
 
-    monkeypatch.setattr(Trainer, "_play", play)
-    alarms = Trainer(board=board, domain=DOMAIN, pace=PACE, key=TRAINER).observe(e.Tick(at=LATER))
+    monkeypatch.setattr(TrainerParty, "_play", play)
+    alarms = TrainerParty(board=board, domain=DOMAIN, pace=PACE, key=TRAINER).observe(e.Tick(at=LATER))
     texts = [alarm.text for alarm in alarms if isinstance(alarm, e.Alarm) and alarm.is_error]
     assert played == [FIRST, SECOND]
     assert [text for text in texts if UNEXPECTED in text] == [

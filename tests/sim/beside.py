@@ -27,7 +27,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries import blocks, seats
 from tiebreak.sim.adversaries.catalogue import CATALOGUE
-from tiebreak.sim.world.board import Board
+from tiebreak.sim.world.board import WorldBoard
 from tiebreak.sim.world.game import GameResult, watch
 from tiebreak.sim.world.world import World
 
@@ -46,7 +46,7 @@ class Shadow(FollowedBoard):
         super().__init__(talk_of=other.talk_of, program_of=lambda _: other.program, job_of=self.known.get)
 
 
-class Compared(Board):
+class Compared(WorldBoard):
     """The simulator's board, with a shadow that must never differ."""
 
     program: Program
@@ -126,7 +126,7 @@ def bare(move: Move) -> Move:
 # ---------------------------------------------------------------- beside a ledger
 
 
-def wanted_of(call: Call, board: Board) -> e.Transaction | None:  # noqa: C901  # one case a function
+def wanted_of(call: Call, board: WorldBoard) -> e.Transaction | None:  # noqa: C901  # one case a function
     """What a party would have asked for; None for what cannot be asked for, and for pay."""
     v = call.values
     match call.kind:
@@ -279,7 +279,7 @@ def whole(name: str) -> Whole:
         patch.setattr(Compared, "program", cast.workshop.program, raising=False)
         patch.setattr(World, "__init__", make)
         patch.setattr(World, "_settle", settled)
-        patch.setattr("tiebreak.sim.world.world.Board", Compared if name in ON_A_CHAIN else Beside)
+        patch.setattr("tiebreak.sim.world.world.WorldBoard", Compared if name in ON_A_CHAIN else Beside)
         world, result = watch(cast, name, rng)
     board = world.board
     assert isinstance(board, Compared)

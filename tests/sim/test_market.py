@@ -13,15 +13,15 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
-from tiebreak.sim.games.disputes import FUNDS, Market, Parties, another, fork
+from tiebreak.sim.games.disputes import FUNDS, DisputeMarket, Parties, another, fork
 
 
 @pytest.fixture(scope="module")
-def market() -> Market:
-    return Market()
+def market() -> DisputeMarket:
+    return DisputeMarket()
 
 
-def test_parties_are_three_funded_people(market: Market) -> None:
+def test_parties_are_three_funded_people(market: DisputeMarket) -> None:
     keys = market.parties
     addresses = {keys.client.address, keys.trainer.address, keys.challenger.address}
     assert len(addresses) == 3

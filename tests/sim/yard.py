@@ -31,7 +31,7 @@ from tiebreak.sim.games import disputes
 from tiebreak.sim.games.disputes import (
     Arena,
     ChainMatch,
-    Market,
+    DisputeMarket,
     another,
     deviate,
     fork,
@@ -130,7 +130,7 @@ class Yard:
         torch.set_num_threads(1)
         self.folder = folder
         self.compiled: Compiled = compile_task(make_task())
-        self.market = Market()
+        self.market = DisputeMarket()
         self.interpreter: Interpreter = make_interpreter(self.compiled.program, threads=1)
         self.jobs: list[Digest] = []
         self._arenas: dict[int, Arena] = {}

@@ -17,7 +17,7 @@ from tests.tiebreak.parties import PASSPHRASE, Commands
 from tiebreak.api.signing.keys import load_key, new_key, save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
-from tiebreak.node.hub.limits import Limits
+from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.hub.serving import read_configuration, template
 from tiebreak.node.mail import Mail
 from tiebreak.node.up import free_port
@@ -132,7 +132,7 @@ def test_the_configuration_is_read_strictly(tmp_path: Path) -> None:
     path.write_text(template())
     assert read_configuration(path)["port"] == 8787
     path.write_text(template().replace("# free_bytes", "free_bytes"))
-    assert read_configuration(path)["limits"] == {"free_bytes": Limits().free_bytes}
+    assert read_configuration(path)["limits"] == {"free_bytes": HubLimits().free_bytes}
     for text in ("port = '1'", "ports = 1", "[limits]\nbytes = 1", "[limits]\nfree_bytes = -1", "port"):
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=r"hub\.toml"):

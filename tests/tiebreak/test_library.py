@@ -17,7 +17,7 @@ from tiebreak.engine.data.disk import read_exactly
 from tiebreak.engine.logged.policy import POLICY
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.node import library
-from tiebreak.node.library import Part, fetch, pack, parts, publish
+from tiebreak.node.library import FilePart, fetch, pack, parts, publish
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import SignedJob
@@ -43,7 +43,7 @@ def root_of(data: bytes) -> Digest:
 
 
 class Shelf:
-    """Blobs in memory, which obey the contract of `Blobs`; `breaks` cuts the next transfers off after so many bytes."""
+    """`PublishedFiles` in memory; `breaks` says after how many bytes the next transfers are cut off."""
 
     def __init__(self) -> None:
         self.held: dict[Digest, bytes] = {}
@@ -244,7 +244,7 @@ def test_a_pack_holds_what_an_audit_needs_and_nothing_else(
 
 def test_a_pack_of_a_file_that_shrank_is_refused(trained: RunDirectory, tmp_path: Path) -> None:
     with pytest.raises(EncodingError, match=r"program\.tbp: expected 99999999 bytes"):
-        pack(trained, [Part(PROGRAM, 99999999)], tmp_path / "packed")
+        pack(trained, [FilePart(PROGRAM, 99999999)], tmp_path / "packed")
 
 
 # ---------------------------------------------------------------- offers

@@ -17,7 +17,7 @@ import pytest
 
 from tests.tiebreak.parties import STEPS, Commands, Parties, flip
 from tiebreak.api.watching import alarms, sampling
-from tiebreak.api.watching.alarms import MONITOR, Rule, Sample, Standing, Start, as_line, read_line
+from tiebreak.api.watching.alarms import MONITOR, ProcessStart, Rule, Sample, WorkerStanding, as_line, read_line
 from tiebreak.api.watching.monitoring import Watch
 from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.run.directory import METRICS, RunDirectory
@@ -36,14 +36,14 @@ def steady(count: int, *, first: int = 1, began: float = BEGAN) -> list[Sample]:
     return [Sample(step=first - 1, time=began, memory=SIZE // 4), *later]
 
 
-def told(watched: Path, lines: list[Start | Sample | bytes]) -> None:
+def told(watched: Path, lines: list[ProcessStart | Sample | bytes]) -> None:
     content = [line if isinstance(line, bytes) else as_line(line) for line in lines]
     (watched / MONITOR).write_bytes(b"".join(content))
 
 
-def start(folder: Path, **other: Any) -> Start:
+def start(folder: Path, **other: Any) -> ProcessStart:
     given = {"job": RunDirectory.open(folder).job.id.hex(), "step": 0, "time": BEGAN, "machine": {"cores": "2"}}
-    return Start(**{**given, **other})
+    return ProcessStart(**{**given, **other})
 
 
 def found(folder: Path, now: float = BEGAN + 200, **more: Any) -> dict[str, Rule]:
@@ -53,7 +53,7 @@ def found(folder: Path, now: float = BEGAN + 200, **more: Any) -> dict[str, Rule
 
 
 def raised(rules: dict[str, Rule]) -> set[str]:
-    return {name for name, rule in rules.items() if rule.standing is Standing.ALARM}
+    return {name for name, rule in rules.items() if rule.standing is WorkerStanding.ALARM}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_run_killed_amid_its_lines_goes_on_without_an_alarm(
     assert f"heads        holds  {STEPS} losses are those that the trainer signed" in words
     assert "never a verdict" in words
     lines = [read_line(line) for line in (folder / MONITOR).read_bytes().splitlines() if not line.endswith(b"lo")]
-    starts = [line for line in lines if isinstance(line, Start)]
+    starts = [line for line in lines if isinstance(line, ProcessStart)]
     assert [line.step for line in starts] == [0, 3]
     assert starts[0].machine["cores"]
     document = json.loads(monitor(folder, "--once", "--json"))
@@ -184,7 +184,7 @@ def test_a_forged_curve_is_not_what_was_signed(watched: Path, monitor: Monitor) 
         write([*lines, {"step": 5, "loss": bad}, {"step": 5, "loss": bad}])
         assert raised(found(watched)) == {"lines"}
     (watched / METRICS).unlink()
-    assert found(watched)["losses"].standing is Standing.OPEN
+    assert found(watched)["losses"].standing is WorkerStanding.OPEN
 
 
 LINES: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
@@ -258,7 +258,7 @@ def test_a_file_that_shrinks_or_is_exchanged(watched: Path) -> None:
 
 def test_silence_is_an_alarm_while_a_run_is_trained(parties: Parties, tmp_path: Path) -> None:
     folder = parties.signed(tmp_path / "run")
-    assert found(folder)["silence"].standing is Standing.OPEN
+    assert found(folder)["silence"].standing is WorkerStanding.OPEN
     told(folder, [start(folder), *steady(5)])
     last = BEGAN + 5
     assert not raised(found(folder, last + alarms.SILENCE))
@@ -269,31 +269,31 @@ def test_silence_is_an_alarm_while_a_run_is_trained(parties: Parties, tmp_path: 
         file.write(as_line(Sample(step=6, time=BEGAN + 6)))
     assert len(watch.look(last + 500)) == 1
     heard = {rule.name: rule for rule in watch.rules(last + 510)}
-    assert heard["silence"].standing is Standing.HOLDS, "by our clock, not by the worker's"
+    assert heard["silence"].standing is WorkerStanding.HOLDS, "by our clock, not by the worker's"
 
 
 def test_the_papers_rules_and_the_declared_rate() -> None:
     samples = steady(40)
-    assert alarms.utilisation_rule(samples).standing is Standing.HOLDS
-    assert alarms.utilisation_rule(samples[:9]).standing is Standing.OPEN
+    assert alarms.utilisation_rule(samples).standing is WorkerStanding.HOLDS
+    assert alarms.utilisation_rule(samples[:9]).standing is WorkerStanding.OPEN
     lazy = [replace(sample, processor=0.9 if sample.step % 5 == 0 else 0.1) for sample in samples]
     assert alarms.utilisation_rule(lazy).text.endswith("expected 40%")
     always = [replace(sample, processor=1.0) for sample in samples]
-    assert alarms.utilisation_rule(always).standing is Standing.HOLDS
+    assert alarms.utilisation_rule(always).standing is WorkerStanding.HOLDS
     on_gpu = [replace(sample, gpu=0.9 if sample.step % 5 == 0 else 0.1) for sample in samples]
     assert "of the gpu" in alarms.utilisation_rule(on_gpu).text
-    assert alarms.memory_rule(samples).standing is Standing.HOLDS
-    assert alarms.memory_rule(samples[:9]).standing is Standing.OPEN
+    assert alarms.memory_rule(samples).standing is WorkerStanding.HOLDS
+    assert alarms.memory_rule(samples[:9]).standing is WorkerStanding.OPEN
     growing = [replace(sample, memory=SIZE + sample.step * SIZE // 20) for sample in samples]
     flat = [replace(sample, memory=SIZE) for sample in samples]
     jumps = [replace(sample, memory=SIZE // 4) if sample.step == 30 else sample for sample in samples]
     for wrong in (growing, flat, jumps):
-        assert alarms.memory_rule(wrong).standing is Standing.ALARM
+        assert alarms.memory_rule(wrong).standing is WorkerStanding.ALARM
     for seconds, standing in ((0.4, "ALARM"), (0.5, "holds"), (1.0, "holds"), (2.0, "holds"), (2.1, "ALARM")):
         assert alarms.rate_rule(samples, seconds).standing == standing
-    assert alarms.rate_rule(samples[:5], 1.0).standing is Standing.OPEN
-    assert alarms.losses_rule(3, 3, 7, is_over=False).standing is Standing.HOLDS
-    assert alarms.losses_rule(3, 3, 7, is_over=True).standing is Standing.ALARM
+    assert alarms.rate_rule(samples[:5], 1.0).standing is WorkerStanding.OPEN
+    assert alarms.losses_rule(3, 3, 7, is_over=False).standing is WorkerStanding.HOLDS
+    assert alarms.losses_rule(3, 3, 7, is_over=True).standing is WorkerStanding.ALARM
 
 
 def test_a_worker_that_replays_what_another_run_measured_raises_nothing(watched: Path) -> None:
@@ -307,9 +307,9 @@ def test_a_worker_that_replays_what_another_run_measured_raises_nothing(watched:
     told(watched, [start(watched, time=BEGAN + 5000), *replayed])
     rules = found(watched, BEGAN + 6000, states=True)
     assert not raised(rules)
-    assert rules["rate"].standing is Standing.OPEN
+    assert rules["rate"].standing is WorkerStanding.OPEN
     for name in ("losses", "utilisation", "memory", "heads", "silence", "lines"):
-        assert rules[name].standing is Standing.HOLDS
+        assert rules[name].standing is WorkerStanding.HOLDS
 
 
 class NVMLError(Exception):
@@ -345,11 +345,11 @@ def test_samples_are_rare_and_hold_what_a_gpu_tells(
         assert most / 2 < len((opened.path / MONITOR).read_bytes().splitlines()) < most
     lines = [read_line(line) for line in (opened.path / MONITOR).read_bytes().splitlines()]
     first, last = lines[0], lines[-1]
-    assert isinstance(first, Start)
+    assert isinstance(first, ProcessStart)
     assert first.machine["gpu"] == "A card"
     assert isinstance(last, Sample)
     samples = [line for line in lines if isinstance(line, Sample)]
-    assert alarms.silence_rule(samples, 0, 0, is_over=True).standing is Standing.HOLDS, "rarer is not silent"
+    assert alarms.silence_rule(samples, 0, 0, is_over=True).standing is WorkerStanding.HOLDS, "rarer is not silent"
     assert (last.gpu, last.gpu_memory, last.watts, last.loss_bits) == (0.87, 5 << 30, None, 0x3F800000)
 
 

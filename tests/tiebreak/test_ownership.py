@@ -49,8 +49,8 @@ class Desk:
         self.prove("--challenge", self.challenge, "--key", self.parties.path(f"{who}.pem"))
         return self
 
-    def asked(self) -> ownership.Challenge:
-        return ownership.Challenge.read(self.challenge)
+    def asked(self) -> ownership.OwnershipChallenge:
+        return ownership.OwnershipChallenge.read(self.challenge)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_what_is_asked_wrongly(desk: Desk, parties: Parties, tmp_path: Path) -> 
     desk.check()
     stranger = parties.path("stranger.pem")
     assert "expected the key of trainer" in desk.prove("--challenge", desk.challenge, "--key", stranger, code=1)
-    made = ownership.Claim.read(desk.proof)
+    made = ownership.OwnershipClaim.read(desk.proof)
     with pytest.raises(ConfigurationError, match="already exists"):
         ownership.make_challenge(made, desk.challenge, 1, 1)
     opened = RunDirectory.open(desk.run)
@@ -199,11 +199,11 @@ def test_what_is_asked_wrongly(desk: Desk, parties: Parties, tmp_path: Path) -> 
         asked = {**json.loads(desk.asked().encode()), name: value}
         (tmp_path / "asked.json").write_text(json.dumps(asked, separators=(",", ":")))
         with pytest.raises(VerificationError, match="which was challenged"):
-            made.drawn(ownership.Challenge.read(tmp_path / "asked.json"))
+            made.drawn(ownership.OwnershipChallenge.read(tmp_path / "asked.json"))
     for text in ("{}", "[" * 100, json.dumps(json.loads(desk.asked().encode()))):
         (tmp_path / "asked.json").write_text(text)
         with pytest.raises(EncodingError, match="asked"):
-            ownership.Challenge.read(tmp_path / "asked.json")
+            ownership.OwnershipChallenge.read(tmp_path / "asked.json")
 
 
 def test_a_hub_says_when_heads_were_posted(desk: Desk, parties: Parties, tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_a_hub_says_when_heads_were_posted(desk: Desk, parties: Parties, tmp_pat
     assert len(read_posts([tmp_path / "posts"])) == 1
 
 
-def challenge(count: int, top: int, uniform: int, nonce: int = 0) -> ownership.Challenge:
+def challenge(count: int, top: int, uniform: int, nonce: int = 0) -> ownership.OwnershipChallenge:
     blank = Digest(bytes(32))
-    return ownership.Challenge(
+    return ownership.OwnershipChallenge(
         job=blank, run_root=blank, count=count, changes=blank, top=top, uniform=uniform, nonce=nonce.to_bytes(32, "big")
     )
 

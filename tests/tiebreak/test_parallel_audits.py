@@ -25,16 +25,16 @@ from tests.source_tree import ROOT
 from tests.tiebreak.parties import Once, flip, tiny_run
 from tiebreak.api.auditing.audits import Workers, audit_chosen
 from tiebreak.api.auditing.cluster import Cluster, Desk, FetchedRun
-from tiebreak.api.auditing.parallel import RETRIES, Ledger, Standing, audit_in_parallel, divide
+from tiebreak.api.auditing.parallel import RETRIES, AuditLedger, AuditStanding, audit_in_parallel, divide
 from tiebreak.api.auditing.replayers import (
     Advance,
     Assignment,
+    AuditTask,
     Event,
     Lost,
-    Outcome,
     Processes,
     Replayer,
-    Task,
+    TaskOutcome,
     may_copy,
     outcome_of,
 )
@@ -49,7 +49,7 @@ from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
 STEPS, INTERVAL, SEGMENTS = 60, 3, 20
-Fault = Callable[[Outcome], Outcome | Lost]
+Fault = Callable[[TaskOutcome], TaskOutcome | Lost]
 MakeRun = Callable[..., RunDirectory]
 
 
@@ -94,12 +94,12 @@ class Here:
             path=run.path, job_id=run.job.id, count=len(records), root=root, machine=Machine(threads=1)
         )
         self.most = self.at_once = self._started = workers
-        self.begun: list[tuple[str, Task]] = []
+        self.begun: list[tuple[str, AuditTask]] = []
         self._idle = {f"worker {n}": Replayer(assignment, f"worker {n}") for n in range(1, workers + 1)}
-        self._busy: list[tuple[Replayer, Task]] = []
+        self._busy: list[tuple[Replayer, AuditTask]] = []
         self._random, self._fault = random.Random(seed), fault
 
-    def submit(self, task: Task, avoid: str = "") -> None:
+    def submit(self, task: AuditTask, avoid: str = "") -> None:
         if set(self._idle) == {avoid}:
             self._started += 1
             name = f"worker {self._started}"
@@ -116,7 +116,7 @@ class Here:
         return [
             Advance(task=task, worker=replayer.worker, steps=1),
             *found,
-            self._fault(done) if isinstance(done, Outcome) else done,
+            self._fault(done) if isinstance(done, TaskOutcome) else done,
         ]
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ def test_what_cannot_be_checked_is_reported_if_nothing_before_it_is_false(liar: 
     assert found(together(run, Here(run), tmp_path / "ledger")) == found(alone(liar))
 
 
-def wrong(outcome: Outcome) -> Outcome:
+def wrong(outcome: TaskOutcome) -> TaskOutcome:
     """The result of a machine that computes something else, and in another order something else again."""
     (checkpoint, record), *_ = outcome.checked
     changed = record[-1] ^ (1 if outcome.task.permute is None else 2)
@@ -208,7 +208,7 @@ def test_a_worker_that_accuses_an_honest_trainer_is_outvoted(honest: RunDirector
     pool = Here(honest, fault=lambda outcome: wrong(outcome) if outcome.worker == "worker 1" else outcome)
     records, head = signed_records(honest)
     said: list[str] = []
-    standings: list[Standing] = []
+    standings: list[AuditStanding] = []
     audit = audit_in_parallel(
         honest, head.head.run_root, range(SEGMENTS), records, lambda: pool, tmp_path / "ledger", standings.append,
         said.append,
@@ -228,7 +228,7 @@ def test_two_workers_that_disagree_with_all_accuse_nobody(honest: RunDirectory, 
 def test_a_task_that_is_always_lost_ends_the_audit_and_the_ledger_keeps_the_rest(
     honest: RunDirectory, tmp_path: Path
 ) -> None:
-    def fault(outcome: Outcome) -> Outcome | Lost:
+    def fault(outcome: TaskOutcome) -> TaskOutcome | Lost:
         if 10 in outcome.task.segments:
             return Lost(task=outcome.task, worker=outcome.worker, reason="OSError: no space left")
         return outcome
@@ -267,20 +267,20 @@ def test_a_ledger_is_of_one_audit_and_one_process(honest: RunDirectory, tmp_path
     together(honest, Here(honest), tmp_path / "ledger", [1, 2])
     with pytest.raises(ConfigurationError, match="the ledger of another audit, or one that you did not begin in this"):
         together(honest, Here(honest), tmp_path / "ledger", [1, 3])
-    opened = Ledger(tmp_path / "mine", {"job": "x"})
+    opened = AuditLedger(tmp_path / "mine", {"job": "x"})
     with pytest.raises(StateError, match="expected a file that this process alone may write, got: database is locked"):
-        Ledger(tmp_path / "mine", {"job": "x"})
+        AuditLedger(tmp_path / "mine", {"job": "x"})
     opened.close()
-    Ledger(tmp_path / "mine", {"job": "x"}).close()
+    AuditLedger(tmp_path / "mine", {"job": "x"}).close()
     (tmp_path / "text").write_text("not a database, and long enough to be seen as none" * 100)
     with pytest.raises(EncodingError, match="expected a ledger of `tiebreak audit`, got: file is not a database"):
-        Ledger(tmp_path / "text", {})
+        AuditLedger(tmp_path / "text", {})
     with pytest.raises(StateError, match="unable to open database file"):
-        Ledger(tmp_path / "none" / "ledger", {})
+        AuditLedger(tmp_path / "none" / "ledger", {})
     with closing(sqlite3.connect(tmp_path / "other")) as other:
         other.execute("CREATE TABLE audit (x)")
     with pytest.raises(EncodingError, match="expected a ledger of `tiebreak audit`, got: "):
-        Ledger(tmp_path / "other", {})
+        AuditLedger(tmp_path / "other", {})
 
 
 def test_a_planted_ledger_acquits_nobody(honest: RunDirectory, liar: RunDirectory, tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ class Killing(Processes):
 
     killed, number = 0, 0
 
-    def submit(self, task: Task, avoid: str = "") -> None:
+    def submit(self, task: AuditTask, avoid: str = "") -> None:
         before = {process.name: process.task for process in self._processes}
         super().submit(task, avoid)
         self.number += 1
@@ -370,12 +370,12 @@ STOPPING = """
 from tiebreak.api.auditing import parallel
 from tiebreak.cli.main import main
 
-put = parallel.Ledger.put
+put = parallel.AuditLedger.put
 def stop(*arguments):
     put(*arguments)
     print("halted", flush=True)
     input()
-parallel.Ledger.put = stop
+parallel.AuditLedger.put = stop
 main()
 """
 
@@ -416,7 +416,7 @@ class Struck(Cluster):
 
     number = 0
 
-    def submit(self, task: Task, avoid: str = "") -> None:
+    def submit(self, task: AuditTask, avoid: str = "") -> None:
         super().submit(task, avoid)
         type(self).number += 1
         slot = next((slot for slot in self._slots if slot.task is task), None)
@@ -457,9 +457,9 @@ def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
     assignment = Assignment(
         path=honest.path, job_id=honest.job.id, count=len(records), root=head.head.run_root, machine=Machine(threads=1)
     )
-    task = Task(number=0, segments=(10, 11), steps=6)
+    task = AuditTask(number=0, segments=(10, 11), steps=6)
 
-    def replayed(remote: Remote, folder: Path) -> Outcome | Lost:
+    def replayed(remote: Remote, folder: Path) -> TaskOutcome | Lost:
         def make() -> Replayer:
             return Replayer(assignment, "far", FetchedRun.begin(folder, assignment, remote))
 
@@ -469,7 +469,7 @@ def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
     first = Remote(desk)
     expected = tuple((checkpoint, records[checkpoint].encode()) for checkpoint in (10, 11))
     done = replayed(first, tmp_path / "cache")
-    assert isinstance(done, Outcome)
+    assert isinstance(done, TaskOutcome)
     assert (done.checked, done.starts, done.problem) == (expected, (30,), None)
     states = {name for name in first.pieces if name.startswith("checkpoints/")}
     assert len(states) == 1, "only the state it begins at"
@@ -481,9 +481,9 @@ def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
         return bytes([piece[0] ^ 1]) + piece[1:] if piece and name in states else piece
 
     spoiled = replayed(Remote(desk, spoil), tmp_path / "spoiled")
-    assert isinstance(spoiled, Outcome)
+    assert isinstance(spoiled, TaskOutcome)
     assert (spoiled.checked[-2:], spoiled.refused) == (expected, (30,)), "it goes on from an earlier state"
     assert replayed(first, tmp_path / "spoiled") == done, "what was refused is fetched again"
     for name in (JOB, PROGRAM, DATA, RECORDS):
         problem = replayed(Remote(desk, lambda n, p, name=name: p[:-1] if n == name else p), tmp_path / name)  # type: ignore[misc]
-        assert not isinstance(problem, Outcome) or problem.problem is not None
+        assert not isinstance(problem, TaskOutcome) or problem.problem is not None

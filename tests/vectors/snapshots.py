@@ -13,7 +13,7 @@ from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.errors import InvalidSnapshot
 from tiebreak.protocol.game.snapshot import SNAPSHOT_BYTES, Snapshot, Standing
 from tiebreak.protocol.game.state import GameState
-from tiebreak.protocol.packing import Kind, Uint, camel_case
+from tiebreak.protocol.packing import FieldType, Uint, camel_case
 from tiebreak.protocol.tags import Digest
 
 Json = dict[str, Any]
@@ -83,12 +83,12 @@ def _bytes(s: Stream, count: int) -> bytes:
 def _drawn(s: Stream) -> Iterator[Snapshot]:
     """All fields at one end of their ranges, then at the other, then drawn: no two fields are alike."""
 
-    def ends(kind: Kind) -> tuple[Any, Any]:
+    def ends(kind: FieldType) -> tuple[Any, Any]:
         if not isinstance(kind, Uint):
             return bytes(32), b"\xff" * 32
         return int(kind.low), (1 << kind.bits) - 1 if kind.high is None else int(kind.high)
 
-    def drawn(kind: Kind) -> int | bytes:
+    def drawn(kind: FieldType) -> int | bytes:
         if not isinstance(kind, Uint):
             return _bytes(s, 32)
         low, high = ends(kind)

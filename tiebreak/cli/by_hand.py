@@ -13,12 +13,12 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.chain.onchain import Sent
+    from tiebreak.api.chain.onchain import SentTransaction
 
 key_option = click.option("--key", type=FILE, required=True, help="Key file of the account that sends and pays.")
 
 
-def _told(sent: "Sent", as_json: bool, **more: str) -> None:
+def _told(sent: "SentTransaction", as_json: bool, **more: str) -> None:
     receipt = sent.receipt
     place = {"transaction": f"0x{receipt.transaction.hex()}", "block": receipt.block, "gas": receipt.gas_used}
     tell({"sent": sent.what, **more, **place}, as_json=as_json)

@@ -17,7 +17,7 @@ from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tiebreak.api.certifying.attesting import Said
-    from tiebreak.api.certifying.certificates import Found, Signed
+    from tiebreak.api.certifying.certificates import Found, SignedCertificate
 
 MODEL = click.Path(exists=True, path_type=Path)
 NEW = click.Path(dir_okay=False, path_type=Path)
@@ -147,7 +147,7 @@ def _heard(said: "Said | None") -> str:
     return "\n  | ".join([f"the verifier of attestations {how} and said:", *said.text.split("\n")])
 
 
-def _document(signed: "Signed", found: "Found") -> dict[str, Any]:
+def _document(signed: "SignedCertificate", found: "Found") -> dict[str, Any]:
     job, certificate = signed.certificate.job, signed.certificate
     return {
         "job": job.id.hex(),

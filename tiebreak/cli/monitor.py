@@ -72,7 +72,7 @@ def monitor(
         for sink in sinks:
             sink.close()
     click.echo(_told(rules, last, as_json=as_json, at_end=True))
-    return ALARM if any(rule.standing is api.alarms.Standing.ALARM for rule in rules) else 0
+    return ALARM if any(rule.standing is api.alarms.WorkerStanding.ALARM for rule in rules) else 0
 
 
 def _follow(
@@ -125,5 +125,5 @@ def _told(rules: "Sequence[Rule]", last: "Sample | None", *, as_json: bool, at_e
         step = None if last is None else last.step
         return json.dumps({"event": "rules", "step": step, "alarm": alarm, "rules": found, "note": api.alarms.NOTE})
     lines = [f"{rule.name:<13}{rule.standing:<7}{rule.text}" for rule in rules]
-    is_alarm = any(rule.standing is api.alarms.Standing.ALARM for rule in rules)
+    is_alarm = any(rule.standing is api.alarms.WorkerStanding.ALARM for rule in rules)
     return "\n".join([*lines, f"All of it is {api.alarms.NOTE}."] if at_end or is_alarm else lines)

@@ -23,7 +23,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.certifying.ownership import Challenge, Claim
+    from tiebreak.api.certifying.ownership import OwnershipChallenge, OwnershipClaim
 
 MOST = (1 << 63) - 1
 
@@ -49,7 +49,7 @@ def prove_ownership(run: Path, proof: Path, challenge: Path | None, key: Path | 
         made = api.ownership.claim(opened, proof)
         tell({"proof": str(proof), "job": opened.job.id.hex(), "segments": len(made.records)}, as_json=as_json)
         return
-    made, asked = api.ownership.Claim.read(proof), api.ownership.Challenge.read(challenge)
+    made, asked = api.ownership.OwnershipClaim.read(proof), api.ownership.OwnershipChallenge.read(challenge)
     if made.run.job != opened.job:
         raise ConfigurationError(f"{proof}: expected a claim of job {opened.job.id.hex()}, got another job's")
     if key is None:
@@ -90,12 +90,12 @@ def check_ownership(
 
     Exit codes: 0 it holds, 2 it does not, 1 not possible as asked.
     """
-    made = api.ownership.Claim.read(proof)
+    made = api.ownership.OwnershipClaim.read(proof)
     if not challenge.exists():
         asked = api.ownership.make_challenge(made, challenge, top, uniform)
         tell({"challenge": str(challenge), **_document(made, asked)}, as_json=as_json)
         return
-    asked = api.ownership.Challenge.read(challenge)
+    asked = api.ownership.OwnershipChallenge.read(challenge)
     if bool(posts) != (hub is not None):
         raise ConfigurationError("expected --posts and the address of their --hub, or neither, got one")
     postings = [] if hub is None else api.ownership.received(made, api.judging.read_posts(posts), hub)
@@ -114,7 +114,7 @@ def check_ownership(
     }, as_json=as_json)  # fmt: skip
 
 
-def _document(made: "Claim", asked: "Challenge") -> dict[str, Any]:
+def _document(made: "OwnershipClaim", asked: "OwnershipChallenge") -> dict[str, Any]:
     count = len(made.records)
     return {
         "job": made.run.job.id.hex(),

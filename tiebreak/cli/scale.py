@@ -16,10 +16,10 @@ from tiebreak.engine.run.retention import Keep
 from tiebreak.incentives.costs import (
     MOST,
     WHAT,
-    Counts,
+    CostLimit,
+    Equipment,
     Estimates,
-    Load,
-    Means,
+    StepCounts,
     Workload,
     costs,
     counts_of,
@@ -47,7 +47,7 @@ MEANS: Final = {
 
 
 def _means(function: Callable[..., Any]) -> Callable[..., Any]:
-    for field in reversed(fields(Means)):
+    for field in reversed(fields(Equipment)):
         option, text = MEANS[field.name]
         function = click.option(option, field.name, type=POSITIVE, default=field.default, show_default=True,
                                 help=text)(function)  # fmt: skip
@@ -86,7 +86,7 @@ def scale(**options: Any) -> None:
     The limits are your own means (memory, disk, days, a chain) and those of this version.
     """
     work = work_of(options)
-    means = Means(**{field.name: options[field.name] for field in fields(Means)})
+    means = Equipment(**{field.name: options[field.name] for field in fields(Equipment)})
     found = costs(work)
     show(work, found)
     divided = shares_of(options)
@@ -95,7 +95,7 @@ def scale(**options: Any) -> None:
             click.echo(f"each of {divided.workers} workers: {what} {human(value, 'bytes')}")
     most = loads(work, means)[0]
     click.echo(f"Nearest to its limit: {most.name}, {100 * most.share:.3g} % of {human(most.limit, most.unit)}.")
-    limits: dict[str, tuple[int | None, Load | None]] = {}
+    limits: dict[str, tuple[int | None, CostLimit | None]] = {}
     for direction, (start, grown) in directions(work, options).items():
         limits[direction] = first_limit(grown, start, MOST[direction], means)
     if most.share > 1:
@@ -136,7 +136,7 @@ def shares_of(options: dict[str, Any]) -> Shares | None:
     return shares(model, options["workers"])
 
 
-def counts_from(options: dict[str, Any]) -> Counts:
+def counts_from(options: dict[str, Any]) -> StepCounts:
     """Counts a captured program, or GPT-2 with about as many parameters as asked for, and names its source."""
     path: Path | None = options["program"]
     if path is not None:
@@ -178,7 +178,7 @@ def show(work: Workload, found: Estimates) -> None:
                    "assume that costs go on growing as they did.")  # fmt: skip
 
 
-def sentence(direction: str, at: int | None, load: Load | None) -> str:
+def sentence(direction: str, at: int | None, load: CostLimit | None) -> str:
     """One sentence that says how far the work can grow in a direction."""
     if load is None:
         return f"{direction}: within every limit up to {at:.3g}"

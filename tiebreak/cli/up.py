@@ -42,7 +42,7 @@ def up(
     label of one batch is changed; `rate`, one step uses another learning rate; `weight`, one bit of one weight in a
     checkpoint is flipped; `tf32`, one sum of products is truncated to TF32.
     """
-    plan = town.Plan(
+    plan = town.UpPlan(
         task=task, steps=steps, cheat=cheat or "", chain=not no_chain, embedded=embedded, port=port, folder=output,
         until_over=once, seats=seats,
     )  # fmt: skip

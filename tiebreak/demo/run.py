@@ -16,7 +16,7 @@ from tiebreak.demo.results import DemoResult, DisputeResult
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.games.disputes import Arena, Market
+from tiebreak.sim.games.disputes import Arena, DisputeMarket
 
 
 def heading(console: Console, number: int, title: str) -> None:
@@ -70,7 +70,7 @@ def run_demo(output: Path, console: Console, *, steps: int | None = None) -> Dem
     started = time.perf_counter()
     _prepare(output)
     heading(console, 1, "Agree: two jobs, captured as programs, signed by client and trainer")
-    market = Market()
+    market = DisputeMarket()
     tasks = [load_task(name, steps=steps) for name in JOBS]
     # A week to challenge: the games are played one after the other, and the proof of each waits for six hours.
     terms = Terms(descent_levels=2, challenge_window=7 * 24 * 3600)

@@ -30,7 +30,7 @@ from tiebreak.engine.run.train import Commit, Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead, SignedJob
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import StateError
-from tiebreak.sim.games.disputes import Market
+from tiebreak.sim.games.disputes import DisputeMarket
 
 TRAINER_THREADS, AUDITOR_THREADS = 1, 2
 """The jobs are small, so more threads would slow the trainer down. The auditor's number must differ."""
@@ -62,7 +62,9 @@ class _Computed(NamedTuple):
     seconds: float
 
 
-def agree(market: Market, task: Task, folder: Path, console: Console, terms: Terms) -> tuple[Compiled, RunDirectory]:
+def agree(
+    market: DisputeMarket, task: Task, folder: Path, console: Console, terms: Terms
+) -> tuple[Compiled, RunDirectory]:
     """Captures the task, has client and trainer sign the job, and puts it on the board."""
     started = time.perf_counter()
     compiled = capture(task)
@@ -88,7 +90,9 @@ def agree(market: Market, task: Task, folder: Path, console: Console, terms: Ter
     return compiled, run
 
 
-def _compute(market: Market, run: RunDirectory, interpreter: Interpreter, title: str, console: Console) -> _Computed:
+def _compute(
+    market: DisputeMarket, run: RunDirectory, interpreter: Interpreter, title: str, console: Console
+) -> _Computed:
     """Computes the run, and signs and posts a head at every checkpoint."""
     posted: list[int] = []
     losses: list[float] = []
@@ -107,7 +111,7 @@ def _compute(market: Market, run: RunDirectory, interpreter: Interpreter, title:
         return _Computed(root.hex(), tuple(losses), posted, time.perf_counter() - started)
 
 
-def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
+def train(market: DisputeMarket, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
     """Trains honestly, and measures the model before and after."""
     interpreter = make_interpreter(compiled.program, job=run.job, threads=TRAINER_THREADS)
     done = _compute(market, run, interpreter, f"training {task.name}", console)

@@ -24,12 +24,12 @@ from tiebreak.protocol.program.isa import (
     DType,
     Opcode,
 )
-from tiebreak.protocol.program.program import Limits, Program
+from tiebreak.protocol.program.program import Program, ProgramLimits
 from tiebreak.protocol.trees import depth_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class StepCounts:
     """Counts of one step of a program. Bytes are those of tensors as they are committed."""
 
     instructions: int
@@ -56,7 +56,7 @@ class Counts:
         return max(depth_of(self.instructions), depth_of(self.entries))
 
 
-def counts_of(program: Program) -> Counts:
+def counts_of(program: Program) -> StepCounts:
     """The counts of one step of a validated program."""
     products = terms = elements = 0
     for i in program.body:
@@ -70,7 +70,7 @@ def counts_of(program: Program) -> Counts:
         elif i.opcode == Opcode.SCATTER_SUM:
             terms += prod(i.reduction)
     cost = cost_of(program)
-    return Counts(
+    return StepCounts(
         instructions=len(program.body),
         entries=len(program.commits),
         products=products,
@@ -152,7 +152,7 @@ def _sized(number: int, sequence: int, batch: int) -> Transformer:
     return transformer_of(width, sequence=sequence, batch=batch)
 
 
-def transformer_counts(model: Transformer, *, steps: int, interval: int) -> Counts:
+def transformer_counts(model: Transformer, *, steps: int, interval: int) -> StepCounts:
     """The counts that `counts_of` finds in the captured step of a job; live_bytes agrees within a few per cent.
 
     The job's data hold a learning rate for each step, and its state holds the losses since the last checkpoint.
@@ -165,7 +165,7 @@ def transformer_counts(model: Transformer, *, steps: int, interval: int) -> Coun
     scores = b * h * t * t
     elements = layers * (171 * n * d + 168 * d * d + 182 * d + 20 * n + 19 * scores + 6 * b * h * t)
     elements += 21 * n * d + 11 * n * vocabulary + 16 * vocabulary * d + 14 * c * d + 2 * t * d
-    return Counts(
+    return StepCounts(
         instructions=189 + 338 * layers,
         entries=15 + 36 * layers,
         products=layers * (72 * n * d * d + 12 * n * t * d + 4 * n * d) + 6 * n * vocabulary * d + 2 * n * d,
@@ -200,7 +200,7 @@ class Workload:
     this number multiplied by the measured ratio to plain PyTorch.
     """
 
-    counts: Counts
+    counts: StepCounts
     steps: int
     interval: int
     jobs: int = 1
@@ -342,7 +342,7 @@ def walk(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
+class Equipment:
     """The means of a user.
 
     days: to train one job, and to audit all. chain_share: share of the chain's gas in that time.
@@ -364,7 +364,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class CostLimit:
     """A limit on one cost, how much of it the work needs, and what would lift it."""
 
     name: str
@@ -379,28 +379,30 @@ class Load:
         return self.needed / self.limit
 
 
-def loads(work: Workload, m: Means) -> list[Load]:
+def loads(work: Workload, m: Equipment) -> list[CostLimit]:
     """Every limit, whether of the user's means or of this version, sorted by share with the highest first."""
-    c, n, own = costs(work), work.counts, Limits()
+    c, n, own = costs(work), work.counts, ProgramLimits()
     time, gas = m.days * DAY, m.block_gas / m.block_seconds * m.chain_share * m.days * DAY
-    raised = "raise `Limits` in tiebreak.protocol.program.program, which each machine sets for itself"
+    raised = "raise `ProgramLimits` in tiebreak.protocol.program.program, which each machine sets for itself"
     found = [
-        Load("memory of a machine", c.memory, m.memory_bytes, "bytes", "share each step among workers (--workers)"),
-        Load("time to train one job", c.training, time, "s", "use a faster device (--step-seconds)"),
-        Load("time to audit all jobs", c.all_auditing, time * m.auditor_cores, "s",
+        CostLimit("memory of a machine", c.memory, m.memory_bytes, "bytes",
+             "share each step among workers (--workers)"),
+        CostLimit("time to train one job", c.training, time, "s", "use a faster device (--step-seconds)"),
+        CostLimit("time to audit all jobs", c.all_auditing, time * m.auditor_cores, "s",
              "add auditors, which can replay different segments, or audit a sample"),
-        Load("replay time of one move, on the worst data", c.replay_move * float(WORST), m.replay_time, "s",
+        CostLimit("replay time of one move, on the worst data", c.replay_move * float(WORST), m.replay_time, "s",
              "shorten the checkpoint interval, keep every checkpoint, or agree on a longer replay time"),
-        Load("disk for all runs", c.all_bytes, m.disk_bytes * m.auditor_cores, "bytes",
+        CostLimit("disk for all runs", c.all_bytes, m.disk_bytes * m.auditor_cores, "bytes",
              "keep fewer checkpoints (--keep), lengthen the interval, or delete the states of settled jobs"),
-        Load("gas of the chain", c.all_gas, gas, "gas", "use a cheaper chain"),
-        Load("elements of a step", n.elements, own.total_elements, "", raised),
-        Load("terms of a step", n.products / 2 + n.terms, own.total_terms, "", raised),
-        Load("elements of a value", n.largest, own.value_elements, "", raised),
-        Load("instructions of a program", n.instructions, MAX_INSTRUCTIONS, "", "needs a change of the protocol"),
-        Load("terms of a sum", n.longest, MAX_TERMS, "", "needs a change of the protocol"),
-        Load("bytes of records", RECORD_BYTES * work.checkpoints, MAX_RECORDS_BYTES, "bytes", "lengthen the interval"),
-        Load("bytes of metrics", FIGURES["bytes"]["files"]["metrics"] * work.steps, MAX_METRICS_BYTES, "bytes",
+        CostLimit("gas of the chain", c.all_gas, gas, "gas", "use a cheaper chain"),
+        CostLimit("elements of a step", n.elements, own.total_elements, "", raised),
+        CostLimit("terms of a step", n.products / 2 + n.terms, own.total_terms, "", raised),
+        CostLimit("elements of a value", n.largest, own.value_elements, "", raised),
+        CostLimit("instructions of a program", n.instructions, MAX_INSTRUCTIONS, "", "needs a change of the protocol"),
+        CostLimit("terms of a sum", n.longest, MAX_TERMS, "", "needs a change of the protocol"),
+        CostLimit("bytes of records", RECORD_BYTES * work.checkpoints, MAX_RECORDS_BYTES, "bytes",
+             "lengthen the interval"),
+        CostLimit("bytes of metrics", FIGURES["bytes"]["files"]["metrics"] * work.steps, MAX_METRICS_BYTES, "bytes",
              "raise `MAX_METRICS_BYTES` in tiebreak.engine.run.directory"),
     ]  # fmt: skip
     return sorted(found, key=lambda load: -load.share)
@@ -413,14 +415,14 @@ def transformer_work(work: Workload, parameters: int, *, sequence: int, batch: i
 
 
 def first_limit(
-    grown: Callable[[int], Workload], start: int, most: int, means: Means
-) -> tuple[int | None, Load | None]:
+    grown: Callable[[int], Workload], start: int, most: int, means: Equipment
+) -> tuple[int | None, CostLimit | None]:
     """The extent to which work can grow, and the limit that it then meets.
 
     (None, limit): the limit is exceeded already. (most, None): no limit is met up to `most`.
     """
 
-    def worst(size: int) -> Load:
+    def worst(size: int) -> CostLimit:
         return loads(grown(size), means)[0]
 
     if worst(start).share > 1:

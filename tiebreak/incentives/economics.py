@@ -14,7 +14,7 @@ HALF: Final = Fraction(1, 2)
 MOST_AUDITORS: Final = 1000
 
 
-class Trainer(StrEnum):
+class TrainerStrategy(StrEnum):
     HONEST = "honest"
     NAIVE = "cheats, plays on when challenged"
     HEDGED = "cheats, reports itself when challenged"
@@ -23,7 +23,7 @@ class Trainer(StrEnum):
     LEAKING = "cheats, shows its root to the seats"
 
 
-class Auditor(StrEnum):
+class AuditorStrategy(StrEnum):
     DILIGENT = "diligent"
     LAZY = "lazy"
     COPYING = "copies a challenge"
@@ -32,7 +32,13 @@ class Auditor(StrEnum):
     TRUSTING = "seals the root that the trainer shows"
 
 
-CHEATS: Final = (Trainer.NAIVE, Trainer.HEDGED, Trainer.INSURED, Trainer.SELF, Trainer.LEAKING)
+CHEATS: Final = (
+    TrainerStrategy.NAIVE,
+    TrainerStrategy.HEDGED,
+    TrainerStrategy.INSURED,
+    TrainerStrategy.SELF,
+    TrainerStrategy.LEAKING,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,28 +13,28 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-from tiebreak.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
+from tiebreak.incentives.economics import CHEATS, AuditorStrategy, JobEconomics, TrainerStrategy
 from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.errors import ConfigurationError
 
 ZERO = Fraction(0)
 SHARES: Final = 6
-RUNNING: Final = (Trainer.HEDGED, Trainer.LEAKING)
+RUNNING: Final = (TrainerStrategy.HEDGED, TrainerStrategy.LEAKING)
 """The trainers that report themselves when they are challenged."""
 
 
-def trainer_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
+def trainer_payoff(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     """The trainer's expected gain. Not taking the job gives 0."""
-    if strategy is Trainer.HONEST:
+    if strategy is TrainerStrategy.HONEST:
         return _honest(s) + _own_seats(s, strategy)
-    if strategy is Trainer.LEAKING:
+    if strategy is TrainerStrategy.LEAKING:
         s = _leaked(s)
     common = _own_seats(s, strategy) + s.saved - s.training - s.costs.way - s.capital(s.trainer_stake, s.job_seconds)
     caught = s.kept * s.lie - _loss_if_caught(s, strategy)
-    if strategy is Trainer.SELF:
+    if strategy is TrainerStrategy.SELF:
         return common + caught
     settles = s.reward + s.lie - s.costs.settle - s.costs.withdraw
-    if strategy is Trainer.INSURED:
+    if strategy is TrainerStrategy.INSURED:
         common -= s.costs.challenge + s.costs.concede + s.capital(s.challenger_stake, s.game_seconds)
         settles -= s.challenger_stake - s.challenge_to_trainer
     return common + (1 - s.discovery) * settles + s.discovery * caught
@@ -51,24 +51,24 @@ def _leaked(s: JobEconomics) -> JobEconomics:
     return replace(s, audit_probability=s.audit_probability * (1 - s.trusting))
 
 
-def _own_seats(s: JobEconomics, strategy: Trainer) -> Fraction:
+def _own_seats(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     """The earnings of the seats that are drawn for the trainer itself: nobody has to replay for them.
 
     They seal last. If a stranger has found the lie, they seal any other root than the head's, and are paid as if they
     had found it too; a trainer that reports itself at once does the same.
     """
     kept, convicted = (max(ZERO, s.fee + more - s.seat_costs) for more in (0, s.share))
-    if not s.seated or strategy is Trainer.HONEST:
+    if not s.seated or strategy is TrainerStrategy.HONEST:
         return s.auditors * s.bought * kept
-    found = Fraction(1) if strategy is Trainer.SELF else _others_find(s)
+    found = Fraction(1) if strategy is TrainerStrategy.SELF else _others_find(s)
     return s.auditors * s.bought * (found * convicted + (1 - found) * kept)
 
 
-def _loss_if_caught(s: JobEconomics, strategy: Trainer) -> Fraction:
+def _loss_if_caught(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     """The stake and gas that a trainer loses once it is accused."""
-    if strategy is Trainer.NAIVE:
+    if strategy is TrainerStrategy.NAIVE:
         return s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds)
-    if strategy is Trainer.INSURED:
+    if strategy is TrainerStrategy.INSURED:
         return Fraction(s.burned_part + s.relief + s.costs.withdraw)
     if strategy in RUNNING and s.oldest_paid:
         return Fraction(s.trainer_stake + s.costs.equivocation)
@@ -95,23 +95,23 @@ def doubling(s: JobEconomics) -> Fraction:
     return min(((1 + chance) ** s.auditors - 1) / (s.auditors * chance), Fraction(1 << MAX_GAMES - 1))
 
 
-def finder_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
+def finder_payoff(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     """The expected gain from a challenge for an auditor that has found this cheat's lie, without replays."""
     first, late = first_share(s), s.costs.challenge + s.costs.reclaim + s.costs.withdraw
-    if strategy is Trainer.NAIVE:
+    if strategy is TrainerStrategy.NAIVE:
         # What the first pays the others as relief, each of them is as likely to be paid.
         won = s.share - s.costs.prosecution - s.costs.withdraw
         return first * won - (1 - first) * late - doubling(s) * s.capital(s.challenger_stake, s.game_seconds)
     if strategy in RUNNING:
         return first * ((s.share if s.oldest_paid else s.relief) - late)
-    return first * (s.relief - late) if strategy is Trainer.INSURED else ZERO
+    return first * (s.relief - late) if strategy is TrainerStrategy.INSURED else ZERO
 
 
-def _diligent(s: JobEconomics, strategy: Trainer) -> Fraction:
+def _diligent(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     """A diligent auditor's expected gain from one job that is not a decoy."""
-    if strategy is Trainer.SELF:
+    if strategy is TrainerStrategy.SELF:
         return ZERO  # the job is over before anybody could audit it
-    if strategy is Trainer.HONEST:
+    if strategy is TrainerStrategy.HONEST:
         return s.fee - s.replay
     return s.fee - s.replay + s.detection * (finder_payoff(s, strategy) - s.second_replay)
 
@@ -130,79 +130,79 @@ def _others_find(s: JobEconomics) -> Fraction:
     return 1 - (1 - s.finds) ** max(s.auditors - 1, 0)
 
 
-def _copying(s: JobEconomics, strategy: Trainer) -> Fraction:
+def _copying(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     """The gain of copying another auditor's challenge without a replay: it ends after the original, with relief."""
     claimed = ZERO if s.proven else Fraction(s.fee)
-    if strategy is Trainer.NAIVE:
+    if strategy is TrainerStrategy.NAIVE:
         # It is the last of all games: E[2^X; X > 0] stakes.
         others, chance = max(s.auditors - 1, 0), s.finds
         stakes = min((1 + chance) ** others - (1 - chance) ** others, Fraction(1 << MAX_GAMES - 1))
         gas = s.costs.prosecution + s.costs.reclaim + s.costs.withdraw
         return claimed + _others_find(s) * (s.relief - gas) - stakes * s.capital(s.challenger_stake, s.game_seconds)
-    return ZERO if strategy is Trainer.SELF else claimed  # the other games are over before a copy could be made
+    return ZERO if strategy is TrainerStrategy.SELF else claimed  # the other games are over before a copy could be made
 
 
-def _false_challenge(s: JobEconomics, strategy: Trainer) -> Fraction:
+def _false_challenge(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     """The gain of a challenge without a replay that is then left to time out.
 
     Against a cheat that runs away, the stake comes back.
     """
-    if strategy in (*RUNNING, Trainer.INSURED):
+    if strategy in (*RUNNING, TrainerStrategy.INSURED):
         return Fraction((s.share if s.oldest_paid and strategy in RUNNING else s.relief) - (
             s.costs.challenge + s.costs.reclaim + s.costs.withdraw
         ))  # fmt: skip
-    if strategy is Trainer.SELF:
+    if strategy is TrainerStrategy.SELF:
         return ZERO
     return -(s.costs.challenge + s.challenger_stake + s.capital(s.challenger_stake, s.game_seconds))
 
 
-def auditor_payoff(s: JobEconomics, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
+def auditor_payoff(s: JobEconomics, own: AuditorStrategy, strategy: TrainerStrategy, lies: Fraction) -> Fraction:
     """An auditor's expected gain from a job. `lies`: the share of jobs that are this cheat's.
 
     `strategy` HONEST: the only lies are planted ones.
     """
-    if strategy is Trainer.HONEST and lies:
+    if strategy is TrainerStrategy.HONEST and lies:
         raise ConfigurationError(f"lies: expected 0 of an honest trainer, got {lies}")
     return s.planted * _of_decoy(s, own) + (1 - s.planted) * (
-        lies * _of_job(s, own, strategy) + (1 - lies) * _of_job(s, own, Trainer.HONEST)
+        lies * _of_job(s, own, strategy) + (1 - lies) * _of_job(s, own, TrainerStrategy.HONEST)
     )
 
 
-def _of_seat(s: JobEconomics, own: Auditor, strategy: Trainer) -> Fraction:
+def _of_seat(s: JobEconomics, own: AuditorStrategy, strategy: TrainerStrategy) -> Fraction:
     """The gain of the holder of a seat. Whoever seals a root that is not right can lose the bond."""
-    if strategy is Trainer.SELF or own is Auditor.LAZY:
+    if strategy is TrainerStrategy.SELF or own is AuditorStrategy.LAZY:
         return ZERO  # the job is over before a root is sealed, or the seat stays empty
     lost = s.bond + s.seat_costs - s.costs.claim  # what is not paid is not claimed
-    if own is Auditor.COPYING:  # a seal names its auditor, so the copier cannot open it
+    if own is AuditorStrategy.COPYING:  # a seal names its auditor, so the copier cannot open it
         return -lost * (1 - (1 - (1 - s.bought) * s.audit_probability) ** (s.auditors - 1))
-    s = _leaked(s) if strategy is Trainer.LEAKING else s
-    is_lie = strategy is not Trainer.HONEST
-    if own is Auditor.DILIGENT:
+    s = _leaked(s) if strategy is TrainerStrategy.LEAKING else s
+    is_lie = strategy is not TrainerStrategy.HONEST
+    if own is AuditorStrategy.DILIGENT:
         return s.fee - s.audit - s.seat_costs + (s.share + finder_payoff(s, strategy) if is_lie else 0)
     found = _others_find(s) if is_lie else ZERO
-    if own is Auditor.GUESSING:
+    if own is AuditorStrategy.GUESSING:
         return found * (s.fee + s.share - s.seat_costs) - (1 - found) * lost
-    return (1 - found) * s.fee - s.seat_costs if strategy is Trainer.LEAKING else ZERO
+    return (1 - found) * s.fee - s.seat_costs if strategy is TrainerStrategy.LEAKING else ZERO
 
 
-def _of_job(s: JobEconomics, own: Auditor, strategy: Trainer) -> Fraction:
-    if s.seated and own is not Auditor.FALSE:
+def _of_job(s: JobEconomics, own: AuditorStrategy, strategy: TrainerStrategy) -> Fraction:
+    if s.seated and own is not AuditorStrategy.FALSE:
         return _of_seat(s, own, strategy)
-    if own is Auditor.DILIGENT:
+    if own is AuditorStrategy.DILIGENT:
         return _diligent(s, strategy)
-    if own is Auditor.COPYING:
+    if own is AuditorStrategy.COPYING:
         return _copying(s, strategy)
-    if own is Auditor.FALSE:
+    if own is AuditorStrategy.FALSE:
         return _false_challenge(s, strategy)
-    return ZERO if s.proven or strategy is Trainer.SELF else Fraction(s.fee)
+    return ZERO if s.proven or strategy is TrainerStrategy.SELF else Fraction(s.fee)
 
 
-def _of_decoy(s: JobEconomics, own: Auditor) -> Fraction:
+def _of_decoy(s: JobEconomics, own: AuditorStrategy) -> Fraction:
     """The gain from a decoy, which concedes to the first true challenge and lets a false one time out."""
-    if own is Auditor.DILIGENT:
+    if own is AuditorStrategy.DILIGENT:
         return _planted(s)
-    if own is Auditor.FALSE:
-        return _false_challenge(s, Trainer.HONEST)
+    if own is AuditorStrategy.FALSE:
+        return _false_challenge(s, TrainerStrategy.HONEST)
     return ZERO if s.proven else Fraction(s.fee)
 
 
@@ -225,7 +225,7 @@ class Condition:
         return self.slack >= 0
 
 
-def best_cheat(s: JobEconomics, cheats: Iterable[Trainer] = CHEATS) -> tuple[Fraction, Trainer, int]:
+def best_cheat(s: JobEconomics, cheats: Iterable[TrainerStrategy] = CHEATS) -> tuple[Fraction, TrainerStrategy, int]:
     """(payoff, strategy, tampered segments) of the cheat that pays most; among equals, the safest."""
     found = (
         (trainer_payoff(at, cheat), -_loss_if_caught(at, cheat), cheat, at) for at in extremes(s) for cheat in cheats
@@ -236,13 +236,13 @@ def best_cheat(s: JobEconomics, cheats: Iterable[Trainer] = CHEATS) -> tuple[Fra
 
 def participation(s: JobEconomics) -> Condition:
     """An honest trainer does not lose by taking the job, even if it owns no seat."""
-    return Condition(name="honest training pays", slack=trainer_payoff(replace(s, bought=ZERO), Trainer.HONEST))
+    return Condition(name="honest training pays", slack=trainer_payoff(replace(s, bought=ZERO), TrainerStrategy.HONEST))
 
 
 def honesty(s: JobEconomics) -> Condition:
     """No way to cheat, on any share of the work, pays more than honest training."""
     payoff, strategy, tampered = best_cheat(s)
-    slack = trainer_payoff(s, Trainer.HONEST) - payoff
+    slack = trainer_payoff(s, TrainerStrategy.HONEST) - payoff
     return Condition(name="no cheat pays more", slack=slack, binds=f"{strategy}; {tampered} of {s.segments} segments")
 
 
@@ -258,7 +258,7 @@ def stuffing(s: JobEconomics) -> Condition:
         payoff, strategy, _ = best_cheat(replace(s, bought=share))
         found.append((payoff - s.buying(share), f"{strategy}; {float(share):.0%} of the pool"))
     payoff, binds = max(found)
-    slack = trainer_payoff(s, Trainer.HONEST) - payoff
+    slack = trainer_payoff(s, TrainerStrategy.HONEST) - payoff
     return Condition(name="no larger share of the pool makes a lie pay", slack=slack, binds=binds)
 
 
@@ -270,8 +270,12 @@ def perseverance(s: JobEconomics) -> Condition:
 
 def diligence(s: JobEconomics) -> Condition:
     """An audit pays at least as well as anything else that an auditor can do, if every trainer is honest."""
-    own = auditor_payoff(s, Auditor.DILIGENT, Trainer.HONEST, ZERO)
-    others = [(auditor_payoff(s, other, Trainer.HONEST, ZERO), other) for other in Auditor if other != Auditor.DILIGENT]
+    own = auditor_payoff(s, AuditorStrategy.DILIGENT, TrainerStrategy.HONEST, ZERO)
+    others = [
+        (auditor_payoff(s, other, TrainerStrategy.HONEST, ZERO), other)
+        for other in AuditorStrategy
+        if other != AuditorStrategy.DILIGENT
+    ]
     best, other = max(others, key=lambda found: found[0])
     return Condition(name="auditing pays, with all trainers honest", slack=own - best, binds=str(other))
 
@@ -284,14 +288,15 @@ def disbelief(s: JobEconomics) -> Condition:
     """
     at = replace(s, trusting=Fraction(1), audit_probability=Fraction(1))
     own, trusting = (
-        auditor_payoff(at, own, Trainer.LEAKING, Fraction(1)) for own in (Auditor.DILIGENT, Auditor.TRUSTING)
+        auditor_payoff(at, own, TrainerStrategy.LEAKING, Fraction(1))
+        for own in (AuditorStrategy.DILIGENT, AuditorStrategy.TRUSTING)
     )
     return Condition(name="auditing pays more than a root that the trainer shows", slack=own - trusting)
 
 
 def no_false_challenge(s: JobEconomics) -> Condition:
     """A challenge of an honest head costs the challenger money."""
-    return Condition(name="a false challenge costs", slack=-_false_challenge(s, Trainer.HONEST))
+    return Condition(name="a false challenge costs", slack=-_false_challenge(s, TrainerStrategy.HONEST))
 
 
 def compensated(s: JobEconomics) -> Condition:
@@ -433,7 +438,7 @@ class Equilibrium:
     lies: Fraction
     audit_probability: Fraction
     discovery: Fraction
-    cheat: Trainer
+    cheat: TrainerStrategy
     tampered: int
 
     @property
@@ -448,13 +453,13 @@ def least(holds: Callable[[Fraction], bool]) -> Fraction | None:
     return Fraction(first, GRID) if first <= GRID else None
 
 
-def deterrent(s: JobEconomics) -> tuple[Fraction, Trainer, int] | None:
+def deterrent(s: JobEconomics) -> tuple[Fraction, TrainerStrategy, int] | None:
     """(p*, strategy, tampered): how often each auditor must audit, and for which cheat.
 
     None if always is not enough.
     """
-    honest = trainer_payoff(s, Trainer.HONEST)
-    found: tuple[Fraction, Trainer, int] | None = None
+    honest = trainer_payoff(s, TrainerStrategy.HONEST)
+    found: tuple[Fraction, TrainerStrategy, int] | None = None
     for at in extremes(s):
         for strategy in CHEATS:
             p = least(
@@ -469,15 +474,19 @@ def deterrent(s: JobEconomics) -> tuple[Fraction, Trainer, int] | None:
     return found
 
 
-def advantage(s: JobEconomics, p: Fraction, lies: Fraction, cheat: tuple[Trainer, int], interest: int = 0) -> Fraction:
+def advantage(
+    s: JobEconomics, p: Fraction, lies: Fraction, cheat: tuple[TrainerStrategy, int], interest: int = 0
+) -> Fraction:
     """The gain of an audit over laziness if the others audit with probability p.
 
     interest: what discovering a lie saves the auditor besides, such as reward and harm for a client that audits itself.
     """
-    strategy, tampered = cheat if lies else (Trainer.HONEST, cheat[1])
+    strategy, tampered = cheat if lies else (TrainerStrategy.HONEST, cheat[1])
     at = replace(s, audit_probability=p, tampered=tampered)
-    diligent, lazy = (auditor_payoff(at, own, strategy, lies) for own in (Auditor.DILIGENT, Auditor.LAZY))
-    found = (1 - at.planted) * lies * at.detection if strategy is not Trainer.SELF else 0
+    diligent, lazy = (
+        auditor_payoff(at, own, strategy, lies) for own in (AuditorStrategy.DILIGENT, AuditorStrategy.LAZY)
+    )
+    found = (1 - at.planted) * lies * at.detection if strategy is not TrainerStrategy.SELF else 0
     return diligent - lazy + found * interest
 
 
@@ -488,11 +497,11 @@ def solve(s: JobEconomics, interest: int = 0) -> Equilibrium:
     pay the trainer the same, and trainers mix them.
     """
 
-    def at(p: Fraction, lies: Fraction, cheat: tuple[Trainer, int]) -> Equilibrium:
+    def at(p: Fraction, lies: Fraction, cheat: tuple[TrainerStrategy, int]) -> Equilibrium:
         found = replace(s, audit_probability=p, tampered=cheat[1]).discovery
         return Equilibrium(lies=lies, audit_probability=p, discovery=found, cheat=cheat[0], tampered=cheat[1])
 
-    def cheat_at(p: Fraction) -> tuple[Trainer, int]:
+    def cheat_at(p: Fraction) -> tuple[TrainerStrategy, int]:
         _, strategy, tampered = best_cheat(replace(s, audit_probability=p))
         return strategy, tampered
 

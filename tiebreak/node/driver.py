@@ -4,7 +4,7 @@ One thread owns the machine, its journal and the board. It asks the ground (a ch
 and gets the rest from other threads: posts of the hub, finished work. All that takes time or may fail, such as
 sending a post or training a segment, is done by threads and processes of their own, and repeated until it succeeds.
 
-The rules of crashes: a `Record` is synced before the next action; a post to the hub is in the journal with
+The rules of crashes: an `AppendRecord` is synced before the next action; a post to the hub is in the journal with
 its exact bytes before it leaves; transactions are the ground's, by their names; everything else is asked for again by
 the machine when it starts. The posts of its own jobs are read again from the first, since a machine takes what it knows
 already for nothing new. For other jobs it reads only offers, each once, and keeps nothing.
@@ -27,7 +27,17 @@ from tiebreak.node.crews import Crews
 from tiebreak.node.journal import JOBS, Journal
 from tiebreak.node.linked import Linked
 from tiebreak.node.mail import MAX_JOBS, Letter, MailForgot
-from tiebreak.node.parties import OFFER, Auditor, Client, Shelf, Trainer, Watcher, at_risk, at_stake, draw_secret
+from tiebreak.node.parties import (
+    OFFER,
+    AuditorNode,
+    ClientNode,
+    Shelf,
+    TrainerNode,
+    WatcherNode,
+    at_risk,
+    at_stake,
+    draw_secret,
+)
 from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try, Turn
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
@@ -39,7 +49,7 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import Finding
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame
-from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.tags import Digest
 
@@ -108,7 +118,7 @@ class Listening(Protocol):
         """Take a post; later places come later."""
 
 
-class Mail(Protocol):
+class Mailbox(Protocol):
     """A hub as a mailbox (`tiebreak.node.mail`)."""
 
     @property
@@ -133,8 +143,8 @@ class Mail(Protocol):
 
 class Driver:
     def __init__(
-        self, machine: Machine, *, ground: Ground, mail: Mail, journal: Journal, shelf: Shelf, crews: Crews | None,
-        notes: "log.Log", floor: int = 0, stop: Flag | None = None,
+        self, machine: PartyMachine, *, ground: Ground, mail: Mailbox, journal: Journal, shelf: Shelf,
+        crews: Crews | None, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
         self.machine, self.ground, self.mail, self.journal = machine, ground, mail, journal
@@ -314,7 +324,7 @@ class Driver:
 
     def _carry_out(self, action: e.Action) -> None:
         match action:
-            case e.Record():
+            case e.AppendRecord():
                 try:
                     self.journal.append(action)
                 except Exception:
@@ -452,12 +462,14 @@ class Driver:
     def _reads_all(self) -> bool:
         """Whether every job of the hub is its own: without a chain, those who check all jobs learn of them by posts."""
         machine = self.machine
-        return isinstance(self.ground, Listening) and isinstance(machine, Watcher | Auditor) and not machine.chosen
+        return (
+            isinstance(self.ground, Listening) and isinstance(machine, WatcherNode | AuditorNode) and not machine.chosen
+        )
 
     def _is_own(self, job: Job) -> bool:
         """Whether the party is to look at posts about a job, once it is on the board or was offered to it."""
         machine = self.machine
-        if isinstance(machine, Watcher | Auditor):
+        if isinstance(machine, WatcherNode | AuditorNode):
             return machine.follows(job)
         return machine.address in (job.client, job.trainer)
 
@@ -578,15 +590,15 @@ class Driver:
         A party that checks jobs on a chain learns of them by its board.
         """
         machine = self.machine
-        if isinstance(machine, Trainer):
+        if isinstance(machine, TrainerNode):
             clients = machine.policy.clients
             return job.trainer == machine.address and (not clients or job.client in clients)
-        return self._is_own(job) and (isinstance(machine, Client) or isinstance(self.ground, Listening))
+        return self._is_own(job) and (isinstance(machine, ClientNode) or isinstance(self.ground, Listening))
 
     def _offered(self, offer: e.JobOffered) -> None:
         """Let a trainer answer an offer, once it has the files to judge it by."""
         machine, job = self.machine, offer.job
-        if not isinstance(machine, Trainer) or job.trainer != machine.address or job.id in self._offers:
+        if not isinstance(machine, TrainerNode) or job.trainer != machine.address or job.id in self._offers:
             return
         is_answered = ("signature", job.id) in machine.records
         if is_answered or job.id in self._trials or not machine.wants(job):
@@ -600,7 +612,7 @@ class Driver:
     def _look_for_offers(self) -> None:
         """Tell a client of the offers in its folder, which `tiebreak client offer` puts there."""
         machine = self.machine
-        if not isinstance(machine, Client):
+        if not isinstance(machine, ClientNode):
             return
         for path in sorted((self.journal.folder / JOBS).glob(f"*/{OFFER}")):
             name = path.parent.name
@@ -631,10 +643,10 @@ class Driver:
         """
         machine = self.machine
         for job in sorted(machine.jobs(), key=is_active, reverse=True):
-            if isinstance(machine, Watcher | Auditor):
+            if isinstance(machine, WatcherNode | AuditorNode):
                 is_ours = machine.follows(job.job) and (is_active(job) or all(self._trials.values()))
             else:
-                is_ours = isinstance(machine, Trainer) and ("signature", job.id) in machine.records
+                is_ours = isinstance(machine, TrainerNode) and ("signature", job.id) in machine.records
             if is_ours and not job.is_over:
                 self._prepare(job.job)
 
@@ -757,7 +769,7 @@ class Driver:
 
     def _true_heads(self, job_id: Digest) -> list[SignedHead]:
         machine = self.machine
-        assert isinstance(machine, Watcher | Auditor)
+        assert isinstance(machine, WatcherNode | AuditorNode)
         return [head for head in machine.heads_of(job_id) if machine.finding(head) is Finding.TRUE]
 
     def _turn(self, work: e.Gather) -> Turn | None:
@@ -786,7 +798,7 @@ class Driver:
 
     def _trusted(self, game: PublicGame) -> int:
         """The attempt whose replay a challenger plays with: the first that another one confirmed."""
-        assert isinstance(self.machine, Auditor)
+        assert isinstance(self.machine, AuditorNode)
         results = self.machine.results(game.head)
         return next((n for n, root in enumerate(results) if root and results.count(root) > 1), 0)
 
@@ -795,7 +807,7 @@ class Driver:
             self.notes.warn("work", answer.problem)
         else:
             self.notes.info("work", log.work(work), **log.subject(work))
-        if isinstance(work, e.Replay) and not answer.problem and isinstance(self.machine, Auditor):
+        if isinstance(work, e.Replay) and not answer.problem and isinstance(self.machine, AuditorNode):
             head = work.head.head
             agrees = int(answer.root == head.run_root)
             self.post(work.job_id, posts.ReplayedBody(count=head.count, run_root=Digest(answer.root), agrees=agrees))
@@ -806,7 +818,7 @@ class Driver:
 
         def show() -> None:
             self.training[steps.job_id] = steps
-            if isinstance(self.machine, Trainer) and not self.shelf.is_sealed(steps.job_id):
+            if isinstance(self.machine, TrainerNode) and not self.shelf.is_sealed(steps.job_id):
                 rate = round(1000 * len(steps.losses) / max(steps.seconds, 1e-6))
                 body = posts.StepsBody(
                     first_step=steps.first_step, losses=steps.losses, millisteps=rate,
@@ -906,7 +918,7 @@ class Driver:
     @property
     def has_key(self) -> bool:
         """Whether the party can sign and pay; a watcher cannot."""
-        return not isinstance(self.machine, Watcher)
+        return not isinstance(self.machine, WatcherNode)
 
     def ask_balance(self) -> int:
         """The account's wei. If the node does not answer, which is noted elsewhere, the last answer counts."""

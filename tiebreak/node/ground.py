@@ -46,7 +46,7 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.board import Board, PublicGame
 from tiebreak.protocol.parties.ledger import Ledger, Refusal, job_of
-from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
@@ -129,7 +129,7 @@ class ChainGround:
         self._refolded = float("-inf")
         self.board.job_of = self._late.get
 
-    def know(self, machine: Machine) -> None:
+    def know(self, machine: PartyMachine) -> None:
         """Follow with what a machine knows: its programs, and its talks."""
         self.board.program_of = machine.program_of
         if isinstance(machine, Player):

@@ -1,7 +1,7 @@
 """The journal of a party: its statements, transactions and findings, in one SQLite file. The only SQL of a party.
 
     facts     single values: whom the folder belongs to, the secret of seals, which hub was spoken to
-    records   the machine's own memory (`parties.events.Record`), in order
+    records   the machine's own memory (`parties.events.AppendRecord`), in order
     posts     what it says through a hub, with the exact bytes, so that after a crash the same bytes are sent again
     notes     what its outbox sends to a chain (`chain.outbox.Note`), in order
 
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.packing import pack, unpack
-from tiebreak.protocol.parties.events import Place, Record
+from tiebreak.protocol.parties.events import AppendRecord, Place
 from tiebreak.protocol.tags import Digest
 
 FILE: Final = "journal.sqlite"
@@ -164,12 +164,12 @@ class Journal:
 
     # ------------------------------------------------------------------ the machine's records
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[AppendRecord]:
         """All records, oldest first. Raises `EncodingError` for a damaged one."""
         rows = self._read("SELECT place, data FROM records ORDER BY id")
-        return [Record(place=read_place(place), data=data) for place, data in rows]
+        return [AppendRecord(place=read_place(place), data=data) for place, data in rows]
 
-    def append(self, record: Record) -> None:
+    def append(self, record: AppendRecord) -> None:
         """Append a record. If two have one place, the first counts, as it does in the machine."""
         place = write_place(record.place)
         fields = "INSERT OR IGNORE INTO records (place, data, digest) VALUES (?1, ?2, digest_of(?1, ?2))"

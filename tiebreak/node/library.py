@@ -74,7 +74,7 @@ FRAME_BYTES: Final = 64
 Spec = dict[str, tuple[DType, tuple[int, ...]]]
 
 
-class Blobs(Protocol):
+class PublishedFiles(Protocol):
     """A store of published files by their roots, such as a hub (`tiebreak.node.mail`)."""
 
     def put(self, file: FileIO, size: int) -> Digest:
@@ -89,7 +89,7 @@ class Blobs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """One file of a publication: its path in the folder of the job, and the number of its bytes that belong to it."""
 
     name: str
@@ -109,7 +109,7 @@ class Part:
 # ---------------------------------------------------------------- published files
 
 
-def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[Part]:
+def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[FilePart]:
     """The files that others need of a run up to checkpoint `count`; 0: those that a trainer needs of an offer.
 
     It is the signed job or the offer, program, data and first state; then records, the head of `count` and, under
@@ -119,26 +119,26 @@ def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[Part]:
     job = run.job
     with run.folder() as folder:
         names = [name for name in (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED) if folder.holds(name)]
-        found = [Part(name, folder.size(name)) for name in names]
+        found = [FilePart(name, folder.size(name)) for name in names]
     with run.folder(STATES) as folder:
         kept = [step for step in run.kept() if step <= _last_step(job, count)] if states else [0]
         if count == job.checkpoints and job.steps not in kept:
             kept.append(job.steps)
-        found += [Part(f"{STATES}/{state_name(step)}", folder.size(state_name(step))) for step in kept]
+        found += [FilePart(f"{STATES}/{state_name(step)}", folder.size(state_name(step))) for step in kept]
     if count:
         with run.folder(HEADS) as folder:
             if not folder.holds(head_name(count)):
                 raise StateError(f"{run.path}: expected a signed head of count {count}, got none")
-            found.append(Part(f"{HEADS}/{head_name(count)}", folder.size(head_name(count))))
-        found.append(Part(RECORDS, RECORD_BYTES * count))
+            found.append(FilePart(f"{HEADS}/{head_name(count)}", folder.size(head_name(count))))
+        found.append(FilePart(RECORDS, RECORD_BYTES * count))
     if count and job.is_logged:
         with run.folder(LOGS) as folder:
             for name in (_log_name(job, checkpoint) for checkpoint in range(count)):
-                found.append(Part(f"{LOGS}/{name}", folder.size(name)))
+                found.append(FilePart(f"{LOGS}/{name}", folder.size(name)))
     return found
 
 
-def pack(run: RunDirectory, listed: Iterable[Part], output: Path) -> None:
+def pack(run: RunDirectory, listed: Iterable[FilePart], output: Path) -> None:
     """Copies the parts into a new or empty folder, which then is the run directory that an auditor starts from."""
     listed = list(listed)
     with Folder.make(output) as made:
@@ -155,7 +155,7 @@ def pack(run: RunDirectory, listed: Iterable[Part], output: Path) -> None:
 
 
 def publish(
-    run: RunDirectory, listed: Iterable[Part], blobs: Blobs, count: int, sealed: Sealed | None = None
+    run: RunDirectory, listed: Iterable[FilePart], blobs: PublishedFiles, count: int, sealed: Sealed | None = None
 ) -> LibraryBody:
     """Uploads the parts, and returns the list of them for the publisher to post. May be repeated after a break.
 
@@ -222,7 +222,7 @@ class Fetcher:
     """
 
     def __init__(
-        self, folder: Path, blobs: Blobs, job: Job, domain: Domain, listings: Sequence[LibraryBody],
+        self, folder: Path, blobs: PublishedFiles, job: Job, domain: Domain, listings: Sequence[LibraryBody],
         most: int = MAX_BLOB_BYTES, unseal: Unseal | None = None,
     ) -> None:  # fmt: skip
         self.path = folder
@@ -307,7 +307,7 @@ class Fetcher:
         grows: one that is there and does not pass may be of an earlier checkpoint. large: one that is there is not read
         again, for it was checked when it came, and whoever computes with it checks it once more.
         """
-        part = Part(name, 0)
+        part = FilePart(name, 0)
         with Folder(self.path, *part.inside, to_write=True) as folder:
             if folder.holds(part.file):
                 with suppress(VerificationError) if grows else nullcontext():
@@ -343,7 +343,7 @@ class Fetcher:
         return self._sealed[seal.root]
 
     def _take(
-        self, folder: Folder, part: Part, listed: PublishedFile, sealed: Sealed | None, most: int, check: "Check"
+        self, folder: Folder, part: FilePart, listed: PublishedFile, sealed: Sealed | None, most: int, check: "Check"
     ) -> None:
         most = min(sealed_bytes(most) if sealed else most, self._left)
         if listed.size > most:  # (1)
@@ -443,7 +443,7 @@ def _unchecked(_folder: Folder, _name: str) -> None:
 
 
 def fetch(
-    folder: Path, blobs: Blobs, job: Job, domain: Domain, listings: Sequence[LibraryBody], count: int, *,
+    folder: Path, blobs: PublishedFiles, job: Job, domain: Domain, listings: Sequence[LibraryBody], count: int, *,
     states: bool = False, most: int = MAX_BLOB_BYTES, unseal: Unseal | None = None,
 ) -> Fetched:  # fmt: skip
     """Fetches the published files of a job up to checkpoint `count`. See `Fetcher`."""
@@ -453,7 +453,7 @@ def fetch(
 # ---------------------------------------------------------------- inner workings
 
 
-def _opened(folder: Folder, part: Part, hidden: str, size: int, sealed: Sealed) -> str:
+def _opened(folder: Folder, part: FilePart, hidden: str, size: int, sealed: Sealed) -> str:
     """Opens a sealed file into another one in its folder. Returns the name of the new file."""
     folder.remove(hidden + OPENED)
     with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
@@ -489,7 +489,7 @@ def _complete_layout(path: Path, job: Job) -> None:
             folder.write(RECORDS, b"")
 
 
-def _copy(source: FileIO, target: FileIO, part: Part) -> None:
+def _copy(source: FileIO, target: FileIO, part: FilePart) -> None:
     left = part.size
     while left:
         data = source.read(min(left, COPY_BYTES))

@@ -26,7 +26,7 @@ from random import SystemRandom
 from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from tiebreak.node.pieces import Part, good_bytes, pieces_of, write_at
+from tiebreak.node.pieces import FileSlice, good_bytes, pieces_of, write_at
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import (
     MAX_BLOB_BYTES,
@@ -325,7 +325,7 @@ class Mail:
                 held = self._json("PUT", f"{where}/pieces?size={size}", b"".join(digests)).get("held")
                 if type(held) is not int or not 0 <= held <= size or (held % PIECE_BYTES and held != size):
                     raise VerificationError(f"expected how much of {size} bytes the hub holds, got {held!r:.80}")
-                body = Part(file, held, size)
+                body = FileSlice(file, held, size)
                 found = self._json("PUT", f"{where}?offset={held}", body)
             except MailRefused as error:
                 if error.status != 409:
@@ -443,7 +443,9 @@ class Mail:
             self._lines.discard(line)
             line.close()
 
-    def _ask(self, method: str, path: str, body: bytes | Part | None = None, *, limit: int = MAX_ANSWER_BYTES) -> bytes:
+    def _ask(
+        self, method: str, path: str, body: bytes | FileSlice | None = None, *, limit: int = MAX_ANSWER_BYTES
+    ) -> bytes:
         """One request. Raises `MailRefused` for an answer that refuses, `_Away` for none, or one that is too large."""
         with self._connected() as line:
             response = line.answer(method, path, body)
@@ -459,7 +461,7 @@ class Mail:
             raise MailRefused(response.status, _reason(b"".join(parts)))
         return b"".join(parts)
 
-    def _json(self, method: str, path: str, body: bytes | Part | None = None) -> dict[str, Any]:
+    def _json(self, method: str, path: str, body: bytes | FileSlice | None = None) -> dict[str, Any]:
         data = self._ask(method, path, body, limit=1 << 16)
         try:
             found = json.loads(data)
@@ -537,20 +539,20 @@ class _Line:
         raise _Away(f"{problem}")
 
     def answer(
-        self, method: str, path: str, body: bytes | Part | None = None, *, headers: dict[str, str] | None = None
+        self, method: str, path: str, body: bytes | FileSlice | None = None, *, headers: dict[str, str] | None = None
     ) -> http.client.HTTPResponse:
         """Send a request. The head of the answer has come, and its body is still to be read."""
         headers = headers or ({} if body is None else {"Content-Length": str(len(body))})
         try:
-            sent = self._pieces_of(body) if isinstance(body, Part) else body
+            sent = self._pieces_of(body) if isinstance(body, FileSlice) else body
             self._http.request(method, self._path + path, sent, headers)
         except OSError:
             # A hub that refuses a long body answers before it has read it all, and then closes.
-            if not isinstance(body, Part):
+            if not isinstance(body, FileSlice):
                 raise
         return self._http.getresponse()
 
-    def _pieces_of(self, part: Part) -> Iterator[bytes]:
+    def _pieces_of(self, part: FileSlice) -> Iterator[bytes]:
         while data := part.read(PIECE_BYTES):
             self.renew()  # for this piece
             yield data

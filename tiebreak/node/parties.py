@@ -19,7 +19,7 @@ from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties.board import Board, PublicGame, PublicJob
-from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.terms import Pace, objections
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
@@ -78,7 +78,7 @@ class Shelf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class AcceptancePolicy:
     """A trainer's limits on jobs, in addition to those of `protocol.parties.terms`. 0 and () set no limit."""
 
     clients: tuple[Address, ...] = ()
@@ -96,7 +96,7 @@ class Policy:
         return ""
 
 
-class OnShelf(Machine):
+class OnShelf(PartyMachine):
     """A machine that knows the programs whose files it has."""
 
     def __init__(self, *, shelf: Shelf, **known: Any) -> None:
@@ -123,10 +123,10 @@ class OnShelf(Machine):
         return max(self.pace.step_seconds, self.shelf.seconds.get(job_id, 0.0))
 
 
-class Trainer(OnShelf, trainer.Trainer):
+class TrainerNode(OnShelf, trainer.TrainerParty):
     """Takes the offers that its owner's policy allows."""
 
-    def __init__(self, *, policy: Policy, processes: int = 1, **known: Any) -> None:
+    def __init__(self, *, policy: AcceptancePolicy, processes: int = 1, **known: Any) -> None:
         """processes: how many train at once (`work.Bench`)."""
         super().__init__(**known)
         self.policy, self._processes = policy, processes
@@ -181,7 +181,7 @@ class _Chosen(OnShelf):
         return self.follows(job.job) and self.program_of(job.job) is not None
 
 
-class Auditor(_Chosen, auditor.Auditor):
+class AuditorNode(_Chosen, auditor.AuditorParty):
     """Replays the jobs that it follows, and stakes money on its findings."""
 
     def taken(self) -> list[Job]:
@@ -189,11 +189,11 @@ class Auditor(_Chosen, auditor.Auditor):
         return [game.job.job for game in own]
 
 
-class Watcher(_Chosen, auditor.Watcher):
+class WatcherNode(_Chosen, auditor.WatcherParty):
     """Replays the jobs that it follows, and raises alarms. It has no key."""
 
 
-class Client(OnShelf, client.Client):
+class ClientNode(OnShelf, client.ClientParty):
     """Offers the jobs whose offers lie in its folder."""
 
 

@@ -14,7 +14,7 @@ _WRITE_BYTES: Final = 1 << 14
 probably those that the host has taken back, and cost up to three times the processor time."""
 
 
-class Part:
+class FileSlice:
     """Some bytes of a file, as the body of a request. The position of the file stays as it is."""
 
     def __init__(self, file: FileIO, at: int, end: int) -> None:
@@ -31,7 +31,7 @@ class Part:
 
 def pieces_of(file: FileIO, size: int) -> list[Digest]:
     """The digests of the pieces of a file's first `size` bytes. Raises `EncodingError` if it has fewer."""
-    part, digests = Part(file, 0, size), []
+    part, digests = FileSlice(file, 0, size), []
     for number in range(piece_count(size)):
         data = part.read(PIECE_BYTES)
         if len(data) != min(PIECE_BYTES, size - number * PIECE_BYTES):
@@ -42,7 +42,7 @@ def pieces_of(file: FileIO, size: int) -> list[Digest]:
 
 def good_bytes(file: FileIO, size: int, digests: Sequence[bytes]) -> int:
     """The number of bytes from the start of a file that match the digests of their pieces."""
-    part, good = Part(file, 0, size), 0
+    part, good = FileSlice(file, 0, size), 0
     for digest in digests:
         data = part.read(PIECE_BYTES)
         if len(data) != min(PIECE_BYTES, size - good) or piece_digest(data) != digest:

@@ -17,7 +17,7 @@ from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
 from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.metrics import serve_metrics
-from tiebreak.node.parties import Auditor, Client, Policy, Shelf, Trainer, Watcher
+from tiebreak.node.parties import AcceptancePolicy, AuditorNode, ClientNode, Shelf, TrainerNode, WatcherNode
 from tiebreak.node.settings import ANY, Settings
 from tiebreak.node.work import Bench
 from tiebreak.protocol.chain import Chain
@@ -26,7 +26,7 @@ from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.posts import Body
 from tiebreak.protocol.parties.terms import Means, Pace
 from tiebreak.protocol.tags import Digest
@@ -94,16 +94,16 @@ def _made(
         "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
         "shelf": shelf, "means": means_of(settings, balance),
     }  # fmt: skip
-    machine: Machine
+    machine: PartyMachine
     match settings.role:
         case "trainer":
-            machine = Trainer(policy=policy(settings), processes=max(1, settings.processes), **more)
+            machine = TrainerNode(policy=policy(settings), processes=max(1, settings.processes), **more)
         case "client":
-            machine = Client(**more)
+            machine = ClientNode(**more)
         case "auditor":
-            machine = Auditor(jobs=settings.digests("jobs"), **more)
+            machine = AuditorNode(jobs=settings.digests("jobs"), **more)
         case _:
-            machine = Watcher(jobs=settings.digests("jobs"), **more)
+            machine = WatcherNode(jobs=settings.digests("jobs"), **more)
     bench = Bench(
         folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
         threads=settings.threads, device=settings.device, serve=serve, most_bytes=settings.most_bytes,
@@ -171,9 +171,9 @@ def require_limits(settings: Settings) -> None:
         )
 
 
-def policy(settings: Settings) -> Policy:
+def policy(settings: Settings) -> AcceptancePolicy:
     """A trainer's policy, from its settings."""
-    return Policy(
+    return AcceptancePolicy(
         clients=() if settings.clients == (ANY,) else settings.addresses("clients"),
         most_steps=settings.most_steps,
         least_reward=settings.wei("least_reward"),

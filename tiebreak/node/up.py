@@ -69,7 +69,7 @@ _MARKS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class UpPlan:
     task: str
     steps: int | None
     cheat: str
@@ -173,7 +173,7 @@ class Child:
 class Town:
     """The processes, and what they tell."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: UpPlan, say: Callable[[str], None]) -> None:
         self.plan, self._say, self._port = plan, say, plan.port or free_port()
         self._started = time.monotonic()
         self._lines: SimpleQueue[tuple[str, str]] = SimpleQueue()
@@ -378,7 +378,7 @@ class Town:
             self._tell(name, text)
 
 
-def up(plan: Plan, say: Callable[[str], None]) -> Ending:
+def up(plan: UpPlan, say: Callable[[str], None]) -> Ending:
     return Town(plan, say).run()
 
 

@@ -26,7 +26,7 @@ from tiebreak.api.machine.running import Machine, use_threads
 from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.cost import cost_of, memory_here, require_memory
 from tiebreak.engine.run.directory import JOB, LOGS, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
@@ -41,10 +41,10 @@ from tiebreak.node.work import (
     Bench,
     Compute,
     Drop,
-    Envelope,
     Failed,
     Fetch,
     Publish,
+    SealRequest,
     Steps,
     Task,
     Try,
@@ -93,7 +93,7 @@ def serve(pipe: "Connection", bench: Bench, make: "Callable[..., Workbench] | No
         except (EOFError, OSError):
             os._exit(0)
 
-    def ask(envelope: Envelope) -> Unsealed:
+    def ask(envelope: SealRequest) -> Unsealed:
         pipe.send(envelope)
         found: Unsealed = said.get()  # no task comes before the last is done
         return found
@@ -123,10 +123,10 @@ class Workbench:
     EVIDENCE: ClassVar = RestlessEvidence
 
     def __init__(
-        self, bench: Bench, tell: Callable[[Steps], None], ask: Callable[[Envelope], Unsealed] | None = None
+        self, bench: Bench, tell: Callable[[Steps], None], ask: Callable[[SealRequest], Unsealed] | None = None
     ) -> None:
         self._bench, self._tell, self._ask = bench, tell, ask
-        self._secrets: dict[Envelope, bytes] = {}
+        self._secrets: dict[SealRequest, bytes] = {}
         self._interpreters: dict[tuple[Digest, int], Interpreter] = {}
         self._evidence: dict[tuple[Digest, int], Evidence] = {}
         self._samplers: dict[Digest, Sampler] = {}
@@ -169,7 +169,7 @@ class Workbench:
 
     def _unseal(self, data: bytes, job_id: Digest) -> bytes:
         """The secret of a sealed job, from the party's process, which has the key."""
-        envelope = Envelope(job_id=job_id, data=data)
+        envelope = SealRequest(job_id=job_id, data=data)
         if envelope not in self._secrets:
             found = self._ask(envelope) if self._ask is not None else Unsealed(problem="nobody opens it here")
             if not found.secret:
@@ -244,7 +244,7 @@ class Workbench:
             self._give_way()
 
         # No key is needed: it is the party's machine that signs heads.
-        worker = Worker(run, self._interpreter(run), on_progress=on_progress, logs=Journal.of(run))
+        worker = Worker(run, self._interpreter(run), on_progress=on_progress, logs=LogsInProgress.of(run))
         worker.work(job.last_step(count - 1))
         return _root(run, count)
 
@@ -261,7 +261,7 @@ class Workbench:
             self._continue(replay, RunDirectory.open(self._replay_folder(job, 0)), task.agreed)
         logs: Logs = NO_LOGS
         if job.is_logged:
-            logs = Journal(replay, CommittedLogs(LogFiles(trainer), trainer.record_at).step_log)
+            logs = LogsInProgress(replay, CommittedLogs(LogFiles(trainer), trainer.record_at).step_log)
         worker = Worker(replay, self._interpreter(replay, attempt), on_progress=lambda _: self._give_way(), logs=logs)
         worker.work(job.last_step(count - 1))
         return _root(replay, count)

@@ -20,7 +20,7 @@ CHUNK_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class HashInput:
     """Bytes to hash, one or more, which must not change until then. With `floats`, NaNs count as the canonical NaN."""
 
     view: memoryview
@@ -30,10 +30,10 @@ class Data:
 class Hasher(Protocol):
     """Bulk operations on chunks, records and tree levels."""
 
-    def roots(self, inputs: Sequence[Data]) -> list[bytes]:
+    def roots(self, inputs: Sequence[HashInput]) -> list[bytes]:
         """The root of the chunk tree of each input."""
 
-    def leaf_level(self, data: Data) -> bytes:
+    def leaf_level(self, data: HashInput) -> bytes:
         """The digests of the chunks of `data`, concatenated."""
 
     def parent_level(self, below: bytes, empty: bytes) -> bytes:
@@ -55,7 +55,7 @@ def one_nan(data: memoryview) -> memoryview:
 class PlainHasher:
     """The `Hasher` in pure Python, on one core."""
 
-    def roots(self, inputs: Sequence[Data]) -> list[bytes]:
+    def roots(self, inputs: Sequence[HashInput]) -> list[bytes]:
         return [self._root(self.leaf_level(data)) for data in inputs]
 
     def _root(self, level: bytes) -> bytes:
@@ -64,7 +64,7 @@ class PlainHasher:
             level, empty = self.parent_level(level, empty), self.parent_level(empty, empty)
         return level
 
-    def leaf_level(self, data: Data) -> bytes:
+    def leaf_level(self, data: HashInput) -> bytes:
         # The tag is hashed once here; every chunk continues from a copy of that state.
         view, start = one_nan(data.view) if data.floats else data.view, sha256(Tag.CHUNK.value)
         leaves = []

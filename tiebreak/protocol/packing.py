@@ -73,7 +73,7 @@ class Fields:
         self._at += 1
         return f"{self._what}, field {self._at}", self._items[self._at - 1]
 
-    def take(self, kind: "Kind") -> Any:
+    def take(self, kind: "FieldType") -> Any:
         """The next item, which must be of this kind."""
         name, item = self.next()
         value = kind.unpack(name, item)
@@ -85,7 +85,7 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldType:
     """The type of a record's field. `check` receives the field's name for its `EncodingError`."""
 
     def check(self, name: str, value: Any) -> None:
@@ -110,7 +110,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Uint(Kind):
+class Uint(FieldType):
     """An unsigned integer of `bits` bits, from `low` to `high` if given. msgpack has 64 bits; wider ones are bytes."""
 
     bits: int
@@ -137,7 +137,7 @@ class Uint(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Raw(Kind):
+class Raw(FieldType):
     """Exactly `length` bytes."""
 
     length: int
@@ -147,7 +147,7 @@ class Raw(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Data(Kind):
+class Data(FieldType):
     """Bytes, `limit` at most."""
 
     limit: int
@@ -159,10 +159,10 @@ class Data(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class ListOf(Kind):
+class ListOf(FieldType):
     """A tuple of at most `limit` items."""
 
-    item: Kind
+    item: FieldType
     limit: int
 
     def check(self, name: str, value: Any) -> None:
@@ -188,7 +188,7 @@ class ListOf(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf(Kind):
+class OneOf(FieldType):
     """One of several record types with different numbers of fields. If `optional`, None packs as an empty array."""
 
     types: tuple[type["Record"], ...]
@@ -229,7 +229,7 @@ class Record:
     __slots__ = ()
 
     @classmethod
-    def kinds(cls) -> dict[str, Kind]:
+    def kinds(cls) -> dict[str, FieldType]:
         """The kind of each field, by field name, in wire order."""
         return _kinds(cast("Hashable", cls))
 
@@ -262,7 +262,7 @@ class Record:
         return cls(**{name: kind.parse(item[camel_case(name)]) for name, kind in cls.kinds().items()})
 
 
-def read_json(kind: Kind, name: str, item: Any) -> Any:
+def read_json(kind: FieldType, name: str, item: Any) -> Any:
     """Invert `kind.to_json` for a value of `parse_json`. Raises `EncodingError` for all that `to_json` never makes."""
     try:
         value = kind.parse(item)
@@ -280,6 +280,6 @@ def camel_case(name: str) -> str:
 
 
 @cache
-def _kinds(record: Any) -> dict[str, Kind]:
+def _kinds(record: Any) -> dict[str, FieldType]:
     hints = get_type_hints(record, include_extras=True)
     return {field.name: get_args(hints[field.name])[1] for field in fields(record)}

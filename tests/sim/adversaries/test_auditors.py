@@ -9,12 +9,12 @@ from tests.sim.adversaries.playing import HALF, party, stage
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties.board import PublicJob
-from tiebreak.sim.adversaries.auditors import Bribed, Sampler, Vanishing, first_fraud, replay_segment
+from tiebreak.sim.adversaries.auditors import Bribed, SamplingAuditor, Vanishing, first_fraud, replay_segment
 from tiebreak.sim.adversaries.base import Catch, given
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.forgery import altered
-from tiebreak.sim.world.agents import Auditor, Process
-from tiebreak.sim.world.cast import FUNDS, TERMS, Cast, Seat
+from tiebreak.sim.world.agents import AuditorAgent, Process
+from tiebreak.sim.world.cast import FUNDS, TERMS, Cast, CastMember
 from tiebreak.sim.world.game import play
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
@@ -25,7 +25,7 @@ NOBODY = bytes(19) + b"\x01"
 def test_alone_a_bribed_auditor_loses_its_stake_to_who_bribed_it() -> None:
     cast = stage("one false sum", Random(3))
     cast.expected.clear()
-    cast.auditors = [Seat(name="bribed", make=given(Bribed, at=1), adversary="bribed auditor")]
+    cast.auditors = [CastMember(name="bribed", make=given(Bribed, at=1), adversary="bribed auditor")]
     result = play(cast, "-", Random(3))
     assert (result.watched, result.job_status, result.violations) == (False, "settled", ())
     assert result.catches["bribed auditor"] == Catch.CONCEDED
@@ -36,7 +36,7 @@ def test_alone_a_bribed_auditor_loses_its_stake_to_who_bribed_it() -> None:
 # ---------------------------------------------------------------- one after the other
 
 
-class Late(Auditor):
+class Late(AuditorAgent):
     """Honest, and slow: it replays the last head only, when most of the window is over."""
 
     def replays(self, head: SignedHead) -> bool:
@@ -51,10 +51,10 @@ class Late(Auditor):
 
 @pytest.mark.slow
 def test_after_a_lost_game_the_next_auditor_still_convicts() -> None:
-    cast = Cast(workshop=Workshop.open("exact"), auditors=[Seat(name="late", make=Late)])
+    cast = Cast(workshop=Workshop.open("exact"), auditors=[CastMember(name="late", make=Late)])
     adversary("one false sum").join(cast, Random(4))
     name = "auditor that goes offline"
-    cast.auditors.insert(0, Seat(name="first", make=given(Vanishing, at=1), adversary=name))
+    cast.auditors.insert(0, CastMember(name="first", make=given(Vanishing, at=1), adversary=name))
     result = play(cast, "-", Random(4))
     assert result.violations == ()
     assert result.catches == {"one false sum": "recomputed", name: Catch.TIMEOUT}
@@ -104,15 +104,15 @@ def test_an_auditor_that_samples_alone_finds_what_it_draws() -> None:
     """In each whole game: convicted if the false segment is among those drawn, and settled if it is not."""
     ends = Counter[tuple[bool, str]]()
     for seed in range(6):
-        auditors: list[Sampler] = []
+        auditors: list[SamplingAuditor] = []
 
         def make(*args, **kwargs):  # type: ignore[no-untyped-def]
-            auditors.append(given(Sampler, sample=2)(*args, **kwargs))  # noqa: B023
+            auditors.append(given(SamplingAuditor, sample=2)(*args, **kwargs))  # noqa: B023
             return auditors[-1]  # noqa: B023
 
         cast = stage("one false sum", Random(seed))
         cast.expected.clear()
-        cast.auditors = [Seat(name="sampler", make=make, adversary="sampling auditor", funds=FUNDS)]
+        cast.auditors = [CastMember(name="sampler", make=make, adversary="sampling auditor", funds=FUNDS)]
         result = play(cast, "-", Random(seed))
         assert (result.watched, result.violations) == (False, ())
         (sampler,) = auditors

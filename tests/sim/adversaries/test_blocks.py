@@ -9,7 +9,7 @@ from tests.sim.adversaries.playing import HALF, RELIEF, party, played, stage
 from tiebreak.protocol.commitments.terms import pool_bond
 from tiebreak.sim.adversaries.base import false_sum
 from tiebreak.sim.adversaries.blocks import Halting, Reorganiser, Retaking, Unsealer, Unsealing
-from tiebreak.sim.world.cast import TERMS, Cast, Seat
+from tiebreak.sim.world.cast import TERMS, Cast, CastMember
 from tiebreak.sim.world.game import play, seat
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
@@ -70,7 +70,7 @@ def test_confirmations_keep_a_seal_from_vanishing_under_its_proof() -> None:
     assert mirror.wei == RELIEF
 
     cast = Cast(workshop=Workshop.open("exact"), deviation=false_sum())
-    cast.auditors.append(Seat(name="mirror", make=Unsealing, adversary="mirror"))
+    cast.auditors.append(CastMember(name="mirror", make=Unsealing, adversary="mirror"))
 
     def unsealer(*known: object) -> Unsealer:
         builder = Unsealer(*known)  # type: ignore[arg-type]

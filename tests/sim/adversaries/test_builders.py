@@ -182,7 +182,7 @@ def test_what_a_party_bears_is_less_than_its_clock_and_its_window() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_a_hub_that_is_silent_for_ever_costs_nobody_a_game(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first block of a game on, whoever waits for an answer goes to the chain in time."""
-    monkeypatch.setattr(hub.Stalling, "late", lambda self, *_: None if self.began is not None else 0)
+    monkeypatch.setattr(hub.StallingHub, "late", lambda self, *_: None if self.began is not None else 0)
     result = played("hub that stalls", seed, talk_time=600)
     assert result.duels
 

@@ -10,7 +10,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.adversaries.base import TRAINER
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.clients import diverging_workshop
-from tiebreak.sim.world.agents import Trainer
+from tiebreak.sim.world.agents import TrainerAgent
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.game import play
 from tiebreak.sim.world.workshop import Workshop
@@ -21,7 +21,7 @@ def test_a_trainer_does_not_sign_a_window_in_which_it_cannot_compute(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert played("window too short for a segment", seed).job_status == "none"
-    monkeypatch.setattr(Trainer, "objects", lambda *_: False)
+    monkeypatch.setattr(TrainerAgent, "objects", lambda *_: False)
     rng = Random(seed)
     cast = stage("window too short for a segment", rng)
     told = cast.terms.challenge_window < TERMS.challenge_window

@@ -12,8 +12,8 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.base import TRAINER, false_sum, seat_trainer
 from tiebreak.sim.adversaries.collusion import BaitingTrainer
-from tiebreak.sim.world.agents import Agent, Auditor
-from tiebreak.sim.world.cast import TERMS, Cast, Seat
+from tiebreak.sim.world.agents import Agent, AuditorAgent
+from tiebreak.sim.world.cast import TERMS, Cast, CastMember
 from tiebreak.sim.world.game import play, seat
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
@@ -53,7 +53,7 @@ def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------- bait
 
 
-class Careless(Auditor):
+class Careless(AuditorAgent):
     """Honest, but does not read terms."""
 
     def objects(self, job: PublicJob) -> bool:
@@ -65,7 +65,7 @@ def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> Non
     cast.deviation = false_sum()
     seat_trainer(cast, Random(0), "bait", BaitingTrainer)
     cast.dishonest["client"] = "bait"
-    cast.auditors = [Seat(name="careless", make=Careless)]
+    cast.auditors = [CastMember(name="careless", make=Careless)]
     result = play(cast, "-", Random(5))
     (duel,) = result.duels
     assert (duel.challenger, duel.verdict, duel.reason, duel.moves) == ("careless", "trainer", "timeout", 1)

@@ -17,7 +17,7 @@ from tiebreak.sim.games.mixes import ALL, Mix
 from tiebreak.sim.games.mixes import SEATS as SEATS_DEALT
 from tiebreak.sim.games.playing import ADVERSARIES as PLAYED
 from tiebreak.sim.games.playing import play_line, repertoire
-from tiebreak.sim.world.cast import TERMS, Cast, Seat
+from tiebreak.sim.world.cast import TERMS, Cast, CastMember
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def test_a_fee_without_an_audit_would_be_seen() -> None:
 
     def place(cast: Cast, _rng: object) -> None:
         cast.terms = replace(cast.terms, **SEATS)  # type: ignore[arg-type]
-        cast.auditors.append(Seat(name="told", make=Cheating, adversary=kind.name))
+        cast.auditors.append(CastMember(name="told", make=Cheating, adversary=kind.name))
 
     told = replace(kind, place=place)  # type: ignore[call-arg]
     assert any(sentence.startswith("7: seat ") for sentence in result_of(told, 1).violations)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
-from tiebreak.sim.games.records import RECORDS, Header, open_ledger, read
+from tiebreak.sim.games.records import RECORDS, GamesHeader, open_ledger, read
 
-HEAD = Header(seed=7, mix="singles:1", environment={"cpu": "any"}, adversaries={"poison": {"name": "poison"}})
+HEAD = GamesHeader(seed=7, mix="singles:1", environment={"cpu": "any"}, adversaries={"poison": {"name": "poison"}})
 
 
 def record(game: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_results_are_not_written_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", [{"seed": 8}, {"mix": "pairs:1"}])
 def test_one_goes_on_with_the_same_games_only(tmp_path: Path, other: dict[str, Any]) -> None:
     write(tmp_path, [0])
-    head = Header(**({"seed": 7, "mix": "singles:1", "environment": {}, "adversaries": {}} | other))
+    head = GamesHeader(**({"seed": 7, "mix": "singles:1", "environment": {}, "adversaries": {}} | other))
     with (
         pytest.raises(ConfigurationError, match=r"expected results of seed . and mix"),
         open_ledger(tmp_path, head, resume=True),

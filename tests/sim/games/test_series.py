@@ -11,7 +11,7 @@ from tests.sim.counterexamples.keep import load
 from tests.sim.games.players import ADVERSARIES, play
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.games.mixes import Mix, Repertoire
-from tiebreak.sim.games.records import RECORDS, Header, Json, read
+from tiebreak.sim.games.records import RECORDS, GamesHeader, Json, read
 from tiebreak.sim.games.series import SUMMARY, VIOLATIONS, Series, to_text, write_summary
 from tiebreak.sim.games.summary import summarize
 
@@ -24,7 +24,7 @@ PLAYERS = Repertoire(
 
 def series(mix: str = "all", games: int = 20, player: Callable[[str], Json] = play) -> Series:
     dealt = Mix.parse(mix, PLAYERS)
-    head = Header(seed=7, mix=str(dealt), environment={"cpu": "any"}, adversaries=ADVERSARIES)
+    head = GamesHeader(seed=7, mix=str(dealt), environment={"cpu": "any"}, adversaries=ADVERSARIES)
     return Series(head=head, mix=dealt, repertoire=PLAYERS, games=games, play=player)
 
 

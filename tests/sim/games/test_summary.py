@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.sim.games.players import ADVERSARIES, duel, party, result
 from tiebreak.sim.games.line import GameLine
-from tiebreak.sim.games.records import Header
+from tiebreak.sim.games.records import GamesHeader
 from tiebreak.sim.games.summary import (
     honest_slashed,
     median,
@@ -14,7 +14,7 @@ from tiebreak.sim.games.summary import (
     undetected,
 )
 
-HEAD = Header(seed=7, mix="all", environment={"cpu": "any"}, adversaries=ADVERSARIES)
+HEAD = GamesHeader(seed=7, mix="all", environment={"cpu": "any"}, adversaries=ADVERSARIES)
 
 
 def record(game: int, *names: str, **changes: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 from tests.sim.games.players import ADVERSARIES, duel, party, result
 from tiebreak.sim.adversaries.base import Catch, Role
 from tiebreak.sim.games.line import GameLine
-from tiebreak.sim.games.records import Header
+from tiebreak.sim.games.records import GamesHeader
 from tiebreak.sim.games.summary import ENDINGS, ROLES, summarize, table, to_markdown
 
 
@@ -14,7 +14,7 @@ def page(*changes: dict[str, Any]) -> str:
     for game, change in enumerate(changes):
         line = str(GameLine(seed=7, game=game, adversaries=change.pop("names", ())))
         records.append({"game": game, "line": line, "wall": 0.5, "result": result(line, **change)})
-    return to_markdown(summarize(Header(seed=7, mix="all", environment={}, adversaries=ADVERSARIES), records))
+    return to_markdown(summarize(GamesHeader(seed=7, mix="all", environment={}, adversaries=ADVERSARIES), records))
 
 
 def test_the_page_tells_endings_disputes_and_money() -> None:

@@ -12,8 +12,8 @@ from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.adversaries.tampering import Cheat
-from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply, Trainer
-from tiebreak.sim.world.cast import Cast, Seat
+from tiebreak.sim.world.agents import AuditorAgent, GameView, Process, Reply, TrainerAgent
+from tiebreak.sim.world.cast import Cast, CastMember
 from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
@@ -61,24 +61,24 @@ def duel(result: GameResult) -> DuelResult:
 # ---------------------------------------------------------------- trainers
 
 
-class Unwilling(Trainer):
+class Unwilling(TrainerAgent):
     """Signs the job, and does not accept it."""
 
     def accepts(self, job: PublicJob) -> bool:
         return False
 
 
-class Staller(Trainer):
+class Staller(TrainerAgent):
     """Stops moving when the values are to be opened."""
 
     def answers(self, view: GameView) -> bool:
         return view.state.phase is not Phase.OPEN_VALUES
 
 
-def tardy(offset: int) -> type[Trainer]:
+def tardy(offset: int) -> type[TrainerAgent]:
     """A trainer whose opening of the steps stands in a block `offset` seconds after its last legal instant."""
 
-    class Tardy(Trainer):
+    class Tardy(TrainerAgent):
         def reply(self, game: GameView) -> Reply:
             plain = super().reply(game)
             if game.state.phase is not Phase.OPEN_STEPS:
@@ -91,14 +91,14 @@ def tardy(offset: int) -> type[Trainer]:
 # ---------------------------------------------------------------- auditors and builders
 
 
-class Accuser(Auditor):
+class Accuser(AuditorAgent):
     """Challenges what is true."""
 
     def accuses(self, head: SignedHead, agrees: bool) -> bool:
         return True
 
 
-class Forger(Trainer):
+class Forger(TrainerAgent):
     """Shows a head of its job with a signature of nobody."""
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
@@ -106,21 +106,21 @@ class Forger(Trainer):
         return [self.head(job, count), SignedHead(head=head, signature=bytes(65))]
 
 
-class Mute(Auditor):
+class Mute(AuditorAgent):
     """Plays on the chain, and sends none of its moves as messages."""
 
     def wire(self, game: GameView, move: object) -> bytes | None:
         return None
 
 
-class Garbled(Auditor):
+class Garbled(AuditorAgent):
     """Sends messages that are none."""
 
     def wire(self, game: GameView, move: object) -> bytes | None:
         return bytes(200_000)
 
 
-class Spammer(Auditor):
+class Spammer(AuditorAgent):
     """Sends calls that revert, untried, when a job begins."""
 
     def follow(self, job: PublicJob) -> Process:
@@ -130,9 +130,11 @@ class Spammer(Auditor):
         yield from super().follow(job)
 
 
-def seats(*makes: type[Auditor]) -> list[Seat]:
+def seats(*makes: type[AuditorAgent]) -> list[CastMember]:
     """Auditors that do as agreed, and others beside them."""
     return [
-        Seat(name=f"auditor {number}", make=make, adversary=None if make is Auditor else make.__name__.lower())
+        CastMember(
+            name=f"auditor {number}", make=make, adversary=None if make is AuditorAgent else make.__name__.lower()
+        )
         for number, make in enumerate(makes, 1)
     ]

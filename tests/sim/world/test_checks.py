@@ -14,10 +14,10 @@ from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
-from tiebreak.protocol.parties.events import Record
+from tiebreak.protocol.parties.events import AppendRecord
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world import checks
-from tiebreak.sim.world.agents import Auditor
+from tiebreak.sim.world.agents import AuditorAgent
 from tiebreak.sim.world.board import differences
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.checks import Finished, ending
@@ -55,7 +55,7 @@ def settled(workshop: Workshop) -> Finished:
 @pytest.fixture(scope="module")
 def slashed(workshop: Workshop) -> Finished:
     """A game of two auditors against a cheat."""
-    return finish(cheating(workshop, auditors=seats(Auditor, Auditor)), 32)
+    return finish(cheating(workshop, auditors=seats(AuditorAgent, AuditorAgent)), 32)
 
 
 def test_games_that_kept_all_promises(settled: Finished, slashed: Finished) -> None:
@@ -216,7 +216,7 @@ def test_6_a_conviction_elsewhere(slashed: Finished, monkeypatch: pytest.MonkeyP
 def test_8_a_place_of_a_journal_that_is_written_twice(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = settled.agents["trainer"].kept
     monkeypatch.setattr(
-        settled.agents["trainer"], "kept", [*kept, next(one for one in kept if isinstance(one, Record))]
+        settled.agents["trainer"], "kept", [*kept, next(one for one in kept if isinstance(one, AppendRecord))]
     )
     only(checks.violations(settled), 8, "trainer has two things at")
 

@@ -12,7 +12,7 @@ from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.game.rules import Reason
 from tiebreak.protocol.parties.terms import Pace, objections_to_auditing, objections_to_training, turns
-from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply
+from tiebreak.sim.world.agents import AuditorAgent, GameView, Process, Reply
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.game import conclude, play, seat
 from tiebreak.sim.world.workshop import Workshop
@@ -57,7 +57,7 @@ def test_a_timeout_is_claimed_in_the_first_block_that_takes_it(workshop: Worksho
     assert deadline < played.ended <= deadline + 2 * world.block_seconds
 
 
-class Pressed(Auditor):
+class Pressed(AuditorAgent):
     """Selects and proves in one breath, untried; then goes on as an honest auditor does."""
 
     rushed = False

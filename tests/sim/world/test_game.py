@@ -18,7 +18,7 @@ from tests.sim.world.cheats import (
     party,
     seats,
 )
-from tiebreak.sim.world.cast import TERMS, Cast, Seat
+from tiebreak.sim.world.cast import TERMS, Cast, CastMember
 from tiebreak.sim.world.game import GameResult, play
 from tiebreak.sim.world.workshop import Workshop
 
@@ -60,7 +60,7 @@ def test_a_lie_that_nobody_watches_is_paid_and_said_to_be(workshop: Workshop) ->
 
 
 def test_an_auditor_without_money_does_not_watch(workshop: Workshop) -> None:
-    poor = [Seat(name="auditor", funds=TERMS.challenger_stake - 1)]
+    poor = [CastMember(name="auditor", funds=TERMS.challenger_stake - 1)]
     result = play(cheating(workshop, auditors=poor), "poor", Random(3))
     assert (result.job_status, result.watched, result.violations) == ("settled", False, ())
 

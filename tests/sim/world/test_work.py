@@ -11,7 +11,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.forgery import deviating
 from tiebreak.sim.adversaries.tampering import during, only, putting
-from tiebreak.sim.world.work import Bound, Lie, Work, first_lie
+from tiebreak.sim.world.work import JobEvidence, Lie, Work, first_lie
 from tiebreak.sim.world.workshop import Workshop
 
 
@@ -75,7 +75,7 @@ def test_a_record_beside_its_values_is_no_lie(workshop: Workshop) -> None:
 
 def test_questions_cost_what_they_would_cost_a_party(workshop: Workshop) -> None:
     """Checkpoints after steps 3, 6, 9 and 10 are kept; nothing that was answered is executed again."""
-    bound = Bound(job_of(workshop), workshop.evidence())
+    bound = JobEvidence(job_of(workshop), workshop.evidence())
     for question, steps in (
         (lambda: bound.run_tree(4), 0),
         (lambda: bound.record(0), 0),

@@ -12,7 +12,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
@@ -43,12 +43,12 @@ def directory(workshop: Workshop, path: Path) -> RunDirectory:
 
 def following(own: RunDirectory, run: RunDirectory) -> Logs:
     """The logs of an auditor's replay, which follows those of a run."""
-    return Journal.of(own, CommittedLogs(LogFiles(run), run.record_at).step_log)
+    return LogsInProgress.of(own, CommittedLogs(LogFiles(run), run.record_at).step_log)
 
 
 def test_the_honest_run_is_the_one_that_a_worker_trains(workshop: Workshop, tmp_path: Path) -> None:
     run, job = directory(workshop, tmp_path / "run"), job_of(workshop)
-    Worker(run, workshop.interpreter, key=TRAINER, logs=Journal.of(run)).work()
+    Worker(run, workshop.interpreter, key=TRAINER, logs=LogsInProgress.of(run)).work()
     work = workshop.honest(job)
     assert tuple(run.records()) == work.records
     assert [work.run_root(count) for count in range(1, 5)] == [head.head.run_root for head in run.heads()]
@@ -73,7 +73,7 @@ def test_its_bytes_do_not_depend_on_the_order_of_additions(workshop: Workshop, t
     options = workshop.interpreter.arithmetic.options
     other = Arithmetic(permute=7, precision=options.precision, logging=options.logging)
     run = directory(workshop, tmp_path / "run")
-    Worker(run, Interpreter(workshop.program, other), logs=Journal.of(run)).work()
+    Worker(run, Interpreter(workshop.program, other), logs=LogsInProgress.of(run)).work()
     assert tuple(run.records()) == workshop.honest(job_of(workshop)).records
 
 
@@ -107,7 +107,7 @@ def test_a_tampered_run_is_the_one_that_a_worker_trains(
     """The same records, the same game move by move, and the same steps executed for it, on both sides."""
     job, cheat = job_of(workshop), shown_first(workshop, leaf, step)
     cheating = directory(workshop, tmp_path / "cheat")
-    machine, logs = Tampered(workshop.interpreter, cheat.tamper), Journal.of(cheating)
+    machine, logs = Tampered(workshop.interpreter, cheat.tamper), LogsInProgress.of(cheating)
     Worker(cheating, machine, key=TRAINER, logs=logs, stop_if_not_finite=False).work()
     own = directory(workshop, tmp_path / "own")
     Worker(own, workshop.auditor, logs=following(own, cheating)).work()

@@ -10,11 +10,11 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.sim.world.agents import Agent, Builder
+from tiebreak.sim.world.agents import Agent, BlockBuilder
 from tiebreak.sim.world.cast import FUNDS, TERMS
 from tiebreak.sim.world.game import simulated_chain
 from tiebreak.sim.world.workshop import Workshop
-from tiebreak.sim.world.world import GENESIS, Block, Pending, World
+from tiebreak.sim.world.world import GENESIS, Pending, World, WorldBlock
 
 KEYS = {name: PrivateKey.from_int(number) for number, name in enumerate(("client", "trainer", "builder", "poor"), 91)}
 
@@ -30,14 +30,14 @@ class Witness(Agent):
     def on_pending(self, pending: Pending) -> None:
         self.pending.append(pending.call.kind)
 
-    def on_block(self, block: Block) -> None:
+    def on_block(self, block: WorldBlock) -> None:
         self.blocks.append((block.timestamp - GENESIS, [item.pending.call.kind for item in block.transactions]))
 
 
 class Yard:
     """A world with three accounts and a builder, whose transactions a test sends by hand."""
 
-    def __init__(self, workshop: Workshop, builder: type[Builder] = Builder) -> None:
+    def __init__(self, workshop: Workshop, builder: type[BlockBuilder] = BlockBuilder) -> None:
         balances = {key.address: 10**15 if name == "poor" else FUNDS for name, key in KEYS.items()}
         chain = simulated_chain().begin(balances, GENESIS)
         self.world = World(chain=chain, workshop=workshop, terms=TERMS, rng=Random(0))
@@ -133,7 +133,7 @@ def test_who_cannot_pay_sends_nothing(workshop: Workshop) -> None:
     assert isinstance(refusal(sent), InsufficientFunds)
 
 
-class Backwards(Builder):
+class Backwards(BlockBuilder):
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
         return pending[::-1]
 
@@ -151,7 +151,7 @@ def test_a_builder_mixes_senders_but_not_what_one_sent(workshop: Workshop) -> No
     assert yard.agents["trainer"].account.refused == 1
 
 
-class Gatekeeper(Builder):
+class Gatekeeper(BlockBuilder):
     """Lets nothing of the client in before a minute has passed."""
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
@@ -169,7 +169,7 @@ def test_what_a_builder_leaves_out_waits(workshop: Workshop) -> None:
     assert sent.value.timestamp == accepted.value.timestamp == GENESIS + 60
 
 
-class Runner(Builder):
+class Runner(BlockBuilder):
     """Takes an offer's place: its own transaction stands before it, and nobody saw it."""
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import combinations, product
 from typing import Final
 
-from tiebreak.incentives.economics import Auditor, JobEconomics, Trainer
+from tiebreak.incentives.economics import AuditorStrategy, JobEconomics, TrainerStrategy
 
 CLIENT: Final = "client"
 TRAINER: Final = "trainer"
@@ -176,18 +176,18 @@ class Story:
 class Players:
     """own: what auditor 0 does; None: it audits with the job's probability, as all others do."""
 
-    trainer: Trainer
-    own: Auditor | None = None
+    trainer: TrainerStrategy
+    own: AuditorStrategy | None = None
 
     def chance(self, s: JobEconomics, number: int) -> Fraction:
         """The probability that this auditor replays."""
         if number == 0 and self.own is not None:
-            return Fraction(self.own is Auditor.DILIGENT)
+            return Fraction(self.own is AuditorStrategy.DILIGENT)
         return s.audit_probability * (1 - self.bought(s, number))
 
     def trusts(self, s: JobEconomics, number: int) -> Fraction:
         """The probability that this auditor, if it does not shirk, takes the root that the trainer shows it."""
-        if self.trainer is not Trainer.LEAKING or (number == 0 and self.own is not None):
+        if self.trainer is not TrainerStrategy.LEAKING or (number == 0 and self.own is not None):
             return Fraction(0)
         return s.trusting
 
@@ -206,7 +206,7 @@ def disagreement(s: JobEconomics, lie: bool) -> Fraction:
 
 def stories(s: JobEconomics, players: Players, *, decoy: bool = False) -> Iterator[tuple[Fraction, Story]]:
     """All outcomes of the random events, with their probabilities."""
-    finds = disagreement(s, decoy or players.trainer is not Trainer.HONEST)
+    finds = disagreement(s, decoy or players.trainer is not TrainerStrategy.HONEST)
     each = []
     for number in range(s.auditors):
         awake, bought, trusts = players.chance(s, number), players.bought(s, number), players.trusts(s, number)
@@ -235,20 +235,22 @@ def stories(s: JobEconomics, players: Players, *, decoy: bool = False) -> Iterat
 def play(s: JobEconomics, players: Players, story: Story) -> Ledger:
     """Play the job from acceptance to its end."""
     ledger = Ledger(job=s)
-    trainer = Trainer.HONEST if story.decoy else players.trainer
+    trainer = TrainerStrategy.HONEST if story.decoy else players.trainer
     ledger.accept()
     computed = (
-        Fraction(s.training) if trainer is Trainer.HONEST else s.training * (1 - Fraction(s.tampered, s.segments))
+        Fraction(s.training)
+        if trainer is TrainerStrategy.HONEST
+        else s.training * (1 - Fraction(s.tampered, s.segments))
     )
     ledger.move(TRAINER, COMPUTE, computed)
     ledger.move(TRAINER, GAS, s.costs.way)
     ledger.move(TRAINER, CAPITAL, s.trainer_stake * s.rate * s.job_seconds)
-    ledger.head = "true" if trainer is Trainer.HONEST and not story.decoy else "false"
+    ledger.head = "true" if trainer is TrainerStrategy.HONEST and not story.decoy else "false"
     _SCRIPTS[trainer if not story.decoy else None](s, players, story, ledger)
     if ledger.status == "ACTIVE":
         ledger.settle()
         ledger.withdraw(TRAINER)
-        if trainer is not Trainer.HONEST:
+        if trainer is not TrainerStrategy.HONEST:
             ledger.move("the world", TRAINER, s.lie)
     ledger.close_seats()
     return ledger
@@ -265,11 +267,11 @@ def _seal(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> No
             ledger.seal(auditor(number), "true")
         elif number in story.trusted:
             ledger.seal(auditor(number), ledger.head)
-    if players.own is Auditor.GUESSING:
+    if players.own is AuditorStrategy.GUESSING:
         ledger.seal(auditor(0), "a guess")
-    if players.own is Auditor.TRUSTING and players.trainer is Trainer.LEAKING:
+    if players.own is AuditorStrategy.TRUSTING and players.trainer is TrainerStrategy.LEAKING:
         ledger.seal(auditor(0), ledger.head)
-    if players.own is Auditor.COPYING and ledger.seals:
+    if players.own is AuditorStrategy.COPYING and ledger.seals:
         ledger.seal(auditor(0), "another's seal")
     _own_seals(s, story, ledger, caught=bool(story.finders))
     ledger.opened = True
@@ -297,7 +299,7 @@ def _audits(s: JobEconomics, story: Story, players: Players, ledger: Ledger) -> 
             ledger.move(CLIENT, auditor(number), s.fee)
         if number in story.finders and s.whole_first and s.sampled < s.segments:
             ledger.move(auditor(number), COMPUTE, s.audit)
-    if players.own is Auditor.FALSE and not s.proven:
+    if players.own is AuditorStrategy.FALSE and not s.proven:
         ledger.move(auditor(0), CLIENT, s.fee)  # a challenger has not claimed that all is well
 
 
@@ -310,13 +312,13 @@ def _silent_challenge(ledger: Ledger) -> None:
 
 def _with_honest(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
-    if players.own is Auditor.FALSE:
+    if players.own is AuditorStrategy.FALSE:
         _silent_challenge(ledger)
 
 
 def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
-    if players.own is Auditor.FALSE:
+    if players.own is AuditorStrategy.FALSE:
         _silent_challenge(ledger)
     if not story.finders:
         return
@@ -325,7 +327,7 @@ def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger)
         _lock(ledger, auditor(number), ledger.stakes[auditor(number)])
     winner = auditor(story.finders[0])
     ledger.move(winner, GAS, s.costs.prosecution - s.costs.challenge)
-    if players.own is Auditor.COPYING and not s.seated:
+    if players.own is AuditorStrategy.COPYING and not s.seated:
         ledger.challenge(auditor(0))
         ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # the copier plays along
         _lock(ledger, auditor(0), ledger.stakes[auditor(0)])
@@ -341,7 +343,9 @@ def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger)
 
 def _with_hedged(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
-    accusers = [auditor(0)] if players.own is Auditor.FALSE else [auditor(number) for number in story.finders[:1]]
+    accusers = (
+        [auditor(0)] if players.own is AuditorStrategy.FALSE else [auditor(number) for number in story.finders[:1]]
+    )
     for who in accusers:
         ledger.challenge(who)
         ledger.equivocation(SYBIL)
@@ -357,7 +361,9 @@ def _with_insured(s: JobEconomics, players: Players, story: Story, ledger: Ledge
     ledger.challenge(SYBIL)  # nobody can challenge before the trainer's heads are known, and it knows them first
     _lock(ledger, SYBIL, s.challenger_stake)
     ledger.move(TRAINER, GAS, s.costs.concede)  # one of the two sides ends the game
-    accusers = [auditor(0)] if players.own is Auditor.FALSE else [auditor(number) for number in story.finders[:1]]
+    accusers = (
+        [auditor(0)] if players.own is AuditorStrategy.FALSE else [auditor(number) for number in story.finders[:1]]
+    )
     if not accusers:
         ledger.defended(SYBIL)
         return
@@ -379,7 +385,7 @@ def _with_self(s: JobEconomics, players: Players, story: Story, ledger: Ledger) 
 
 def _with_decoy(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
-    if players.own is Auditor.FALSE:
+    if players.own is AuditorStrategy.FALSE:
         _silent_challenge(ledger)
     for who in [auditor(number) for number in story.finders[:1]]:
         ledger.challenge(who)
@@ -387,18 +393,18 @@ def _with_decoy(s: JobEconomics, players: Players, story: Story, ledger: Ledger)
         ledger.withdraw(who)
 
 
-_SCRIPTS: Final[dict[Trainer | None, Callable[[JobEconomics, Players, Story, Ledger], None]]] = {
-    Trainer.HONEST: _with_honest,
-    Trainer.NAIVE: _with_naive,
-    Trainer.HEDGED: _with_hedged,
-    Trainer.INSURED: _with_insured,
-    Trainer.SELF: _with_self,
-    Trainer.LEAKING: _with_hedged,
+_SCRIPTS: Final[dict[TrainerStrategy | None, Callable[[JobEconomics, Players, Story, Ledger], None]]] = {
+    TrainerStrategy.HONEST: _with_honest,
+    TrainerStrategy.NAIVE: _with_naive,
+    TrainerStrategy.HEDGED: _with_hedged,
+    TrainerStrategy.INSURED: _with_insured,
+    TrainerStrategy.SELF: _with_self,
+    TrainerStrategy.LEAKING: _with_hedged,
     None: _with_decoy,
 }
 
 
-def expected_trainer(s: JobEconomics, strategy: Trainer) -> Fraction:
+def expected_trainer(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     """The expected gain of both of the trainer's accounts, over all stories."""
     players = Players(trainer=strategy)
     total = Fraction(0)
@@ -408,12 +414,12 @@ def expected_trainer(s: JobEconomics, strategy: Trainer) -> Fraction:
     return total
 
 
-def expected_auditor(s: JobEconomics, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
+def expected_auditor(s: JobEconomics, own: AuditorStrategy, strategy: TrainerStrategy, lies: Fraction) -> Fraction:
     """The expected gain of auditor 0, over decoys, lies and all stories."""
     worlds = [
-        (s.planted, Trainer.HONEST, True),
+        (s.planted, TrainerStrategy.HONEST, True),
         ((1 - s.planted) * lies, strategy, False),
-        ((1 - s.planted) * (1 - lies), Trainer.HONEST, False),
+        ((1 - s.planted) * (1 - lies), TrainerStrategy.HONEST, False),
     ]
     total = Fraction(0)
     for weight, trainer, decoy in worlds:
@@ -435,11 +441,15 @@ def with_slots(s: JobEconomics, strangers: int, own: int) -> JobEconomics:
 
 def stranger_earns(s: JobEconomics, strangers: int, own: int) -> Fraction:
     """What one slot of a stranger brings in a job of an honest trainer, without its own capital."""
-    drawn = expected_auditor(with_slots(s, strangers, own), Auditor.DILIGENT, Trainer.HONEST, Fraction(0))
+    drawn = expected_auditor(
+        with_slots(s, strangers, own), AuditorStrategy.DILIGENT, TrainerStrategy.HONEST, Fraction(0)
+    )
     return drawn * s.auditors / (strangers + own)
 
 
-def best_slots(s: JobEconomics, strategy: Trainer, strangers: int, cost: Fraction, most: int) -> tuple[Fraction, int]:
+def best_slots(
+    s: JobEconomics, strategy: TrainerStrategy, strangers: int, cost: Fraction, most: int
+) -> tuple[Fraction, int]:
     """(gain, slots): how many of up to `most` slots, each of which costs `cost` a job, this trainer takes."""
     taken = ((expected_trainer(with_slots(s, strangers, own), strategy) - own * cost, own) for own in range(most + 1))
     return max(taken)

@@ -19,8 +19,8 @@ from tiebreak.engine.run.retention import Keep
 from tiebreak.incentives import costs as estimates
 from tiebreak.incentives.costs import (
     MOST,
-    Counts,
-    Means,
+    Equipment,
+    StepCounts,
     Transformer,
     Workload,
     costs,
@@ -73,7 +73,7 @@ def test_the_models_that_were_measured_have_them_too() -> None:
     """GPT-2 124M among them, whose closed form nothing was fitted to."""
     for name, model in {**TRANSFORMERS, "gpt2": GPT2}.items():
         found = transformer_counts(model, steps=STEPS, interval=INTERVAL)
-        step = {field.name: SCALE[name][f"steps: {field.name}"] for field in fields(Counts)}
+        step = {field.name: SCALE[name][f"steps: {field.name}"] for field in fields(StepCounts)}
         for exact in ("entries", "products", "terms", "state_bytes", "largest", "longest"):
             assert getattr(found, exact) == step[exact], (name, exact)
         # Where two constants of a program are equal, it has an instruction less.
@@ -144,7 +144,7 @@ def test_costs_grow_with_the_job_and_add_up() -> None:
 
 
 def test_a_limit_is_met_exactly_where_it_is_said_to_be() -> None:
-    base, means = work(jobs=1, step_seconds=0.01), Means(replay_time=1e9)
+    base, means = work(jobs=1, step_seconds=0.01), Equipment(replay_time=1e9)
     at, load = first_limit(lambda size: replace(base, jobs=size), 1, MOST["jobs"], means)
     assert at is not None
     assert load is not None
@@ -152,12 +152,12 @@ def test_a_limit_is_met_exactly_where_it_is_said_to_be() -> None:
     assert loads(replace(base, jobs=int(at * 1.002) + 1), means)[0].share > 1
     assert load.name == "disk for all runs"
     assert first_limit(lambda size: replace(base, jobs=size), 10**12, MOST["jobs"], means)[0] is None
-    endless = Means(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
+    endless = Equipment(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
     assert first_limit(lambda size: replace(base, jobs=size), 1, 10**6, endless) == (10**6, None)
 
 
 def test_limits_of_this_version_are_met_when_nothing_else_is() -> None:
-    endless = Means(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
+    endless = Equipment(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
     grown = lambda size: transformer_work(work(), size, sequence=64, batch=8)  # noqa: E731
     _, load = first_limit(grown, 10**6, MOST["parameters"], endless)
     assert load is not None

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tiebreak.incentives.jobs import CHANGED, COSTS, JOB
 from tests.tiebreak.incentives.rules import best_slots, expected_auditor, expected_trainer, stranger_earns
-from tiebreak.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
+from tiebreak.incentives.economics import CHEATS, AuditorStrategy, JobEconomics, TrainerStrategy
 from tiebreak.incentives.model import (
     GRID,
     Equilibrium,
@@ -27,20 +27,20 @@ def nearly(found: Fraction, expected: Fraction) -> bool:
     return abs(found - expected) <= Fraction(2, GRID)
 
 
-def threshold(s: JobEconomics, strategy: Trainer) -> Fraction | None:
+def threshold(s: JobEconomics, strategy: TrainerStrategy) -> Fraction | None:
     """P*: the probability of discovery at which honesty pays as well as this cheat. None: no probability suffices.
 
     Without seats a payoff is linear in P, so this follows from its two ends.
     """
     never, always = replace(s, auditors=0), replace(s, auditors=1, audit_probability=Fraction(1), sampled=s.segments)
-    honest = trainer_payoff(s, Trainer.HONEST)
+    honest = trainer_payoff(s, TrainerStrategy.HONEST)
     free, caught = trainer_payoff(never, strategy), trainer_payoff(always, strategy)
     if free <= honest:
         return Fraction(0)
     return None if caught > honest else (free - honest) / (free - caught)
 
 
-def single_auditor(s: JobEconomics, strategy: Trainer) -> tuple[Fraction, Fraction] | None:
+def single_auditor(s: JobEconomics, strategy: TrainerStrategy) -> tuple[Fraction, Fraction] | None:
     """Closed form of the mixed equilibrium with one auditor and no decoys: p* = P*/d, q* = (A - F) / (d (w - a)).
 
     w: the gain of an auditor that found a lie of this cheat. a: the replay that a sample needs before a challenge.
@@ -56,16 +56,16 @@ def single_auditor(s: JobEconomics, strategy: Trainer) -> tuple[Fraction, Fracti
 def indifferent(s: JobEconomics, found: Equilibrium) -> tuple[Fraction, Fraction]:
     """By the rules, story by story: what cheating pays above honesty, and auditing above laziness."""
     at = replace(s, audit_probability=found.audit_probability, tampered=found.tampered)
-    cheating = expected_trainer(at, found.cheat) - expected_trainer(at, Trainer.HONEST)
+    cheating = expected_trainer(at, found.cheat) - expected_trainer(at, TrainerStrategy.HONEST)
     diligent, lazy = (
-        expected_auditor(at, own, found.cheat, found.lies) for own in (Auditor.DILIGENT, Auditor.LAZY)
+        expected_auditor(at, own, found.cheat, found.lies) for own in (AuditorStrategy.DILIGENT, AuditorStrategy.LAZY)
     )  # fmt: skip
     return cheating, diligent - lazy
 
 
 def test_no_stake_deters_where_all_of_it_comes_back() -> None:
     s = replace(JOB, burn=Fraction(0), reward=100_100, kept=Fraction(1), lie=100_000)
-    assert threshold(s, Trainer.HEDGED) is None
+    assert threshold(s, TrainerStrategy.HEDGED) is None
     assert deterrent(s) is None
     assert solve(s).lies == 1
 
@@ -73,7 +73,7 @@ def test_no_stake_deters_where_all_of_it_comes_back() -> None:
 def test_nobody_audits_for_a_share_of_the_stake_of_a_cheat_that_reports_itself() -> None:
     """The contract as it is, anonymous auditors, no fee: every trainer cheats and nobody looks."""
     found = solve(JOB)
-    assert (found.lies, found.audit_probability, found.cheat) == (1, 0, Trainer.HEDGED)
+    assert (found.lies, found.audit_probability, found.cheat) == (1, 0, TrainerStrategy.HEDGED)
     assert found.accepted == 1
 
 
@@ -119,14 +119,16 @@ def test_several_auditors_share_decoys_so_fewer_of_them_look() -> None:
     assert 0 < found.audit_probability < 1
     cheat = (found.cheat, found.tampered)
     assert abs(advantage(s, found.audit_probability, Fraction(0), cheat)) <= 1
-    assert best_cheat(replace(s, audit_probability=found.audit_probability))[0] < trainer_payoff(s, Trainer.HONEST)
+    assert best_cheat(replace(s, audit_probability=found.audit_probability))[0] < trainer_payoff(
+        s, TrainerStrategy.HONEST
+    )
 
 
 def test_a_client_looks_in_its_own_interest_and_is_cheated_sometimes() -> None:
     found = solve(JOB, interest=JOB.reward + 50_000)
     late = COSTS.challenge + COSTS.reclaim + COSTS.withdraw
     assert found.lies == Fraction(JOB.audit, JOB.reward + 50_000 + JOB.relief - late)
-    assert nearly(found.audit_probability, threshold(replace(JOB, tampered=4), Trainer.HEDGED) or Fraction(0))
+    assert nearly(found.audit_probability, threshold(replace(JOB, tampered=4), TrainerStrategy.HEDGED) or Fraction(0))
 
 
 def test_a_cheat_that_is_not_deterred_meets_as_many_audits_as_it_pays() -> None:
@@ -150,13 +152,16 @@ def test_among_strangers_with_seats_trainers_are_honest_and_every_seat_audits(ca
     """Neither side gains by leaving it: by the rules, against everything that the other strategies could do."""
     found = solve(SEATED)
     assert (found.lies, found.audit_probability) == (0, 1)
-    honest = expected_trainer(SEATED, Trainer.HONEST)
-    diligent = expected_auditor(SEATED, Auditor.DILIGENT, Trainer.HONEST, Fraction(0))
+    honest = expected_trainer(SEATED, TrainerStrategy.HONEST)
+    diligent = expected_auditor(SEATED, AuditorStrategy.DILIGENT, TrainerStrategy.HONEST, Fraction(0))
     for tampered in range(1, SEATED.segments + 1):
         assert all(expected_trainer(replace(SEATED, tampered=tampered), cheat) < honest for cheat in CHEATS)
         cases()
-    for own in Auditor:
-        assert own is Auditor.DILIGENT or expected_auditor(SEATED, own, Trainer.HONEST, Fraction(0)) < diligent
+    for own in AuditorStrategy:
+        assert (
+            own is AuditorStrategy.DILIGENT
+            or expected_auditor(SEATED, own, TrainerStrategy.HONEST, Fraction(0)) < diligent
+        )
         cases()
 
 
@@ -190,7 +195,7 @@ def test_the_share_of_the_pool_is_that_where_nobody_gains_by_a_slot_more_or_less
     assert (POOLED.own_share, POOLED.stranger_gain) == (Fraction(3, 4), 30_000)
     assert stranger_earns(POOLED, 10, 30) == cost
     assert stranger_earns(POOLED, 11, 30) < cost, "one more loses"
-    _, own = best_slots(POOLED, Trainer.HONEST, 10, cost, 90)
+    _, own = best_slots(POOLED, TrainerStrategy.HONEST, 10, cost, 90)
     assert own == 30
     for share in (Fraction(4, 5), Fraction(9, 10)):
         assert POOLED.buying(share) == (10 * share / (1 - share) - 30) * cost
@@ -203,7 +208,7 @@ def test_the_share_of_the_pool_is_that_where_nobody_gains_by_a_slot_more_or_less
 def test_a_larger_share_of_the_pool_pays_a_lie_where_the_closed_form_says(stake: int) -> None:
     """The best of all numbers of slots, against the shares that `stuffing` tries: at most an eighth of a seat less."""
     s, cost = replace(POOLED, trainer_stake=stake, bought=Fraction(3, 4)), Fraction(30_000, 40)
-    honest = best_slots(s, Trainer.HONEST, 10, cost, 60)[0]
+    honest = best_slots(s, TrainerStrategy.HONEST, 10, cost, 60)[0]
     lying = max(best_slots(replace(s, tampered=4), cheat, 10, cost, 320)[0] for cheat in CHEATS)
     assert -s.fee // 8 <= stuffing(s).slack - (honest - lying) <= s.fee // 8
     assert stuffing(s).holds is (stake > 10**6)
@@ -213,17 +218,20 @@ def test_a_guess_costs_the_bond_and_is_not_worth_it_without_one() -> None:
     """No guess of 256 bits is right. The bond prices sealing what one was told and has not computed."""
     free = replace(SEATED, bond=0)
     assert solve(free).lies == 0
-    guess = expected_auditor(SEATED, Auditor.GUESSING, Trainer.HONEST, Fraction(0))
+    guess = expected_auditor(SEATED, AuditorStrategy.GUESSING, TrainerStrategy.HONEST, Fraction(0))
     assert guess == -SEATED.bond - SEATED.costs.seal
 
 
 def test_if_all_believe_what_they_are_shown_a_cheat_is_paid() -> None:
     """Why the share of a right seat has to pay an audit of its own: nobody else would look."""
     believed = replace(SEATED, trusting=Fraction(1))
-    assert expected_trainer(believed, Trainer.LEAKING) > expected_trainer(believed, Trainer.HONEST)
+    assert expected_trainer(believed, TrainerStrategy.LEAKING) > expected_trainer(believed, TrainerStrategy.HONEST)
 
 
 def test_a_cheat_that_knew_the_draw_would_lie_where_all_seats_are_its_own() -> None:
     """Why seats are drawn after the final head is sealed: seen before, no stake deters it from f^n of its jobs."""
     own = replace(SEATED, bought=Fraction(1), trainer_stake=10**12)
-    assert expected_trainer(own, Trainer.HEDGED) - expected_trainer(own, Trainer.HONEST) == own.saved + own.lie
+    assert (
+        expected_trainer(own, TrainerStrategy.HEDGED) - expected_trainer(own, TrainerStrategy.HONEST)
+        == own.saved + own.lie
+    )

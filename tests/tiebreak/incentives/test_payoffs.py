@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.tiebreak.incentives.jobs import JOB
 from tests.tiebreak.incentives.rules import Players, expected_auditor, expected_trainer, play, stories
-from tiebreak.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer, TransactionCosts
+from tiebreak.incentives.economics import CHEATS, AuditorStrategy, JobEconomics, TrainerStrategy, TransactionCosts
 from tiebreak.incentives.model import auditor_payoff, best_cheat, extremes, griefing, trainer_payoff
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -42,25 +42,25 @@ def settings_of_jobs(draw: st.DrawFn) -> JobEconomics:
 
 
 @settings(max_examples=60)
-@given(settings_of_jobs(), st.sampled_from(Trainer))
-def test_a_trainer_is_paid_what_the_closed_form_says(s: JobEconomics, strategy: Trainer) -> None:
+@given(settings_of_jobs(), st.sampled_from(TrainerStrategy))
+def test_a_trainer_is_paid_what_the_closed_form_says(s: JobEconomics, strategy: TrainerStrategy) -> None:
     assert expected_trainer(s, strategy) == trainer_payoff(s, strategy)
 
 
 @pytest.mark.slow
 @settings(max_examples=60)
-@given(settings_of_jobs(), st.sampled_from(Auditor), st.sampled_from(Trainer), shares)
+@given(settings_of_jobs(), st.sampled_from(AuditorStrategy), st.sampled_from(TrainerStrategy), shares)
 def test_an_auditor_is_paid_what_the_closed_form_says(
-    s: JobEconomics, own: Auditor, strategy: Trainer, lies: Fraction
+    s: JobEconomics, own: AuditorStrategy, strategy: TrainerStrategy, lies: Fraction
 ) -> None:
-    lies = Fraction(0) if strategy is Trainer.HONEST else lies
+    lies = Fraction(0) if strategy is TrainerStrategy.HONEST else lies
     assert expected_auditor(s, own, strategy, lies) == auditor_payoff(s, own, strategy, lies)
 
 
 @settings(max_examples=60)
-@given(settings_of_jobs(), st.sampled_from(Trainer), st.sampled_from([None, *Auditor]), st.booleans())
+@given(settings_of_jobs(), st.sampled_from(TrainerStrategy), st.sampled_from([None, *AuditorStrategy]), st.booleans())
 def test_no_wei_is_made_or_lost_and_nothing_stays_in_the_board(
-    s: JobEconomics, strategy: Trainer, own: Auditor | None, decoy: bool
+    s: JobEconomics, strategy: TrainerStrategy, own: AuditorStrategy | None, decoy: bool
 ) -> None:
     """In any story; their probabilities add up to one."""
     players, total = Players(trainer=strategy, own=own), Fraction(0)
@@ -111,4 +111,4 @@ def test_a_setting_that_makes_no_sense_is_refused(field: str, value: object, mes
     with pytest.raises(ConfigurationError, match="way: expected 0 or more wei, got -1"):
         TransactionCosts(way=-1)
     with pytest.raises(ConfigurationError, match="lies: expected 0 of an honest trainer"):
-        auditor_payoff(JOB, Auditor.LAZY, Trainer.HONEST, Fraction(1))
+        auditor_payoff(JOB, AuditorStrategy.LAZY, TrainerStrategy.HONEST, Fraction(1))

@@ -18,7 +18,7 @@ import uvicorn
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tiebreak.node.hub.app import Hub, HubSettings, make_app
-from tiebreak.node.hub.limits import Limits, networks_in
+from tiebreak.node.hub.limits import HubLimits, networks_in
 from tiebreak.node.hub.serving import configure
 from tiebreak.node.mail import Mail
 from tiebreak.protocol.commitments.job import Head, SignedHead, game_id
@@ -97,7 +97,7 @@ def settings(folder: Path, database: str = "", **limits: int) -> HubSettings:
         domain=DOMAIN,
         key=HUB,
         database=database,
-        limits=replace(Limits(free_bytes=0), **limits),
+        limits=replace(HubLimits(free_bytes=0), **limits),
     )
 
 

@@ -13,13 +13,13 @@ from tests.tiebreak.node.hubs import JOB, OFFER, own_job
 from tiebreak.node import driver
 from tiebreak.node.driver import Driver
 from tiebreak.node.mail import Letter
-from tiebreak.node.parties import Policy, Shelf, Trainer
+from tiebreak.node.parties import AcceptancePolicy, Shelf, TrainerNode
 from tiebreak.protocol.chain import following
 from tiebreak.protocol.chain.following import FollowedBoard
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties.auditor import Watcher
+from tiebreak.protocol.parties.auditor import WatcherParty
 from tiebreak.protocol.parties.board import PublicJob
 
 
@@ -35,7 +35,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
     notes = SimpleNamespace(info=lambda *_, **__: None, warn=lambda *said: noted.append(said), error=noted.append)
     notes.error = notes.warn
     made = Driver(
-        Watcher(board=FollowedBoard(), domain=DOMAIN, pace=PACE),
+        WatcherParty(board=FollowedBoard(), domain=DOMAIN, pace=PACE),
         ground=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
         mail=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
         journal=SimpleNamespace(append=raising, fact=raising),  # type: ignore[arg-type]
@@ -71,9 +71,9 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
     facts: dict[str, bytes] = {}
     made.shelf = Shelf(tmp_path)
     made.journal = SimpleNamespace(keep_fact=facts.__setitem__)
-    policy = Policy(clients=(CLIENT.address,))
+    policy = AcceptancePolicy(clients=(CLIENT.address,))
     known = {"domain": DOMAIN, "pace": PACE, "key": TRAINER, "shelf": made.shelf}
-    made.machine = Trainer(board=FollowedBoard(), policy=policy, **known)
+    made.machine = TrainerNode(board=FollowedBoard(), policy=policy, **known)
 
     def held() -> dict[str, int]:
         return {name: len(value) for name, value in vars(made).items() if isinstance(value, Sized)}
@@ -138,7 +138,7 @@ def test_no_thread_ends_by_what_the_hub_or_the_disk_raises(there: Any, thread: s
 def test_what_cannot_be_kept_stops_the_node(there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = there
     alarm = e.Alarm(is_error=True, text="said after it")
-    monkeypatch.setattr(made.machine, "observe", lambda _: (e.Record(place=("a",), data=b""), alarm))
+    monkeypatch.setattr(made.machine, "observe", lambda _: (e.AppendRecord(place=("a",), data=b""), alarm))
     with pytest.raises(ValueError, match="of no family"):
         made.tell(e.Tick(at=7))
     assert made.stop.is_set()

@@ -19,7 +19,7 @@ from tiebreak.node.crews import Crew, Crews
 from tiebreak.node.driver import Driver
 from tiebreak.node.journal import Journal
 from tiebreak.node.mail import Mail, MailAway, MailRefused
-from tiebreak.node.parties import Auditor, Policy, Shelf, Trainer
+from tiebreak.node.parties import AcceptancePolicy, AuditorNode, Shelf, TrainerNode
 from tiebreak.node.work import Answer, Bench, Compute, Failed, Fetch, Publish, Task, Try
 from tiebreak.node.workbench import Workbench
 from tiebreak.protocol.game.moves import Concede
@@ -151,12 +151,12 @@ def test_posts_that_a_hub_does_not_take_hide_none_behind_them(tmp_path: Path) ->
     journal.close()
 
 
-def trainer(*taken: PublicJob, processes: int = 3) -> Trainer:
+def trainer(*taken: PublicJob, processes: int = 3) -> TrainerNode:
     board = Board()
     board.jobs |= {job.id: job for job in taken}
     shelf: Any = SimpleNamespace(program=lambda _: program(), seconds={})
-    return Trainer(
-        policy=Policy(), processes=processes, shelf=shelf, board=board, domain=DOMAIN, pace=PACE, key=TRAINER
+    return TrainerNode(
+        policy=AcceptancePolicy(), processes=processes, shelf=shelf, board=board, domain=DOMAIN, pace=PACE, key=TRAINER
     )
 
 
@@ -281,7 +281,9 @@ def test_a_job_that_is_only_offered_holds_up_no_trial(tmp_path: Path, monkeypatc
     statuses = (JobStatus.OFFERED, JobStatus.OFFERED, JobStatus.ACTIVE)
     board = Board()
     board.jobs |= {job.id: public(job, status) for job, status in zip(JOBS, statuses, strict=True)}
-    made = driving(Auditor(shelf=None, board=board, domain=DOMAIN, pace=PACE, key=CHALLENGER), tmp_path, asked, told)  # type: ignore[arg-type]
+    made = driving(
+        AuditorNode(shelf=None, board=board, domain=DOMAIN, pace=PACE, key=CHALLENGER), tmp_path, asked, told
+    )  # type: ignore[arg-type]
     for number, expected in enumerate((2, 0, 1)):
         made._fetch_inputs()
         made._fetch_inputs()

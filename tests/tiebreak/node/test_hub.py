@@ -44,9 +44,9 @@ from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import bodies as bodies_module
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import streams as streams_module
-from tiebreak.node.hub.clerk import Answer, Arrival, Clerk
-from tiebreak.node.hub.limits import Buckets, Limits, Recent, address_of, networks_in
-from tiebreak.node.hub.line import Line, Waiting
+from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
+from tiebreak.node.hub.limits import Buckets, HubLimits, Recent, address_of, networks_in
+from tiebreak.node.hub.line import Line, WaitingRequest
 from tiebreak.node.hub.serving import proxies_of
 from tiebreak.node.hub.store import Store
 from tiebreak.protocol.commitments import keys
@@ -198,14 +198,14 @@ def test_two_in_one_batch_are_one(store: Store) -> None:
 
 
 def _clerk(store: Store, **changes: Any) -> Clerk:
-    return Clerk(store, **{"domain": DOMAIN, "key": HUB, "limits": Limits(), **changes})
+    return Clerk(store, **{"domain": DOMAIN, "key": HUB, "limits": HubLimits(), **changes})
 
 
 def arrived(wire: bytes, at: float = 0, address: str = "192.0.2.1") -> Arrival:
     return Arrival(wire=wire, signed=posts.SignedPost.decode(wire), at=at, address=address)
 
 
-def take(clerk: Clerk, *wires: bytes, address: str = "192.0.2.1") -> list[Answer]:
+def take(clerk: Clerk, *wires: bytes, address: str = "192.0.2.1") -> list[PostResult]:
     return clerk.take([arrived(wire, address=address) for wire in wires])
 
 
@@ -261,7 +261,7 @@ def replayed(number: int, author: PrivateKey = STRANGER) -> bytes:
 
 def test_what_strangers_may_leave_in_a_job(database: str) -> None:
     """Auditors are no party of a job, so anybody may say what a replay came to, or send what a chain would get."""
-    limits = replace(Limits(), stranger_bytes=3 * len(replayed(0)))
+    limits = replace(HubLimits(), stranger_bytes=3 * len(replayed(0)))
     for first in (0, 2):  # by a clerk that has seen them, and by one that starts again
         store = Store(database)
         clerk = _clerk(store, limits=limits)
@@ -282,7 +282,7 @@ def test_a_full_disk_has_a_little_for_each_key_and_address(store: Store) -> None
     room = [True]
     offers = [own_job(PrivateKey.from_int(100 + number)) for number in range(3)]
     most = sum(map(len, offers[0][2:5]))
-    clerk = _clerk(store, limits=Limits(full_bytes=most, keys_per_address=2), has_room=lambda: room[0])
+    clerk = _clerk(store, limits=HubLimits(full_bytes=most, keys_per_address=2), has_room=lambda: room[0])
     take(clerk, OFFER, *(offer for offer, *_ in offers[:2]))
     room[0] = False
     assert {answer.status for answer in take(clerk, *offers[2], offers[0][1], steps(0), replayed(0))} == {403, 507}
@@ -299,7 +299,9 @@ def listing(number: int, files: int, author: PrivateKey = TRAINER) -> bytes:
 
 
 def test_keys_and_addresses_have_so_many_rows(store: Store) -> None:
-    clerk = _clerk(store, limits=Limits(rows_per_minute=1, keys_per_address=1))  # a burst is never below one full list
+    clerk = _clerk(
+        store, limits=HubLimits(rows_per_minute=1, keys_per_address=1)
+    )  # a burst is never below one full list
     take(clerk, OFFER)
     assert [answer.status for answer in take(clerk, listing(1, 1000), listing(2, 1000))] == [200, 429]
     assert [answer.status for answer in take(clerk, listing(3, 700, CLIENT))] == [429], "another key, the same address"
@@ -317,7 +319,7 @@ def test_a_move_waits_for_no_list_and_each_address_has_its_turn() -> None:
         sent += [*((steps(n), "flood") for n in range(99)), (steps(0), "other")]
         move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
         for at, (wire, address) in enumerate([*sent, (move, "player")]):
-            line.put(Waiting(arrived(wire, at, address), loop.create_future()))
+            line.put(WaitingRequest(arrived(wire, at, address), loop.create_future()))
         while sum(map(len, found)) < len(sent) + 1:
             assert line.earliest(1000) < 104
             found.append([f"{one.arrival.address} {one.arrival.at:.0f}" for one in await line.next_batch()])

@@ -11,7 +11,7 @@ import pytest
 
 from tiebreak.node.journal import Journal, read_place, write_place
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
-from tiebreak.protocol.parties.events import Record
+from tiebreak.protocol.parties.events import AppendRecord
 from tiebreak.protocol.tags import Digest
 
 OWN = {"role": "trainer", "chain": "31337"}
@@ -20,8 +20,11 @@ JOB, OTHER = Digest(bytes(32)), Digest(b"\x01" * 32)
 
 def test_records_come_back_in_order_and_the_first_of_a_place_counts(tmp_path: Path) -> None:
     journal = Journal(tmp_path, OWN)
-    kept = [Record(place=("head", JOB, 1), data=b"a"), Record(place=("said", b"head", 1 << 40, 0), data=b"")]
-    for record in (*kept, Record(place=("head", JOB, 1), data=b"b")):
+    kept = [
+        AppendRecord(place=("head", JOB, 1), data=b"a"),
+        AppendRecord(place=("said", b"head", 1 << 40, 0), data=b""),
+    ]
+    for record in (*kept, AppendRecord(place=("head", JOB, 1), data=b"b")):
         journal.append(record)
     journal.close()
     assert Journal(tmp_path, OWN).records() == kept
@@ -68,7 +71,7 @@ def test_a_bit_that_flips_is_refused_or_changes_nothing(tmp_path: Path, cases: C
     journal, rng = Journal(tmp_path / "own", OWN), Random(1)
     journal.keep_fact("secret", rng.randbytes(32))
     for number in range(30):
-        journal.append(Record(place=("said", JOB, number), data=rng.randbytes(200)))
+        journal.append(AppendRecord(place=("said", JOB, number), data=rng.randbytes(200)))
         journal.post(JOB, rng.randbytes(32), lambda _: rng.randbytes(150))
         journal.note(rng.randbytes(90))
     for waiting in journal.unheard()[:9]:
@@ -143,10 +146,10 @@ _WRITER = """
 import sys
 from pathlib import Path
 from tiebreak.node.journal import Journal
-from tiebreak.protocol.parties.events import Record
+from tiebreak.protocol.parties.events import AppendRecord
 journal = Journal(Path(sys.argv[1]), {})
 for number in range(10**9):
-    journal.append(Record(place=("n", number), data=bytes(100)))
+    journal.append(AppendRecord(place=("n", number), data=bytes(100)))
     journal.note(number.to_bytes(8, "big"))
     print(number, flush=True)
 """

@@ -10,7 +10,7 @@ import pytest
 
 from tiebreak.node import cheating, settings
 from tiebreak.node.log import Log
-from tiebreak.node.parties import Policy
+from tiebreak.node.parties import AcceptancePolicy
 from tiebreak.node.running import floor_of, means_of, open_party, policy
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.devnet import dev_secrets
@@ -49,7 +49,7 @@ def test_who_stakes_runs_only_for_named_clients_and_stakes(tmp_path: Path) -> No
         made = settings.write("trainer", tmp_path / str(number), **given)
         with pytest.raises(ConfigurationError, match="expected clients and most_stake, got none; write whose offers"):
             open_party(made, PrivateKey.from_int(7), Event())
-    assert policy(settings.write("trainer", tmp_path / "open", **open_to_all)) == Policy()
+    assert policy(settings.write("trainer", tmp_path / "open", **open_to_all)) == AcceptancePolicy()
     for number, stake in enumerate(("", "0")):
         unlimited = settings.write("auditor", tmp_path / f"auditor{number}", most_stake=stake)
         with pytest.raises(ConfigurationError, match="expected most_stake, got none; write what this auditor may"):
@@ -57,7 +57,7 @@ def test_who_stakes_runs_only_for_named_clients_and_stakes(tmp_path: Path) -> No
     limited = means_of(settings.write("auditor", tmp_path / "limited", most_stake="0.5", most_bond="2"), lambda: 0)
     assert (limited.most_stake, limited.most_bond, limited.most_exposed) == (10**18 // 2, 2 * 10**18, 0)
     named = settings.write("trainer", tmp_path / "named", clients=(client,), most_stake="0.5")
-    assert policy(named) == Policy(clients=(Address(b"\xab" * 20),))
+    assert policy(named) == AcceptancePolicy(clients=(Address(b"\xab" * 20),))
     assert means_of(named, lambda: 0).most_stake == 10**18 // 2
 
 

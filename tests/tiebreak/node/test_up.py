@@ -24,7 +24,7 @@ from tests.waiting import until
 from tiebreak.api.agreeing.readers import Card
 from tiebreak.engine.run.directory import DATA, PROGRAM, RECORDS
 from tiebreak.node import up
-from tiebreak.node.up import TERMS, Child, Plan, Town, free_port
+from tiebreak.node.up import TERMS, Child, Town, UpPlan, free_port
 from tiebreak.protocol.chain.devnet import BALANCE, find_anvil
 from tiebreak.protocol.commitments.terms import MAX_GAMES, Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -46,7 +46,7 @@ WINDOW = 24
 class Stormy(Town):
     """Kills a party with SIGKILL every now and then, and starts it again."""
 
-    def __init__(self, plan: Plan, seed: int, kills: int) -> None:
+    def __init__(self, plan: UpPlan, seed: int, kills: int) -> None:
         self.story: list[str] = []
         super().__init__(plan, self.story.append)
         self.rng, self.kills = random.Random(seed), kills
@@ -108,12 +108,12 @@ def roots(folder: Path) -> dict[int, str]:
     return found
 
 
-def plan_of(folder: Path, **changes: Any) -> Plan:
+def plan_of(folder: Path, **changes: Any) -> UpPlan:
     given = {
         "task": str(TASK), "steps": None, "cheat": "", "chain": True, "embedded": True, "port": free_port(),
         "folder": folder, "until_over": True, "terms": TERMS,
     }  # fmt: skip
-    return Plan(**given | changes)
+    return UpPlan(**given | changes)
 
 
 def play(town: Town, story: list[str]) -> Town:

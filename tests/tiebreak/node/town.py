@@ -15,7 +15,7 @@ from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.node import cheating, settings
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub.app import HubSettings
-from tiebreak.node.hub.limits import Limits
+from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.parties import deliver
 from tiebreak.node.running import open_party
 from tiebreak.node.up import OPEN_TO_ALL, free_port
@@ -89,7 +89,7 @@ def town(folder: Path) -> Iterator[Town]:
     with ExitStack() as stack:
         chain = stack.enter_context(devnet(port=free_port(), accounts=6, block_seconds=1, embedded=True))
         wanted = HubSettings(
-            folder=folder / "hub", domain=chain.chain.domain, key=hubs.HUB, limits=Limits(free_bytes=0),
+            folder=folder / "hub", domain=chain.chain.domain, key=hubs.HUB, limits=HubLimits(free_bytes=0),
         )  # fmt: skip
         made = Town(folder, chain, stack.enter_context(hubs.running(wanted)), wanted)
         try:

@@ -19,7 +19,7 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import PublicGame
-from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
 
@@ -66,7 +66,7 @@ class Villager:
         self.village, self.name = village, name
         self.kind, self.key = KINDS[name]
         self.node = Faulty(village.chain.node)
-        self.journal: list[e.Record] = []
+        self.journal: list[e.AppendRecord] = []
         self.rows = Rows()
         self.inbox: list[e.Event] = []
         self.events: list[e.Event] = []
@@ -83,7 +83,7 @@ class Villager:
         chain._deployment = self.village.chain.deployment
         pace = Pace(block_seconds=BLOCK, step_seconds=1, confirmations=self.village.confirmations)
         self.ground = ChainGround(chain, self.key, self.rows, pace=pace, steady=self.steady)
-        self.machine: Machine = self.kind(
+        self.machine: PartyMachine = self.kind(
             board=self.ground.board, domain=self.ground.domain, pace=pace, key=self.key, journal=list(self.journal)
         )
         self.ground.know(self.machine)
@@ -99,7 +99,7 @@ class Villager:
 
     def act(self, action: e.Action) -> None:
         match action:
-            case e.Record():
+            case e.AppendRecord():
                 assert all(action.place != kept.place for kept in self.journal), "a place is written once"
                 self.journal.append(action)
             case e.Transact():

@@ -18,7 +18,7 @@ from tiebreak.api.training.calibrating import Policy, as_policy
 from tiebreak.api.training.runs import draft, notice
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data.disk import Folder
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY
 from tiebreak.engine.run.directory import (
     JOB,
@@ -105,7 +105,7 @@ def seconds_per_step(offered: RunDirectory, machine: Machine) -> float:
     """The time of a step of the job on this machine, which is qualified first. Checks state and data by the job."""
     interpreter = machine.interpreter(offered)
     state, data = interpreter.to_device(offered.state(0)), interpreter.place_data(offered.data())
-    logs, taken, started = Journal.of(offered), [], time.perf_counter()
+    logs, taken, started = LogsInProgress.of(offered), [], time.perf_counter()
     count = min(MEASURED_STEPS, offered.job.steps)
     for _ in steps(interpreter, state, data, range(1, count + 1), sums=logs.before):
         taken.append(time.perf_counter() - started)

@@ -18,7 +18,7 @@ from tiebreak.api.machine.environment import own_mark, usable_cores
 from tiebreak.api.machine.running import Machine
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import (
     Comparison,
     SegmentAudit,
@@ -105,7 +105,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
     resumed = min(last, replay.last_complete())
     logs: Logs = NO_LOGS
     if trainer.job.is_logged:
-        logs = Journal(replay, CommittedLogs(LogFiles(trainer), signed_records(trainer)[0].__getitem__).step_log)
+        logs = LogsInProgress(replay, CommittedLogs(LogFiles(trainer), signed_records(trainer)[0].__getitem__).step_log)
     tally = Tally()
     with on_stderr("replaying", last, resumed, quiet=quiet) as on_step:
 

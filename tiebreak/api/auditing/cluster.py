@@ -12,7 +12,16 @@ from typing import Any, Final
 
 from filelock import FileLock
 
-from tiebreak.api.auditing.replayers import Advance, Assignment, Event, Lost, Outcome, Replayer, Task, outcome_of
+from tiebreak.api.auditing.replayers import (
+    Advance,
+    Assignment,
+    AuditTask,
+    Event,
+    Lost,
+    Replayer,
+    TaskOutcome,
+    outcome_of,
+)
 from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.native import cache_directory
@@ -121,7 +130,7 @@ def _get(reference: Any) -> Any:
     return _ray().get(reference)
 
 
-class Worker:
+class ReplayWorker:
     """An actor that replays tasks."""
 
     def __init__(self, assignment: Assignment, desk: Any, name: str) -> None:
@@ -133,7 +142,7 @@ class Worker:
         node: str = _ray().get_runtime_context().get_node_id()
         return node
 
-    def replay(self, task: Task) -> Outcome | Lost:
+    def replay(self, task: AuditTask) -> TaskOutcome | Lost:
         """Audits the segments of a task."""
         return outcome_of(task, self._name, self._made, self._desk.say.remote)
 
@@ -155,7 +164,7 @@ class _Slot:
         self.reference = actor.ready.remote()
         """Ray's reference to its next answer: that it is ready, then the outcome of `task`; None while it is idle."""
         self.node: str | None = None
-        self.task: Task | None = None
+        self.task: AuditTask | None = None
 
 
 class Cluster:
@@ -183,9 +192,9 @@ class Cluster:
         )
         desk = self._ray.remote(Desk).options(num_cpus=0, max_concurrency=CALLS_AT_ONCE, scheduling_strategy=here)
         self._desk = desk.remote(assignment.path, kept)
-        self._worker = self._ray.remote(Worker).options(num_cpus=threads, scheduling_strategy="SPREAD")
+        self._worker = self._ray.remote(ReplayWorker).options(num_cpus=threads, scheduling_strategy="SPREAD")
         self._slots: list[_Slot] = []
-        self._queue: list[tuple[Task, str]] = []
+        self._queue: list[tuple[AuditTask, str]] = []
         self._started = 0
         self.most = max(1, room if jobs is None else min(jobs, room))
         for _ in range(self.most):
@@ -200,7 +209,7 @@ class Cluster:
     def at_once(self) -> int:
         return sum(slot.node is not None for slot in self._slots)
 
-    def submit(self, task: Task, avoid: str = "") -> None:
+    def submit(self, task: AuditTask, avoid: str = "") -> None:
         self._queue.append((task, avoid))
         self._assign()
 

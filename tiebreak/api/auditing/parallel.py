@@ -20,11 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.api.auditing.replayers import Advance, Event, Lost, Outcome, Replayers, Task
+from tiebreak.api.auditing.replayers import Advance, AuditTask, Event, Lost, Replayers, TaskOutcome
 from tiebreak.api.machine.environment import own_mark
 from tiebreak.engine.run.audit import SegmentAudit, SegmentReport, kept_steps
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.logs import Finding, FindingKind, LogReport
+from tiebreak.engine.run.logs import FindingKind, LogFinding, LogReport
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, TiebreakError
 from tiebreak.protocol.tags import Digest
@@ -39,7 +39,7 @@ _SECOND: Final = 0x7469
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AuditStanding:
     """The progress of an audit: steps done, of all steps; for each worker at work, steps done, of its task's steps."""
 
     steps: int
@@ -47,7 +47,7 @@ class Standing:
     workers: Mapping[str, tuple[int, int]]
 
 
-def divide(run: RunDirectory, segments: Sequence[int], workers: int) -> list[Task]:
+def divide(run: RunDirectory, segments: Sequence[int], workers: int) -> list[AuditTask]:
     """Divides segments, ascending, into tasks of about the same number of steps.
 
     Segments that are replayed from the same kept state are not separated.
@@ -58,18 +58,18 @@ def divide(run: RunDirectory, segments: Sequence[int], workers: int) -> list[Tas
         parts.setdefault(kept[max(0, bisect_right(kept, job.first_step(segment) - 1) - 1)], []).append(segment)
     sizes = {start: job.last_step(part[-1]) - start for start, part in parts.items()}
     least = sum(sizes.values()) / (TASKS * workers)
-    tasks: list[Task] = []
+    tasks: list[AuditTask] = []
     held, steps = [], 0
     for start, part in parts.items():
         held += part
         steps += sizes[start]
         if steps >= least:
-            tasks.append(Task(number=len(tasks), segments=tuple(held), steps=steps))
+            tasks.append(AuditTask(number=len(tasks), segments=tuple(held), steps=steps))
             held, steps = [], 0
-    return tasks if not held else [*tasks, Task(number=len(tasks), segments=tuple(held), steps=steps)]
+    return tasks if not held else [*tasks, AuditTask(number=len(tasks), segments=tuple(held), steps=steps)]
 
 
-class Ledger:
+class AuditLedger:
     """The tasks of one audit and their outcomes, in a file of SQLite that only one process at a time writes."""
 
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
@@ -110,25 +110,25 @@ class Ledger:
         self._file.execute("COMMIT")
         self._spent = float(found[1])
 
-    def begin(self, tasks: Sequence[Task]) -> None:
+    def begin(self, tasks: Sequence[AuditTask]) -> None:
         """Keeps the tasks of an audit that begins."""
         with self._file:
             self._file.execute("BEGIN")
             rows = [(task.number, json.dumps(task.segments), task.steps) for task in tasks]
             self._file.executemany("INSERT INTO task VALUES (?, ?, ?, NULL)", rows)
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[AuditTask]:
         """All tasks of the audit, in order."""
         rows = self._file.execute("SELECT number, segments, steps FROM task ORDER BY number")
-        return [Task(number=number, segments=tuple(json.loads(text)), steps=steps) for number, text, steps in rows]
+        return [AuditTask(number=number, segments=tuple(json.loads(text)), steps=steps) for number, text, steps in rows]
 
-    def outcomes(self) -> dict[int, Outcome]:
+    def outcomes(self) -> dict[int, TaskOutcome]:
         """The outcomes of the tasks that are done, by number."""
         rows = self._file.execute("SELECT number, outcome FROM task WHERE outcome IS NOT NULL")
         tasks = self.tasks()
         return {number: _decoded(tasks[number], json.loads(text)) for number, text in rows.fetchall()}
 
-    def put(self, outcomes: Sequence[Outcome]) -> None:
+    def put(self, outcomes: Sequence[TaskOutcome]) -> None:
         """Keeps the outcomes of some tasks, durably."""
         with self._file:
             self._file.execute("BEGIN")
@@ -145,15 +145,15 @@ class Ledger:
         self._file.close()
 
 
-def _encoded(outcome: Outcome) -> dict[str, Any]:
+def _encoded(outcome: TaskOutcome) -> dict[str, Any]:
     checked = [[checkpoint, record.hex()] for checkpoint, record in outcome.checked]
     more = {"starts": outcome.starts, "refused": outcome.refused, "steps": outcome.steps, "log": asdict(outcome.log)}
     return {"worker": outcome.worker, "checked": checked, **more}
 
 
-def _decoded(task: Task, row: dict[str, Any]) -> Outcome:
-    findings = [Finding(**{**finding, "kind": FindingKind(finding["kind"])}) for finding in row["log"]["findings"]]
-    return Outcome(
+def _decoded(task: AuditTask, row: dict[str, Any]) -> TaskOutcome:
+    findings = [LogFinding(**{**finding, "kind": FindingKind(finding["kind"])}) for finding in row["log"]["findings"]]
+    return TaskOutcome(
         task=task, worker=row["worker"], starts=tuple(row["starts"]), refused=tuple(row["refused"]), steps=row["steps"],
         checked=tuple((checkpoint, bytes.fromhex(record)) for checkpoint, record in row["checked"]),
         log=LogReport(**{**row["log"], "findings": findings}),
@@ -163,7 +163,7 @@ def _decoded(task: Task, row: dict[str, Any]) -> Outcome:
 def audit_in_parallel(
     run: RunDirectory, root: Digest, segments: Sequence[int], records: Sequence[StepRecord],
     begin: Callable[[], Replayers], ledger: Path,
-    on_standing: Callable[[Standing], None] = lambda _: None, on_trouble: Callable[[str], None] = lambda _: None,
+    on_standing: Callable[[AuditStanding], None] = lambda _: None, on_trouble: Callable[[str], None] = lambda _: None,
 ) -> SegmentAudit:  # fmt: skip
     """Audits segments (from 0) by several processes, and goes on with what the ledger says is done.
 
@@ -176,7 +176,7 @@ def audit_in_parallel(
     if not wanted or not 0 <= wanted[0] <= wanted[-1] < len(records):
         raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {list(wanted[-1:])}")
     key = {"job": run.job.id.hex(), "root": root.hex(), "count": len(records), "segments": wanted}
-    with closing(Ledger(ledger, key)) as opened, ExitStack() as stack:
+    with closing(AuditLedger(ledger, key)) as opened, ExitStack() as stack:
 
         @cache
         def replayers() -> Replayers:
@@ -192,8 +192,8 @@ def audit_in_parallel(
 
 class _Audit:
     def __init__(
-        self, run: RunDirectory, records: Sequence[StepRecord], ledger: Ledger,
-        on_standing: Callable[[Standing], None], on_trouble: Callable[[str], None],
+        self, run: RunDirectory, records: Sequence[StepRecord], ledger: AuditLedger,
+        on_standing: Callable[[AuditStanding], None], on_trouble: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._run, self._records, self._ledger = run, records, ledger
         self._on_standing, self._on_trouble = on_standing, on_trouble
@@ -201,8 +201,8 @@ class _Audit:
         self._steps = {task.number: task.steps for task in tasks}
         self._done = ledger.outcomes()
         self._resumed = sum(outcome.steps for outcome in self._done.values())
-        self._unsaved: list[Outcome] = []
-        self._suspects: dict[int, Outcome] = {}
+        self._unsaved: list[TaskOutcome] = []
+        self._suspects: dict[int, TaskOutcome] = {}
         """Tasks in which a segment disagrees, until it is computed again."""
         self._end = min(
             (number for number, outcome in self._done.items() if self._disagrees(outcome)), default=len(tasks)
@@ -244,11 +244,11 @@ class _Audit:
             self._ledger.put(self._unsaved)
             self._unsaved = []
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> AuditStanding:
         steps = self._steps
         workers = {w: (min(n, steps[t]), steps[t]) for t, (w, n) in self._under_way.items() if w}
         done = sum(steps[number] for number in self._done) + sum(steps for steps, _ in workers.values())
-        return Standing(done, sum(steps.values()), workers)
+        return AuditStanding(done, sum(steps.values()), workers)
 
     def _heard(self, event: Event) -> None:
         number = event.task.number
@@ -269,15 +269,15 @@ class _Audit:
         else:
             self._keep(event)
 
-    def _disagrees(self, outcome: Outcome) -> bool:
+    def _disagrees(self, outcome: TaskOutcome) -> bool:
         checkpoint, record = outcome.checked[-1]
         return record != self._records[checkpoint].encode()
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _keep(self, outcome: TaskOutcome) -> None:
         self._done[outcome.task.number] = outcome
         self._unsaved.append(outcome)
 
-    def _judge(self, first: Outcome, second: Outcome) -> None:
+    def _judge(self, first: TaskOutcome, second: TaskOutcome) -> None:
         """A disagreement has been computed again."""
         number, (checkpoint, record) = first.task.number, first.checked[-1]
         if second.checked[-1] == (checkpoint, record):
@@ -292,7 +292,7 @@ class _Audit:
             reason = f"its record of checkpoint {checkpoint} is not the trainer's, which {second.worker} got as well"
             self._again(first.task, first.worker, reason)
 
-    def _again(self, task: Task, worker: str, reason: str) -> None:
+    def _again(self, task: AuditTask, worker: str, reason: str) -> None:
         self._lost[task.number] += 1
         last = self._run.job.last_step(task.segments[-1])
         what = f"{worker}: the segments up to step {last} were lost: {reason}"

@@ -25,7 +25,7 @@ from rich.text import Text
 from tiebreak.engine.run.train import Commit, Progress
 
 if TYPE_CHECKING:
-    from tiebreak.api.auditing.parallel import Standing
+    from tiebreak.api.auditing.parallel import AuditStanding
 
 LOSS_WIDTH: Final = len("loss -1.234e-05")
 SPEED_WIDTH: Final = len("3.33e+06 steps/s")
@@ -106,7 +106,7 @@ def _lines(console: Console, title: str, steps: int) -> OnStep:
 
 
 @contextmanager
-def progress_of_workers(console: Console, title: str) -> Iterator[Callable[["Standing"], None]]:
+def progress_of_workers(console: Console, title: str) -> Iterator[Callable[["AuditStanding"], None]]:
     """Shows a bar for all work and one for each worker's, with the time left, or ten lines without a terminal."""
     if not console.is_terminal:
         yield _lines_of_workers(console, title)
@@ -119,7 +119,7 @@ def progress_of_workers(console: Console, title: str) -> Iterator[Callable[["Sta
         whole = bar.add_task(escape(title), total=None)
         rows: dict[str, TaskID] = {}
 
-        def on_standing(now: "Standing") -> None:
+        def on_standing(now: "AuditStanding") -> None:
             bar.update(whole, completed=now.steps, total=now.total)
             for worker in rows.keys() - now.workers.keys():
                 bar.remove_task(rows.pop(worker))
@@ -132,10 +132,10 @@ def progress_of_workers(console: Console, title: str) -> Iterator[Callable[["Sta
         yield on_standing
 
 
-def _lines_of_workers(console: Console, title: str) -> Callable[["Standing"], None]:
+def _lines_of_workers(console: Console, title: str) -> Callable[["AuditStanding"], None]:
     said, began, first = -1, time.monotonic(), 0
 
-    def on_standing(now: "Standing") -> None:
+    def on_standing(now: "AuditStanding") -> None:
         nonlocal said, first
         if said < 0:
             first = now.steps

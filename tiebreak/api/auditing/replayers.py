@@ -50,7 +50,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class AuditTask:
     """Segments that one process replays. number: the place among the audit's tasks, which are in order of steps."""
 
     number: int
@@ -62,10 +62,10 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TaskOutcome:
     """The result of a task. `problem`: why it could not be checked; then there is no other result."""
 
-    task: Task
+    task: AuditTask
     worker: str
     checked: tuple[tuple[int, bytes], ...] = ()
     """Each checkpoint that was reached, and the encoded record that replaying gave."""
@@ -80,7 +80,7 @@ class Outcome:
 class Advance:
     """The number of steps that a task has done so far."""
 
-    task: Task
+    task: AuditTask
     worker: str
     steps: int
 
@@ -89,12 +89,12 @@ class Advance:
 class Lost:
     """A task ended without a result, through no fault of the run."""
 
-    task: Task
+    task: AuditTask
     worker: str
     reason: str
 
 
-Event = Outcome | Advance | Lost
+Event = TaskOutcome | Advance | Lost
 
 
 class Replayers(Protocol):
@@ -108,7 +108,7 @@ class Replayers(Protocol):
     def at_once(self) -> int:
         """The number of tasks that can be under way now."""
 
-    def submit(self, task: Task, avoid: str = "") -> None:
+    def submit(self, task: AuditTask, avoid: str = "") -> None:
         """Begin a task; at most `at_once` may be under way. avoid: a worker that should not get it."""
 
     def events(self, seconds: float) -> Sequence[Event]:
@@ -141,7 +141,7 @@ class Replayer:
             raise CannotCheck(f"{assignment.path}: expected the records of root {assignment.root.hex()}, got others")
         self._auditors: dict[int | None, SegmentAuditor] = {}
 
-    def replay(self, task: Task, on_advance: Callable[[Advance], None]) -> Outcome:
+    def replay(self, task: AuditTask, on_advance: Callable[[Advance], None]) -> TaskOutcome:
         """Audits the segments of a task."""
         said = time.monotonic()
 
@@ -155,7 +155,7 @@ class Replayer:
         logs = CommittedLogs.of(self._run, self._records.__getitem__)
         done = self._auditor(task.permute).audit(task.segments, on_step, logs)
         checked = tuple((report.checkpoint, report.replayed.encode()) for report in done.checked)
-        return Outcome(
+        return TaskOutcome(
             task=task, worker=self.worker, checked=checked, starts=tuple(done.starts), refused=tuple(done.refused),
             steps=done.steps, log=done.log,
         )  # fmt: skip
@@ -170,8 +170,8 @@ class Replayer:
 
 
 def outcome_of(
-    task: Task, worker: str, replayer: Callable[[], Replayer], on_advance: Callable[[Advance], None]
-) -> Outcome | Lost:
+    task: AuditTask, worker: str, replayer: Callable[[], Replayer], on_advance: Callable[[Advance], None]
+) -> TaskOutcome | Lost:
     """The result of a task, also if it fails. replayer: makes the replayer, or has it.
 
     An error of the run or of the request is a problem of the task. Any other error in a process, such as a full disk,
@@ -181,7 +181,7 @@ def outcome_of(
         return replayer().replay(task, on_advance)
     except TiebreakError as error:
         kind = next((kind for kind in (CannotCheck, VerificationError) if isinstance(error, kind)), ConfigurationError)
-        return Outcome(task=task, worker=worker, problem=kind(str(error)))
+        return TaskOutcome(task=task, worker=worker, problem=kind(str(error)))
     except Exception as error:
         return Lost(task=task, worker=worker, reason=f"{type(error).__name__}: {error}")
 
@@ -201,7 +201,7 @@ class Processes:
         self._processes: list[_Process] = []
         self._started = 0
 
-    def submit(self, task: Task, avoid: str = "") -> None:
+    def submit(self, task: AuditTask, avoid: str = "") -> None:
         must_be_new = task.permute is not None
         idle = [process for process in self._processes if process.task is None]
         fit = next((p for p in idle if p.name != avoid and not (must_be_new and p.is_copy)), None)
@@ -261,15 +261,15 @@ class _Process:
         ours, theirs = socketpair()
         with theirs:
             self.pid = (_copy if is_copy else _begin)(theirs.fileno(), name)
-        self.task: Task | None = None
+        self.task: AuditTask | None = None
         self.connection = Connection(ours.detach())
         self.say(assignment)
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: AuditTask) -> None:
         self.task = task
         self.say(task)
 
-    def say(self, what: Assignment | Task) -> None:
+    def say(self, what: Assignment | AuditTask) -> None:
         with suppress(OSError):  # `events` finds that it is gone
             self.connection.send(what)
 
@@ -315,7 +315,7 @@ def _copy(socket: int, worker: str) -> int:
 
 def serve(socket: int, worker: str) -> None:
     """Does the tasks that come, in order, until the other end is closed, even amid a task."""
-    connection, tasks = Connection(socket), SimpleQueue[Task]()
+    connection, tasks = Connection(socket), SimpleQueue[AuditTask]()
     assignment: Assignment = connection.recv()
 
     def receive() -> None:

@@ -64,7 +64,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signed:
+class SignedCertificate:
     """A certificate that holds by itself, and who has signed it."""
 
     certificate: Certificate
@@ -130,17 +130,17 @@ class Signed:
         return said
 
 
-def read_certificate(path: Path) -> Signed:
+def read_certificate(path: Path) -> SignedCertificate:
     """Reads and checks a certificate without its weights. Raises `VerificationError` that names the file."""
     try:
-        return Signed.read(read_file(path, MAX_ENVELOPE_BYTES))
+        return SignedCertificate.read(read_file(path, MAX_ENVELOPE_BYTES))
     except VerificationError as error:
         raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
 
 def verify(
     model: Path, certificate: Path, *, require: Sequence[Address] = (), resaved: bool = False, others: bool = False
-) -> tuple[Signed, Found]:
+) -> tuple[SignedCertificate, Found]:
     """Checks a .safetensors file, or a folder as `save_pretrained` writes it, against a certificate.
 
     require: those who must have signed in addition to the trainer. resaved: the files may have other bytes than were

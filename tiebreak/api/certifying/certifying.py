@@ -17,7 +17,7 @@ from typing import Final
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tiebreak.api.certifying.certificates import Found, Signed, check, read_certificate, read_weights
+from tiebreak.api.certifying.certificates import Found, SignedCertificate, check, read_certificate, read_weights
 from tiebreak.api.machine import environment
 from tiebreak.api.training.runs import names_of
 from tiebreak.engine.capture.compile import MODEL
@@ -44,7 +44,7 @@ Ending = tuple[Logged, tuple[Seat, ...]]
 def certify(
     run: RunDirectory, model: Path, output: Path, key: PrivateKey | None, ending: Ending | None = None,
     attestation: Attestation | None = None,
-) -> tuple[Signed, Found]:  # fmt: skip
+) -> tuple[SignedCertificate, Found]:  # fmt: skip
     """Makes a certificate for the weights of a run, or adds a signature to the one that is there.
 
     key: the signer's; None: only look at the certificate that is there. attestation: goes into a certificate that is
@@ -71,9 +71,9 @@ def certify(
     if key is not None:
         envelope = sign(envelope, key)  # (5)
         envelope = signed_for_others(envelope, key)
-        Signed.read(envelope.encode())
+        SignedCertificate.read(envelope.encode())
         write_file(output, envelope.encode())
-    return Signed.read(envelope.encode()), found
+    return SignedCertificate.read(envelope.encode()), found
 
 
 def _certificate(
@@ -129,7 +129,7 @@ def _public(key: ec.EllipticCurvePrivateKey, encoding: serialization.Encoding) -
     return key.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def card(signed: Signed, found: Found, certificate: str) -> str:
+def card(signed: SignedCertificate, found: Found, certificate: str) -> str:
     """A section of Markdown for a model card. certificate: the name of the file next to the weights."""
     job, record = signed.certificate.job, signed.certificate.record
     model = next(iter(found.files)) if len(found.files) == 1 else "."

@@ -80,7 +80,7 @@ NONCE_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Challenge:
+class OwnershipChallenge:
     """A checker's question to the owner of a claim. nonce: secret until the claim is there."""
 
     job: Digest
@@ -144,7 +144,7 @@ def false_segments(count: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class OwnershipClaim:
     """A claim that holds by itself: steps (1) and (2) of the plan."""
 
     run: RunDirectory
@@ -178,13 +178,13 @@ class Claim:
         """The root of the state from which a segment starts."""
         return self.records[segment - 1].state_root if segment else self.run.job.initial_state_root
 
-    def challenge(self, top: int, uniform: int, nonce: bytes) -> Challenge:
-        return Challenge(
+    def challenge(self, top: int, uniform: int, nonce: bytes) -> OwnershipChallenge:
+        return OwnershipChallenge(
             job=self.run.job.id, run_root=self.head.head.run_root, count=len(self.records), changes=self.digest,
             top=top, uniform=uniform, nonce=nonce,
         )  # fmt: skip
 
-    def drawn(self, challenge: Challenge) -> tuple[int, ...]:
+    def drawn(self, challenge: OwnershipChallenge) -> tuple[int, ...]:
         """The segments that a challenge asks for. Raises `VerificationError` if it is for another claim: step (3)."""
         expected = self.challenge(challenge.top, challenge.uniform, challenge.nonce)
         for name in ("job", "run_root", "count", "changes"):
@@ -211,7 +211,7 @@ def largest_change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
 # ---------------------------------------------------------------- the owner
 
 
-def claim(run: RunDirectory, folder: Path) -> Claim:
+def claim(run: RunDirectory, folder: Path) -> OwnershipClaim:
     """Writes the claim of a run's owner into a new or empty folder.
 
     Each state is checked against its record. Raises `StateError` if one was not kept.
@@ -239,15 +239,15 @@ def claim(run: RunDirectory, folder: Path) -> Claim:
     write_file(folder / CHANGES, pack(f"<{len(changes)}f", *changes))
     for name in (run_files.PROGRAM, run_files.JOB):
         _copy(run.path / name, folder / name)
-    return Claim.read(folder)
+    return OwnershipClaim.read(folder)
 
 
-def opened(made: Claim, challenge: Challenge) -> list[int]:
+def opened(made: OwnershipClaim, challenge: OwnershipChallenge) -> list[int]:
     """The steps whose states an answer opens."""
     return [made.run.job.first_step(segment) - 1 for segment in made.drawn(challenge)]
 
 
-def answer(run: RunDirectory, made: Claim, challenge: Challenge, key: PrivateKey) -> list[int]:
+def answer(run: RunDirectory, made: OwnershipClaim, challenge: OwnershipChallenge, key: PrivateKey) -> list[int]:
     """Adds data, opened states and a signature to a claim. Returns the steps after which the states are.
 
     Raises `ConfigurationError` if the key is not the trainer's or the client's.
@@ -274,7 +274,7 @@ def _copy(source: Path, target: Path) -> None:
 # ---------------------------------------------------------------- the checker
 
 
-def make_challenge(made: Claim, path: Path, top: int, uniform: int) -> Challenge:
+def make_challenge(made: OwnershipClaim, path: Path, top: int, uniform: int) -> OwnershipChallenge:
     """Writes a new challenge for a claim that holds. Raises `ConfigurationError` if the file is there."""
     if path.exists():
         raise ConfigurationError(f"{path} already exists; choose another file")
@@ -301,7 +301,12 @@ class Ownership:
 
 
 def check(
-    made: Claim, challenge: Challenge, machine: Machine, *, model: Path | None = None, certificate: Path | None = None
+    made: OwnershipClaim,
+    challenge: OwnershipChallenge,
+    machine: Machine,
+    *,
+    model: Path | None = None,
+    certificate: Path | None = None,
 ) -> Ownership:
     """Checks an answer to this checker's own challenge. Raises `VerificationError` unless it holds.
 
@@ -323,7 +328,7 @@ def check(
     return found
 
 
-def _signer(made: Claim, challenge: Challenge) -> Address:
+def _signer(made: OwnershipClaim, challenge: OwnershipChallenge) -> Address:
     path, job = made.run.path / ANSWER, made.run.job
     with made.run.folder() as folder:
         envelope = Envelope.decode(folder.read(ANSWER, MAX_ENVELOPE_BYTES))
@@ -339,7 +344,7 @@ def _signer(made: Claim, challenge: Challenge) -> Address:
     )
 
 
-def _replay(made: Claim, machine: Machine, found: Ownership) -> None:
+def _replay(made: OwnershipClaim, machine: Machine, found: Ownership) -> None:
     """Steps (5) to (7), for each drawn segment."""
     run, job, started = made.run, made.run.job, time.perf_counter()
     held = set(kept_steps(run, len(made.records)))
@@ -387,7 +392,7 @@ class Posting:
     when: str
 
 
-def received(made: Claim, posts: Sequence[ReceivedPost], hub: Address) -> list[Posting]:
+def received(made: OwnershipClaim, posts: Sequence[ReceivedPost], hub: Address) -> list[Posting]:
     """The times at which a hub received heads of the job from its trainer; other posts are passed over.
 
     Raises `VerificationError` if the hub, a sender, or a head's trainer did not sign.
@@ -402,7 +407,7 @@ def received(made: Claim, posts: Sequence[ReceivedPost], hub: Address) -> list[P
     return found
 
 
-def check_posted(made: Claim, postings: Sequence[Posting]) -> None:
+def check_posted(made: OwnershipClaim, postings: Sequence[Posting]) -> None:
     """Raises `VerificationError` if a head that was posted is not one of this run."""
     grown, roots = Frontier(), list[Digest]()
     for record in made.records:

@@ -40,7 +40,7 @@ ENDINGS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentTransaction:
     """A transaction that was sent, in words, and its receipt."""
 
     what: str
@@ -68,7 +68,7 @@ def board_of(rpc: str, signed: RunDirectory | Certificate) -> Chain:
 # ---------------------------------------------------------------- acting
 
 
-def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = None) -> Sent:
+def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = None) -> SentTransaction:
     """Sends the transactions that the job needs next from the owner of this key.
 
     The client creates the job and pays the reward; the trainer accepts it and pays its stake, then posts heads. count:
@@ -78,11 +78,11 @@ def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = N
     if state.status is JobStatus.NONE:
         _require_owner(key, job.client, "client, to create the job")
         call = calls.create_job(job, run.agreement.trainer_signature)
-        return Sent(what=f"the job, with {ether(call.value)} for it", receipt=chain.send(key, call))
+        return SentTransaction(what=f"the job, with {ether(call.value)} for it", receipt=chain.send(key, call))
     if state.status is JobStatus.OFFERED:
         _require_owner(key, job.trainer, "trainer, to accept the job")
         stake = ether(job.trainer_stake)
-        return Sent(what=f"its acceptance, with a stake of {stake}",
+        return SentTransaction(what=f"its acceptance, with a stake of {stake}",
                     receipt=chain.send(key, calls.accept_job(job.id, job.trainer_stake)))  # fmt: skip
     if state.status is not JobStatus.ACTIVE:
         raise StateError(f"expected a job that goes on, got one that is {state.status.name.lower()}")
@@ -92,12 +92,14 @@ def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = N
     head = signed_head(run, count)
     if head.head.count <= state.head_count:
         raise StateError(f"expected a head of more than {state.head_count} checkpoints, got one of {head.head.count}")
-    return Sent(what=f"head {head.head.count} of {job.checkpoints}", receipt=chain.send(key, calls.post_head(head)))
+    return SentTransaction(
+        what=f"head {head.head.count} of {job.checkpoints}", receipt=chain.send(key, calls.post_head(head))
+    )
 
 
 def challenge(
     chain: Chain, run: RunDirectory, key: PrivateKey, *, replay: Path | None, count: int | None, nonce: int
-) -> tuple[Digest, Sent]:
+) -> tuple[Digest, SentTransaction]:
     """Starts a game against a head of the run, and returns its id.
 
     replay: the challenger's own replay of the job (`tiebreak audit`), which must differ from the head; None: the caller
@@ -113,20 +115,22 @@ def challenge(
                 f"head {head.head.count} is what the replay gives: a challenge would lose the stake, so nothing is sent"
             )
     game_id, receipt = chain.challenge(key, head, nonce)
-    return game_id, Sent(what=f"a challenge of head {head.head.count}", receipt=receipt)
+    return game_id, SentTransaction(what=f"a challenge of head {head.head.count}", receipt=receipt)
 
 
-def end(chain: Chain, run: RunDirectory, key: PrivateKey, how: str) -> Sent:
+def end(chain: Chain, run: RunDirectory, key: PrivateKey, how: str) -> SentTransaction:
     """Ends a job in one of the `ENDINGS`. Raises `Reverted` with the contract's reason if it is too early."""
-    return Sent(what=f"{how} of job {run.job.id.hex()}", receipt=chain.send(key, ENDINGS[how](run.job.id)))
+    return SentTransaction(what=f"{how} of job {run.job.id.hex()}", receipt=chain.send(key, ENDINGS[how](run.job.id)))
 
 
-def withdraw(chain: Chain, key: PrivateKey, to: Address | None = None) -> Sent:
+def withdraw(chain: Chain, key: PrivateKey, to: Address | None = None) -> SentTransaction:
     """Withdraws all that the board owes to the key's account. Raises `StateError` if that is nothing."""
     amount = chain.credit(key.address)
     if not amount:
         raise StateError(f"expected credit of 0x{key.address.hex()} on the board, got none")
-    return Sent(what=ether(amount), receipt=chain.send(key, calls.withdraw(key.address if to is None else to)))
+    return SentTransaction(
+        what=ether(amount), receipt=chain.send(key, calls.withdraw(key.address if to is None else to))
+    )
 
 
 def signed_head(run: RunDirectory, count: int | None) -> SignedHead:
@@ -146,7 +150,7 @@ def _require_owner(key: PrivateKey, owner: Address, who: str) -> None:
 # ---------------------------------------------------------------- reading
 
 
-class Letter(Protocol):
+class DeliveredPost(Protocol):
     """A post as a hub delivered it, with all its signatures checked (`tiebreak.node.mail`)."""
 
     @property
@@ -166,7 +170,7 @@ class HubBoard:
     far as the ledger knows them (`tiebreak.protocol.parties.ledger`).
     """
 
-    def __init__(self, letters: Iterable[Letter], domain: Domain) -> None:
+    def __init__(self, letters: Iterable[DeliveredPost], domain: Domain) -> None:
         self._ledger, self._events, self._at = Ledger(domain), list[Event](), 0
         self._logged: set[tuple[str, Digest]] = set()
         for letter in letters:
@@ -206,7 +210,7 @@ class HubBoard:
             job_id=game.job.id, challenger=game.challenger,
         )  # fmt: skip
 
-    def _log(self, letter: Letter) -> None:
+    def _log(self, letter: DeliveredPost) -> None:
         """Note the events that the contracts would have logged for a transaction that was taken."""
         board = self._ledger.board
         for job in board.jobs.values():
@@ -220,7 +224,7 @@ class HubBoard:
             if game.is_over:
                 self._say(letter, "GameEnded", game.id, about | {"verdict": verdict, "reason": reason})
 
-    def _say(self, letter: Letter, name: str, subject: Digest, values: dict[str, Any]) -> None:
+    def _say(self, letter: DeliveredPost, name: str, subject: Digest, values: dict[str, Any]) -> None:
         if (name, subject) not in self._logged:
             self._logged.add((name, subject))
             self._events.append(Event(name, values, letter.place, letter.post.content))

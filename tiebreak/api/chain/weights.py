@@ -21,7 +21,7 @@ CONFIGURATION: Final = (".json", ".txt", ".model", ".jinja")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class WrittenWeights:
     """A report of the weights written. settled: whether a board says that the job ended with this run."""
 
     path: Path
@@ -48,7 +48,7 @@ def settled_root(run: RunDirectory, rpc: str | None) -> bool:
 
 def write_weights(
     folder: Path, output: Path, *, rpc: str | None = None, like: Path | None = None, unsettled: bool = False
-) -> Weights:
+) -> WrittenWeights:
     """Writes the final weights of a run as .safetensors, under the keys of the module's `state_dict`.
 
     Signature, records and state are checked from the head down to each tensor. output: a new file; with `like`, a new
@@ -79,7 +79,7 @@ def write_weights(
     with storing(path):
         save_file(tensors, part, metadata={"format": "pt"})
         part.rename(path)
-    return Weights(
+    return WrittenWeights(
         path=output,
         tensors=len(tensors),
         parameters=sum(tensor.numel() for tensor in tensors.values()),

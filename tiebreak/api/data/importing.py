@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tiebreak.api.data import hugging_face
 from tiebreak.api.data.folder import Import, OnBytes, importing, open_folder
-from tiebreak.api.data.text import CUTS, LENGTHS, TOKENS, Counts, Layout, import_texts
+from tiebreak.api.data.text import CUTS, LENGTHS, TOKENS, ImportCounts, Layout, import_texts
 from tiebreak.api.data.tokenizing import ByteTokens, TokenizerFile, Tokens
 from tiebreak.engine.data import ArrayFile, FactsCache, examine, open_npy, open_raw, open_safetensors
 from tiebreak.engine.data.facts import Facts
@@ -42,7 +42,7 @@ def import_arrays(made: Import, arrays: Mapping[str, ArrayFile], on_bytes: OnByt
             on_bytes(len(block))
 
 
-def import_text(files: tuple[Path, ...], output: Path, *, cut: str, settings: dict[str, Any]) -> Counts:
+def import_text(files: tuple[Path, ...], output: Path, *, cut: str, settings: dict[str, Any]) -> ImportCounts:
     """Imports text files as tokens. cut: a key of `CUTS`. settings: tokenizer, separator, rows, padding."""
     tokens, layout = _tokens(**settings)
     source = {"kind": "text", "files": [path.name for path in files], "cut": cut} | _described(tokens, settings)
@@ -54,7 +54,7 @@ def import_text(files: tuple[Path, ...], output: Path, *, cut: str, settings: di
 def import_dataset(
     folder: Path, output: Path, *, split: str | None, columns: tuple[str, ...], text: str | None,
     settings: dict[str, Any],
-) -> Counts | None:  # fmt: skip
+) -> ImportCounts | None:  # fmt: skip
     """Imports a dataset of Hugging Face's library: numeric columns [default: all], and at most one column of texts.
 
     Returns the counts of the texts, or None if no column of texts was asked for.

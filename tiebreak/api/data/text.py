@@ -45,7 +45,7 @@ class Layout:
 
 
 @dataclass(slots=True)
-class Counts:
+class ImportCounts:
     """The counts of an import of texts."""
 
     texts: int = 0
@@ -56,9 +56,9 @@ class Counts:
 
 def import_texts(
     made: Import, texts: Iterable[str], tokens: Tokens, layout: Layout, *, keep_empty: bool = False
-) -> Counts:
+) -> ImportCounts:
     """Tokenizes texts in batches and writes `tokens` (and `lengths`). Leaves out empty texts unless `keep_empty`."""
-    counts = Counts()
+    counts = ImportCounts()
     for batch in _batches(text for text in texts if text or keep_empty):
         encoded = tokens.encode(batch)
         if layout.separator is not None:

@@ -6,7 +6,7 @@ from tiebreak.api.machine.environment import describe
 from tiebreak.sim.adversaries.base import Adversary, Role
 from tiebreak.sim.games.mixes import Mix
 from tiebreak.sim.games.playing import ADVERSARIES, facts, play_json, repertoire, watch_line
-from tiebreak.sim.games.records import Header
+from tiebreak.sim.games.records import GamesHeader
 from tiebreak.sim.games.series import Series
 from tiebreak.sim.games.story import tell
 
@@ -24,7 +24,7 @@ def deal(seed: int, mix: str, games: int, *, rough: bool = False) -> Series:
     """The games that follow from a seed. Raises `ConfigurationError` if the mix is invalid."""
     players = repertoire()
     dealt = Mix.parse(mix, players, rough=rough)
-    head = Header(seed=seed, mix=str(dealt), environment=dict(describe()), adversaries=facts())
+    head = GamesHeader(seed=seed, mix=str(dealt), environment=dict(describe()), adversaries=facts())
     return Series(head=head, mix=dealt, repertoire=players, games=games, play=play_json, preload=PRELOAD)
 
 

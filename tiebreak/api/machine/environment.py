@@ -22,7 +22,7 @@ _KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class KernelStatus:
     """A compiled accelerator, or the reason why its pure twin runs instead."""
 
     name: str
@@ -59,11 +59,11 @@ def describe() -> tuple[tuple[str, str], ...]:
     )
 
 
-def kernels() -> tuple[Kernel, ...]:
+def kernels() -> tuple[KernelStatus, ...]:
     """Reports each compiled accelerator, and compiles those that have not been compiled yet."""
     kernels = (("reduce", reduce), ("scatter", scatter), ("elementwise", elementwise))
     found = [
-        Kernel(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
+        KernelStatus(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
         for name, module in kernels
     ]
     hasher, reason = hashing.kernel(), hashing.build().reason
@@ -71,7 +71,7 @@ def kernels() -> tuple[Kernel, ...]:
         reason = f"{reason}, {hasher.implementation}"
     elif enabled() and reason.startswith("compiled"):
         reason = "does not compute what its twin computes"
-    return (*found, Kernel(name="hasher", compiled=hasher is not None, detail=reason))
+    return (*found, KernelStatus(name="hasher", compiled=hasher is not None, detail=reason))
 
 
 def describe_cuda() -> tuple[tuple[str, str], ...]:

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from tiebreak.api.machine.environment import Kernel, describe, describe_cuda
+from tiebreak.api.machine.environment import KernelStatus, describe, describe_cuda
 from tiebreak.api.machine.running import usable_device
 from tiebreak.engine.arithmetic import Arithmetic, reduce
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.qualify import qualify
-from tiebreak.engine.run.worst import Factor, worst
+from tiebreak.engine.run.worst import Slowdown, worst
 from tiebreak.protocol.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class PathVerdict:
     """The outcome of the conformance vectors on one path. problem: empty if the path is exact."""
 
     device: str
@@ -33,7 +33,7 @@ class Verdict:
         return not self.problem
 
 
-def verdicts(device: str | None, kernels: tuple[Kernel, ...]) -> Iterator[Verdict]:
+def verdicts(device: str | None, kernels: tuple[KernelStatus, ...]) -> Iterator[PathVerdict]:
     """Qualifies one device or all of them, with compiled kernels and without.
 
     Raises `ConfigurationError` if the device does not exist.
@@ -43,15 +43,15 @@ def verdicts(device: str | None, kernels: tuple[Kernel, ...]) -> Iterator[Verdic
         yield examine(name, path)
 
 
-def examine(device: str, path: str) -> Verdict:
+def examine(device: str, path: str) -> PathVerdict:
     """Qualifies one path. Raises `ConfigurationError` if the device does not exist."""
     found = usable_device(device)
     try:
         with pure_path() if path == "pure" else nullcontext():
             report = qualify(Arithmetic(device=found))
     except ConfigurationError as error:
-        return Verdict(device=device, path=path, cases=0, seconds=0.0, problem=str(error))
-    return Verdict(device=device, path=path, cases=report.cases, seconds=report.seconds, problem="")
+        return PathVerdict(device=device, path=path, cases=0, seconds=0.0, problem=str(error))
+    return PathVerdict(device=device, path=path, cases=report.cases, seconds=report.seconds, problem="")
 
 
 def paths(device: str | None, accelerated: bool) -> Iterator[tuple[str, str]]:
@@ -63,7 +63,7 @@ def paths(device: str | None, accelerated: bool) -> Iterator[tuple[str, str]]:
         yield name, "pure"
 
 
-def lines(found: tuple[Kernel, ...]) -> Iterator[tuple[str, str]]:
+def lines(found: tuple[KernelStatus, ...]) -> Iterator[tuple[str, str]]:
     """Name and value of everything that decides how this machine computes."""
     yield from describe()
     yield from describe_cuda()
@@ -71,14 +71,14 @@ def lines(found: tuple[Kernel, ...]) -> Iterator[tuple[str, str]]:
         yield f"kernel {kernel.name}", kernel.detail if kernel.compiled else f"none: {kernel.detail}"
 
 
-def worst_factors(kernels: tuple[Kernel, ...]) -> dict[str, Factor]:
+def worst_factors(kernels: tuple[KernelStatus, ...]) -> dict[str, Slowdown]:
     """The time of hostile data over that of ordinary data, with compiled kernels (if there are any) and without."""
     accelerated = any(kernel.compiled for kernel in kernels if kernel.name == "reduce")
     found = {"compiled": worst()} if accelerated else {}
     return found | {"without compiler": worst(compiled=False)}
 
 
-def document(kernels: tuple[Kernel, ...], found: list[Verdict]) -> dict[str, Any]:
+def document(kernels: tuple[KernelStatus, ...], found: list[PathVerdict]) -> dict[str, Any]:
     """The whole report as JSON data."""
     return {
         "environment": dict((*describe(), *describe_cuda())),

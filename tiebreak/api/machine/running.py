@@ -12,7 +12,7 @@ from tiebreak.engine.arithmetic.ziv import Logging
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.check import CheckedInterpreter
 from tiebreak.engine.distributed.exchange import Exchange
-from tiebreak.engine.distributed.tape import Recorder
+from tiebreak.engine.distributed.tape import TapeRecorder
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
@@ -127,7 +127,7 @@ def make_interpreter(
         warnings.warn("steps are not replayed as CUDA graphs: workers exchange sums in each", stacklevel=2)
     if check_every is None:
         return SharedInterpreter(program, SharedArithmetic(exchange, found, permute, precision=precision))
-    arithmetic = SharedArithmetic(Recorder(exchange), found, permute, precision=precision)
+    arithmetic = SharedArithmetic(TapeRecorder(exchange), found, permute, precision=precision)
     return CheckedInterpreter(program, arithmetic, check_every)
 
 

@@ -25,7 +25,7 @@ from tiebreak.engine.capture.task import Batch, Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter, follow
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
@@ -238,7 +238,7 @@ def continue_run(
         interpreter.agreed(bytes([key is not None and not diverging]))
     worker = Worker(
         run, interpreter, key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
-        stop_if_not_finite=not diverging, logs=Journal.of(run),
+        stop_if_not_finite=not diverging, logs=LogsInProgress.of(run),
     )  # fmt: skip
     root = worker.work(until)
     return Digest(interpreter.agreed(root)) if isinstance(interpreter, SharedInterpreter) else root

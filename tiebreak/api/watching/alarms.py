@@ -38,7 +38,7 @@ MAX_LINE: Final = 512
 _BITS: Final = re.compile(r"[0-9a-f]{8}")
 
 
-class Standing(StrEnum):
+class WorkerStanding(StrEnum):
     HOLDS = "holds"
     ALARM = "ALARM"
     OPEN = "open"
@@ -50,12 +50,12 @@ class Rule:
     """The standing of a rule, and the reason in words. Text that others chose is in it as `repr`."""
 
     name: str
-    standing: Standing
+    standing: WorkerStanding
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class ProcessStart:
     """A process begins, or goes on, after a step. time: seconds since 1970, by the worker's clock, as in samples."""
 
     job: str
@@ -84,7 +84,7 @@ class Sample:
     watts: float | None = None
 
 
-def as_line(line: Start | Sample) -> bytes:
+def as_line(line: ProcessStart | Sample) -> bytes:
     """The line of a file. Fields that are not known are left out."""
     found = {name: getattr(line, name) for name in type(line).__slots__}
     if isinstance(line, Sample) and line.loss_bits is not None:
@@ -92,7 +92,7 @@ def as_line(line: Start | Sample) -> bytes:
     return (json.dumps({name: value for name, value in found.items() if value is not None}) + "\n").encode()
 
 
-def read_line(raw: bytes) -> Start | Sample:
+def read_line(raw: bytes) -> ProcessStart | Sample:
     """Checks a line from a stranger. Raises `EncodingError`, which says what is wrong with it."""
     if len(raw) > MAX_LINE:  # a deeply nested one could exhaust the C stack of the parser
         raise EncodingError(f"expected at most {MAX_LINE} bytes, got more")
@@ -109,7 +109,7 @@ def read_line(raw: bytes) -> Start | Sample:
         machine = found.get("machine", {})
         if not isinstance(machine, dict) or not all(isinstance(value, str) for value in machine.values()):
             raise EncodingError("expected a machine in words, got something else")
-        return Start(job=str(found["job"]), step=int(step), time=time, machine=machine)
+        return ProcessStart(job=str(found["job"]), step=int(step), time=time, machine=machine)
     bits = found.get("loss_bits")
     if bits is not None and not (isinstance(bits, str) and _BITS.fullmatch(bits)):
         raise EncodingError(f"expected loss_bits of 8 hex digits, got {bits!r}")
@@ -151,9 +151,9 @@ class Troubles:
     def rule(self, name: str, otherwise: str, *, judged: bool = True) -> Rule:
         """An alarm if there was any trouble, else a rule with the text `otherwise`."""
         if not self.count:
-            return Rule(name=name, standing=Standing.HOLDS if judged else Standing.OPEN, text=otherwise)
+            return Rule(name=name, standing=WorkerStanding.HOLDS if judged else WorkerStanding.OPEN, text=otherwise)
         more = f"; and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
-        return Rule(name=name, standing=Standing.ALARM, text="; ".join(self.first) + more)
+        return Rule(name=name, standing=WorkerStanding.ALARM, text="; ".join(self.first) + more)
 
 
 def losses_rule(told: int, last: int, steps: int, *, is_over: bool) -> Rule:
@@ -164,10 +164,10 @@ def losses_rule(told: int, last: int, steps: int, *, is_over: bool) -> Rule:
     expected = steps if is_over else last
     text = f"{told} losses of {steps} steps"
     if not told:
-        return Rule(name="losses", standing=Standing.OPEN, text="none is told here")
+        return Rule(name="losses", standing=WorkerStanding.OPEN, text="none is told here")
     if told < expected:
         text = f"expected {expected} losses, got {told}"
-    return Rule(name="losses", standing=Standing.ALARM if told < expected else Standing.HOLDS, text=text)
+    return Rule(name="losses", standing=WorkerStanding.ALARM if told < expected else WorkerStanding.HOLDS, text=text)
 
 
 def utilisation_rule(samples: Sequence[Sample]) -> Rule:
@@ -184,7 +184,7 @@ def utilisation_rule(samples: Sequence[Sample]) -> Rule:
     text = f"{100 * share:.0f}% of {len(values)} samples of the {what} are at or above their mean of {100 * mean:.0f}%"
     if share < ALPHA:
         text += f", expected {100 * ALPHA:.0f}%"
-    return Rule(name="utilisation", standing=Standing.ALARM if share < ALPHA else Standing.HOLDS, text=text)
+    return Rule(name="utilisation", standing=WorkerStanding.ALARM if share < ALPHA else WorkerStanding.HOLDS, text=text)
 
 
 def memory_rule(samples: Sequence[Sample]) -> Rule:
@@ -202,8 +202,8 @@ def memory_rule(samples: Sequence[Sample]) -> Rule:
     late = max(values[risen:]) - max(values[: risen + 1])
     if max(moves) > STEADY * most or late > STEADY * most or values[risen] <= values[0]:
         text += f", expected a rise that is over by sample {risen + 1}, and then {_size(STEADY * most)} at most"
-        return Rule(name="memory", standing=Standing.ALARM, text=text)
-    return Rule(name="memory", standing=Standing.HOLDS, text=text)
+        return Rule(name="memory", standing=WorkerStanding.ALARM, text=text)
+    return Rule(name="memory", standing=WorkerStanding.HOLDS, text=text)
 
 
 def rate_rule(samples: Sequence[Sample], step_seconds: float | None) -> Rule:
@@ -215,10 +215,10 @@ def rate_rule(samples: Sequence[Sample], step_seconds: float | None) -> Rule:
     seconds = median(found)
     if step_seconds is None:
         text = f"{seconds:.3g} s a step; a job declares no rate, so say what its machine should take"
-        return Rule(name="rate", standing=Standing.OPEN, text=text)
+        return Rule(name="rate", standing=WorkerStanding.OPEN, text=text)
     fits = step_seconds / RATE <= seconds <= step_seconds * RATE
     text = f"{seconds:.3g} s a step, {step_seconds:.3g} s were declared"
-    return Rule(name="rate", standing=Standing.HOLDS if fits else Standing.ALARM, text=text)
+    return Rule(name="rate", standing=WorkerStanding.HOLDS if fits else WorkerStanding.ALARM, text=text)
 
 
 def silence_rule(samples: Sequence[Sample], since: float, now: float, *, is_over: bool) -> Rule:
@@ -231,12 +231,12 @@ def silence_rule(samples: Sequence[Sample], since: float, now: float, *, is_over
     longest, quiet = max(gaps, default=0.0), 0.0 if is_over else now - since
     if max(longest, quiet) > limit:
         text = f"nothing for {quiet:.0f} s" if quiet > limit else f"once nothing for {longest:.0f} s"
-        return Rule(name="silence", standing=Standing.ALARM, text=f"{text}, expected {limit:.0f} s at most")
+        return Rule(name="silence", standing=WorkerStanding.ALARM, text=f"{text}, expected {limit:.0f} s at most")
     if not gaps:
-        return Rule(name="silence", standing=Standing.OPEN, text="too few samples are told here")
+        return Rule(name="silence", standing=WorkerStanding.OPEN, text="too few samples are told here")
     if is_over:
-        return Rule(name="silence", standing=Standing.HOLDS, text=f"{longest:.0f} s at most; the run is over")
-    return Rule(name="silence", standing=Standing.HOLDS, text=f"for {max(quiet, 0):.0f} s")
+        return Rule(name="silence", standing=WorkerStanding.HOLDS, text=f"{longest:.0f} s at most; the run is over")
+    return Rule(name="silence", standing=WorkerStanding.HOLDS, text=f"for {max(quiet, 0):.0f} s")
 
 
 def shown_loss(bits: int) -> str:
@@ -245,7 +245,7 @@ def shown_loss(bits: int) -> str:
 
 
 def _few(name: str, count: int) -> Rule:
-    return Rule(name=name, standing=Standing.OPEN, text=f"expected {MIN_SAMPLES} samples or more, got {count}")
+    return Rule(name=name, standing=WorkerStanding.OPEN, text=f"expected {MIN_SAMPLES} samples or more, got {count}")
 
 
 def _size(count: float) -> str:

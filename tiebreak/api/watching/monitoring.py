@@ -15,7 +15,7 @@ from math import isfinite, isnan
 from typing import Final
 
 from tiebreak.api.watching import alarms
-from tiebreak.api.watching.alarms import MONITOR, Rule, Sample, Standing, Start, Troubles
+from tiebreak.api.watching.alarms import MONITOR, ProcessStart, Rule, Sample, Troubles, WorkerStanding
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import MAX_METRIC_CHARACTERS, MAX_METRICS_BYTES, METRICS, RunDirectory
 from tiebreak.engine.run.forward import losses_in
@@ -138,7 +138,7 @@ class Watch:
         since = now if self._heard is None else self._heard
         for life in self._lives[:-1]:
             earlier = alarms.silence_rule(life, since, now, is_over=True)
-            if earlier.standing is Standing.ALARM:
+            if earlier.standing is WorkerStanding.ALARM:
                 return earlier
         return alarms.silence_rule(self._lives[-1] if self._lives else [], since, now, is_over=over)
 
@@ -187,7 +187,7 @@ class Watch:
             self._note_bad(self._bad_sample)
             self._bad_sample = self._held(f"{where}: {error}", len(raw) <= alarms.MAX_LINE)
             return
-        if not isinstance(line, Start):  # which follows on what a kill has left
+        if not isinstance(line, ProcessStart):  # which follows on what a kill has left
             self._note_bad(self._bad_sample)
         self._bad_sample = ""
         last = self._lives[-1][-1] if self._lives and self._lives[-1] else None
@@ -197,7 +197,7 @@ class Watch:
             self._form.note(f"{where}: expected times in order, got one {last.time - line.time:.0f} s before the last")
         if line.step > self.run.job.steps:
             self._form.note(f"{where}: expected a step of 0 to {self.run.job.steps}, got {line.step}")
-        if isinstance(line, Start):
+        if isinstance(line, ProcessStart):
             if line.job != self.run.job.id.hex():
                 self._form.note(f"{where}: expected lines of job {self.run.job.id.hex()[:16]}, got {line.job[:16]!r}")
             self._lives.append([])

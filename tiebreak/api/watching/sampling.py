@@ -9,7 +9,7 @@ import pynvml
 import torch
 
 from tiebreak.api.machine.environment import cpu_name, usable_cores
-from tiebreak.api.watching.alarms import MONITOR, Sample, Start, as_line
+from tiebreak.api.watching.alarms import MONITOR, ProcessStart, Sample, as_line
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Progress
 
@@ -38,7 +38,7 @@ class Sampler:
             machine["gpu"] = self._gpu.name
         step = max(run.kept(), default=0)
         run.append_line(
-            MONITOR, as_line(Start(job=run.job.id.hex(), step=step, time=round(time.time(), 3), machine=machine))
+            MONITOR, as_line(ProcessStart(job=run.job.id.hex(), step=step, time=round(time.time(), 3), machine=machine))
         )
         run.append_line(MONITOR, as_line(self._sample(step, None)))
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from tiebreak.api.watching.alarms import Rule, Sample, Standing
+from tiebreak.api.watching.alarms import Rule, Sample, WorkerStanding
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import to_float
 
@@ -46,7 +46,11 @@ def gauge_of(name: str) -> tuple[str, str]:
 
 
 def _alarms(rules: Sequence[Rule]) -> dict[str, float]:
-    return {rule.name: float(rule.standing is Standing.ALARM) for rule in rules if rule.standing is not Standing.OPEN}
+    return {
+        rule.name: float(rule.standing is WorkerStanding.ALARM)
+        for rule in rules
+        if rule.standing is not WorkerStanding.OPEN
+    }
 
 
 def _points(

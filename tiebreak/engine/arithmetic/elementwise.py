@@ -262,7 +262,7 @@ def build() -> Build:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ElementwiseKernel:
     """The loaded library, its operations by name, and the number of elements in a tile."""
 
     library: ctypes.CDLL
@@ -270,22 +270,22 @@ class Kernel:
     tile: int
 
 
-def kernel() -> Kernel | None:
+def kernel() -> ElementwiseKernel | None:
     """The kernel, or None if this machine has none or it is switched off."""
     library = build().library
     return None if library is None else _kernel(library)
 
 
 @cache
-def _kernel(library: ctypes.CDLL) -> Kernel:
+def _kernel(library: ctypes.CDLL) -> ElementwiseKernel:
     names = library.chain_codes().decode().split()
-    return Kernel(library, {name: code for code, name in enumerate(names)}, library.chain_tile())
+    return ElementwiseKernel(library, {name: code for code, name in enumerate(names)}, library.chain_tile())
 
 
 class _Turns:
     """Divides 0 ... size - 1 into parts, each of which goes to one of the iterating threads."""
 
-    def __init__(self, size: int, found: Kernel) -> None:
+    def __init__(self, size: int, found: ElementwiseKernel) -> None:
         self._size, self._step = size, found.tile * TILES_PER_TURN
         self._shared = count()  # its `next` is atomic
         self.threads = min(available(), -(-size // self._step))
@@ -299,7 +299,7 @@ class _Turns:
             yield begin, min(begin + self._step, self._size)
 
 
-def all_finite(found: Kernel, tensor: Tensor) -> bool:
+def all_finite(found: ElementwiseKernel, tensor: Tensor) -> bool:
     """Whether a contiguous f32 CPU tensor holds neither infinities nor NaN. One pass without a temporary."""
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(f"expected a contiguous f32 tensor on a CPU, got {tensor.dtype} on {tensor.device}")
@@ -313,24 +313,24 @@ class Chains:
 
     functions: Final = CHAINED
 
-    def __init__(self, found: Kernel, exact: Transcendentals, stats: Stats) -> None:
+    def __init__(self, found: ElementwiseKernel, exact: Transcendentals, stats: Stats) -> None:
         self.kernel, self.stats, self.buffers = found, stats, Buffers()
         self.precision = exact.precision
         self.resolver = _Resolver(lambda function, bits: exact.exact_bits(RESOLVED[function], bits))
 
-    def make(self, members: tuple[Member, ...]) -> "Chain":
+    def make(self, members: tuple[Member, ...]) -> "ElementwiseChain":
         """Prepares a chain. `members` are in program order and have the same number of elements.
 
         An operand that is a member's result must be read in place (`tiebreak.engine.run.schedule.reads_in_place`).
         """
-        return Chain(self, members)
+        return ElementwiseChain(self, members)
 
     def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
         """Runs one instruction as a chain of its own, for qualification and tests."""
         return self.make((sole_member(instruction, operands),)).run(dict(enumerate(operands))).tensors[len(operands)]
 
 
-class Chain:
+class ElementwiseChain:
     """One chain, planned once and run in every step."""
 
     def __init__(self, chains: Chains, members: tuple[Member, ...]) -> None:
@@ -431,7 +431,7 @@ class _Code:
                 self._emit(f"COPY{m.instruction.dtype.size}", result, (self._made[m.number],))
                 self._seal(m, result)
 
-    def encode(self, found: Kernel) -> npt.NDArray[np.int64]:
+    def encode(self, found: ElementwiseKernel) -> npt.NDArray[np.int64]:
         """The words that `chain_run` reads."""
         if len(self.registers) > _MAX_REGISTERS:
             raise ValueError(f"expected at most {_MAX_REGISTERS} registers of a chain, got {len(self.registers)}")

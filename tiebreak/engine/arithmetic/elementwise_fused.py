@@ -58,7 +58,7 @@ class Operation(NamedTuple):
     """The result's dtype; for a transcendental, the place of its notes; for RANDOM, whether it begins with a block."""
 
 
-class Store(NamedTuple):
+class ChainStore(NamedTuple):
     """A register to be stored through the pointer that has the store's own number."""
 
     register: int
@@ -132,7 +132,7 @@ class FusedChain:
         self._options = {**code.constants(chains.precision, *target(chains.device)), **OPTIONS}
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> Result:
-        """Executes the chain, as `elementwise.Chain.run` does; `FusedChains.look` then tells what is finite."""
+        """Executes the chain, as `ElementwiseChain.run` does; `FusedChains.look` then tells what is finite."""
         chains, code = self._chains, self.code
         for number, (dtype, numel) in code.inputs.items():
             check_value(values[number], number, TORCH_DTYPES[dtype], numel, chains.device.type)
@@ -193,7 +193,7 @@ class Code:
         self._loaded: dict[tuple[int, int, tuple[Dim, ...]], int] = {}
         for m in members:
             self._registers[m.number] = self._emit(self._operation(m))
-        self.stores = [Store(self._registers[m.number], self._sealed(m)) for m in stored]
+        self.stores = [ChainStore(self._registers[m.number], self._sealed(m)) for m in stored]
 
     @property
     def dtypes(self) -> tuple[DType, ...]:

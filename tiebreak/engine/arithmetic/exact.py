@@ -359,7 +359,7 @@ def read_terms(
 
 
 @dataclass(frozen=True)
-class Terms:
+class ElementReader:
     """Reads the terms of single elements, numbered row-major over the result."""
 
     instruction: Instruction
@@ -423,7 +423,7 @@ def exact_sums(instruction: Instruction, operands: Sequence[Tensor], elements: S
 
 def exact_digits(instruction: Instruction, operands: Sequence[Tensor], elements: Tensor) -> tuple[Digits, Tensor]:
     """The exact sums of some elements (i64 row-major numbers), and a mask of those with only finite terms."""
-    terms = Terms(instruction, operands)
+    terms = ElementReader(instruction, operands)
     chunks = torch.split(elements, max(1, ROW_BUDGET // terms.terms))
     found = [add_elements(terms.read, chunk, terms.terms) for chunk in chunks]
     return Digits(torch.cat([total.values for total, _ in found], 1)), torch.cat([finite for _, finite in found])

@@ -25,7 +25,7 @@ from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import sharing, together
 from tiebreak.engine.arithmetic.views import MAX_TABLE, View, check_reach, offsets_of
-from tiebreak.engine.arithmetic.ziv import Collector, Progress, Settler, coefficient, decide, run_kernel
+from tiebreak.engine.arithmetic.ziv import Collector, Settler, ZivProgress, coefficient, decide, run_kernel
 from tiebreak.engine.native import Build, load
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction, ScatterParams, row_major
@@ -57,7 +57,7 @@ def _kernels(device: torch.device) -> ModuleType | None:
 
 
 @dataclass(frozen=True)
-class Tables:
+class ScatterTables:
     """The places that scatter.c and the Triton kernels read and write, by coordinate."""
 
     source: tuple[Integers, Integers, Integers]
@@ -94,7 +94,7 @@ class ScatterPlan:
     matched: tuple[int, ...]
     order: tuple[int, ...]
     """Permutation that takes (keyed, matched, row) dims to output order."""
-    tables: Tables | None
+    tables: ScatterTables | None
     """The tables of the kernels; None if they would be too large."""
 
     @property
@@ -132,7 +132,7 @@ def plan_scatter(instruction: Instruction) -> ScatterPlan:
     tables = None
     if sum(prod(space[d] for d in dims) for dims in (matched, keyed, row, summed)) <= MAX_TABLE:
         written = row_major(shape)
-        tables = Tables(
+        tables = ScatterTables(
             (places(source.strides, keyed, source.offset), places(source.strides, summed), places(source.strides, row)),
             (places(index.strides, keyed, index.offset), places(index.strides, summed)),
             (places(written, keyed), places(written, matched), places(written, row)),
@@ -204,7 +204,7 @@ class ScatterRunner:
         return shaped.permute(plan.order).contiguous()
 
     def _compiled(
-        self, library: ctypes.CDLL, shape: tuple[int, ...], tables: Tables, source: Tensor, index: Tensor,
+        self, library: ctypes.CDLL, shape: tuple[int, ...], tables: ScatterTables, source: Tensor, index: Tensor,
         counts: Counts, near: Collector | None,
     ) -> Tensor:  # fmt: skip
         for tensor, reach in zip((source, index), tables.reach, strict=True):
@@ -224,7 +224,7 @@ class ScatterRunner:
             0.0 if near is None or near.threshold is None else near.coefficient(1.0),
         )  # fmt: skip
 
-        def compute(progress: Progress) -> bool:
+        def compute(progress: ZivProgress) -> bool:
             progress.next = 0
             return all(together(lambda: library.scatter_sum(ctypes.byref(task), ctypes.byref(progress)), threads))
 
@@ -234,7 +234,9 @@ class ScatterRunner:
         progress.add_to(counts, threads)
         return out
 
-    def _fused(self, shape: tuple[int, ...], tables: Tables, source: Tensor, index: Tensor, counts: Counts) -> Tensor:
+    def _fused(
+        self, shape: tuple[int, ...], tables: ScatterTables, source: Tensor, index: Tensor, counts: Counts
+    ) -> Tensor:
         """Computes with the Triton kernels; the host waits for nothing."""
         for tensor, reach in zip((source, index), tables.reach, strict=True):
             check_reach(tensor, reach)

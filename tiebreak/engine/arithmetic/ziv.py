@@ -409,7 +409,7 @@ class Settler:
 # ---- compiled ----
 
 
-class Progress(ctypes.Structure):
+class ZivProgress(ctypes.Structure):
     """`progress` of exact.h: state that threads share, and their counters."""
 
     _fields_ = [
@@ -436,18 +436,18 @@ NEAR_ROOM: Final = 1 << 12
 
 
 def run_kernel(
-    compute: Callable[["Progress"], bool],
+    compute: Callable[["ZivProgress"], bool],
     out: Tensor,
     precision: int,
     terms: int,
     near: Collector | None,
-) -> Progress:
+) -> ZivProgress:
     """Fills `out` by calling `compute`, which returns False if memory ran out; returns the counters.
 
     `terms`: the number of terms of an element, by the instruction's definition. Near ties go to `near`, if it is given.
     """
     if near is None:
-        progress = Progress(precision=precision, result=out.data_ptr())
+        progress = ZivProgress(precision=precision, result=out.data_ptr())
         if not compute(progress):
             raise MemoryError(f"no memory to compute {tuple(out.shape)}")
         return progress
@@ -455,7 +455,7 @@ def run_kernel(
     room = out.numel() if near.limit > 1 else min(out.numel(), NEAR_ROOM + out.numel() // 16)
     while True:
         held = np.empty(room, dtype=_NEAR_TIE)
-        progress = Progress(
+        progress = ZivProgress(
             precision=precision, grid=grid, room=room, limit=near.limit, near=held.ctypes.data,
             result=out.data_ptr(),
         )  # fmt: skip

@@ -123,7 +123,7 @@ Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class NamedLoss:
     """A loss over a batch in the order of `names`: each array goes to the argument of its name.
 
     `*batch` takes the arrays that no argument names, in their order; `**batch` takes them by name.
@@ -140,7 +140,7 @@ class Bound:
         return self.loss(model, *positional, **given)
 
     @classmethod
-    def of(cls, loss: Loss, names: tuple[str, ...]) -> "Bound":
+    def of(cls, loss: Loss, names: tuple[str, ...]) -> "NamedLoss":
         """Binds a loss. Raises `ConfigurationError` if its arguments are not those of the batch."""
         loss = loss.loss if isinstance(loss, cls) else loss
         try:
@@ -227,7 +227,7 @@ class Task:
         self._check_schedule()
         self._check_data()
         if isinstance(self.batch.examples, Rows):
-            object.__setattr__(self, "loss", Bound.of(self.loss, self.batch.examples.names))
+            object.__setattr__(self, "loss", NamedLoss.of(self.loss, self.batch.examples.names))
         self._check_model()
 
     def _check_schedule(self) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from tiebreak.engine.native import Build, load
-from tiebreak.protocol.hashing import CHUNK_BYTES, DIGEST_BYTES, PLAIN, Data, Hasher
+from tiebreak.protocol.hashing import CHUNK_BYTES, DIGEST_BYTES, PLAIN, Hasher, HashInput
 from tiebreak.protocol.tags import EMPTY, Tag
 
 _HEIGHTS: Final = 64
@@ -37,7 +37,7 @@ class _Piece(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class HashKernel:
     """The loaded kernel, for inputs of any size."""
 
     library: ctypes.CDLL
@@ -49,7 +49,7 @@ class Kernel:
         """The name of the instructions that it uses."""
         return bytes(self.library.implementation()).decode()
 
-    def roots(self, inputs: Sequence[Data], threads: int) -> list[bytes]:
+    def roots(self, inputs: Sequence[HashInput], threads: int) -> list[bytes]:
         """The root of the chunk tree of each input."""
         counts = [-(-data.view.nbytes // (self.span * CHUNK_BYTES)) for data in inputs]
         out = np.empty((sum(counts), DIGEST_BYTES), dtype=np.uint8)
@@ -61,13 +61,13 @@ class Kernel:
         ends = np.cumsum(counts)
         return [self._top(bytes(out[end - n : end].data)) for end, n in zip(ends, counts, strict=True)]
 
-    def leaf_level(self, data: Data, threads: int) -> bytes:
+    def leaf_level(self, data: HashInput, threads: int) -> bytes:
         """The digests of all chunks."""
         out = np.empty((-(-data.view.nbytes // CHUNK_BYTES), DIGEST_BYTES), dtype=np.uint8)
         self._run(self._pieces(data, -1, out.ctypes.data, self.span * DIGEST_BYTES), threads, (data, out))
         return out.tobytes()
 
-    def _pieces(self, data: Data, height: int, out: int, step: int) -> list[_Piece]:
+    def _pieces(self, data: HashInput, height: int, out: int, step: int) -> list[_Piece]:
         """The work on one input: for each piece the node of this height (-1: all digests), `step` bytes apart."""
         size, piece_bytes = data.view.nbytes, self.span * CHUNK_BYTES
         address = int(np.frombuffer(data.view, dtype=np.uint8).ctypes.data)
@@ -127,13 +127,13 @@ class CompiledHasher:
     Short levels are hashed in Python, where a call of the kernel costs more.
     """
 
-    kernel: Kernel
+    kernel: HashKernel
     threads: int
 
-    def roots(self, inputs: Sequence[Data]) -> list[bytes]:
+    def roots(self, inputs: Sequence[HashInput]) -> list[bytes]:
         return self.kernel.roots(inputs, self.threads)
 
-    def leaf_level(self, data: Data) -> bytes:
+    def leaf_level(self, data: HashInput) -> bytes:
         return PLAIN.leaf_level(data) if data.view.nbytes < LEAST_BYTES else self.kernel.leaf_level(data, self.threads)
 
     def parent_level(self, below: bytes, empty: bytes) -> bytes:
@@ -164,25 +164,25 @@ def build(source: str | Path = __file__) -> Build:
     )
 
 
-def kernel() -> Kernel | None:
+def kernel() -> HashKernel | None:
     """The kernel, or None if there is no compiler, it is switched off, or it disagrees with `PLAIN`."""
     library = build().library
     return None if library is None else _checked(library)
 
 
 @cache
-def _checked(library: ctypes.CDLL) -> Kernel | None:
-    found = Kernel(library, library.span())
+def _checked(library: ctypes.CDLL) -> HashKernel | None:
+    found = HashKernel(library, library.span())
     return found if agrees(found) else None
 
 
-def agrees(found: Kernel) -> bool:
+def agrees(found: HashKernel) -> bool:
     """Whether a kernel agrees with `PLAIN` on every code path, with NaN among the data."""
     words = np.arange(found.span * CHUNK_BYTES // 4 + 1200, dtype=np.uint32) * np.uint32(2654435761)
     words[::301] = 0xFFC00001
     view = memoryview(words.astype("<u4").view(np.uint8).data)
     sizes = (1, 7, 55, 56, 504, 511, 512, 516, 1024, 1536, 2572, view.nbytes)
-    inputs = [Data(view[:size], size % 4 == 0) for size in sizes]
+    inputs = [HashInput(view[:size], size % 4 == 0) for size in sizes]
     records = [(Tag.ACCUMULATOR, view[: 7 * width].tobytes(), width) for width in (1, 47, 48, MAX_RECORD_BYTES)]
     if any(found.record_level(*record) != PLAIN.record_level(*record) for record in records):
         return False

@@ -33,7 +33,7 @@ from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, 
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
 from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES
-from tiebreak.engine.distributed.tape import Player, Recorder
+from tiebreak.engine.distributed.tape import TapePlayer, TapeRecorder
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 
@@ -58,7 +58,7 @@ class SharedArithmetic(Arithmetic):
         super().__init__(device, permute, stats, precision=precision)
         self.exchange = exchange
         self.collectives = Collectives(exchange, self._empty)
-        self.tape = exchange if isinstance(exchange, Recorder | Player) else None
+        self.tape = exchange if isinstance(exchange, TapeRecorder | TapePlayer) else None
         self._ahead: deque[tuple[AllGather, Tensor]] = deque()
         self._flying: dict[int, Callable[[], Tensor]] = {}
         self._bytes = 0

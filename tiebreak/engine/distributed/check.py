@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
-from tiebreak.engine.distributed.tape import DifferenceError, Player, Recorder
+from tiebreak.engine.distributed.tape import DifferenceError, TapePlayer, TapeRecorder
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run.interpreter import NotFiniteError, Observer, State, StepResult, Sums
@@ -36,14 +36,14 @@ class CheckedInterpreter(SharedInterpreter):
     """A `SharedInterpreter` whose workers check each other in every step that `every` divides."""
 
     def __init__(self, program: Program, arithmetic: SharedArithmetic, every: int) -> None:
-        """arithmetic: with a `Recorder` as its exchange. Raises `ConfigurationError` if there is only one worker."""
+        """arithmetic: its exchange is a `TapeRecorder`. Raises `ConfigurationError` if there is only one worker."""
         recorder = arithmetic.exchange
-        assert isinstance(recorder, Recorder)
+        assert isinstance(recorder, TapeRecorder)
         if recorder.workers == 1:
             raise ConfigurationError("expected several workers that check each other, got one")
         super().__init__(program, arithmetic)
         self._recorder, self._every, self._checked = recorder, every, 0
-        self._parts: dict[int, tuple[Player, SharedInterpreter]] = {}
+        self._parts: dict[int, tuple[TapePlayer, SharedInterpreter]] = {}
 
     def step(
         self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
@@ -103,7 +103,7 @@ class CheckedInterpreter(SharedInterpreter):
     def _play(self, worker: int, tape: Tensor, number: int, data: State, *, check_finite: bool) -> int:
         """Computes a worker's part of a step again. Returns `SAME`, or a number that stands for the difference."""
         if worker not in self._parts:
-            player, arithmetic = Player(worker, self._recorder.workers), self.arithmetic
+            player, arithmetic = TapePlayer(worker, self._recorder.workers), self.arithmetic
             again = SharedArithmetic(player, arithmetic.device, precision=arithmetic.options.precision)
             self._parts[worker] = player, SharedInterpreter(self.partition.program, again)
         player, machine = self._parts[worker]

@@ -45,7 +45,7 @@ def digest_of(tensors: Sequence[Tensor]) -> bytes:
 
 
 @dataclass
-class Recorder:
+class TapeRecorder:
     """An exchange that keeps a tape while `tape` is a list."""
 
     exchange: Exchange
@@ -88,7 +88,7 @@ class Recorder:
 
 
 @dataclass
-class Player:
+class TapePlayer:
     """An exchange in which the others are on a tape: `worker` is the one whose part is computed again."""
 
     worker: int

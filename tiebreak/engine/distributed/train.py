@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.elementwise import Chain
+from tiebreak.engine.arithmetic.elementwise import ElementwiseChain
 from tiebreak.engine.arithmetic.elementwise_fused import FusedChain
 from tiebreak.engine.arithmetic.execute import Operands
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
@@ -47,7 +47,7 @@ class SharedInterpreter(Interpreter):
                 found.append((i, params.name))
         return found
 
-    def _execute(self, run: Running, unit: Unit, chain: Chain | FusedChain | None) -> None:
+    def _execute(self, run: Running, unit: Unit, chain: ElementwiseChain | FusedChain | None) -> None:
         if begun := self._begun.get(unit.members[0]):
             self.arithmetic.begin(*self._asked(run, begun))
         if isinstance(self.program.body[unit.members[0]], AllGather | SharedSum):

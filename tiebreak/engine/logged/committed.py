@@ -14,7 +14,7 @@ from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, Run
+from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, RunIdentity
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, VerificationError
@@ -22,7 +22,7 @@ from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 
 
-class LogSource(Run, Protocol):
+class LogSource(RunIdentity, Protocol):
     """The holder of a run's logs: the files in its directory, perhaps a stranger's."""
 
     def step_log(self, step: int) -> StepLog:

@@ -75,7 +75,7 @@ def variants_of(
 
 
 @dataclass
-class Seen:
+class SumObservations:
     """The observations of one kind of sum; `counts` and `divergence` are by bins of gap / (u times the norm)."""
 
     total: int = 0
@@ -128,10 +128,10 @@ def _loggable(kappa: float, tolerance: int) -> NDArray[np.bool_]:
 
 
 class Comparer:
-    """Computes sums in several variants, and adds the observations to the `Seen` of their kind."""
+    """Computes sums in several variants, and adds the observations to the `SumObservations` of their kind."""
 
     def __init__(self, variants: Sequence[Variant], precision: int, seed: int) -> None:
-        self.seen = {kind: Seen() for kind in SumKind}
+        self.seen = {kind: SumObservations() for kind in SumKind}
         self._variants = tuple(variants)
         self._precision = precision
         self._exact = Arithmetic(precision=precision)

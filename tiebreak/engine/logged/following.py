@@ -27,7 +27,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.ziv import NearTies
 from tiebreak.engine.logged.elements import Doubles, bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.screening import Screen
-from tiebreak.engine.run.logs import MAX_FINDINGS, Finding, FindingKind, LogReport
+from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogFinding, LogReport
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import Instruction
@@ -166,7 +166,7 @@ class Follower:
         return element_rounding(exact.instruction, precision=precision, tolerances=tolerances, direction=direction)
 
     def _found(self, kind: FindingKind, value: int, element: int, detail: str) -> None:
-        self.report.found(Finding(kind=kind, step=self._step, value=value, element=element, detail=detail))
+        self.report.found(LogFinding(kind=kind, step=self._step, value=value, element=element, detail=detail))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 
 
-class Journal:
+class LogsInProgress:
     """The `Logs` of a run in progress, which is computed from the first step of a segment on.
 
     Holds 32 bytes per step of a segment.

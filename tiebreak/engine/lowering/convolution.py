@@ -75,7 +75,7 @@ def input_gradient(
     """
     dilation = [1 if k == 1 else e for k, e in zip(weight.shape[2:], dilation, strict=True)]
     phases = [
-        Phase.of(*sizes)
+        GradientPhase.of(*sizes)
         for sizes in zip(grad.shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     ]
     rank = 2 + (groups > 1) + sum(1 + (phase.kept > 1) for phase in phases)
@@ -86,7 +86,7 @@ def input_gradient(
 
 
 @dataclass(frozen=True)
-class Phase:
+class GradientPhase:
     """One spatial dim of a strided input gradient.
 
     Input position i contributes to output y through kernel tap i + padding - y * stride (for stride 1: only through
@@ -114,7 +114,7 @@ class Phase:
     after: int
 
     @classmethod
-    def of(cls, outputs: int, size: int, kernel: int, stride: int, padding: int, dilation: int) -> "Phase":
+    def of(cls, outputs: int, size: int, kernel: int, stride: int, padding: int, dilation: int) -> "GradientPhase":
         """The phases of a dim with `size` inputs and `outputs` outputs."""
         taps = -(-kernel // stride)
         skipped, front = padding % stride, 0
@@ -138,7 +138,7 @@ class Phase:
         )
 
 
-def _fitted(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase]) -> tuple[Ref, Ref]:
+def _fitted(c: Context, grad: Ref, weight: Ref, phases: Sequence[GradientPhase]) -> tuple[Ref, Ref]:
     """The gradient with every output that some input position reads, and the weight with whole rows of phases."""
     for d, phase in enumerate(phases, start=2):
         grad = grad.slice(d, max(0, -phase.before), grad.shape[d] - max(0, -phase.after))
@@ -153,7 +153,7 @@ def _fitted(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase]) -> tupl
     return grad, weight
 
 
-def _phase_sums(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase], groups: int) -> Ref:
+def _phase_sums(c: Context, grad: Ref, weight: Ref, phases: Sequence[GradientPhase], groups: int) -> Ref:
     """(N, [G,] C, a, [r,] ...): sums over o and t of grad[n, g, o, a - t] * weight[g, o, c, r + stride * t].
 
     Dims of size 1 in brackets are left out. t runs backwards, so that the gradient, the larger one, is read forwards.
@@ -170,7 +170,7 @@ def _phase_sums(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase], gro
     return c.b.einsum(f"NGO{abc}{ijk},GOC{kernel}->N{'G' * (groups > 1)}C{space}|O{ijk}", grad, weight)
 
 
-def _interleaved(c: Context, sums: Ref, shape: Sizes, phases: Sequence[Phase]) -> Ref:
+def _interleaved(c: Context, sums: Ref, shape: Sizes, phases: Sequence[GradientPhase]) -> Ref:
     """The phases interleaved, with zeros for those that no tap reaches."""
     lead = sums.rank - sum(1 + (phase.kept > 1) for phase in phases)
     apart = [n for phase in phases for n in (phase.count, phase.kept)]

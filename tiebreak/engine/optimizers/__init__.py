@@ -20,7 +20,7 @@ from tiebreak.engine.optimizers.settings import (
     settings_of,
 )
 from tiebreak.engine.optimizers.sgd import sgd
-from tiebreak.engine.optimizers.update import Trained, Update
+from tiebreak.engine.optimizers.update import TrainedParameter, Update
 
 __all__ = ["Update", "tables", "update"]
 
@@ -70,8 +70,8 @@ def update(
     return result
 
 
-def _trained(b: Builder, optimizer: Optimizer, rate: Ref, name: str, value: Ref, gradient: Ref) -> Trained:
+def _trained(b: Builder, optimizer: Optimizer, rate: Ref, name: str, value: Ref, gradient: Ref) -> TrainedParameter:
     factor, weight_decay = settings_of(optimizer, name)
     b.origin = "schedule"
     own = rate if factor == 1 else b.scale(rate, factor)
-    return Trained(name=name, value=value, gradient=gradient, rate=own, weight_decay=weight_decay)
+    return TrainedParameter(name=name, value=value, gradient=gradient, rate=own, weight_decay=weight_decay)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.settings import Adafactor
-from tiebreak.engine.optimizers.update import Trained, Update, decayed, sum_of_squares
+from tiebreak.engine.optimizers.update import TrainedParameter, Update, decayed, sum_of_squares
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 TABLE = "second_moment_weight"
@@ -47,7 +47,7 @@ def _nearest(exact: Decimal, low: float, high: float) -> float:
     return low if exact < (Decimal(low) + Decimal(high)) / 2 else high
 
 
-def adafactor(b: Builder, o: Adafactor, steps: int, trained: Sequence[Trained], result: Update) -> None:
+def adafactor(b: Builder, o: Adafactor, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
     """One step of every parameter."""
     b.origin = "optimizer:relative_step"
     weight = b.rows(b.data(TABLE, DType.F32, (steps,)), b.step())
@@ -78,7 +78,7 @@ def _towards(b: Builder, key: str, new: Ref, weight: Ref, result: Update) -> Ref
     return moved
 
 
-def _factored(b: Builder, p: Trained, weight: Ref, floor: float, result: Update) -> Ref:
+def _factored(b: Builder, p: TrainedParameter, weight: Ref, floor: float, result: Update) -> Ref:
     g = p.gradient
     row_mean = b.div(b.dot(g, g, [-1], keepdim=True), b.const(float(g.shape[-1])))
     col_mean = b.div(b.dot(g, g, [-2], keepdim=True), b.const(float(g.shape[-2])))
@@ -88,5 +88,5 @@ def _factored(b: Builder, p: Trained, weight: Ref, floor: float, result: Update)
     return b.mul(b.div(row, mean), col)
 
 
-def _whole(b: Builder, p: Trained, weight: Ref, _floor: float, result: Update) -> Ref:
+def _whole(b: Builder, p: TrainedParameter, weight: Ref, _floor: float, result: Update) -> Ref:
     return _towards(b, f"variance.{p.name}", b.mul(p.gradient, p.gradient), weight, result)

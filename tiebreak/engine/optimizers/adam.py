@@ -19,11 +19,11 @@ import torch
 
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.settings import Adam, AdamW
-from tiebreak.engine.optimizers.update import Trained, Update, averaged, decayed
+from tiebreak.engine.optimizers.update import TrainedParameter, Update, averaged, decayed
 from tiebreak.protocol.program.isa import MapFunction
 
 
-def adam(b: Builder, o: Adam, trained: Sequence[Trained], result: Update) -> None:
+def adam(b: Builder, o: Adam, trained: Sequence[TrainedParameter], result: Update) -> None:
     """One step of Adam (decay added to the gradient) or AdamW (decay of the parameter itself)."""
     first, second = (_correction(b, i, beta, result) for i, beta in enumerate(o.betas, start=1))
     root = b.map(MapFunction.SQRT, second)

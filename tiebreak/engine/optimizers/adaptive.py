@@ -19,11 +19,11 @@ import torch
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.exact import ADAGRAD, NADAM, RADAM, radam_begins
 from tiebreak.engine.optimizers.settings import Adagrad, Lion, NAdam, RAdam, RMSprop, f32
-from tiebreak.engine.optimizers.update import Trained, Update, averaged, decayed
+from tiebreak.engine.optimizers.update import TrainedParameter, Update, averaged, decayed
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 
-def rmsprop(b: Builder, o: RMSprop, trained: Sequence[Trained], result: Update) -> None:
+def rmsprop(b: Builder, o: RMSprop, trained: Sequence[TrainedParameter], result: Update) -> None:
     """One step of every parameter."""
     for p in trained:
         b.origin = f"optimizer:{p.name}"
@@ -39,7 +39,7 @@ def rmsprop(b: Builder, o: RMSprop, trained: Sequence[Trained], result: Update) 
         result.parameters[p.name] = b.sub(value, b.mul(move, p.rate))
 
 
-def adagrad(b: Builder, o: Adagrad, steps: int, trained: Sequence[Trained], result: Update) -> None:
+def adagrad(b: Builder, o: Adagrad, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
     """One step of every parameter."""
     b.origin = "optimizer:rate_decay"
     decay = _entry(b, ADAGRAD, steps) if o.lr_decay else None
@@ -53,7 +53,7 @@ def adagrad(b: Builder, o: Adagrad, steps: int, trained: Sequence[Trained], resu
         result.parameters[p.name] = b.sub(value, b.mul(b.div(g, _deviation(b, total, b.const(o.eps))), rate))
 
 
-def nadam(b: Builder, o: NAdam, steps: int, trained: Sequence[Trained], result: Update) -> None:
+def nadam(b: Builder, o: NAdam, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
     """One step of every parameter; see `nadam_tables`."""
     b.origin = "optimizer:shares"
     of_gradient, of_moment, root = (_entry(b, name, steps) for name in NADAM)
@@ -67,7 +67,7 @@ def nadam(b: Builder, o: NAdam, steps: int, trained: Sequence[Trained], result: 
         result.parameters[p.name] = b.sub(value, b.mul(move, b.mul(p.rate, root)))
 
 
-def radam(b: Builder, o: RAdam, steps: int, trained: Sequence[Trained], result: Update) -> None:
+def radam(b: Builder, o: RAdam, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
     """One step of every parameter; see `radam_table`."""
     b.origin = "optimizer:rectification"
     scale, one = _entry(b, RADAM, steps), b.const(1.0)
@@ -81,7 +81,7 @@ def radam(b: Builder, o: RAdam, steps: int, trained: Sequence[Trained], result: 
         result.parameters[p.name] = b.sub(value, b.mul(b.div(m, unit), b.mul(p.rate, scale)))
 
 
-def lion(b: Builder, o: Lion, trained: Sequence[Trained], result: Update) -> None:
+def lion(b: Builder, o: Lion, trained: Sequence[TrainedParameter], result: Update) -> None:
     """One step of every parameter. Where b1 * m + (1 - b1) * g is zero, it stays as it is but for its decay."""
     zero = b.const(0.0)
     for p in trained:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.settings import SGD
-from tiebreak.engine.optimizers.update import Trained, Update, decayed
+from tiebreak.engine.optimizers.update import TrainedParameter, Update, decayed
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 
-def sgd(b: Builder, o: SGD, trained: Sequence[Trained], result: Update) -> None:
+def sgd(b: Builder, o: SGD, trained: Sequence[TrainedParameter], result: Update) -> None:
     """Emits one step: buf = momentum * buf + g; p -= rate * buf, or rate * (g + momentum * buf) with Nesterov.
 
     g includes weight decay.

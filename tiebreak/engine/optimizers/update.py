@@ -11,7 +11,7 @@ from tiebreak.protocol.program.isa import DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedParameter:
     """A parameter with a gradient of the same shape. rate: its learning rate in this step, f32 of rank 0."""
 
     name: str
@@ -44,7 +44,7 @@ def sum_of_squares(b: Builder, x: Ref) -> Ref:
     return b.dot(x, x) if x.rank else b.mul(x, x)
 
 
-def decayed(b: Builder, p: Trained, *, decoupled: bool) -> tuple[Ref, Ref]:
+def decayed(b: Builder, p: TrainedParameter, *, decoupled: bool) -> tuple[Ref, Ref]:
     """Value and gradient with weight decay, which shrinks the value (decoupled) or is added to the gradient."""
     if not p.weight_decay:
         return p.value, p.gradient

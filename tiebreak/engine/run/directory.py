@@ -36,7 +36,7 @@ from tiebreak.engine.data.tensors import check_spec, identities
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
-from tiebreak.protocol.program.program import Limits, Program
+from tiebreak.protocol.program.program import Program, ProgramLimits
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class RunDirectory:
         return cls(path, agreement, program)
 
     @classmethod
-    def open(cls, path: Path, limits: Limits | None = None) -> "RunDirectory":
+    def open(cls, path: Path, limits: ProgramLimits | None = None) -> "RunDirectory":
         """Opens an existing run, perhaps a stranger's.
 
         Raises `VerificationError` for anything that contradicts the job. Refuses a link, a pipe or a device anywhere in

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
 from tiebreak.engine.capture.purity import LossModule, as_written, same_tensors, untouched
-from tiebreak.engine.capture.task import SGD, Bound, Rows, Task
+from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.optimizers.averaging import AVERAGE
@@ -339,7 +339,7 @@ _FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
 
 def _by_name(task: Task, model: nn.Module, *batch: Tensor) -> Tensor:
     """Calls the user's own loss, with each array of `Rows` by its name where that is possible."""
-    examples, loss = task.batch.examples, task.loss.loss if isinstance(task.loss, Bound) else task.loss
+    examples, loss = task.batch.examples, task.loss.loss if isinstance(task.loss, NamedLoss) else task.loss
     given = dict(zip(examples.names, batch, strict=True)) if isinstance(examples, Rows) else {}
     try:
         signature(loss).bind(model, **given)

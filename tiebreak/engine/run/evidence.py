@@ -19,8 +19,8 @@ from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter, Observer, State, Sums
-from tiebreak.engine.run.logs import NO_LOGS, Logs, Run, check_logs
-from tiebreak.engine.run.loop import Done, steps
+from tiebreak.engine.run.logs import NO_LOGS, Logs, RunIdentity, check_logs
+from tiebreak.engine.run.loop import ComputedStep, steps
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
@@ -31,7 +31,7 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 
 
-class Source(Run, Protocol):
+class Source(RunIdentity, Protocol):
     """The parts of a run that evidence needs."""
 
     def records(self) -> list[StepRecord]:
@@ -162,7 +162,9 @@ class Evidence:
             self._data = self._interpreter.place_data(self.run.data())
         return self._data
 
-    def _steps(self, first: int, last: int, state: State, observe: Observer | None = None) -> Iterator[Done[Sums]]:
+    def _steps(
+        self, first: int, last: int, state: State, observe: Observer | None = None
+    ) -> Iterator[ComputedStep[Sums]]:
         """Computes the steps from `first` to `last` again."""
 
         def before(step: int, arithmetic: Arithmetic) -> Sums | None:

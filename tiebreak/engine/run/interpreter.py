@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.chains import CHAINED, Member
-from tiebreak.engine.arithmetic.elementwise import Chain, Chains, all_finite
+from tiebreak.engine.arithmetic.elementwise import Chains, ElementwiseChain, all_finite
 from tiebreak.engine.arithmetic.elementwise_fused import FusedChain, FusedChains
 from tiebreak.engine.arithmetic.threads import torch_alone
 from tiebreak.engine.arithmetic.ziv import NearTies
@@ -229,7 +229,7 @@ class Interpreter:
         for unit, chain in self._work:
             self._execute(run, unit, chain)
 
-    def _execute(self, run: "Running", unit: Unit, chain: Chain | FusedChain | None) -> None:
+    def _execute(self, run: "Running", unit: Unit, chain: ElementwiseChain | FusedChain | None) -> None:
         run.execute(unit, chain)
 
     def _committed_by(self, run: "Running") -> State:
@@ -257,13 +257,13 @@ class Interpreter:
                 f"{pack_tolerances(dict(logging.tolerances)):#08x}"
             )
 
-    def _make_chains(self) -> dict[int, Chain | FusedChain]:
+    def _make_chains(self) -> dict[int, ElementwiseChain | FusedChain]:
         """The chains of the planned order, by position in it."""
         if self.arithmetic.chains is None:
             return {}
         committed, body = set(self._committed), self.program.body
         replaces = schedule.replacements(self.program, self._planned, self._chained)
-        made = dict[int, Chain | FusedChain]()
+        made = dict[int, ElementwiseChain | FusedChain]()
         for position, unit in enumerate(self._planned):
             if schedule.is_elementwise(body[unit.members[0]], self._chained):
                 members = tuple(
@@ -339,7 +339,7 @@ class Running:
         """Whether an observer sees each value: instructions are executed one by one then, in the program's order."""
         return self._observe is not None
 
-    def execute(self, unit: Unit, chain: Chain | FusedChain | None) -> None:
+    def execute(self, unit: Unit, chain: ElementwiseChain | FusedChain | None) -> None:
         """Executes a unit, in one pass if it is a chain."""
         if chain is None:
             self.one_by_one(unit)
@@ -355,7 +355,7 @@ class Running:
             for dead in dying:
                 del self.values[dead]
 
-    def at_once(self, unit: Unit, chain: Chain | FusedChain) -> None:
+    def at_once(self, unit: Unit, chain: ElementwiseChain | FusedChain) -> None:
         """Executes a unit in one pass."""
         result = chain.run(self.values, self._given)
         self.values |= result.tensors

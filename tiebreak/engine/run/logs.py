@@ -1,7 +1,7 @@
 """The rounding logs of a run, as the run asks for them. Whoever computes a run hands in the object that keeps them.
 
-`tiebreak.engine.logged` holds the two kinds: `Journal` records the logs of a run in progress, and `CommittedLogs` reads
-those of a published run. A run of policy `exact` has no logs (`NO_LOGS`).
+`tiebreak.engine.logged` holds the two kinds: `LogsInProgress` records the logs of a run that is computed, and `CommittedLogs`
+reads those of a published run. A run of policy `exact` has no logs (`NO_LOGS`).
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class FindingKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class LogFinding:
     """An observation about a step's log. element: row-major, in the result of the instruction."""
 
     kind: FindingKind
@@ -57,7 +57,7 @@ class LogReport:
     needed: int = 0
     elsewhere: int = 0
     missing: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LogFinding] = field(default_factory=list)
 
     def add(self, other: "LogReport") -> None:
         """Adds the counts and findings of another report."""
@@ -68,7 +68,7 @@ class LogReport:
         self.missing += other.missing
         self.findings += other.findings[: MAX_FINDINGS - len(self.findings)]
 
-    def found(self, finding: Finding) -> None:
+    def found(self, finding: LogFinding) -> None:
         """Counts a finding, and keeps it while there are fewer than `MAX_FINDINGS`."""
         if finding.kind == FindingKind.ELSEWHERE:
             self.elsewhere += 1
@@ -78,7 +78,7 @@ class LogReport:
             self.findings.append(finding)
 
 
-class Run(Protocol):
+class RunIdentity(Protocol):
     """The identity of a run: a run directory, or a stand-in for one."""
 
     @property

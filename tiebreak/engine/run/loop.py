@@ -13,7 +13,7 @@ from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepRe
 S = TypeVar("S", bound=Sums)
 
 
-class Done(NamedTuple, Generic[S]):
+class ComputedStep(NamedTuple, Generic[S]):
     """A computed step. sums: the object that settled its logged sums; None under policy `exact`."""
 
     number: int
@@ -25,7 +25,7 @@ def steps(
     interpreter: Interpreter, state: State, data: State, numbers: Iterable[int], *,
     sums: Callable[[int, Arithmetic], S | None], observe: Observer | None = None, check_finite: bool = False,
     donate: Callable[[], bool] = lambda: False,
-) -> Iterator[Done[S]]:  # fmt: skip
+) -> Iterator[ComputedStep[S]]:  # fmt: skip
     """Computes the steps of these numbers (ascending, without gaps) lazily, starting from the state before them.
 
     sums, donate: called once before each step, for the arguments of `Interpreter.step`. With `donate`, the state of a
@@ -37,7 +37,7 @@ def steps(
             number, state, data, observe, check_finite=check_finite, donate=donate(), sums=settling
         )
         state = result.state
-        yield Done(number, result, settling)
+        yield ComputedStep(number, result, settling)
 
 
 def exact(_step: int, _arithmetic: Arithmetic) -> Sums | None:

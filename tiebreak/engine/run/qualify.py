@@ -101,7 +101,7 @@ _HARD_ROWS: Final[tuple[tuple[int, ...], ...]] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class QualificationReport:
     """The result for a device that passed."""
 
     device: str
@@ -121,7 +121,7 @@ class _Case:
     elements: tuple[int, ...] = ()
 
 
-def qualify(arithmetic: Arithmetic) -> Report:
+def qualify(arithmetic: Arithmetic) -> QualificationReport:
     """Runs the conformance vectors on the arithmetic's device; raises `ConfigurationError` at the first mismatch.
 
     Refuses a CUDA device also where the vendor's FP64 may be emulated: no vectors can show that its error is bounded.
@@ -134,7 +134,7 @@ def qualify(arithmetic: Arithmetic) -> Report:
     for case, right in (*_vectors(precision), *large):
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
     operations["hashing"] = _compare_ids(arithmetic)
-    return Report(
+    return QualificationReport(
         device=str(arithmetic.device),
         cases=sum(operations.values()),
         operations=tuple(operations),

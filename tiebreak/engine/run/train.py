@@ -59,7 +59,7 @@ class Worker:
 
         stop_if_not_finite: a trainer whose run diverges, and who claims the reward nevertheless because the program is
         what was agreed on, sets this to False. keep: which checkpoints stay on disk. logs: for a job of policy
-        `logged`, those of this run (`tiebreak.engine.logged.journal.Journal`). Raises `ConfigurationError` for an
+        `logged`, those of this run (`engine.logged.journal.LogsInProgress`). Raises `ConfigurationError` for an
         interpreter that follows other rules than the job's.
         """
         interpreter.check_job(run.job)

@@ -178,7 +178,7 @@ QUICK: Final = (CASES[0], CASES[4], CASES[7], CASES[10])
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
+class Slowdown:
     """The slowdown of one case under one pattern."""
 
     case: str
@@ -188,7 +188,7 @@ class Factor:
     """The best time over ordinary data."""
 
 
-def measure(case: Case, *, compiled: bool = True, repeats: int = 5, share: float = 1.0) -> Iterator[Factor]:
+def measure(case: Case, *, compiled: bool = True, repeats: int = 5, share: float = 1.0) -> Iterator[Slowdown]:
     """The factor of each pattern: the best time over it divided by the best time over ordinary data, measured in turns.
 
     share: the part of the first operand's rows that is hostile.
@@ -206,7 +206,7 @@ def measure(case: Case, *, compiled: bool = True, repeats: int = 5, share: float
                 if turn:
                     best[name] = min(best[name], time.process_time() - started)
     for name in data:
-        yield Factor(case.name, name, best[name] / best[""], best[""])
+        yield Slowdown(case.name, name, best[name] / best[""], best[""])
 
 
 def _mixed(ordinary: Sequence[Tensor], hostile: list[Tensor], share: float) -> list[Tensor]:
@@ -221,7 +221,7 @@ def _mixed(ordinary: Sequence[Tensor], hostile: list[Tensor], share: float) -> l
     return [first, *hostile[1:]]
 
 
-def worst(*, compiled: bool = True, repeats: int = 3) -> Factor:
+def worst(*, compiled: bool = True, repeats: int = 3) -> Slowdown:
     """The largest factor of a few cases, measured on one thread."""
     with limited(1):
         found = [f for case in QUICK for f in measure(case, compiled=compiled, repeats=repeats)]

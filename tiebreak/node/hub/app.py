@@ -29,10 +29,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiebreak.node.hub.blobs import Blobs, DiskFull
 from tiebreak.node.hub.bodies import body_of, chunks
-from tiebreak.node.hub.clerk import Answer, Arrival, Clerk
+from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
 from tiebreak.node.hub.connection import connection_of
-from tiebreak.node.hub.limits import Buckets, Budgets, Limits
-from tiebreak.node.hub.line import Line, Waiting
+from tiebreak.node.hub.limits import Buckets, Budgets, HubLimits
+from tiebreak.node.hub.line import Line, WaitingRequest
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Listener, Streams, follow
 from tiebreak.protocol.commitments import keys
@@ -72,7 +72,7 @@ class HubSettings:
     key: keys.PrivateKey
     database: str = ""
     """SQLAlchemy's URL; empty for a file in the folder."""
-    limits: Limits = field(default_factory=Limits)
+    limits: HubLimits = field(default_factory=HubLimits)
 
     @property
     def url(self) -> str:
@@ -150,18 +150,18 @@ class Hub:
         self.metrics = Metrics(self)
         self._line = Line()
 
-    async def post(self, wire: bytes, address: str) -> Answer:
+    async def post(self, wire: bytes, address: str) -> PostResult:
         """Give a post to the clerk, and wait for its answer."""
         at, limits = time.time(), self.limits
         if self.waiting >= limits.waiting_posts:
-            return Answer(status=429, error=f"expected at most {limits.waiting_posts} posts at once, got more")
+            return PostResult(status=429, error=f"expected at most {limits.waiting_posts} posts at once, got more")
         if excess := self.budgets.excess(address, limits.keys_per_address, 1, len(wire), 0):
-            return Answer(status=429, error=excess)
+            return PostResult(status=429, error=excess)
         try:
             arrival = Arrival(wire=wire, signed=SignedPost.decode(wire), at=at, address=address)
         except VerificationError as error:
-            return Answer(status=400, error=str(error))
-        waiting = Waiting(arrival, asyncio.get_running_loop().create_future())
+            return PostResult(status=400, error=str(error))
+        waiting = WaitingRequest(arrival, asyncio.get_running_loop().create_future())
         self.waiting += 1
         try:
             self._line.put(waiting)
@@ -199,7 +199,7 @@ class Hub:
                 for waiting in batch:
                     if not waiting.answer.done():
                         waiting.answer.set_result(
-                            Answer(status=503, error="expected a clerk that takes posts, got one that ended")
+                            PostResult(status=503, error="expected a clerk that takes posts, got one that ended")
                         )
                 raise
             for waiting, answer in zip(batch, answers, strict=True):

@@ -15,7 +15,7 @@ from typing import Final
 
 import sqlalchemy.exc
 
-from tiebreak.node.hub.limits import Buckets, Budgets, Limits, Recent
+from tiebreak.node.hub.limits import Buckets, Budgets, HubLimits, Recent
 from tiebreak.node.hub.store import Row, Store, Writer
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -41,7 +41,7 @@ _KNOWN: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PostResult:
     """The answer to a post: a row if it has a place, else the status and the reason of its refusal."""
 
     row: Row | None = None
@@ -81,7 +81,7 @@ class Clerk:
     """Takes batches of posts, in one thread at a time. Raises what `Store.open_for_writing` raises."""
 
     def __init__(
-        self, store: Store, domain: Domain, key: keys.PrivateKey, limits: Limits,
+        self, store: Store, domain: Domain, key: keys.PrivateKey, limits: HubLimits,
         *, has_room: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """has_room: whether more than `free_bytes` are free on the disk."""
@@ -101,7 +101,7 @@ class Clerk:
         with store.writing() as writer:
             self._place, self._at = writer.last()
 
-    def take(self, arrived: Sequence[Arrival]) -> list[Answer]:
+    def take(self, arrived: Sequence[Arrival]) -> list[PostResult]:
         """The answer to each post. A post that gets a place is on the disk."""
         place, at = self._place, self._at
         checked = [self._checked(arrival) for arrival in arrived]
@@ -116,7 +116,7 @@ class Clerk:
             self._highest.clear()
             self._strangers.clear()
             text = f"expected room and a database to store posts, got {type(error).__name__}; try again later"
-            return [found if isinstance(found, Answer) else Answer(status=507, error=text) for found in checked]
+            return [found if isinstance(found, PostResult) else PostResult(status=507, error=text) for found in checked]
         return answers
 
     def stand(self, at: float) -> tuple[int, int]:
@@ -134,21 +134,23 @@ class Clerk:
         said = Complete(job_id=job_id, posts=posts, at=at, signature=bytes(keys.SIGNATURE_BYTES))
         return replace(said, signature=self._key.sign(said.digest(self._domain)))
 
-    def _checked(self, arrival: Arrival) -> Body | Answer:
+    def _checked(self, arrival: Arrival) -> Body | PostResult:
         try:
             body = arrival.signed.verify(self._domain)  # (1)
         except VerificationError as error:
-            return Answer(status=400, error=str(error))
+            return PostResult(status=400, error=str(error))
         rows = 1 + len(body.files) if isinstance(body, LibraryBody) else 1
         excess = self._budgets.excess(arrival.signed.post.sender, 1, 1, len(arrival.wire), rows)  # (2)
         if not excess and arrival.address:  # whose posts and bytes were charged when they came
             excess = self._budgets.excess(arrival.address, self._limits.keys_per_address, 0, 0, rows)
-        return Answer(status=429, error=excess) if excess else body
+        return PostResult(status=429, error=excess) if excess else body
 
-    def _placed(self, writer: Writer, arrived: Sequence[Arrival], checked: Sequence[Body | Answer]) -> list[Answer]:
+    def _placed(
+        self, writer: Writer, arrived: Sequence[Arrival], checked: Sequence[Body | PostResult]
+    ) -> list[PostResult]:
         answers, new = [], dict[tuple[bytes, bytes, int], Row]()
         for arrival, body in zip(arrived, checked, strict=True):
-            if isinstance(body, Answer):
+            if isinstance(body, PostResult):
                 answers.append(body)
                 continue
             post = arrival.signed.post
@@ -156,18 +158,18 @@ class Clerk:
             try:
                 before = new.get(name) or self._found(writer, name)
                 if before is not None:
-                    answers.append(Answer(row=_same(before, post)))  # (3)
+                    answers.append(PostResult(row=_same(before, post)))  # (3)
                     continue
                 self._authorize(writer, post, body, arrival)
             except VerificationError as error:
-                answers.append(Answer(status=403, error=str(error)))
+                answers.append(PostResult(status=403, error=str(error)))
             except _Refused as error:
-                answers.append(Answer(status=error.status, error=str(error)))
+                answers.append(PostResult(status=error.status, error=str(error)))
             else:
                 new[name] = self._row(arrival)
                 self._highest.put(name[:2], max(post.number, self._highest.get(name[:2]) or 0))
                 self._keep(writer, post, body)
-                answers.append(Answer(row=new[name], is_new=True))
+                answers.append(PostResult(row=new[name], is_new=True))
         writer.add(list(new.values()))
         return answers
 

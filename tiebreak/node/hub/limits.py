@@ -21,7 +21,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class HubLimits:
     """Set in the hub's configuration file under these names."""
 
     posts_per_minute: int = 1200
@@ -113,7 +113,7 @@ class Buckets(Generic[K]):
 class Budgets:
     """Counts the posts, bytes and rows that each key and each address has left."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: HubLimits) -> None:
         posts, size, rows = limits.posts_per_minute, limits.post_bytes_per_second, limits.rows_per_minute
         self._all: tuple[tuple[str, Buckets[bytes | str]], ...] = (
             (f"{posts} posts a minute", Buckets(posts / 60, max(1, posts // 5))),

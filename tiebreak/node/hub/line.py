@@ -3,28 +3,28 @@
 import asyncio
 from dataclasses import dataclass
 
-from tiebreak.node.hub.clerk import Answer, Arrival
+from tiebreak.node.hub.clerk import Arrival, PostResult
 from tiebreak.protocol.parties.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRequest:
     arrival: Arrival
-    answer: "asyncio.Future[Answer]"
+    answer: "asyncio.Future[PostResult]"
 
 
-class Line(Turns[Waiting]):
+class Line(Turns[WaitingRequest]):
     """The posts that wait for the clerk. All its methods must be called in one event loop."""
 
     def __init__(self) -> None:
         super().__init__(lambda waiting: waiting.arrival)
         self._some = asyncio.Event()
 
-    def put(self, waiting: Waiting) -> None:
+    def put(self, waiting: WaitingRequest) -> None:
         super().put(waiting)
         self._some.set()
 
-    async def next_batch(self) -> list[Waiting]:
+    async def next_batch(self) -> list[WaitingRequest]:
         """Wait for posts, and take the next of them. The batch before counts as done."""
         self._taken = []
         await self._some.wait()

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tiebreak.node.ground import ChainGround
 from tiebreak.node.hub.app import HubSettings, make_app
 from tiebreak.node.hub.blobs import Blobs
-from tiebreak.node.hub.limits import Limits
+from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.hub.serving import (
     CONFIGURATION,
     DEFAULTS,
@@ -45,7 +45,7 @@ def run_hub(
     found = read_configuration(path) if path.is_file() else {}
     settings: dict[str, Any] = dict(DEFAULTS) | found
     settings |= {name: value for name, value in given.items() if value is not None}
-    limits, proxies = Limits(**settings.get("limits", {})), proxies_of(settings["proxies"])
+    limits, proxies = HubLimits(**settings.get("limits", {})), proxies_of(settings["proxies"])
     domain, ground = domain_of(settings["chain_id"], settings["contract"]), None
     if settings["chain"]:
         chain = Chain.connect(settings["chain"])

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tiebreak.node.hub.connection import Connection
-from tiebreak.node.hub.limits import Limits, Network, networks_in
+from tiebreak.node.hub.limits import HubLimits, Network, networks_in
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 
@@ -58,8 +58,8 @@ DEFAULTS: Final[dict[str, str | int]] = {
 
 def template() -> str:
     """The commented configuration file."""
-    limits = Limits()
-    return _TEXT + "".join(f"# {field.name} = {getattr(limits, field.name)}\n" for field in fields(Limits))
+    limits = HubLimits()
+    return _TEXT + "".join(f"# {field.name} = {getattr(limits, field.name)}\n" for field in fields(HubLimits))
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
     for name, value in found.items():
         if type(value) is not kinds.get(name):
             raise ConfigurationError(f"{path}: expected {', '.join(kinds)}, got {name} = {value!r}")
-    names = {field.name for field in fields(Limits)}
+    names = {field.name for field in fields(HubLimits)}
     for name, value in found.get("limits", {}).items():
         if name not in names or type(value) is not int or value < 0:
             raise ConfigurationError(f"{path}: expected a number for one of {', '.join(sorted(names))}, got {name}")
@@ -98,7 +98,7 @@ def proxies_of(text: str) -> tuple[Network, ...]:
 
 
 def serve(
-    app: Starlette, folder: Path, *, host: str, port: int, limits: Limits, proxies: Sequence[Network] = ()
+    app: Starlette, folder: Path, *, host: str, port: int, limits: HubLimits, proxies: Sequence[Network] = ()
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises `StateError` if another hub works in this folder."""
     # All that is loaded now stays, and each full collection would walk over it while nobody is served.
@@ -112,7 +112,7 @@ def serve(
 
 
 def configure(
-    app: Starlette, *, host: str, port: int, limits: Limits, proxies: Sequence[Network] = ()
+    app: Starlette, *, host: str, port: int, limits: HubLimits, proxies: Sequence[Network] = ()
 ) -> uvicorn.Config:
     most = limits.connections_per_address
     connection = partial(Connection, open_by_address=Counter(), most=most, proxies=proxies)

@@ -6,7 +6,7 @@ from re import IGNORECASE
 from re import compile as pattern
 from typing import Final
 
-from tiebreak.api.certifying.certificates import Signed
+from tiebreak.api.certifying.certificates import SignedCertificate
 from tiebreak.node.pages import words
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, SignedJob
@@ -20,7 +20,7 @@ JobOf = Callable[[Digest], Job | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FileFinding:
     """The result of a check of a file, and what follows from it. `facts` name what the file is about.
 
     holds: None where this hub cannot know.
@@ -50,34 +50,34 @@ def file_in(body: bytes, content_type: str) -> bytes:
     raise EncodingError("expected a file, got a form without one")
 
 
-def check(data: bytes, domain: Domain, job_of: JobOf) -> Finding:
+def check(data: bytes, domain: Domain, job_of: JobOf) -> FileFinding:
     """Find out a file's kind and whether it holds. job_of: the jobs that this hub knows, for heads and receipts."""
     if data.lstrip().startswith(b"{"):
         try:
-            return _of_certificate(Signed.read(data), domain, job_of)
+            return _of_certificate(SignedCertificate.read(data), domain, job_of)
         except VerificationError as error:
-            return Finding(holds=False, title=f"A certificate that does not hold: {words.clipped(str(error))}")
+            return FileFinding(holds=False, title=f"A certificate that does not hold: {words.clipped(str(error))}")
     try:
         return _check_job(SignedJob.decode(data), domain, job_of)
     except EncodingError:
         pass
     except VerificationError as error:
-        return Finding(holds=False, title=f"A job file that does not hold: {words.clipped(str(error))}")
+        return FileFinding(holds=False, title=f"A job file that does not hold: {words.clipped(str(error))}")
     try:
         signed = SignedHead.decode(data)
     except VerificationError:
-        return Finding(holds=None, title="Nothing that this page can check: no certificate, job, head or receipt")
+        return FileFinding(holds=None, title="Nothing that this page can check: no certificate, job, head or receipt")
     job = job_of(signed.head.job_id)
     if job is None:
         about = f"about job {words.short(signed.head.job_id)}, which this hub does not know"
-        return Finding(holds=None, title=f"A head or a receipt that may hold: it is {about}")
+        return FileFinding(holds=None, title=f"A head or a receipt that may hold: it is {about}")
     try:
         return _check_head(signed, job, domain)
     except VerificationError as error:
-        return Finding(holds=False, title=f"For this hub’s board, it does not hold: {words.clipped(str(error))}")
+        return FileFinding(holds=False, title=f"For this hub’s board, it does not hold: {words.clipped(str(error))}")
 
 
-def _of_certificate(signed: Signed, domain: Domain, job_of: JobOf) -> Finding:
+def _of_certificate(signed: SignedCertificate, domain: Domain, job_of: JobOf) -> FileFinding:
     here, unknown = _place(signed.certificate.agreement, domain, job_of)
     found, job = signed.certificate, signed.certificate.job
     facts = [
@@ -86,7 +86,7 @@ def _of_certificate(signed: Signed, domain: Domain, job_of: JobOf) -> Finding:
         *((f"SHA-256 of {name}", digest.hex()) for name, digest in found.files.items()),
         *((f"Signed by {signed.role(one)}", words.address(one)) for one in signed.signers),
     ]  # fmt: skip
-    return Finding(
+    return FileFinding(
         holds=True,
         title="A certificate whose signatures and roots hold",
         facts=tuple(facts),
@@ -109,7 +109,7 @@ def _place(signed: SignedJob, domain: Domain, job_of: JobOf) -> tuple[list[str],
     return [f"It was signed {where}, and the job was offered at this hub."], []
 
 
-def _check_job(signed: SignedJob, domain: Domain, job_of: JobOf) -> Finding:
+def _check_job(signed: SignedJob, domain: Domain, job_of: JobOf) -> FileFinding:
     signed.verify()
     job, (here, unknown) = signed.job, _place(signed, domain, job_of)
     facts = (
@@ -117,7 +117,7 @@ def _check_job(signed: SignedJob, domain: Domain, job_of: JobOf) -> Finding:
         ("Program", job.program_root.hex()), ("First state", job.initial_state_root.hex()),
         ("Data", job.data_root.hex()), ("Steps", f"{job.steps:,}"),
     )  # fmt: skip
-    return Finding(
+    return FileFinding(
         holds=True,
         title="A job that both parties signed",
         facts=facts,
@@ -130,7 +130,7 @@ def _check_job(signed: SignedJob, domain: Domain, job_of: JobOf) -> Finding:
     )
 
 
-def _check_head(signed: SignedHead, job: Job, domain: Domain) -> Finding:
+def _check_head(signed: SignedHead, job: Job, domain: Domain) -> FileFinding:
     facts = (
         ("Job", job.id.hex()), ("Checkpoints", f"{signed.head.count} of {job.checkpoints}"),
         ("Up to step", f"{job.last_step(signed.head.count - 1):,}"), ("Run root", signed.head.run_root.hex()),
@@ -139,12 +139,12 @@ def _check_head(signed: SignedHead, job: Job, domain: Domain) -> Finding:
         signed.verify(job, domain)
     except VerificationError:
         LogReceipt(head=signed.head, signature=signed.signature).verify(job, domain)
-        return Finding(
+        return FileFinding(
             holds=True, title="A receipt that the client signed", facts=facts,
             proves=("The client said that it holds the rounding logs of all segments up to this head.",),
             leaves_open=("Whether the head is true: that is for a replay to find out.",),
         )  # fmt: skip
-    return Finding(
+    return FileFinding(
         holds=True,
         title="A head that the job’s trainer signed",
         facts=facts,

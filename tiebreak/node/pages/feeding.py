@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute
 
 from tiebreak.node.hub.limits import Recent
 from tiebreak.node.pages.games import talk_of
-from tiebreak.node.pages.model import Seen
+from tiebreak.node.pages.model import ReadPost
 from tiebreak.node.pages.routes import routes
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import Job
@@ -105,7 +105,7 @@ def snapshot(board: Board, owed: Mapping[Address, int] | None = None) -> Board:
     return made
 
 
-def _bounded(seen: list[tuple[int, Seen]]) -> list[tuple[int, Seen]]:
+def _bounded(seen: list[tuple[int, ReadPost]]) -> list[tuple[int, ReadPost]]:
     """The first posts of a job and the newest ones, as many as stay in memory; lists of files without their files."""
     light = [
         (0, replace(one, body=replace(one.body, files=()))) if isinstance(one.body, LibraryBody) else (size, one)
@@ -120,14 +120,14 @@ def _bounded(seen: list[tuple[int, Seen]]) -> list[tuple[int, Seen]]:
 
 
 class Feed:
-    """A `Source` over a hub's posts and its ground, which without a chain is the ledger that the posts make."""
+    """A `PageSource` over a hub's posts and its ground, which without a chain is the ledger that the posts make."""
 
     def __init__(self, posts: Posts, outlook: Outlook) -> None:
         self.domain, self.chain = outlook.domain, outlook.chain
         self._posts, self._outlook, self._ground = posts, outlook, outlook.ground
         self._lock = threading.Lock()
         self._place = 0
-        self._seen: Recent[Digest, tuple[int, list[tuple[int, Seen]]]] = Recent(_KEPT)
+        self._seen: Recent[Digest, tuple[int, list[tuple[int, ReadPost]]]] = Recent(_KEPT)
         """The place up to which a job's posts were read, and those that stay, with their bytes."""
         self._offered: dict[Digest, Job] = {}
         self._games: Recent[Digest, Digest] = Recent(_KNOWN)
@@ -193,7 +193,7 @@ class Feed:
         with self._lock:
             return self._games.get(game_id)
 
-    def posts(self, job_id: Digest) -> Sequence[Seen]:
+    def posts(self, job_id: Digest) -> Sequence[ReadPost]:
         self._read_on()
         with self._lock:
             after, seen = self._seen.get(job_id) or (0, [])
@@ -252,14 +252,14 @@ class Feed:
             if self._ledger is not None and self._place > before:
                 self._board = snapshot(self._ledger.board, self._ledger.gains())
 
-    def _read(self, received: ReceivedPost) -> Seen | None:
+    def _read(self, received: ReceivedPost) -> ReadPost | None:
         with suppress(VerificationError):
             post = SignedPost.decode(received.wire).post
             body = post.read(self.domain)
-            return Seen(place=received.place, at=received.at, post=replace(post, body=b""), body=body)
+            return ReadPost(place=received.place, at=received.at, post=replace(post, body=b""), body=body)
         return None
 
-    def _take(self, seen: Seen) -> None:
+    def _take(self, seen: ReadPost) -> None:
         post, body = seen.post, seen.body
         match body:
             case OfferBody(job=job):

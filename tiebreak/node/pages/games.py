@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from tiebreak.node.pages import words
-from tiebreak.node.pages.model import GameView, Money, Player, Seen, Source, Verdict
+from tiebreak.node.pages.model import Money, PageSource, ReadPost, ShownGame, ShownSide, ShownVerdict
 from tiebreak.node.pages.walk import walk_of
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job
@@ -19,7 +19,7 @@ from tiebreak.protocol.parties.board import Board, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
 
 
-def unboarded(board: Board, seen: Sequence[Seen]) -> list[Seen]:
+def unboarded(board: Board, seen: Sequence[ReadPost]) -> list[ReadPost]:
     """The openings of games that the board does not have, at least not yet."""
     return [one for one in seen if isinstance(one.body, p.GameBody) and one.post.game_id not in board.games]
 
@@ -35,13 +35,13 @@ def _transcript(
     return transcript
 
 
-def talk_of(domain: Domain, game: PublicGame, seen: Sequence[Seen]) -> Transcript:
+def talk_of(domain: Domain, game: PublicGame, seen: Sequence[ReadPost]) -> Transcript:
     """The messages that the sides of a game have signed to each other, from the posts about its job."""
     wires = tuple(one.body.wire for one in seen if isinstance(one.body, p.MoveBody) and one.post.game_id == game.id)
     return _transcript(domain, game.job.job, game.head.head, game.id, game.challenger, wires)
 
 
-def said_game(source: Source, opening: Seen, seen: Sequence[Seen], agreed: Job) -> GameView:
+def said_game(source: PageSource, opening: ReadPost, seen: Sequence[ReadPost], agreed: Job) -> ShownGame:
     """A game that a challenger opened in the hub and that is not on the board."""
     assert isinstance(opening.body, p.GameBody)
     public = PublicJob(job=agreed, last_progress=0)
@@ -54,8 +54,8 @@ def said_game(source: Source, opening: Seen, seen: Sequence[Seen], agreed: Job) 
 
 
 def game_view(
-    source: Source, game: PublicGame, seen: Sequence[Seen], agreed: Job, *, on_board: bool = True
-) -> GameView:
+    source: PageSource, game: PublicGame, seen: Sequence[ReadPost], agreed: Job, *, on_board: bool = True
+) -> ShownGame:
     now, state, line = source.now(), game.state, tuple(game.moves)
     talk = talk_of(source.domain, game, seen)
     ahead = max(0, len(talk.line) - state.moves) if not game.is_over else 0
@@ -68,7 +68,7 @@ def game_view(
     talks = on_board and not game.is_stopped and state.talks(now)
     verdict = _verdict(game)
     mover = None if game.is_stopped or verdict is not None else shown.mover
-    return GameView(
+    return ShownGame(
         id=game.id.hex(),
         job_id=agreed.id.hex(),
         head_count=game.head.head.count,
@@ -117,12 +117,12 @@ def _game_status(game: PublicGame, *, talks: bool, on_board: bool) -> str:
     return "The sides talk" if talks else "On the clock"
 
 
-def _player(game: PublicGame, side: Side, mover: Side | None, *, talks: bool) -> Player:
+def _player(game: PublicGame, side: Side, mover: Side | None, *, talks: bool) -> ShownSide:
     state, is_turn = game.state, mover is side
     account = game.job.job.trainer if side is Side.DEFENDER else game.challenger
     runs = is_turn and not talks and not game.is_stopped and state.verdict is None and state.mover is side
     loser = loser_of(state)
-    return Player(
+    return ShownSide(
         role=_name(side),
         account=words.address(account),
         rest=state.defender_rest if side is Side.DEFENDER else state.challenger_rest,
@@ -132,11 +132,11 @@ def _player(game: PublicGame, side: Side, mover: Side | None, *, talks: bool) ->
     )
 
 
-def _verdict(game: PublicGame) -> Verdict | None:
+def _verdict(game: PublicGame) -> ShownVerdict | None:
     state = game.state
     if game.void:
         sentence = "The trainer was convicted elsewhere first, so the challenger gets its stake back."
-        return Verdict(loser="", title="Nobody lost this game", sentence=sentence)
+        return ShownVerdict(loser="", title="Nobody lost this game", sentence=sentence)
     if state.verdict is None:
         return None
     loser = state.verdict.winner.other
@@ -160,7 +160,7 @@ def _verdict(game: PublicGame) -> Verdict | None:
         case _:
             sentence = f"The {other} was right."
     title = "The trainer was wrong" if loser is Side.DEFENDER else "The challenger was wrong"
-    return Verdict(loser=who, title=title, sentence=sentence)
+    return ShownVerdict(loser=who, title=title, sentence=sentence)
 
 
 def _game_money(game: PublicGame, agreed: Job) -> list[Money]:

@@ -15,7 +15,7 @@ from tiebreak.protocol.tags import Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ReadPost:
     """A post that a hub has taken, read and checked."""
 
     place: int
@@ -24,7 +24,7 @@ class Seen:
     body: p.Body
 
 
-class Source(Protocol):
+class PageSource(Protocol):
     """A source of the values that pages show. Several threads call it at once."""
 
     domain: Domain
@@ -49,7 +49,7 @@ class Source(Protocol):
         """The jobs that posts speak of, the newest first."""
         ...
 
-    def posts(self, job_id: Digest) -> Sequence[Seen]:
+    def posts(self, job_id: Digest) -> Sequence[ReadPost]:
         """The posts about a job and its games, in their order."""
         ...
 
@@ -111,7 +111,7 @@ class HeadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class ShownReplay:
     auditor: str
     count: int
     run_root: str
@@ -135,7 +135,7 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ShownVerdict:
     """The ending of a game: its loser, in one line and in a sentence."""
 
     loser: str
@@ -144,7 +144,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
+class ShownSide:
     """A side of a game. rest: seconds on its clock; due: the last instant for its move, if a clock runs for it."""
 
     role: str
@@ -239,7 +239,7 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GameView:
+class ShownGame:
     id: str
     job_id: str
     head_count: int
@@ -250,11 +250,11 @@ class GameView:
     ended: int
     talks_until: int | None
     """Unix time until which the sides talk and no clock runs; None afterwards."""
-    defender: Player
-    challenger: Player
+    defender: ShownSide
+    challenger: ShownSide
     turn: str
     walk: Walk
-    verdict: Verdict | None
+    verdict: ShownVerdict | None
     gas: int
     other_gas: int
     """The part of `gas` for transactions that made no move: the challenge, or the end of a clock."""
@@ -287,8 +287,8 @@ class JobView:
     card: JobCard
     stops: tuple[Stop, ...]
     heads: tuple[HeadRow, ...]
-    replays: tuple[Replay, ...]
-    games: tuple[GameView, ...]
+    replays: tuple[ShownReplay, ...]
+    games: tuple[ShownGame, ...]
     terms: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     money: tuple[Money, ...]
@@ -311,7 +311,7 @@ class PartyRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     jobs: tuple[JobCard, ...]
-    games: tuple[GameView, ...]
+    games: tuple[ShownGame, ...]
     is_known: bool
     """Whether there is a board from which the numbers come; without one they are unknown, not zero."""
     running: int

@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from tiebreak.node.hub.bodies import body_of
 from tiebreak.node.pages import checking, pictures, views, words
-from tiebreak.node.pages.model import Source
+from tiebreak.node.pages.model import PageSource
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.tags import Digest
@@ -42,7 +42,7 @@ STATIC: Final = Path(__file__).with_name("static")
 View = Callable[[Request], Mapping[str, Any] | None]
 
 
-def routes(source: Source) -> list[BaseRoute]:
+def routes(source: PageSource) -> list[BaseRoute]:
     """The routes of all pages, for an application of Starlette's."""
     pages = _Pages(source)
     found: list[BaseRoute] = []
@@ -99,7 +99,7 @@ def _digest(text: str) -> Digest | None:
 
 
 class _Pages:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PageSource) -> None:
         self._source = source
         self._templates = environment()
 
@@ -157,15 +157,15 @@ class _Pages:
                 body = await body_of(request, checking.MAX_FORM_BYTES)
                 finding = await run_in_threadpool(self._finding, body, request.headers.get("content-type", ""))
             except HTTPException as error:
-                finding = checking.Finding(holds=None, title=f"Nothing to check: {error.detail}")
+                finding = checking.FileFinding(holds=None, title=f"Nothing to check: {error.detail}")
         shown = self._context(request, {"finding": finding, "stream": None})
         return self._html("check.html", shown, 200 if finding is None or finding.holds else 422)
 
-    def _finding(self, body: bytes, content_type: str) -> checking.Finding:
+    def _finding(self, body: bytes, content_type: str) -> checking.FileFinding:
         try:
             data = checking.file_in(body, content_type)
         except EncodingError as error:
-            return checking.Finding(holds=None, title=f"Nothing to check: {words.clipped(str(error))}")
+            return checking.FileFinding(holds=None, title=f"Nothing to check: {words.clipped(str(error))}")
         return checking.check(data, self._source.domain, self._job_of)
 
     def _job_of(self, job_id: Digest) -> Job | None:

@@ -14,18 +14,18 @@ from tiebreak.api.watching.alarms import Sample, losses_rule, silence_rule, util
 from tiebreak.node.pages import words
 from tiebreak.node.pages.games import game_view, loser_of, said_game, unboarded
 from tiebreak.node.pages.model import (
-    GameView,
     Happening,
     HeadRow,
     JobCard,
     JobView,
     Money,
     Overview,
+    PageSource,
     PartyRow,
     Point,
-    Replay,
-    Seen,
-    Source,
+    ReadPost,
+    ShownGame,
+    ShownReplay,
     Stop,
     Training,
 )
@@ -51,7 +51,7 @@ MAX_GAMES_SHOWN: Final = 32
 # ---------------------------------------------------------------- a job
 
 
-def overview(source: Source, page: int = 1) -> Overview:
+def overview(source: PageSource, page: int = 1) -> Overview:
     """One page of all jobs, the newest first, and the games that go on or ended last."""
     with source.reading() as board:
         known = board if board is not None else Board()
@@ -70,7 +70,7 @@ def overview(source: Source, page: int = 1) -> Overview:
                     open_games=len(opened), at_stake=stake, convicted=convicted, page=page, pages=pages)  # fmt: skip
 
 
-def job(source: Source, job_id: Digest) -> JobView | None:
+def job(source: PageSource, job_id: Digest) -> JobView | None:
     """Everything about a job; None if neither the board nor a post knows it."""
     with source.reading() as board:
         known = board if board is not None else Board()
@@ -100,26 +100,26 @@ def job(source: Source, job_id: Digest) -> JobView | None:
         )
 
 
-def agreed(source: Source, job_id: Digest) -> Job | None:
+def agreed(source: PageSource, job_id: Digest) -> Job | None:
     """The terms of a job, if the board or a post knows it."""
     with source.reading() as board:
         return _job_in(board if board is not None else Board(), source.posts(job_id), job_id)
 
 
-def _card_of(source: Source, board: Board, job_id: Digest) -> JobCard | None:
+def _card_of(source: PageSource, board: Board, job_id: Digest) -> JobCard | None:
     seen = source.posts(job_id)
     agreed = _job_in(board, seen, job_id)
     return None if agreed is None else _card(agreed, board.jobs.get(job_id), seen, board.games_of(job_id), source.now())
 
 
-def _job_in(board: Board, seen: Sequence[Seen], job_id: Digest) -> Job | None:
+def _job_in(board: Board, seen: Sequence[ReadPost], job_id: Digest) -> Job | None:
     if job_id in board.jobs:
         return board.jobs[job_id].job
     return next((one.body.job for one in seen if isinstance(one.body, p.OfferBody) and one.body.job.id == job_id), None)
 
 
 def _card(
-    agreed: Job, public: PublicJob | None, seen: Sequence[Seen], games: Sequence[PublicGame], now: int
+    agreed: Job, public: PublicJob | None, seen: Sequence[ReadPost], games: Sequence[PublicGame], now: int
 ) -> JobCard:
     opened = sum(not game.is_over for game in games)
     status, tone = _status(public, seen, opened)
@@ -150,7 +150,7 @@ _ENDED: Final = {
 }
 
 
-def _status(public: PublicJob | None, seen: Sequence[Seen], opened: int) -> tuple[str, str]:
+def _status(public: PublicJob | None, seen: Sequence[ReadPost], opened: int) -> tuple[str, str]:
     if public is None:
         answers = [one.body.signature for one in seen if isinstance(one.body, p.AnswerBody)]
         return ("Offered", "calm") if not answers else ("Signed", "calm") if answers[-1] else ("Declined", "calm")
@@ -165,11 +165,11 @@ def _is_trained(public: PublicJob) -> bool:
     return public.has_final_head or public.status in _ENDED
 
 
-def training_of(seen: Sequence[Seen], agreed: Job, now: int, *, is_over: bool) -> Training:
+def training_of(seen: Sequence[ReadPost], agreed: Job, now: int, *, is_over: bool) -> Training:
     """The losses that the trainer posted, as a curve, its newest figures, and alarms about them."""
     losses: dict[int, float] = {}
     samples: list[Sample] = []
-    newest: Seen | None = None
+    newest: ReadPost | None = None
     for one in seen:
         if isinstance(one.body, p.StepsBody) and one.post.sender == agreed.trainer:
             newest = one
@@ -209,7 +209,7 @@ def _thinned(points: list[Point]) -> tuple[Point, ...]:
     return tuple(kept)
 
 
-def _stops(agreed: Job, public: PublicJob | None, seen: Sequence[Seen], games: Sequence[PublicGame]) -> list[Stop]:
+def _stops(agreed: Job, public: PublicJob | None, seen: Sequence[ReadPost], games: Sequence[PublicGame]) -> list[Stop]:
     heads = public.head_count if public else 0
     names = ["Offered", "Accepted", "Trained", "Challenge window", "Settled"]
     details = [
@@ -246,7 +246,7 @@ def _next(public: PublicJob | None) -> tuple[str, int | None]:
     return "The next head is due", public.due
 
 
-def _heads(seen: Sequence[Seen], public: PublicJob | None, agreed: Job) -> list[HeadRow]:
+def _heads(seen: Sequence[ReadPost], public: PublicJob | None, agreed: Job) -> list[HeadRow]:
     shown: dict[tuple[int, bytes], int] = {}
     receipts: set[int] = set()
     for one in seen:
@@ -274,9 +274,9 @@ def _heads(seen: Sequence[Seen], public: PublicJob | None, agreed: Job) -> list[
     return sorted(rows, key=lambda row: row.count)
 
 
-def _replays(seen: Sequence[Seen]) -> list[Replay]:
+def _replays(seen: Sequence[ReadPost]) -> list[ShownReplay]:
     return [
-        Replay(auditor=words.address(one.post.sender), count=one.body.count, run_root=one.body.run_root.hex(),
+        ShownReplay(auditor=words.address(one.post.sender), count=one.body.count, run_root=one.body.run_root.hex(),
                agrees=bool(one.body.agrees), at=one.at)
         for one in seen
         if isinstance(one.body, p.ReplayedBody)
@@ -399,7 +399,7 @@ _POSTED: Final[dict[type, str]] = {
 """Transactions, where they are posts."""
 
 
-def _happenings(seen: Sequence[Seen], agreed: Job) -> list[Happening]:
+def _happenings(seen: Sequence[ReadPost], agreed: Job) -> list[Happening]:
     """The newest statements, as sentences; only one of each talk, since it goes to and fro."""
     told: list[Happening] = []
     moves = Counter(_moved_in(one) for one in seen)
@@ -417,7 +417,7 @@ def _happenings(seen: Sequence[Seen], agreed: Job) -> list[Happening]:
     return told
 
 
-def _moved_in(one: Seen) -> Digest | None:
+def _moved_in(one: ReadPost) -> Digest | None:
     """The game in which a post makes a move."""
     match one.body:
         case p.MoveBody():
@@ -427,7 +427,7 @@ def _moved_in(one: Seen) -> Digest | None:
     return None
 
 
-def _told(one: Seen) -> str | None:
+def _told(one: ReadPost) -> str | None:
     match one.body:
         case p.StepsBody() | p.ReceiptBody():
             return None  # the curve and the moves say it
@@ -447,7 +447,7 @@ def _role(sender: Address, agreed: Job) -> str:
     return known.get(sender, words.short(words.address(sender)))
 
 
-def game(source: Source, game_id: Digest) -> GameView | None:
+def game(source: PageSource, game_id: Digest) -> ShownGame | None:
     """Everything about a game, on the board or only opened in the hub; None if neither knows it."""
     with source.reading() as board:
         known = board if board is not None else Board()
@@ -464,7 +464,7 @@ def game(source: Source, game_id: Digest) -> GameView | None:
 # ---------------------------------------------------------------- parties
 
 
-def parties(source: Source) -> tuple[PartyRow, ...]:
+def parties(source: PageSource) -> tuple[PartyRow, ...]:
     """Every account of the newest jobs and of all games, by its roles."""
     roles: dict[bytes, dict[str, None]] = {}
     jobs: dict[bytes, set[bytes]] = {}

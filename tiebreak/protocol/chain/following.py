@@ -29,7 +29,7 @@ from tiebreak.protocol.game.moves import Concede, Move, Phase, Prove, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import GameState, Level, Reason, Verdict
 from tiebreak.protocol.parties import board
-from tiebreak.protocol.parties.board import BURNED, JobStatus, PublicGame, PublicJob, Seating, Slot
+from tiebreak.protocol.parties.board import BURNED, JobStatus, PoolSlot, PublicGame, PublicJob, Seating
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program, instruction_digest
 from tiebreak.protocol.program.rounding import Direction
@@ -86,7 +86,7 @@ class _Frame:
 
     items: dict[Digest, tuple[PublicJob | PublicGame, dict[str, Any] | None]] = field(default_factory=dict)
     credits: dict[Address, int | None] = field(default_factory=dict)
-    pools: dict[int, list[Slot] | None] = field(default_factory=dict)
+    pools: dict[int, list[PoolSlot] | None] = field(default_factory=dict)
     disagreements: int = 0
 
 
@@ -240,7 +240,7 @@ class FollowedBoard(board.Board):
             self.pools[bond][said["slot"]].owner = None
             return
         pool = self.pools.setdefault(bond, [])
-        pool[said["slot"] : said["slot"] + 1] = [Slot(owner=said["owner"], since=now)]
+        pool[said["slot"] : said["slot"] + 1] = [PoolSlot(owner=said["owner"], since=now)]
 
     # ------------------------------------------------------------------ games
 
@@ -519,7 +519,7 @@ def _copied(value: Any) -> Any:
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_copied(item) for item in value]
-    if isinstance(value, Slot | Seating):
+    if isinstance(value, PoolSlot | Seating):
         return replace(value, **{name: _copied(getattr(value, name)) for name in value.__slots__})
     return value
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from tiebreak.protocol.hashing import DIGEST_BYTES, PLAIN, Hasher
 from tiebreak.protocol.program.isa import DType, Instruction
-from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES, PartialSums, Terms
+from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES, ElementTerms, PartialSums
 from tiebreak.protocol.tags import Digest, Tag
 from tiebreak.protocol.trees import Nodes, depth_of, empty_root
 
@@ -58,7 +58,7 @@ class AccumulatorTree(Nodes):
         hasher: Hasher = PLAIN,
     ) -> "AccumulatorTree":
         """Build the tree for element `index` of a reduction from the data and dtype of each operand's value."""
-        sums = PartialSums(Terms(instruction, index, tensors, dtypes))
+        sums = PartialSums(ElementTerms(instruction, index, tensors, dtypes))
         return cls(sums.count, sums.block, hasher=hasher)
 
     @property

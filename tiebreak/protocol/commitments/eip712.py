@@ -17,7 +17,7 @@ from typing import Any, Final, NewType
 from eth_hash.auto import keccak
 
 from tiebreak.protocol.codec import check_bytes, check_uint
-from tiebreak.protocol.packing import Kind, Raw, Uint, camel_case
+from tiebreak.protocol.packing import FieldType, Raw, Uint, camel_case
 from tiebreak.protocol.tags import Digest
 
 Address = NewType("Address", bytes)
@@ -52,25 +52,25 @@ def type_hash(encoded_type: str) -> Digest:
     return Digest(keccak(encoded_type.encode("ascii")))
 
 
-def encode_type(name: str, kinds: Mapping[str, Kind]) -> str:
+def encode_type(name: str, kinds: Mapping[str, FieldType]) -> str:
     """EIP-712 `encodeType`, `Name(type name,type name,...)`, of a struct with fields of these kinds."""
     return f"{name}({','.join(f'{_solidity(kind)} {camel_case(field)}' for field, kind in kinds.items())})"
 
 
-def hash_struct(name: str, kinds: Mapping[str, Kind], values: Sequence[int | bytes]) -> Digest:
+def hash_struct(name: str, kinds: Mapping[str, FieldType], values: Sequence[int | bytes]) -> Digest:
     """EIP-712 `hashStruct`. Values are in field order. Raises `EncodingError` for one that does not fit its type."""
     words = [_word(kind, field, value) for (field, kind), value in zip(kinds.items(), values, strict=True)]
     return Digest(keccak(type_hash(encode_type(name, kinds)) + b"".join(words)))
 
 
-def _solidity(kind: Kind) -> str:
+def _solidity(kind: FieldType) -> str:
     if isinstance(kind, Uint):
         return f"uint{kind.bits}"
     assert isinstance(kind, Raw), "every struct that is signed is static"
     return "address" if kind.length == ADDRESS_BYTES else f"bytes{kind.length}"
 
 
-def _word(kind: Kind, name: str, value: int | bytes) -> bytes:
+def _word(kind: FieldType, name: str, value: int | bytes) -> bytes:
     """One 32-byte word of `encodeData`."""
     if isinstance(kind, Uint):
         return check_uint(name, value, kind.bits).to_bytes(32, "big")
@@ -84,7 +84,7 @@ class TypedData:
 
     domain: Domain
     name: str
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, FieldType]
     values: Sequence[int | bytes]
 
     @property

@@ -6,7 +6,7 @@ from math import prod
 
 from tiebreak.protocol.codec import Reader, encode_name, unsigned
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Data, Hasher
+from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Hasher, HashInput
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_RANK, DType
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
@@ -44,7 +44,7 @@ def tensor_tree(data: bytes | memoryview, *, hasher: Hasher = PLAIN) -> Tree:
     view = memoryview(data).cast("B")
     if not view.nbytes:
         raise EncodingError("expected a tensor with at least one element, got none")
-    return Tree.over(hasher.leaf_level(Data(view)), hasher=hasher)
+    return Tree.over(hasher.leaf_level(HashInput(view)), hasher=hasher)
 
 
 def tensor_id(dtype: DType, shape: Sequence[int], root: bytes) -> Digest:
@@ -68,7 +68,7 @@ def identify_all(tensors: Sequence[TensorData], *, hasher: Hasher = PLAIN) -> li
     for tensor in tensors:
         if tensor.data.nbytes != prod(tensor.shape) * tensor.dtype.size or not tensor.data.nbytes:
             raise EncodingError(f"{tensor.dtype.name} {tuple(tensor.shape)}: got {tensor.data.nbytes} bytes")
-    roots = hasher.roots([Data(tensor.data, floats=tensor.dtype == DType.F32) for tensor in tensors])
+    roots = hasher.roots([HashInput(tensor.data, floats=tensor.dtype == DType.F32) for tensor in tensors])
     return [tensor_id(tensor.dtype, tensor.shape, root) for tensor, root in zip(tensors, roots, strict=True)]
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from tiebreak.protocol.commitments.records import tensor_id
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Data, Hasher
+from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Hasher, HashInput
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Frontier, depth_of, pad
@@ -73,7 +73,7 @@ class TensorStream:
             self._subtrees.append(root)
 
     def _roots(self, pieces: Sequence[memoryview]) -> list[Digest]:
-        roots = self._hasher.roots([Data(piece, floats=self._dtype == DType.F32) for piece in pieces])
+        roots = self._hasher.roots([HashInput(piece, floats=self._dtype == DType.F32) for piece in pieces])
         return [Digest(root) for root in roots]
 
     def _what(self) -> str:

@@ -25,7 +25,7 @@ from tiebreak.protocol.packing import (
     Bytes32,
     Data,
     Fields,
-    Kind,
+    FieldType,
     ListOf,
     OneOf,
     Packed,
@@ -268,7 +268,7 @@ def kind_name(move: Move | type[Move]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class AnyMove(Kind):
+class AnyMove(FieldType):
     """A move of any kind, packed as the number of its kind and its body."""
 
     def check(self, name: str, value: Any) -> None:

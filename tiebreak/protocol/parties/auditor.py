@@ -17,7 +17,7 @@ from tiebreak.protocol.packing import Data, Fields, Uint, pack, unpack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.parties.events import Place
-from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.sitter import Sitter
 from tiebreak.protocol.parties.terms import objections_to_auditing
@@ -39,7 +39,7 @@ class Finding(Enum):
     UNCHECKABLE = "uncheckable"
 
 
-class Watcher(Machine):
+class WatcherParty(PartyMachine):
     """Replays every head of every job that it can compute, and raises alarms. It sends nothing and needs no key."""
 
     ROLE: ClassVar = "watcher"
@@ -182,7 +182,7 @@ class Watcher(Machine):
         return [self.records[place] for place in places if place in self.records]
 
 
-class Auditor(Player, Sitter, Watcher):
+class AuditorParty(Player, Sitter, WatcherParty):
     """A watcher with a key: it challenges false heads, reports contradictory ones, and plays its games."""
 
     ROLE: ClassVar = "auditor"

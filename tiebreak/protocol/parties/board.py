@@ -38,7 +38,7 @@ _ENDED: Final = (JobStatus.CANCELLED, JobStatus.SETTLED, JobStatus.ABANDONED, Jo
 
 
 @dataclass(slots=True, kw_only=True)
-class Slot:
+class PoolSlot:
     """A place in a pool; a hole has no owner."""
 
     owner: Address | None
@@ -253,7 +253,7 @@ class Board:
         self.credits: dict[Address, int] = {}
         self.height = 0
         """The number of the newest block."""
-        self.pools: dict[int, list[Slot]] = {}
+        self.pools: dict[int, list[PoolSlot]] = {}
         """The slots of each pool, by the bond of its seats."""
 
     def games_of(self, job_id: Digest) -> list[PublicGame]:

@@ -12,7 +12,7 @@ from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, Signe
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
-from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.terms import objections_to_paying, objections_to_seats
 from tiebreak.protocol.tags import Digest
 
@@ -26,7 +26,7 @@ _HEADS_PER_COUNT: Final = 2
 _UNSIGNED: Final = bytes(keys.SIGNATURE_BYTES)
 
 
-class Client(Machine):
+class ClientParty(PartyMachine):
     """Pays the reward. It must make sure that its job ends even if all other parties do nothing."""
 
     ROLE: ClassVar = "client"

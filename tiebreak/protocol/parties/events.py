@@ -469,7 +469,7 @@ Event = Started | Tick | BoardChanged | Message | Arrived | Done | Mined | Refus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class AppendRecord:
     """Append an entry to the journal and sync it before any later action is carried out."""
 
     place: Place
@@ -583,4 +583,4 @@ class Wake:
 
 
 Statement = OfferJob | SignJob | ShowHead | ShowLogReceipt | ShowConcession | ShowMove | ShowReceipt
-Action = Record | Statement | PublishRun | FetchRun | Start | Transact | Alarm | Wake
+Action = AppendRecord | Statement | PublishRun | FetchRun | Start | Transact | Alarm | Wake

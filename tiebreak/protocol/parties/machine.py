@@ -70,7 +70,7 @@ class _Sending:
     """The wei that the transaction puts up as a stake, a bond or a deposit."""
 
 
-class Machine:
+class PartyMachine:
     """A party. Drivers call only `observe`; the small public methods are decisions that subclasses override."""
 
     ROLE: ClassVar[str]
@@ -82,7 +82,7 @@ class Machine:
         domain: Domain,
         pace: Pace,
         key: PrivateKey | None = None,
-        journal: Iterable[e.Record] = (),
+        journal: Iterable[e.AppendRecord] = (),
         means: Means = UNLIMITED,
     ) -> None:
         """`board` is kept current by the driver. A party that only watches has no `key`. `journal` is oldest first."""
@@ -231,7 +231,7 @@ class Machine:
         """Write to this place of the journal unless something is there already. Returns what is there now."""
         if place not in self.records:
             self.records[place] = data
-            self.do(e.Record(place=place, data=data))
+            self.do(e.AppendRecord(place=place, data=data))
         return self.records[place]
 
     def begin(self, work: e.Work) -> None:

@@ -20,7 +20,7 @@ from tiebreak.protocol.packing import pack, unpack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.parties.events import Place
-from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.terms import ENTERING
 from tiebreak.protocol.tags import Digest
 
@@ -67,7 +67,7 @@ Turn = tuple[Digest, int, Digest, bool]
 """A game, the number of moves so far, the snapshot that they led to, and whether the turn is one in the talk."""
 
 
-class Player(Machine):
+class Player(PartyMachine):
     """A party that can be one of the sides in games."""
 
     def __init__(self, **known: Any) -> None:

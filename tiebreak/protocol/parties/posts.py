@@ -36,7 +36,7 @@ from tiebreak.protocol.packing import (
     U64,
     Data,
     Fields,
-    Kind,
+    FieldType,
     ListOf,
     OneOf,
     Packed,
@@ -80,7 +80,7 @@ class PostKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Signed(Kind):
+class Signed(FieldType):
     """A head with a signature, packed as job id, count, run root, signature."""
 
     type: type[SignedHead] | type[LogReceipt]
@@ -100,7 +100,7 @@ class Signed(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(Kind):
+class Whole(FieldType):
     """A value of a plain dataclass of transactions, packed as the array of its fields."""
 
     type: type[Any]
@@ -135,7 +135,7 @@ TRANSACTIONS: Final[tuple[type[Any], ...]] = (
 )  # fmt: skip
 """The transactions by their number in a post, which never changes."""
 _BYTES: Final = Data(4096)
-_FIELDS: Final[dict[Any, Kind]] = {
+_FIELDS: Final[dict[Any, FieldType]] = {
     Digest: Raw(32),
     Address: Raw(ADDRESS_BYTES),
     int: Uint(64),
@@ -153,19 +153,19 @@ _FIELDS: Final[dict[Any, Kind]] = {
 
 
 @cache
-def _kinds(transaction: Any) -> dict[str, Kind]:
+def _kinds(transaction: Any) -> dict[str, FieldType]:
     hints = get_type_hints(transaction)
     return {field.name: _kind_of(field.name, hints[field.name]) for field in fields(transaction)}
 
 
-def _kind_of(name: str, hint: Any) -> Kind:
+def _kind_of(name: str, hint: Any) -> FieldType:
     if get_origin(hint) is tuple:
         return ListOf(_FIELDS[get_args(hint)[0]], MAX_SIBLINGS)
     return Uint(256) if name == "bond" else _FIELDS[hint]
 
 
 @dataclass(frozen=True, slots=True)
-class AnyTransaction(Kind):
+class AnyTransaction(FieldType):
     """A transaction, packed as its number and the array of its fields."""
 
     def check(self, name: str, value: Any) -> None:
@@ -282,7 +282,7 @@ class ReceiptBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class FileName(Kind):
+class FileName(FieldType):
     """A relative path of at most four parts, none of which begins with a dot; as ASCII bytes."""
 
     def check(self, name: str, value: Any) -> None:

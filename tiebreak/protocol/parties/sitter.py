@@ -6,12 +6,12 @@ from tiebreak.protocol.commitments.seats import POOL_SECONDS, SALT_BYTES, root_s
 from tiebreak.protocol.packing import Data, Fields, pack, unpack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
-from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.terms import objections_to_sitting
 from tiebreak.protocol.tags import Digest
 
 
-class Sitter(Machine):
+class Sitter(PartyMachine):
     """A party with a key that is paid for audits. It seals nothing that it has not computed itself."""
 
     # ------------------------------------------------------------------ decisions

@@ -25,7 +25,7 @@ _LAST_CALL: Final = 4
 """The part of a window, its last quarter, that is left for posting a receipt before the client may part."""
 
 
-class Trainer(Player):
+class TrainerParty(Player):
     """Does what was agreed. Computes one segment at a time, and starts the next once the last head is on the board."""
 
     ROLE: ClassVar = "trainer"

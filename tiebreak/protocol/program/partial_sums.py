@@ -47,7 +47,7 @@ Mask = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 
 
-class Terms:
+class ElementTerms:
     """The terms of one output element: elements of the operands, for any range of positions in the reduction space."""
 
     def __init__(
@@ -119,7 +119,7 @@ def _merged(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple
 class PartialSums:
     """The encoded accumulators of one element, block by block. Only the accumulator before each block is kept."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: ElementTerms) -> None:
         self.count = leaf_count(terms.count)
         """Total number of leaves."""
         self._terms = terms

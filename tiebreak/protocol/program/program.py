@@ -54,7 +54,7 @@ _FUNCTIONS: dict[Opcode, type[IntEnum]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ProgramLimits:
     """The largest program that a machine will run. A larger one raises a `ProgramError` that names the limit."""
 
     value_elements: int = 1 << 33
@@ -310,7 +310,7 @@ class Program:
         return b"".join(parts)
 
     @classmethod
-    def decode(cls, data: bytes, limits: Limits | None = None) -> "Program":
+    def decode(cls, data: bytes, limits: ProgramLimits | None = None) -> "Program":
         """Read and validate an untrusted program file. Raises `EncodingError` or `ProgramError`."""
         reader = Reader(data)
         if (magic := reader.take(len(MAGIC))) != MAGIC:
@@ -321,12 +321,12 @@ class Program:
         starts, lengths = _records(reader, sum(counts))
         body = counts[0]
         program = cls(Encoded(data, starts[:body], lengths[:body]), Encoded(data, starts[body:], lengths[body:]))
-        _Validator(program, limits or Limits()).run_over(survey(data, starts, lengths, body))
+        _Validator(program, limits or ProgramLimits()).run_over(survey(data, starts, lengths, body))
         return program
 
-    def validate(self, limits: Limits | None = None) -> None:
+    def validate(self, limits: ProgramLimits | None = None) -> None:
         """Raise `ProgramError` unless every rule of the module's plan holds."""
-        _Validator(self, limits or Limits()).run()
+        _Validator(self, limits or ProgramLimits()).run()
 
 
 def _records(reader: Reader, count: int) -> tuple[Integers, Integers]:
@@ -350,7 +350,7 @@ def decode_alone(data: bytes) -> Instruction:
     such an instruction may give nonsense, but always gives a result.
     """
     instruction = decode_instruction(data)
-    validator = _Validator(Program((), ()), Limits())
+    validator = _Validator(Program((), ()), ProgramLimits())
     validator.own_form(instruction)
     validator.own_types(instruction)
     return instruction
@@ -385,7 +385,7 @@ _PARAMS: dict[Opcode, tuple[type | None, ...]] = {
 class _Validator:
     """Validates a program in one pass. `self._at` is the current instruction, for error messages."""
 
-    def __init__(self, program: Program, limits: Limits) -> None:
+    def __init__(self, program: Program, limits: ProgramLimits) -> None:
         self._program = program
         self._limits = limits
         self._at: int | None = None

@@ -22,10 +22,10 @@ from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.sim.adversaries.base import Catch, Role, between, row, with_a_cheat
-from tiebreak.sim.world.agents import Auditor, GameView, Process
-from tiebreak.sim.world.cast import FUNDS, AgentFactory, Cast, Seat
+from tiebreak.sim.world.agents import AuditorAgent, GameView, Process
+from tiebreak.sim.world.cast import FUNDS, AgentFactory, Cast, CastMember
 from tiebreak.sim.world.work import Work
-from tiebreak.sim.world.workshop import Published, Workshop
+from tiebreak.sim.world.workshop import PublishedLogs, Workshop
 from tiebreak.sim.world.world import Pending
 
 EARNED_NOTHING: Final = frozenset({Catch.UNPAID, Catch.HARMLESS, Catch.REFUSED})
@@ -41,7 +41,7 @@ def moves_of(game: PublicGame, side: Side) -> int:
     return sum(1 for move in game.moves if move.KIND is not Phase.OVER and move.KIND.mover is side)
 
 
-class Lazy(Auditor):
+class Lazy(AuditorAgent):
     """Claims to agree with every head, and replays none."""
 
     def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
@@ -67,7 +67,7 @@ def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> 
     interpreter = workshop.auditor
     logs: Logs = NO_LOGS
     if job.is_logged:
-        published = Published(job=job, program=workshop.program, logs=run.logs)
+        published = PublishedLogs(job=job, program=workshop.program, logs=run.logs)
         logs = CommittedLogs(published, run.records.__getitem__)
     data, loss_bits = interpreter.place_data(workshop.run().data()), 0
     for done in steps(interpreter, state, data, range(first, last + 1), sums=logs.before):
@@ -80,7 +80,7 @@ def first_fraud(workshop: Workshop, job: Job, run: Work, checkpoints: Sequence[i
     return next((k for k in checkpoints if replay_segment(workshop, job, run, k) != run.records[k]), None)
 
 
-class Sampler(Auditor):
+class SamplingAuditor(AuditorAgent):
     """Replays a random sample of segments once the last head is there, each from the kept state before it.
 
     If one of them is false it replays the whole run, and challenges.
@@ -122,7 +122,7 @@ class Sampler(Auditor):
         return self.found is not None
 
 
-class Follower(Lazy):
+class CopyingAuditor(Lazy):
     """Replays a head only after another auditor has challenged it, and then challenges it too."""
 
     suspect: SignedHead | None = None
@@ -137,7 +137,7 @@ class Follower(Lazy):
         return head == self.suspect
 
 
-class Bribed(Auditor):
+class Bribed(AuditorAgent):
     """Replays everything and says nothing; or challenges a false head, and gives up when it is about to win."""
 
     at: int | None = None
@@ -158,7 +158,7 @@ def bribe(_cast: Cast, rng: Random) -> int | None:
     return None if rng.random() < 0.5 else rng.randint(0, 2)
 
 
-class Vanishing(Auditor):
+class Vanishing(AuditorAgent):
     """Starts a justified game, and goes offline at its own move `at`, until nothing can be saved any more."""
 
     at: int
@@ -173,7 +173,7 @@ class Vanishing(Auditor):
 def seat_auditor(cast: Cast, rng: Random, name: str, make: AgentFactory, *, is_poor: bool = False) -> None:
     """Seat an auditor at a random place in the list; earlier places act first. A poor one cannot pay its stake."""
     others, funds = len(cast.auditors), rng.randint(0, cast.terms.challenger_stake) if is_poor else FUNDS
-    seat = Seat(name=f"auditor {others} ({name})", make=make, adversary=name, funds=funds)
+    seat = CastMember(name=f"auditor {others} ({name})", make=make, adversary=name, funds=funds)
     cast.auditors.insert(rng.randint(0, others), seat)
 
 
@@ -182,13 +182,13 @@ _poor: Final = partial(row, Role.AUDITOR, partial(seat_auditor, is_poor=True), b
 # fmt: off
 ADVERSARIES: Final = (
     _auditor("lazy auditor", Lazy, "an auditor's standing without an auditor's work", caught=_SENT_NOTHING),
-    _auditor("sampling auditor", Sampler, "an auditor's reward at part of its cost", sample=between(1, 3)),
-    _auditor("copying auditor", Follower, "no replay of anything that is true"),
+    _auditor("sampling auditor", SamplingAuditor, "an auditor's reward at part of its cost", sample=between(1, 3)),
+    _auditor("copying auditor", CopyingAuditor, "no replay of anything that is true"),
     _auditor("silent auditor", Bribed, "no stake at risk, and whatever silence is worth to somebody",
         caught=_SENT_NOTHING),
     _auditor("bribed auditor", Bribed, "the bribe, which has to be worth more than half of the trainer's stake",
         caught=EARNED_NOTHING | {Catch.CONCEDED}, at=bribe),
-    _poor("auditor that cannot pay its stake", Auditor, "nothing: it should not have started", EARNED_NOTHING),
+    _poor("auditor that cannot pay its stake", AuditorAgent, "nothing: it should not have started", EARNED_NOTHING),
     _auditor("auditor that goes offline", Vanishing, "nothing: its machine, or its network, failed",
         caught=EARNED_NOTHING | {Catch.TIMEOUT}, at=between(0, 3)),
 )

@@ -25,8 +25,8 @@ from tiebreak.protocol.parties.terms import turns
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF
 from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.adversaries.tampering import Cheat, long_sums
-from tiebreak.sim.world.agents import Agent, GameView, Trainer
-from tiebreak.sim.world.cast import AgentFactory, BuilderFactory, Cast, ClientFactory, Seat, TrainerFactory
+from tiebreak.sim.world.agents import Agent, GameView, TrainerAgent
+from tiebreak.sim.world.cast import AgentFactory, BuilderFactory, Cast, CastMember, ClientFactory, TrainerFactory
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Deviation, Workshop
 from tiebreak.sim.world.world import World
@@ -293,13 +293,13 @@ def seat_builder(cast: Cast, _rng: Random, name: str, make: BuilderFactory) -> N
 
 def seat_challenger(cast: Cast, _rng: Random, name: str, make: AgentFactory) -> None:
     """Seat a challenger after the auditors that there are."""
-    cast.auditors.append(Seat(name=f"challenger {len(cast.auditors)}", make=make, adversary=name))
+    cast.auditors.append(CastMember(name=f"challenger {len(cast.auditors)}", make=make, adversary=name))
 
 
 def seat_friend(cast: Cast, name: str, friend: str, make: AgentFactory, place: int = 0) -> None:
     """Seat an accomplice of another dishonest party, under its name, among the auditors."""
     party = f"{friend} {len(cast.auditors)}"
-    cast.auditors.insert(place, Seat(name=party, make=make))
+    cast.auditors.insert(place, CastMember(name=party, make=make))
     cast.dishonest[party] = name
 
 
@@ -308,7 +308,7 @@ client: Final = partial(row, Role.CLIENT, seat_client)
 challenger: Final = partial(row, Role.CHALLENGER, seat_challenger)
 """A challenger in addition to the honest auditor. The run is true unless another adversary is the trainer."""
 
-ONE_FALSE_SUM: Final = trainer("one false sum", Trainer, "a number of its own choice in the run", run=false_sum())
+ONE_FALSE_SUM: Final = trainer("one false sum", TrainerAgent, "a number of its own choice in the run", run=false_sum())
 """One false number, and everything else as agreed. Other adversaries use it as a cheat to be found."""
 
 

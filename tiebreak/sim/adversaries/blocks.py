@@ -35,9 +35,9 @@ from tiebreak.sim.adversaries.mempool import (
     with_a_false_run,
     with_something_to_dispute,
 )
-from tiebreak.sim.world.agents import Builder
+from tiebreak.sim.world.agents import BlockBuilder
 from tiebreak.sim.world.cast import AgentFactory, Cast
-from tiebreak.sim.world.world import Block, Pending
+from tiebreak.sim.world.world import Pending, WorldBlock
 
 DEEPEST: Final = 3
 
@@ -49,7 +49,7 @@ class Halting(Censor):
         return [] if self.began is not None and now < self.began + self.seconds else pending
 
 
-class Reorganiser(Builder):
+class Reorganiser(BlockBuilder):
     """Replaces the newest blocks, again and again, as long as all lost time together is bearable."""
 
     depth: int
@@ -61,7 +61,7 @@ class Reorganiser(Builder):
     lost: int = 0
     """The number of these seconds that have vanished so far."""
 
-    def on_block(self, block: Block) -> None:  # noqa: ARG002
+    def on_block(self, block: WorldBlock) -> None:  # noqa: ARG002
         """Choose whether this block and those before it vanish at the next slot."""
         depth = self.rng.randint(1, self.depth)
         # What runs in the wrong order reverts, and is sent again, one block after the other.
@@ -74,7 +74,7 @@ class Reorganiser(Builder):
         return pending[::-1] if self.reverses else pending
 
 
-class Unsealer(Builder):
+class Unsealer(BlockBuilder):
     """Once a proof is shown, lets the newest blocks vanish, as if with them the seal that the proof opens.
 
     Then it puts an accomplice's transactions first: a mirror that has read the proof, and seals its answer.
@@ -111,13 +111,13 @@ class Unsealing(Resealing):
                     self.world.submit(self, calls.move_call(game.state, sealed), untried=True)
 
 
-class Retaking(Accusing, Builder):
+class Retaking(Accusing, BlockBuilder):
     """Challenges without ground, and takes choices back once they are answered.
 
     The choice's block vanishes, and another choice stands before the answer, which is in the mempool.
     """
 
-    ROLE: ClassVar = Builder.ROLE
+    ROLE: ClassVar = BlockBuilder.ROLE
     after: int
     """It begins after this many moves."""
     seconds: int

@@ -26,7 +26,7 @@ from tiebreak.sim.adversaries.base import (
     stalled,
 )
 from tiebreak.sim.adversaries.tampering import flipped, one_changed
-from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply, Scripted, Trainer
+from tiebreak.sim.world.agents import AuditorAgent, GameView, Process, Reply, Scripted, TrainerAgent
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL, STEPS
 from tiebreak.sim.world.work import Work
@@ -35,7 +35,7 @@ from tiebreak.sim.world.world import World
 # ---------------------------------------------------------------- without ground
 
 
-class Mistaken(Auditor):
+class Mistaken(AuditorAgent):
     """Has a mistake in its own replay and believes it. At the end of the game it finds that it can prove nothing.
 
     Under policy `logged` its logs differ too, and with them the records of a whole segment. The walk then goes to the
@@ -59,14 +59,14 @@ class StallingMistaken(Mistaken):
         return Reply(move=super().reply(game).move, wait=stalled(self.world, game))
 
 
-class Accusing(Auditor):
+class Accusing(AuditorAgent):
     """Challenges a head although its own replay agrees."""
 
     def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
         return True
 
 
-class Silent(Accusing):
+class SilentChallenger(Accusing):
     """Starts a game without ground, and stops answering after move `after`."""
 
     after: int
@@ -153,7 +153,7 @@ class Forging(Accusing):
         return Reply(move=None)
 
 
-class Garbling(Wanderer):
+class GarblingChallenger(Wanderer):
     """Challenges without ground, with invalid moves before each of its own: of the other side, no node, or no seal."""
 
     def reply(self, game: GameView) -> Reply:
@@ -220,7 +220,7 @@ class Tardy(Scripted):
 # ---------------------------------------------------------------- everywhere at once
 
 
-class OneMachine(Trainer):
+class OneMachine(TrainerAgent):
     """An honest trainer with one machine: it replays first come, first served.
 
     It keeps the records of segments, and the values of the steps, that it replayed. So it answers moves without an
@@ -311,13 +311,13 @@ ADVERSARIES: Final = (
     MISTAKEN,
     challenger("stalled challenge", StallingMistaken, "delay of the trainer's pay", _WRONG),
     challenger("challenge that walks at random", Wanderer, "a lucky find", _LOST),
-    challenger("challenge without moves", Silent, "the trainer's pay held up, for one transaction", {Catch.TIMEOUT},
-        after=between(0, EARLY)),
+    challenger("challenge without moves", SilentChallenger, "the trainer's pay held up, for one transaction",
+        {Catch.TIMEOUT}, after=between(0, EARLY)),
     challenger("challenge that is given up", Fickle, "a look at the trainer's trees", {Catch.CONCEDED},
         after=between(0, EARLY)),
     challenger("forged proof", Forging, "an honest trainer convicted by a number that is not in its run",
         {Catch.TIMEOUT}),
-    challenger("challenge full of garbage", Garbling, "a game in a state that no one thought of", _LOST),
+    challenger("challenge full of garbage", GarblingChallenger, "a game in a state that no one thought of", _LOST),
     row(Role.CHALLENGER, seat_griefers, "griefing in series", Griefer,
         "a competitor's trainer that pays for gas and waits for its money", {Catch.TIMEOUT, Catch.REFUSED}),
     challenger("challenge after the window", Tardy, "a job that can never be settled", {Catch.REFUSED}),

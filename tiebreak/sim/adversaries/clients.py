@@ -15,24 +15,24 @@ from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.terms import PATIENCE
 from tiebreak.sim.adversaries.base import TRAINER, Catch, between, client, with_a_cheat
 from tiebreak.sim.adversaries.challengers import MISTAKEN
-from tiebreak.sim.world.agents import Client, Process, Trainer
+from tiebreak.sim.world.agents import ClientAgent, Process, TrainerAgent
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import Pending
 
 
-class Dealing(Client):
+class Dealing(ClientAgent):
     """A client that talks to its trainer directly."""
 
     def signature_of(self, job: Job) -> bytes | None:
         """The trainer's signature of a job; None if it refuses."""
         trainer = self.world.parties[TRAINER]
-        assert isinstance(trainer, Trainer), "the cast has one"
+        assert isinstance(trainer, TrainerAgent), "the cast has one"
         return trainer.sign_job(job)
 
 
-class Abandoning(Client):
+class Abandoning(ClientAgent):
     """Tries to abandon its job whenever something happens in a game about it.
 
     In league with a cheat, it would cost the challenger its reward.
@@ -57,7 +57,7 @@ def _with_a_game(cast: Cast, rng: Random) -> None:
     (with_a_cheat if rng.random() < 0.5 else MISTAKEN.join)(cast, rng)
 
 
-class Cancelling(Client):
+class Cancelling(ClientAgent):
     """Takes its offer back after some number of heads; after none, in the block in which the trainer accepts."""
 
     heads: int
@@ -74,7 +74,7 @@ class Cancelling(Client):
         self.world.submit(self, calls.cancel_job(job.id), untried=True)
 
 
-class NeverWithdrawing(Client):
+class NeverWithdrawing(ClientAgent):
     """Leaves its credit on the board. The credit stays its own and blocks nobody."""
 
     def collects(self) -> bool:
@@ -142,7 +142,7 @@ def _diverging(cast: Cast, _rng: Random) -> None:
     cast.workshop = diverging_workshop()
 
 
-class Repeating(Dealing):
+class RepeatingClient(Dealing):
     """Has one job signed and posts it twice, and then a different job with the same nonce and signature."""
 
     def run(self) -> Process:
@@ -172,7 +172,7 @@ ADVERSARIES: Final = (
         before=_honest_trainer_only, window=_short_window),
     client("games of a year", Locking, "stakes of its trainer and its challengers, held for as long", _REFUSED,
         before=_honest_trainer_only, window=between(PATIENCE, (MAX_GAME_SECONDS - 96 * 600) // 3)),
-    client("program that diverges", Client, "the trainer's stake, if it stops", _HARMLESS, before=_diverging),
-    client("two jobs with one nonce", Repeating, "a second run, or a cheaper one, for one signature", _REFUSED),
+    client("program that diverges", ClientAgent, "the trainer's stake, if it stops", _HARMLESS, before=_diverging),
+    client("two jobs with one nonce", RepeatingClient, "a second run, or a cheaper one, for one signature", _REFUSED),
 )
 # fmt: on

@@ -41,9 +41,9 @@ from tiebreak.sim.adversaries.base import (
 from tiebreak.sim.adversaries.heads import Withholding
 from tiebreak.sim.adversaries.mempool import Censor, bearable, diligent
 from tiebreak.sim.adversaries.talking import with_a_talk
-from tiebreak.sim.world.agents import Agent, Builder, Client, GameView, Process, Reply, Scripted, Trainer
-from tiebreak.sim.world.cast import Cast, Seat, TrainerFactory
-from tiebreak.sim.world.work import Bound, Work
+from tiebreak.sim.world.agents import Agent, BlockBuilder, ClientAgent, GameView, Process, Reply, Scripted, TrainerAgent
+from tiebreak.sim.world.cast import Cast, CastMember, TrainerFactory
+from tiebreak.sim.world.work import JobEvidence, Work
 from tiebreak.sim.world.world import Pending
 
 MOST: Final = 3
@@ -53,7 +53,7 @@ MOST: Final = 3
 def second_head(party: Agent, head: SignedHead) -> SignedHead:
     """Another head of the same count by the trainer, an accomplice of this party, which chooses the root."""
     trainer = party.world.parties[TRAINER]
-    assert isinstance(trainer, Trainer), "the cast has one"
+    assert isinstance(trainer, TrainerAgent), "the cast has one"
     return trainer.sign_head(replace(head.head, run_root=Digest(party.rng.randbytes(32))))
 
 
@@ -75,7 +75,7 @@ def seat_with_censor(cast: Cast, rng: Random, name: str, make: TrainerFactory) -
     seat_trainer(cast, rng, name, make)
 
 
-class Hoarder(Builder):
+class Hoarder(BlockBuilder):
     """Shows a transaction that would end the job, so that honest parties hold theirs back, and never includes it.
 
     It keeps no honest transaction out of a block, which is within a builder's assumptions. A party that waits for the
@@ -131,7 +131,7 @@ def seat_with_sock_puppets(cast: Cast, rng: Random, name: str, make: TrainerFact
     seat_trainer(cast, rng, name, make)
 
 
-class Accomplice(Scripted):
+class AccompliceChallenger(Scripted):
     """Challenges its master's first false head at once. It need not replay, because its master told it."""
 
     def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
@@ -148,19 +148,19 @@ class Accomplice(Scripted):
         return True
 
 
-class Master(Trainer):
+class Master(TrainerAgent):
     """Concedes at once to its accomplice, before anybody else can win: in a game, or by the job's id without one."""
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
         """Sign a concession with a false head."""
         found = super().heads(job, count)
         if job.id[0] % 2 and found[0].head.run_root != self.world.workshop.honest(job).run_root(count):
-            friend = next(other for other in self.world.parties.values() if isinstance(other, Accomplice))
+            friend = next(other for other in self.world.parties.values() if isinstance(other, AccompliceChallenger))
             self.concede(found[0].head, friend.address)
         return found
 
     def concedes(self, view: GameView) -> bool:
-        return isinstance(self.world.party_at(view.game.challenger), Accomplice)
+        return isinstance(self.world.party_at(view.game.challenger), AccompliceChallenger)
 
 
 class Delaying(Scripted):
@@ -177,7 +177,7 @@ class Delaying(Scripted):
             head = self.world.mail.heads_of(job.id)[-1].head
             yield from self.attempt(calls.challenge(head, 0, self.world.board.price(job)))
         master, count = self.world.party_at(job.job.trainer), job.head_count + 1
-        while isinstance(master, Trainer) and ("trained", job.id, count) in master.records and not job.is_over:
+        while isinstance(master, TrainerAgent) and ("trained", job.id, count) in master.records and not job.is_over:
             yield from self.sleep(first_late(self.world, job.due) or job.job.challenge_window // 4)
             self.world.submit(self, calls.post_head(master.head(job.job, count)), untried=True)
 
@@ -264,7 +264,7 @@ class Garbler(Scripted):
                     yield from self.sleep(2 * world.block_seconds)
 
 
-class Garbling(Trainer):
+class Puppet(TrainerAgent):
     """Signs whatever its puppet wants, and plays only against others."""
 
     def plays(self, game: PublicGame) -> bool:
@@ -284,7 +284,7 @@ def seat_pair(puppet: type[Agent]) -> Seating:
 # ---------------------------------------------------------------- with the client
 
 
-class BaitingTrainer(Trainer):
+class BaitingTrainer(TrainerAgent):
     """Shows a false head, and answers a challenge in the same block, so that the challenger's clock runs at once.
 
     If the clock is shorter than the time between blocks, the game ends there, whoever is right.
@@ -311,7 +311,7 @@ class BaitingTrainer(Trainer):
             return
 
 
-class ComplicitClient(Client):
+class ComplicitClient(ClientAgent):
     """Never abandons its friend: what it pays stays between the two."""
 
     def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
@@ -340,7 +340,7 @@ def _bait(cast: Cast, rng: Random) -> None:
 # ---------------------------------------------------------------- two of a kind
 
 
-class CopyingTrainer(Trainer):
+class CopyingTrainer(TrainerAgent):
     """Computes nothing, and signs the run that another trainer published for the same computation.
 
     Both sell the true run, which the client wanted twice. The copier takes the same risk, since it stakes the same
@@ -350,7 +350,7 @@ class CopyingTrainer(Trainer):
     def compute(self, job: Job) -> Work:
         """The other trainer's run, bound to this trainer's job."""
         theirs = next(known for number, known in self.world.mail.runs.items() if number != job.id)
-        return replace(theirs, oracle=Bound(job, theirs.oracle), computed_steps=0)
+        return replace(theirs, oracle=JobEvidence(job, theirs.oracle), computed_steps=0)
 
     def accepts(self, job: PublicJob) -> bool:
         """Accepts once the other trainer's whole run is there."""
@@ -363,7 +363,7 @@ class CopyingTrainer(Trainer):
         return 0
 
 
-class DoubleClient(Client):
+class DoubleClient(ClientAgent):
     """Offers the same work to two trainers."""
 
     second: str
@@ -378,7 +378,7 @@ class DoubleClient(Client):
 
 def seat_second_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactory) -> None:
     """Seats a second trainer, with a client that asks both."""
-    cast.auditors.append(Seat(name="second trainer", make=make, adversary=name))
+    cast.auditors.append(CastMember(name="second trainer", make=make, adversary=name))
     cast.client = given(DoubleClient, second="second trainer")
 
 
@@ -387,25 +387,25 @@ _SHARED: Final = false_sum()
 _conspiracy: Final = partial(row, Role.TRAINER)
 # fmt: off
 ADVERSARIES: Final = (
-    _conspiracy(seat_with_auditors, "bribes all auditors but one", Trainer,
+    _conspiracy(seat_with_auditors, "bribes all auditors but one", TrainerAgent,
         "the reward for a false run, if nobody else looks", run=false_sum()),
-    _conspiracy(seat_with_censor, "trainer with a builder", Trainer, "that the challenger's clock runs out",
+    _conspiracy(seat_with_censor, "trainer with a builder", TrainerAgent, "that the challenger's clock runs out",
         run=false_sum()),
-    _conspiracy(seat_with_hoarder, "decoy in the mempool", Trainer, "that a challenge, or a proof, is not even sent",
-        run=false_sum()),
-    _conspiracy(seat_with_sock_puppets, "sock puppets", Trainer,
+    _conspiracy(seat_with_hoarder, "decoy in the mempool", TrainerAgent,
+        "that a challenge, or a proof, is not even sent", run=false_sum()),
+    _conspiracy(seat_with_sock_puppets, "sock puppets", TrainerAgent,
         "that an honest challenger comes too late, or has to wait", run=false_sum()),
-    _conspiracy(seat_pair(Accomplice), "self-challenge to keep the stake", Master,
+    _conspiracy(seat_pair(AccompliceChallenger), "self-challenge to keep the stake", Master,
         "half of its stake, which an honest challenger would have won", {Catch.CONCEDED}, run=_SHARED),
     _conspiracy(seat_pair(Delaying), "self-challenge to win time", Withholding,
         "its stake for a while longer, in the hope that the client forgets", {Catch.ABANDONED, Catch.PARTED},
         first=between(2, 4)),
-    _conspiracy(seat_pair(SelfReporter), "self-report to keep the stake", Trainer,
+    _conspiracy(seat_pair(SelfReporter), "self-report to keep the stake", TrainerAgent,
         "half of its stake, which the challenger would have won", {Catch.EQUIVOCATION}, run=_SHARED),
-    _conspiracy(seat_pair(Garbler), "garbage entered", Garbling,
+    _conspiracy(seat_pair(Garbler), "garbage entered", Puppet,
         "that whoever follows the board stops", {Catch.RECOMPUTED, Catch.TIMEOUT, Catch.PADDING}, before=with_a_talk,
         run=false_sum()),
-    _conspiracy(seat_price_raiser, "a challenge made dear for others", Trainer,
+    _conspiracy(seat_price_raiser, "a challenge made dear for others", TrainerAgent,
         "that no honest challenger can put up its stake any more", run=false_sum()),
     _conspiracy(seat_second_trainer, "trainer that copies another", CopyingTrainer, "a reward without computing",
         {Catch.HARMLESS}),

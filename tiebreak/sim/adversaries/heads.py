@@ -13,7 +13,7 @@ from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 from tiebreak.sim.adversaries.base import Catch, between, false_sum, first_late, last_call, trainer
-from tiebreak.sim.world.agents import Trainer
+from tiebreak.sim.world.agents import TrainerAgent
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import STEPS
 
@@ -23,7 +23,7 @@ CHECKPOINTS: Final = 4
 # ---------------------------------------------------------------- two heads for one place
 
 
-class TwoHeads(Trainer):
+class TwoHeads(TrainerAgent):
     """Shows everyone the head of its run, and posts another one of the same count, `at`, on the board."""
 
     at: int
@@ -35,7 +35,7 @@ class TwoHeads(Trainer):
         return [self.sign_head(replace(shown.head, run_root=Digest(self.rng.randbytes(32))))]
 
 
-class LateSwap(Trainer):
+class LateSwap(TrainerAgent):
     """Shows and posts true heads, except the last, which nobody sees before the last second of its window."""
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
@@ -51,7 +51,7 @@ class LateSwap(Trainer):
         return self.now + (last_call(self.world, job.due) if is_last else 0)
 
 
-class Rewriting(Trainer):
+class Rewriting(TrainerAgent):
     """Shows each head with its records; from checkpoint `at` on, the record of the first segment is another one."""
 
     at: int
@@ -69,7 +69,7 @@ class Rewriting(Trainer):
         return self._leaves(head.head.count)
 
 
-class Hasty(Trainer):
+class Hasty(TrainerAgent):
     """Posts the final head as soon as it has the job, because inventing the run took no time."""
 
     def seconds(self, steps: int) -> int:  # noqa: ARG002
@@ -83,7 +83,7 @@ class Hasty(Trainer):
         return [self.head(job, count)] if count == job.checkpoints else []
 
 
-class Patient(Hasty):
+class LastSecondTrainer(Hasty):
     """Posts a true head, unseen until then, at the last second of its window; then the rest, made up, at once."""
 
     def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:
@@ -108,7 +108,7 @@ def window_shorter_than_a_replay(cast: Cast, _rng: Random) -> None:
 # ---------------------------------------------------------------- no heads, and late ones
 
 
-class Withholding(Trainer):
+class Withholding(TrainerAgent):
     """Takes the job, and shows and posts nothing from checkpoint `first` on."""
 
     first: int
@@ -117,14 +117,14 @@ class Withholding(Trainer):
         return [] if count >= self.first else [self.head(job, count)]
 
 
-class LastSecond(Trainer):
+class LastSecond(TrainerAgent):
     """Posts each head of a true run in the last block of its window."""
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
         return self.now + last_call(self.world, job.due)
 
 
-class TooLate(Trainer):
+class TooLate(TrainerAgent):
     """Posts its first head a block after the first block in which its client could have given up, and did."""
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
@@ -139,7 +139,7 @@ def with_a_deadline(cast: Cast, _rng: Random) -> None:
 # ---------------------------------------------------------------- heads that are none
 
 
-class Refused(Trainer):
+class RefusedHeads(TrainerAgent):
     """Posts what the contract must refuse, at any cost, before each head of a true run. Nothing changes by it."""
 
     def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:  # noqa: ARG002  # for those that look at it
@@ -159,7 +159,7 @@ class Refused(Trainer):
         return self.world.next_block
 
 
-class Foreign(Refused):
+class Foreign(RefusedHeads):
     """Posts heads with signatures that are valid elsewhere: of another job, chain, key or root."""
 
     def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:
@@ -175,7 +175,7 @@ class Foreign(Refused):
         ]
 
 
-class Malformed(Refused):
+class Malformed(RefusedHeads):
     """Posts the signatures of its true heads with the high s, another v, cut off, lengthened, and all zeros."""
 
     def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:  # noqa: ARG002
@@ -186,7 +186,7 @@ class Malformed(Refused):
         return [replace(head, signature=signature) for signature in signatures]
 
 
-class Beyond(Refused):
+class Beyond(RefusedHeads):
     """Posts heads over more checkpoints than the run has, and over none."""
 
     def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:
@@ -199,7 +199,7 @@ class Beyond(Refused):
         return [*super().bad_calls(job, head), none]
 
 
-class Repeating(Refused):
+class RepeatedHeads(RefusedHeads):
     """Posts all its old heads again before each new one."""
 
     def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:  # noqa: ARG002
@@ -222,7 +222,7 @@ ADVERSARIES: Final = (
     trainer("final head at once", Hasty, "a false result that is paid before anyone has replayed it", run=false_sum()),
     trainer("final head at once, in a short window", Hasty, "a false result that is paid before anyone has replayed it",
         run=false_sum(), before=window_shorter_than_a_replay),
-    trainer("true heads at the last second, then the rest at once", Patient,
+    trainer("true heads at the last second, then the rest at once", LastSecondTrainer,
         "a false rest that is paid before anyone has replayed it", run=false_sum(in_last_segment=True),
         before=window_shorter_than_a_replay),
     trainer("records rewritten", Rewriting, "heads of one run for the auditor, and of another for the board",
@@ -239,6 +239,6 @@ ADVERSARIES: Final = (
     trainer("malformed and malleable signatures", Malformed,
         "two different statements of one head, or one that nobody signed", _REFUSED),
     trainer("heads beyond the run", Beyond, "a final head without a run, or a window that starts again", _REFUSED),
-    trainer("repeated heads", Repeating, "windows that start again, and never end", _REFUSED),
+    trainer("repeated heads", RepeatedHeads, "windows that start again, and never end", _REFUSED),
 )
 # fmt: on

@@ -12,13 +12,13 @@ from tiebreak.protocol.parties.client import LOOKS
 from tiebreak.protocol.parties.turns import Turns
 from tiebreak.sim.adversaries.base import CLIENT, Catch, between, builder, one_of
 from tiebreak.sim.adversaries.mempool import bearable, victims_in, with_something_to_dispute
-from tiebreak.sim.world.agents import Builder, Process
-from tiebreak.sim.world.world import Block
+from tiebreak.sim.world.agents import BlockBuilder, Process
+from tiebreak.sim.world.world import WorldBlock
 
 FOR_EVER: Final = 1 << 40
 
 
-class _Hub(Builder):
+class _Hub(BlockBuilder):
     victims: frozenset[str]
 
     def run(self) -> Process:
@@ -30,7 +30,7 @@ class _Hub(Builder):
         raise NotImplementedError
 
 
-class Stalling(_Hub):
+class StallingHub(_Hub):
     """A hub that shows nobody, from an instant within a game on, what some parties post.
 
     Each post comes late, or when the stall is over (what is refused is said again until then), or never.
@@ -43,7 +43,7 @@ class Stalling(_Hub):
     """The longest time for which it keeps a run's logs back, in seconds."""
     began: int | None = None
 
-    def on_block(self, block: Block) -> None:
+    def on_block(self, block: WorldBlock) -> None:
         if self.began is None and any(not game.is_stopped for game in self.world.board.games.values()):
             self.began = block.timestamp + self.wait
 
@@ -93,7 +93,7 @@ class Flooding(_Hub):
 _HARMLESS: Final = {Catch.HARMLESS}
 # fmt: off
 ADVERSARIES: Final = (
-    builder("hub that stalls", Stalling, "that a party waits for the hub until its clock has run out", _HARMLESS,
+    builder("hub that stalls", StallingHub, "that a party waits for the hub until its clock has run out", _HARMLESS,
         before=with_something_to_dispute, victims=lambda cast, rng: victims_in(cast, rng) | {CLIENT},
         wait=lambda cast, rng: rng.choice((0, rng.randrange(60), rng.randrange(cast.terms.clock))),
         seconds=lambda cast, rng: rng.choice((rng.randrange(600), 2 * cast.terms.clock, FOR_EVER)),

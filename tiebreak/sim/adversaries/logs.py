@@ -26,7 +26,7 @@ from tiebreak.engine.logged.elements import put_bits
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.evidence import Source
 from tiebreak.engine.run.interpreter import Interpreter, Observer
-from tiebreak.engine.run.loop import Done
+from tiebreak.engine.run.loop import ComputedStep
 from tiebreak.engine.run.loop import steps as loop
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree
@@ -229,7 +229,7 @@ def steer(run: Source, interpreter: Interpreter, course: Course, *, choose: Choi
             return Recorder()
         return _Steering(job=job, arithmetic=arithmetic, step=step, course=course, choose=choose, entry=entry)
 
-    computed: Iterator[Done[Recorder | _Steering]] = loop(
+    computed: Iterator[ComputedStep[Recorder | _Steering]] = loop(
         interpreter, state, data, range(first, job.steps + 1), sums=sums
     )
     for step, _, found in computed:

@@ -36,8 +36,8 @@ from tiebreak.sim.adversaries.base import (
 )
 from tiebreak.sim.adversaries.challengers import MISTAKEN
 from tiebreak.sim.adversaries.heads import EQUIVOCATION
-from tiebreak.sim.world.agents import Builder, Process, Scripted
-from tiebreak.sim.world.cast import Cast, Seat
+from tiebreak.sim.world.agents import BlockBuilder, Process, Scripted
+from tiebreak.sim.world.cast import Cast, CastMember
 from tiebreak.sim.world.world import Participant, Pending, World
 
 _NOBODY: Final = Address(bytes(19) + b"\x01")
@@ -61,7 +61,7 @@ def bearable(cast: Cast) -> int:
     return max(0, min(in_a_game, between_heads))
 
 
-class Censor(Builder):
+class Censor(BlockBuilder):
     """Excludes all transactions of some parties, once, for `seconds` from their transaction number `first` on."""
 
     victims: frozenset[str]
@@ -130,7 +130,7 @@ def with_something_to_dispute(cast: Cast, rng: Random) -> None:
         with_a_cheat(cast, rng)
 
 
-class Delayer(Builder):
+class Delayer(BlockBuilder):
     """Delays every transaction until the last block in which it is of use to its sender."""
 
     turns: int
@@ -160,7 +160,7 @@ class Delayer(Builder):
         return waiting.at + self.pause
 
 
-class Shuffler(Builder):
+class Shuffler(BlockBuilder):
     """Shuffles the transactions of each block."""
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
@@ -170,10 +170,10 @@ class Shuffler(Builder):
 def _with_two_auditors(cast: Cast, rng: Random) -> None:
     """Adds a second auditor to compete with the first, so that there is something to shuffle."""
     with_a_cheat(cast, rng)
-    cast.auditors.append(Seat(name="another auditor"))
+    cast.auditors.append(CastMember(name="another auditor"))
 
 
-class Dropper(Builder):
+class Dropper(BlockBuilder):
     """Excludes random transactions from blocks, none of them for longer than `longest` seconds."""
 
     longest: int
@@ -282,13 +282,13 @@ def with_a_false_run(cast: Cast, rng: Random) -> None:
 # ---------------------------------------------------------------- as the builder of the blocks
 
 
-class Copier(Copying, Builder):
+class Copier(Copying, BlockBuilder):
     """Repeats a challenger's game, each move in front of the original and in the same block.
 
     It copies the seal; or it seals the answer that the proof reveals, and proves in the same block, a clock too early.
     """
 
-    ROLE: ClassVar = Builder.ROLE
+    ROLE: ClassVar = BlockBuilder.ROLE
     seals_late: bool = False
 
     def concerns(self, job: PublicJob) -> bool:  # noqa: ARG002
@@ -396,7 +396,7 @@ class Withholder(Copier):
         yield from self.until(lambda: game.is_stopped)
 
 
-class Reporter(Builder):
+class Reporter(BlockBuilder):
     """Takes a report of an equivocation out of the mempool and puts its own copy in front.
 
     The trainer loses all the same, the client gets its reward back, and the first reporter earns nothing, but loses no

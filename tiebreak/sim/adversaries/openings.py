@@ -44,8 +44,8 @@ from tiebreak.sim.adversaries.base import (
 from tiebreak.sim.adversaries.challengers import MISTAKEN
 from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.adversaries.tampering import Cheat, flipped, one_changed
-from tiebreak.sim.world.agents import GameView, Process, Reply, Trainer
-from tiebreak.sim.world.work import Bound, Work
+from tiebreak.sim.world.agents import GameView, Process, Reply, TrainerAgent
+from tiebreak.sim.world.work import JobEvidence, Work
 from tiebreak.sim.world.workshop import Workshop
 
 
@@ -61,7 +61,7 @@ class Scene:
     rng: Random
 
 
-def scene_of(trainer: Trainer, state: GameState, honest: Move) -> Scene:
+def scene_of(trainer: TrainerAgent, state: GameState, honest: Move) -> Scene:
     job, work = trainer.held()
     truth = trainer.world.workshop.honest(job).oracle
     return Scene(state=state, move=honest, own=work.oracle, truth=truth, rng=trainer.rng)
@@ -147,7 +147,7 @@ MISCOUNTED: Final[tuple[Spoil, ...]] = (
 # ---------------------------------------------------------------- nothing, or too late
 
 
-class Silent(Trainer):
+class SilentTrainer(TrainerAgent):
     """Answers until `after` moves were made, and then falls silent."""
 
     after: int
@@ -156,14 +156,14 @@ class Silent(Trainer):
         return view.state.moves < self.after
 
 
-class Stalling(Trainer):
+class Stalling(TrainerAgent):
     """Makes every move in the last block of its clock."""
 
     def reply(self, game: GameView) -> Reply:
         return Reply(move=super().reply(game).move, wait=stalled(self.world, game))
 
 
-class Late(Trainer):
+class LateMover(TrainerAgent):
     """Makes its moves in time; from move `after` on, in the first block after its clock has run out."""
 
     after: int
@@ -178,7 +178,7 @@ class Late(Trainer):
 # ---------------------------------------------------------------- something else
 
 
-class Spoiling(Trainer):
+class Spoiling(TrainerAgent):
     """Replaces, from move `after` on, the first of its moves that `spoil` can replace, and then falls silent."""
 
     spoil: Spoil
@@ -201,7 +201,7 @@ class Spoiling(Trainer):
 KILOBYTES: Final = (CHUNK_BYTES + 1, 4 << 10, 16 << 10)
 
 
-class Swollen(Trainer):
+class Swollen(TrainerAgent):
     """Opens a chunk, an instruction or a partial sum of `size` bytes, which no message may carry, as a transaction."""
 
     kind: type
@@ -223,7 +223,7 @@ class Swollen(Trainer):
         return replace(call, arguments=filled)
 
 
-class Babbling(Trainer):
+class Babbling(TrainerAgent):
     """Sends invalid moves from move `after` on, as messages and as transactions, until its clock has run out."""
 
     after: int
@@ -253,7 +253,7 @@ class Babbling(Trainer):
 # ---------------------------------------------------------------- garbage where nothing may be
 
 
-class _Littered(Bound):
+class _Littered(JobEvidence):
     """A run with garbage behind the last leaf of a tree: of the head over `count` checkpoints, or of one step."""
 
     def __init__(self, job: Job, evidence: Oracle, garbage: bytes, *, count: int = 0, step: int = 0) -> None:
@@ -293,7 +293,7 @@ def garbage_behind_the_values(workshop: Workshop, job: Job, rng: Random) -> Work
     leaf = program.leaf_of_commit(slot)
     element = rng.randrange(program.body[program.commits[slot].operands[0].value].numel)
     false = tampered(workshop, job, Cheat(step=step, leaf=leaf, element=element, change=lambda value: value + 1))
-    assert isinstance(false.oracle, Bound), "a workshop's are"
+    assert isinstance(false.oracle, JobEvidence), "a workshop's are"
     return replace(false, oracle=_Littered(job, false.oracle, rng.randbytes(32), step=step))
 
 
@@ -307,7 +307,7 @@ def spoils(name: str, gain: str, *ways: Spoil, early: int = EARLY) -> Adversary:
 
 # fmt: off
 ADVERSARIES: Final = (
-    trainer("withheld openings", Silent, "nobody can prove what was never shown", {Catch.TIMEOUT}, run=_STEPWISE,
+    trainer("withheld openings", SilentTrainer, "nobody can prove what was never shown", {Catch.TIMEOUT}, run=_STEPWISE,
         after=between(0, EARLY)),
     spoils("openings that do not fold", "a walk that leads away from the lie", other_nodes,
         other_siblings, changed_chunk, changed_accumulator),
@@ -323,16 +323,16 @@ ADVERSARIES: Final = (
         run=_STEPWISE, kind=one_of(OpenChunk, OpenTensor, OpenTerms), size=one_of(*KILOBYTES)),
     trainer("endless openings", Babbling, "a challenger that gives up before the stream does", {Catch.TIMEOUT},
         run=_STEPWISE, after=between(0, EARLY), times=between(10, 30)),
-    trainer("garbage behind the head", Trainer, "a head that binds to a continuation which nobody computed",
+    trainer("garbage behind the head", TrainerAgent, "a head that binds to a continuation which nobody computed",
         {Catch.PADDING}, run=garbage_behind_the_head),
-    trainer("garbage behind the values", Trainer, "a walk that ends where there is no operation to judge",
+    trainer("garbage behind the values", TrainerAgent, "a walk that ends where there is no operation to judge",
         {Catch.PADDING}, run=tried(garbage_behind_the_values)),
     # It loses by its clock if a builder holds up what it has held back for so long.
     trainer("stalled defence of a false run", Stalling, "a challenger that loses patience, or its own clock",
         {Catch.RECOMPUTED, Catch.TIMEOUT}, run=false_sum()),
     trainer("stalled defence of a true run", Stalling, "a wrong challenger's time", {Catch.HARMLESS},
         before=MISTAKEN.join),
-    trainer("a move too late", Late, "the seconds in which nobody has claimed the timeout yet", {Catch.TIMEOUT},
+    trainer("a move too late", LateMover, "the seconds in which nobody has claimed the timeout yet", {Catch.TIMEOUT},
         run=false_sum(), after=between(0, EARLY)),
 )
 # fmt: on

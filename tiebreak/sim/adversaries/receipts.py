@@ -15,12 +15,12 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.base import Catch, client, false_sum, first_late, last_call, one_of, trainer
 from tiebreak.sim.adversaries.heads import CHECKPOINTS
-from tiebreak.sim.world.agents import Client, Process, Trainer
+from tiebreak.sim.world.agents import ClientAgent, Process, TrainerAgent
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.workshop import Workshop
 
 
-class Silent(Client):
+class SilentClient(ClientAgent):
     """Signs for the logs of no head from `first` on."""
 
     first = 1
@@ -29,7 +29,7 @@ class Silent(Client):
         return head.head.count < self.first
 
 
-class Taking(Silent):
+class Taking(SilentClient):
     """Signs for nothing, and tries to abandon the job of the trainer that waits for it."""
 
     def follow(self, job: PublicJob) -> Process:
@@ -45,7 +45,7 @@ class Taking(Silent):
         return False
 
 
-class Late(Client):
+class LateReceipts(ClientAgent):
     """Shows its first receipt in the last block of the window, so that the next head is late, and then abandons."""
 
     def say(self, statement: e.Statement) -> None:
@@ -77,7 +77,7 @@ class Late(Client):
         return job.head_count > 0 and ("receipt", job.id, job.head_count) in self.records
 
 
-class Leaving(Trainer):
+class Leaving(TrainerAgent):
     """Publishes its logs with every head but the last."""
 
     def publishes(self, job: Job, count: int) -> bool:
@@ -94,10 +94,11 @@ _client: Final = partial(client, before=_logged)
 ADVERSARIES: Final = (
     trainer("logs of the last segment withheld", Leaving, "the whole reward, with a lie that nobody can check", _PARTED,
         before=_logged, run=false_sum(in_last_segment=True)),
-    _client("receipts withheld", Silent, "the first segment for nothing", _PARTED),
-    _client("receipt of the last head withheld", Silent, "the last segment for nothing", _PARTED,
+    _client("receipts withheld", SilentClient, "the first segment for nothing", _PARTED),
+    _client("receipt of the last head withheld", SilentClient, "the last segment for nothing", _PARTED,
         first=one_of(CHECKPOINTS)),
     _client("abandons instead of signing", Taking, "the stake of a trainer that waits for a receipt", {Catch.REFUSED}),
-    _client("receipt in the last block", Late, "the stake of a trainer whose next head is late", {Catch.REFUSED}),
+    _client("receipt in the last block", LateReceipts, "the stake of a trainer whose next head is late",
+        {Catch.REFUSED}),
 )
 # fmt: on

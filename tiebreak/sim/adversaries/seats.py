@@ -30,7 +30,7 @@ from tiebreak.sim.adversaries.base import (
     with_a_cheat,
 )
 from tiebreak.sim.adversaries.collusion import SelfReporter, seat_pair
-from tiebreak.sim.world.agents import Client, Process, Scripted, Trainer
+from tiebreak.sim.world.agents import ClientAgent, Process, Scripted, TrainerAgent
 from tiebreak.sim.world.cast import FUNDS, Cast, ClientFactory, TrainerFactory
 
 MOST_SLOTS: Final = 3
@@ -97,7 +97,7 @@ class SealCopier(Absent):
 # ---------------------------------------------------------------- trainers
 
 
-class Keeping(Trainer):
+class Keeping(TrainerAgent):
     """Never opens its final head, so that nobody can say that it is false."""
 
     def opens(self, job: PublicJob) -> bool:  # noqa: ARG002
@@ -109,11 +109,11 @@ class Bought(Scripted):
 
     def root_to_seal(self, job: PublicJob) -> Digest | None:
         trainer = self.world.parties[TRAINER]
-        assert isinstance(trainer, Trainer), "the cast has one"
+        assert isinstance(trainer, TrainerAgent), "the cast has one"
         return trainer.held()[1].run_root(job.job.checkpoints)
 
 
-class Leaking(Trainer):
+class Leaking(TrainerAgent):
     """Shows its signed final head as soon as it is sealed, so that auditors need not look for themselves."""
 
     def follow(self, job: PublicJob) -> Process:
@@ -145,14 +145,14 @@ def seat_with_believer(cast: Cast, rng: Random, name: str, make: TrainerFactory)
 # ---------------------------------------------------------------- clients
 
 
-class Accomplice(Scripted):
+class BaitTrainer(Scripted):
     """The trainer of offers that are bait."""
 
     def sits(self, job: PublicJob) -> bool:  # noqa: ARG002
         return False
 
 
-class Draining(Client):
+class Draining(ClientAgent):
     """Offers jobs whose bonds are much of what an auditor has, so that it can pay for nothing else.
 
     Its accomplice accepts the latter, and goes no further. Then comes the job in which somebody lies.
@@ -162,7 +162,7 @@ class Draining(Client):
 
     def run(self) -> Process:
         """Lay the bait, give everybody time to take it, and offer the job. Its machine takes the offers back."""
-        (accomplice,) = (found for found in self.world.parties.values() if isinstance(found, Accomplice))
+        (accomplice,) = (found for found in self.world.parties.values() if isinstance(found, BaitTrainer))
         for number in range(self.baits):
             bond = pool_bond(FUNDS - 2 * TRANSACTION_WEI if number % 2 == 0 else FUNDS // 4 + number) // 2
             terms = replace(self.world.terms, seats=1, seat_fee=1, seat_bond=bond)
@@ -181,7 +181,7 @@ class Draining(Client):
 
 def seat_with_accomplice(cast: Cast, rng: Random, name: str, make: ClientFactory) -> None:
     require_exact(cast)
-    seat_friend(cast, name, "accomplice", Accomplice)
+    seat_friend(cast, name, "accomplice", BaitTrainer)
     seat_client(cast, rng, name, make)
 
 
@@ -197,13 +197,13 @@ ADVERSARIES: Final = (
     _seat("seal of a seat copied", SealCopier, "a fee for another's audit"),
     _seat("seat left empty", Absent, "nothing: it takes a chance from those that would audit",
         caught=_EARNED_NOTHING),
-    _trainer(seat_with_slots, "seats bought, all but one", Trainer, "auditors of its own, who find nothing",
+    _trainer(seat_with_slots, "seats bought, all but one", TrainerAgent, "auditors of its own, who find nothing",
         run=false_sum()),
     _trainer(seat_with_believer, "root shown to the seats", Leaking, "auditors who believe it, and do not look",
         run=false_sum()),
     _trainer(seat_trainer, "sealed head never opened", Keeping, "that its lie stays under the seal", {Catch.ABANDONED},
         run=false_sum()),
-    _trainer(seat_pair(SelfReporter), "self-report in a job with seats", Trainer,
+    _trainer(seat_pair(SelfReporter), "self-report in a job with seats", TrainerAgent,
         "the prover's half of its stake, of which the seats get their shares", {Catch.EQUIVOCATION}, run=false_sum()),
     row(Role.CLIENT, seat_with_accomplice, "offers that drain", Draining, "auditors with no money left to challenge",
         {Catch.HARMLESS}, before=with_a_cheat, seated=True, baits=between(1, 4)),

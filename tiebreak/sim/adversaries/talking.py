@@ -20,7 +20,7 @@ from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.sim.adversaries.base import EARLY, Catch, between, challenger, false_sum, last_call, one_of, trainer
 from tiebreak.sim.adversaries.challengers import Careful, Wanderer
 from tiebreak.sim.adversaries.openings import other_nodes, scene_of
-from tiebreak.sim.world.agents import Agent, GameView, Process, Reply, Trainer
+from tiebreak.sim.world.agents import Agent, GameView, Process, Reply, TrainerAgent
 from tiebreak.sim.world.cast import Cast
 
 TALK: Final = 1800
@@ -46,7 +46,7 @@ def while_they_talk(agent: Agent, game: PublicGame, ready: Callable[[], object])
 # ---------------------------------------------------------------- held back
 
 
-class Withholding(Trainer):
+class WithholdingTalker(TrainerAgent):
     """Neither says nor acknowledges anything from move `after` on; on the chain it plays on."""
 
     after: int
@@ -58,7 +58,7 @@ class Withholding(Trainer):
         return view.state.moves < self.after
 
 
-class Unacknowledging(Trainer):
+class Unacknowledging(TrainerAgent):
     """Says everything, but does not acknowledge the state in which the answer to its lie is sealed."""
 
     def acknowledges(self, view: GameView) -> bool:  # noqa: ARG002
@@ -88,7 +88,7 @@ class Unproving(Strolling):
         return view.state.phase is not Phase.PROVE
 
 
-class Conceding(Trainer):
+class Conceding(TrainerAgent):
     """Says from move `after` on that it concedes, and does not: a concession counts on the chain."""
 
     after: int
@@ -106,7 +106,7 @@ class Conceding(Trainer):
 # ---------------------------------------------------------------- signed twice
 
 
-class ForkingTrainer(Trainer):
+class ForkingTrainer(TrainerAgent):
     """Acknowledges another state with the same number as one that it has signed."""
 
     after: int
@@ -165,7 +165,7 @@ def forks_in(talk: Transcript) -> list[tuple[GameState, Select]]:
 # ---------------------------------------------------------------- entered at the wrong time
 
 
-class Stale(Withholding):
+class Stale(WithholdingTalker):
     """Falls silent, and enters the oldest states that its opponent has signed, now or in the talk's last block."""
 
     late: bool
@@ -185,7 +185,7 @@ class Stale(Withholding):
             self.spam([calls.enter(state, found.signature) for state, found in signed])
 
 
-class Hasty(Trainer):
+class EnteringTrainer(TrainerAgent):
     """Plays on the chain while it talks: enters each state of its opponent at once, and makes its moves there too."""
 
     def enter(self, game: PublicGame) -> None:
@@ -203,7 +203,7 @@ class Hasty(Trainer):
             yield from self.sleep(2 * self.world.block_seconds)
 
 
-class TwoFaced(Withholding):
+class TwoFaced(WithholdingTalker):
     """Shows its true commitments in the talk until it falls silent, and others on the chain."""
 
     def reply(self, view: GameView) -> Reply:
@@ -252,7 +252,7 @@ LAST: Final = 14
 """A talk about a partial sum has at least this many moves."""
 # fmt: off
 ADVERSARIES: Final = (
-    trainer("silence in the talk", Withholding, "a challenger that waits for an answer until its time is over",
+    trainer("silence in the talk", WithholdingTalker, "a challenger that waits for an answer until its time is over",
         before=with_a_talk, run=_STEPWISE, after=between(0, LAST)),
     trainer("acknowledgement withheld", Unacknowledging,
         "a sealed answer that nobody can prove, for want of a signature",
@@ -263,8 +263,8 @@ ADVERSARIES: Final = (
         {Catch.FORKED, Catch.RECOMPUTED}, before=with_a_talk, run=_STEPWISE, after=between(1, 3)),
     trainer("stale state entered", Stale, "a walk that begins anew as often as it comes to the lie",
         before=with_a_talk, run=_STEPWISE, after=between(4, LAST), late=one_of(False, True)),
-    trainer("moves on the chain beside the talk", Hasty, "a challenger that loses its place between two games",
-        before=with_a_talk, run=_STEPWISE),
+    trainer("moves on the chain beside the talk", EnteringTrainer,
+        "a challenger that loses its place between two games", before=with_a_talk, run=_STEPWISE),
     trainer("other openings on the chain than in the talk", TwoFaced, "an opening that is taken back",
         {Catch.TIMEOUT}, before=with_a_talk, run=_STEPWISE, after=between(0, EARLY)),
     challenger("challenge that falls silent in the talk", WithholdingChallenger, "the trainer's pay held up by a talk",

@@ -12,7 +12,7 @@ from pathlib import Path
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
@@ -49,7 +49,7 @@ class Parties:
         return cls(*(PrivateKey.generate(secrets.token_bytes(RANDOM_BYTES)) for _ in range(3)))
 
 
-class Market:
+class DisputeMarket:
     """A job board and a referee, deployed on a chain of their own, with the accounts of the parties."""
 
     def __init__(self, parties: Parties | None = None, chain: Chain | None = None) -> None:
@@ -120,12 +120,12 @@ class ChainMatch(Match):
     chain: ChainVerdict
 
 
-def game_of(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Digest:
+def game_of(market: DisputeMarket, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Digest:
     """The id of the game that the market's challenger starts against a head."""
     return game_id(head.head, agreement.domain, market.parties.challenger.address, nonce)
 
 
-def signed_messages(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Courier:
+def signed_messages(market: DisputeMarket, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Courier:
     """Carries moves as messages signed by the market's trainer and challenger."""
     keys = market.parties
     start = rules.start(agreement.job, head.head, game_of(market, agreement, head, nonce), 0)
@@ -161,7 +161,7 @@ def play(
 
 
 def replay_on_chain(
-    market: Market, agreement: SignedJob, head: SignedHead, played: Match, *, nonce: int = 0
+    market: DisputeMarket, agreement: SignedJob, head: SignedHead, played: Match, *, nonce: int = 0
 ) -> ChainMatch:
     """Plays the same moves as transactions, with the contract's own step check deciding.
 
@@ -194,7 +194,12 @@ def replay_on_chain(
 
 
 def play_out(
-    market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence, nonce: int = 0
+    market: DisputeMarket,
+    agreement: SignedJob,
+    head: SignedHead,
+    defender: Evidence,
+    challenger: Evidence,
+    nonce: int = 0,
 ) -> ChainMatch:
     """Plays the whole game, first as signed messages and then on the chain. The job must be on the board."""
     courier, identity = signed_messages(market, agreement, head, nonce), game_of(market, agreement, head, nonce)
@@ -209,7 +214,7 @@ def play_out(
 class Arena:
     """The things that disputes about one computation share: market, honest run, auditor's replay, interpreter."""
 
-    market: Market
+    market: DisputeMarket
     run: RunDirectory
     replay: RunDirectory
     interpreter: Interpreter
@@ -254,7 +259,7 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedCheat:
     """A cheat's finished run, whose last head is on the board, and the machine that computed it."""
 
     agreement: SignedJob
@@ -272,22 +277,22 @@ def deviate(
     before = job.first_step(job.checkpoint_of(cheat.step)) - 1
     run = fork(arena.run, arena.folder / name, agreement, upto=before)
     machine = Tampered(arena.interpreter, cheat.tamper)
-    logs = Journal(run, cheat.logs.__getitem__) if isinstance(cheat, LogCheat) else NO_LOGS
+    logs = LogsInProgress(run, cheat.logs.__getitem__) if isinstance(cheat, LogCheat) else NO_LOGS
     Worker(run, machine, key=key, logs=logs, stop_if_not_finite=stop_if_not_finite).work()
     return run, machine
 
 
-def publish(arena: Arena, cheat: Cheat | LogCheat, job: Job, name: str) -> Published:
+def publish(arena: Arena, cheat: Cheat | LogCheat, job: Job, name: str) -> PublishedCheat:
     """A trainer takes `job` (the honest run's, under another id), cheats, and posts its last head."""
     agreement, key = arena.market.sign(job), arena.market.parties.trainer
     arena.market.open(agreement)
     run, machine = deviate(arena, agreement, cheat, f"cheat-{name}", key=key)
     head = run.heads()[-1]
     arena.market.post(head)
-    return Published(agreement, run, head, machine)
+    return PublishedCheat(agreement, run, head, machine)
 
 
-def challenge(market: Market, cheat: Published, own: RunDirectory, auditor: Interpreter) -> Fought:
+def challenge(market: DisputeMarket, cheat: PublishedCheat, own: RunDirectory, auditor: Interpreter) -> Fought:
     """An auditor challenges the head of a cheat, who forges evidence to fit the lie. own: the auditor's replay.
 
     Raises `StateError` if the cheat changed nothing that is committed.

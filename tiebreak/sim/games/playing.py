@@ -20,7 +20,7 @@ from tiebreak.sim.adversaries.mempool import bearable, job_of
 from tiebreak.sim.games.line import WORKSHOPS, GameLine, slug
 from tiebreak.sim.games.mixes import Repertoire
 from tiebreak.sim.games.records import Json
-from tiebreak.sim.world.cast import TERMS, Cast, Seat
+from tiebreak.sim.world.cast import TERMS, Cast, CastMember
 from tiebreak.sim.world.game import GameResult, watch
 from tiebreak.sim.world.weather import LATEST, READ_AGAIN, Weather
 from tiebreak.sim.world.workshop import Workshop
@@ -155,7 +155,7 @@ def gather(line: GameLine) -> Gathering:
 
     Raises `ConfigurationError` for adversaries that cannot play together, or not in this workshop.
     """
-    auditors = [Seat(name=f"auditor-{i}" if i > 1 else "auditor") for i in range(1, line.auditors + 1)]
+    auditors = [CastMember(name=f"auditor-{i}" if i > 1 else "auditor") for i in range(1, line.auditors + 1)]
     cast = Cast(workshop=Workshop.open(line.workshop), terms=terms_of(line), auditors=auditors)
     gathering = Gathering(cast=cast)
     for name in sorted(line.adversaries, key=lambda name: ADVERSARIES[name].role is not Role.TRAINER):

@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class GamesHeader:
     """The properties that all games of a file have in common."""
 
     seed: int
@@ -52,7 +52,7 @@ class Header:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     @classmethod
-    def of(cls, found: Json) -> "Header":
+    def of(cls, found: Json) -> "GamesHeader":
         """Parse the first line. Raises `EncodingError` for a file of another format or version."""
         if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
             got = f"{found.get('format')!r}, version {found.get('version')!r}"
@@ -60,7 +60,7 @@ class Header:
         return cls(**{name: found[name] for name in cls.__slots__})
 
 
-def read(path: Path) -> tuple[Header, list[Json]]:
+def read(path: Path) -> tuple[GamesHeader, list[Json]]:
     """The head of a file and its records, sorted by game number. An incomplete last line is ignored.
 
     Raises `ConfigurationError` if there is no file, `EncodingError` if it is not a file of results.
@@ -75,7 +75,7 @@ def read(path: Path) -> tuple[Header, list[Json]]:
     numbers = [record["game"] for record in records]
     if len(set(numbers)) < len(numbers):
         raise EncodingError(f"expected each game once in {path}, got one twice")
-    return Header.of(found[0]), records
+    return GamesHeader.of(found[0]), records
 
 
 def _object(line: bytes, number: int, path: Path) -> Json:
@@ -88,7 +88,7 @@ def _object(line: bytes, number: int, path: Path) -> Json:
     return found
 
 
-class Ledger:
+class ResultsFile:
     """A file of results, open for writing. Only one process at a time may have it open."""
 
     def __init__(self, file: TextIO, done: dict[int, str]) -> None:
@@ -108,7 +108,7 @@ def encode(found: Json) -> str:
 
 
 @contextmanager
-def open_ledger(folder: Path, head: Header, *, resume: bool) -> Iterator[Ledger]:
+def open_ledger(folder: Path, head: GamesHeader, *, resume: bool) -> Iterator[ResultsFile]:
     """Open the results file of a folder: a new one, or with `resume` an existing one of the same seed and mix.
 
     Raises `ConfigurationError` for an existing file without `resume`, for one of another seed or mix, and for one that
@@ -127,12 +127,12 @@ def open_ledger(folder: Path, head: Header, *, resume: bool) -> Iterator[Ledger]
             if file.tell() == 0:
                 file.write(encode(head.to_json()))
                 file.flush()
-            yield Ledger(file, done)
+            yield ResultsFile(file, done)
     finally:
         lock.release()
 
 
-def _go_on(path: Path, head: Header, *, resume: bool) -> dict[int, str]:
+def _go_on(path: Path, head: GamesHeader, *, resume: bool) -> dict[int, str]:
     """The games that are done, after an incomplete last line was removed."""
     if not path.exists():
         return {}

@@ -16,7 +16,7 @@ from typing import Final
 
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.games.mixes import Mix, Repertoire
-from tiebreak.sim.games.records import RECORDS, Header, Json, Ledger, open_ledger, read
+from tiebreak.sim.games.records import RECORDS, GamesHeader, Json, ResultsFile, open_ledger, read
 from tiebreak.sim.games.runner import Play, play_games
 from tiebreak.sim.games.summary import PAGE, summarize, to_markdown
 
@@ -29,7 +29,7 @@ _LISTS: Final = ("adversaries", "levels", "environment", "violations", "notable"
 class Series:
     """A choice of games, and of how they are played. play, preload: as for `play_games`."""
 
-    head: Header
+    head: GamesHeader
     mix: Mix
     repertoire: Repertoire
     games: int
@@ -61,7 +61,7 @@ class Series:
                 on_record(record)
         return write_summary(folder)
 
-    def _todo(self, ledger: Ledger, folder: Path) -> Iterator[tuple[int, str]]:
+    def _todo(self, ledger: ResultsFile, folder: Path) -> Iterator[tuple[int, str]]:
         for game in range(self.games):
             line, done = self.line(game), ledger.done.get(game)
             if done is None:

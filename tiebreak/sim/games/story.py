@@ -12,7 +12,7 @@ from tiebreak.protocol.game.moves import Move, Phase
 from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.game.state import Level
 from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult
-from tiebreak.sim.world.mail import Said
+from tiebreak.sim.world.mail import SaidInGame
 from tiebreak.sim.world.world import GENESIS, Included, World
 
 _CALLS = {
@@ -81,7 +81,7 @@ def _shown(by: str, head: Head) -> str:
     return f"{by} shows a signed head of {head.count} {checkpoints}, run root {head.run_root.hex()[:8]}"
 
 
-def _said(said: Said, game: str) -> str:
+def _said(said: SaidInGame, game: str) -> str:
     match said.content:
         case SignedStanding(sequence=sequence):
             return f"{said.by} says in {game}: acknowledges the state after {sequence} moves"

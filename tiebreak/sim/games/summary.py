@@ -39,13 +39,13 @@ from statistics import fmean, median_high, median_low
 from typing import Any, Final
 
 from tiebreak.sim.games.line import GameLine, slug
-from tiebreak.sim.games.records import Header, Json
+from tiebreak.sim.games.records import GamesHeader, Json
 
 VERSION: Final = 3
 ERROR: Final = "error: "
 
 
-def summarize(head: Header, records: Sequence[Json]) -> Json:
+def summarize(head: GamesHeader, records: Sequence[Json]) -> Json:
     records = sorted(records, key=lambda record: record["game"])
     results = [record["result"] for record in records if "result" in record]
     alone = [result for result in results if len(result["adversaries"]) == 1]

@@ -31,23 +31,33 @@ from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
-from tiebreak.protocol.parties.machine import Machine
+from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.player import GameView, Reply
 from tiebreak.protocol.parties.terms import Means
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.mail import Account
 from tiebreak.sim.world.work import Work
-from tiebreak.sim.world.world import Block, Participant, Pending, World
+from tiebreak.sim.world.world import Participant, Pending, World, WorldBlock
 
-__all__ = ["Agent", "Auditor", "Builder", "Client", "GameView", "Process", "Reply", "Scripted", "Trainer"]
+__all__ = [
+    "Agent",
+    "AuditorAgent",
+    "BlockBuilder",
+    "ClientAgent",
+    "GameView",
+    "Process",
+    "Reply",
+    "Scripted",
+    "TrainerAgent",
+]
 
 Process = Generator[simpy.Event, Any, Any]
 SEATS: Final = ("seats", "seat_fee", "seat_bond", "challenger_stake")
 """The terms that offers of one game may differ in, and be taken all the same."""
 
 
-class Agent(Machine):
+class Agent(PartyMachine):
     """A party with a key: its machine, its driver, and its scripts if it has any."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
@@ -58,7 +68,7 @@ class Agent(Machine):
         self.account = Account()
         self.rng = Random(world.rng.getrandbits(64))  # noqa: S311  # choices of a game, which its line replays
         """The source of all choices of this party."""
-        self.kept: list[e.Record | e.Alarm] = []
+        self.kept: list[e.AppendRecord | e.Alarm] = []
         """The party's journal entries and the alarms that it raised to its owner."""
         self._listening: simpy.Event | None = None
         self._inbox: deque[e.Event] = deque()
@@ -89,7 +99,7 @@ class Agent(Machine):
     def on_pending(self, pending: Pending) -> None:
         """Called when another party's transaction enters the mempool."""
 
-    def on_block(self, block: Block) -> None:
+    def on_block(self, block: WorldBlock) -> None:
         """Called after a block was made."""
 
     def concerns(self, job: PublicJob) -> bool:
@@ -149,7 +159,7 @@ class Agent(Machine):
     @property
     def is_plain(self) -> bool:
         """Whether its decisions are those of `tiebreak.protocol.parties`, so that all it knows is in its journal."""
-        return type(self) in (Client, Trainer, Auditor)
+        return type(self) in (ClientAgent, TrainerAgent, AuditorAgent)
 
     def _death(self, actions: int) -> tuple[int, int] | None:
         if self.world.weather is None or not self.is_plain:
@@ -178,9 +188,9 @@ class Agent(Machine):
             self.tell(event)
         self._hear()
 
-    def journal(self) -> list[e.Record]:
+    def journal(self) -> list[e.AppendRecord]:
         """The journal that it wrote, oldest first."""
-        return [entry for entry in self.kept if isinstance(entry, e.Record)]
+        return [entry for entry in self.kept if isinstance(entry, e.AppendRecord)]
 
     def begin_again(self) -> None:
         """The first thing that its driver tells it in a new life."""
@@ -249,7 +259,7 @@ class Agent(Machine):
                 self._read(partial(e.Arrived, job_id=job_id, count=count))
             case e.PublishRun():
                 self.publish_run(action)
-            case e.Record() | e.Alarm():
+            case e.AppendRecord() | e.Alarm():
                 self.kept.append(action)
             case _ if not isinstance(action, e.Wake):
                 self.say(action)
@@ -445,7 +455,7 @@ def _on(event: simpy.Event, then: Callable[[simpy.Event], None]) -> None:
     event.callbacks.append(then)
 
 
-class Builder(Agent):
+class BlockBuilder(Agent):
     """Makes the blocks. The honest builder includes every waiting transaction in the order of arrival."""
 
     ROLE: ClassVar = "builder"
@@ -459,7 +469,7 @@ class Builder(Agent):
         return self.world.new_pending(self, call, untried=True)
 
 
-class Client(Agent, client.Client):
+class ClientAgent(Agent, client.ClientParty):
     secret = b""
     """The secret from which its job's seats are drawn."""
     wish: e.JobDrafted | None = None
@@ -497,7 +507,7 @@ class Client(Agent, client.Client):
         yield from ()
 
 
-class Trainer(Agent, trainer.Trainer):
+class TrainerAgent(Agent, trainer.TrainerParty):
     """Trains the job, or computes what the world's deviation says instead."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
@@ -553,7 +563,7 @@ class Trainer(Agent, trainer.Trainer):
         return self.job, self.work
 
 
-class Auditor(Agent, auditor.Auditor):
+class AuditorAgent(Agent, auditor.AuditorParty):
     """An honest auditor: it replays every head of every job whose computation it has."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
@@ -629,7 +639,7 @@ class Auditor(Agent, auditor.Auditor):
         return work
 
 
-class Scripted(Auditor):
+class Scripted(AuditorAgent):
     """Does only what its script says: it replays nothing, and plays no game unless the script tells it to."""
 
     def replays(self, head: SignedHead) -> bool:  # noqa: ARG002

@@ -18,7 +18,7 @@ from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 
-class Board(FollowedBoard):
+class WorldBoard(FollowedBoard):
     """The board's public state, kept up to date from transactions, and compared with the contract's."""
 
     def __init__(self, domain: Domain, talk_of: TalkOf) -> None:

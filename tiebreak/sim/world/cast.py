@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties.terms import Pace
-from tiebreak.sim.world.agents import Agent, Auditor, Builder, Client, Trainer
+from tiebreak.sim.world.agents import Agent, AuditorAgent, BlockBuilder, ClientAgent, TrainerAgent
 from tiebreak.sim.world.weather import Weather
 from tiebreak.sim.world.workshop import Deviation, Workshop
 from tiebreak.sim.world.world import BLOCK_SECONDS, STEP_SECONDS, World
 
-TrainerFactory = Callable[[World, str, PrivateKey], Trainer]
-ClientFactory = Callable[[World, str, PrivateKey], Client]
-BuilderFactory = Callable[[World, str, PrivateKey], Builder]
+TrainerFactory = Callable[[World, str, PrivateKey], TrainerAgent]
+ClientFactory = Callable[[World, str, PrivateKey], ClientAgent]
+BuilderFactory = Callable[[World, str, PrivateKey], BlockBuilder]
 AgentFactory = Callable[[World, str, PrivateKey], Agent]
 
 ETHER = 10**18
@@ -37,12 +37,12 @@ The trainer's stake is odd, so that half of it is not a whole number of wei.
 
 
 @dataclass(kw_only=True)
-class Seat:
+class CastMember:
     """A place in addition to client, trainer and builder, for an auditor or someone who pretends to be one."""
 
     name: str
     """Unique within a game."""
-    make: AgentFactory = Auditor
+    make: AgentFactory = AuditorAgent
     adversary: str | None = None
     """The name of the deviation; None for an honest party."""
     funds: int = FUNDS
@@ -54,10 +54,10 @@ class Cast:
     terms: Terms = TERMS
     deviation: Deviation | None = None
     """The deviation that the trainer computes instead of the job; None for honest training."""
-    trainer: TrainerFactory = Trainer
-    client: ClientFactory = Client
-    auditors: list[Seat] = field(default_factory=lambda: [Seat(name="auditor")])
-    builder: BuilderFactory = Builder
+    trainer: TrainerFactory = TrainerAgent
+    client: ClientFactory = ClientAgent
+    auditors: list[CastMember] = field(default_factory=lambda: [CastMember(name="auditor")])
+    builder: BuilderFactory = BlockBuilder
     dishonest: dict[str, str] = field(default_factory=dict)
     """Maps each dishonest party to its adversary. No other party may lose anything."""
     expected: dict[str, frozenset[str]] = field(default_factory=dict)

@@ -23,11 +23,11 @@ from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties.board import BURNED, JobStatus, PublicGame, PublicJob
-from tiebreak.protocol.parties.events import Alarm, Place, Record
+from tiebreak.protocol.parties.events import Alarm, AppendRecord, Place
 from tiebreak.protocol.parties.machine import UNEXPECTED
 from tiebreak.protocol.parties.trainer import AHEAD
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.world.agents import Agent, Trainer
+from tiebreak.sim.world.agents import Agent, TrainerAgent
 from tiebreak.sim.world.world import World
 
 _REASONS: Final = {
@@ -129,7 +129,7 @@ def least_owed(finished: Finished, agent: Agent) -> int:
             total -= terms.seat_fee * job.paid_fees
             total += terms.trainer_stake if job.status is JobStatus.ABANDONED else 0
             total -= job.earned if job.status is JobStatus.PARTED else 0
-        if terms.trainer == agent.address and isinstance(agent, Trainer):
+        if terms.trainer == agent.address and isinstance(agent, TrainerAgent):
             total += terms.reward if job.status is JobStatus.SETTLED else 0
             total += job.earned if job.status is JobStatus.PARTED else 0
     for game in finished.games:
@@ -171,7 +171,7 @@ def false_heads_fall(finished: Finished) -> list[str]:
 def _is_paid_for_a_lie(finished: Finished, job: PublicJob) -> bool:
     """Whether a trainer that parted is paid for a checkpoint from its first lie on."""
     trainer = next(
-        (a for a in finished.agents.values() if isinstance(a, Trainer) and a.address == job.job.trainer), None
+        (a for a in finished.agents.values() if isinstance(a, TrainerAgent) and a.address == job.job.trainer), None
     )
     lie = trainer.work.lie if trainer is not None and trainer.work is not None else None
     return job.status is JobStatus.PARTED and lie is not None and job.job.checkpoint_of(lie.step) < job.receipts
@@ -241,7 +241,7 @@ def referees_agree(finished: Finished) -> list[str]:
 
 def first_lies(finished: Finished) -> list[str]:
     """Promise 6."""
-    trainer = next((agent for agent in finished.agents.values() if isinstance(agent, Trainer)), None)
+    trainer = next((agent for agent in finished.agents.values() if isinstance(agent, TrainerAgent)), None)
     lie = trainer.work.lie if trainer is not None and trainer.work is not None else None
     if lie is None:
         return []
@@ -278,7 +278,7 @@ def nothing_twice(finished: Finished) -> list[str]:
     for agent in finished.agents.values():
         if not agent.is_plain:
             continue
-        places: list[Place] = [entry.place for entry in agent.kept if isinstance(entry, Record)]
+        places: list[Place] = [entry.place for entry in agent.kept if isinstance(entry, AppendRecord)]
         if agent.name not in finished.deviations:  # of others, an accomplice may have the key
             heads = {known.head for known in finished.world.mail.heads if _signed_by(finished, known.head, agent)}
             places += [("head shown", head.head.job_id, head.head.count) for head in heads]
@@ -302,7 +302,7 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
     game that it started (and how); it lost the bond of a seat (forfeited); something of it was refused; it was paid no
     more than relief although another party of its role was, or a trainer would have been (unpaid). Else: harmless.
     """
-    how = _as_trainer(world, agent, false_jobs) if isinstance(agent, Trainer) else None
+    how = _as_trainer(world, agent, false_jobs) if isinstance(agent, TrainerAgent) else None
     if how is not None:
         return how
     lost = [
@@ -322,7 +322,7 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
     paid_beside = any(wei[name] > 0 for name in others if name != agent.name)
     # A mirror looks like those who compute: it gets its gas back as they do, and no prize.
     relief = sum(_relief(game) for game in world.board.games.values() if game.challenger == agent.address)
-    if wei[agent.name] <= relief and (paid_beside or isinstance(agent, Trainer)):
+    if wei[agent.name] <= relief and (paid_beside or isinstance(agent, TrainerAgent)):
         return "unpaid"
     return "harmless"
 

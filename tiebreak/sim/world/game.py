@@ -21,7 +21,7 @@ from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.terms import objections_to_auditing
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world import checks
-from tiebreak.sim.world.agents import Agent, Auditor, Trainer
+from tiebreak.sim.world.agents import Agent, AuditorAgent, TrainerAgent
 from tiebreak.sim.world.cast import FUNDS, Cast
 from tiebreak.sim.world.checks import Finished, ending
 from tiebreak.sim.world.work import Work
@@ -214,7 +214,7 @@ def _has_false_head(world: World, job: PublicJob, agents: Mapping[str, Agent]) -
 
 def _truth(world: World, job: Job, agents: Mapping[str, Agent]) -> Work | None:
     """The true run, which under policy `logged` follows the trainer's logs. None if no run can follow them."""
-    trainers = [agent for agent in agents.values() if isinstance(agent, Trainer) and agent.address == job.trainer]
+    trainers = [agent for agent in agents.values() if isinstance(agent, TrainerAgent) and agent.address == job.trainer]
     work = trainers[0].work if trainers else None
     if work is None or not job.is_logged:
         return world.workshop.honest(job)
@@ -232,13 +232,13 @@ def is_watched(cast: Cast, agents: Mapping[str, Agent]) -> bool:
         return False
     seats = [seat for seat in cast.auditors if seat.name not in cast.deviations()]
     watching = [agents[seat.name] for seat in seats if seat.funds > cast.terms.challenger_stake]
-    return any(isinstance(auditor, Auditor) and not auditor.uncheckable for auditor in watching)
+    return any(isinstance(auditor, AuditorAgent) and not auditor.uncheckable for auditor in watching)
 
 
 def _party(agent: Agent, wei: int, adversary: str | None) -> PartyResult:
     account = agent.account
-    works = agent.works if isinstance(agent, Auditor) else []
-    works = [agent.work] if isinstance(agent, Trainer) and agent.work is not None else works
+    works = agent.works if isinstance(agent, AuditorAgent) else []
+    works = [agent.work] if isinstance(agent, TrainerAgent) and agent.work is not None else works
     disputes = sum(getattr(work.oracle, "replayed_steps", 0) for work in works)
     return PartyResult(
         name=agent.name,

@@ -55,7 +55,7 @@ COPIES: Final = (0, *[1] * 14, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class SaidInGame:
     """A move or a receipt that a side of a game sent; None if it could not be read."""
 
     game_id: Digest
@@ -64,7 +64,7 @@ class Said:
     content: Move | SignedStanding | None
 
 
-class Mail:
+class WorldMail:
     """Published heads and runs, and the transcripts of games.
 
     `notify` is called whenever something new was published.
@@ -79,7 +79,7 @@ class Mail:
         """Maps each job to the run that its trainer published last."""
         self.transcripts: dict[Digest, Transcript] = {}
         self.game_bytes: dict[Digest, int] = {}
-        self.talks: list[Said] = []
+        self.talks: list[SaidInGame] = []
         """The statements in games whose sides talk, in order."""
         self._posts: dict[Digest, Random] = {}
 
@@ -130,7 +130,7 @@ class Mail:
 
     def note(self, game: PublicGame, by: str, at: int, content: Move | SignedStanding | None) -> None:
         """Notes a statement in a talk, for the game's story."""
-        self.talks.append(Said(game_id=game.id, by=by, at=at, content=content))
+        self.talks.append(SaidInGame(game_id=game.id, by=by, at=at, content=content))
 
     def deliver(self, game: PublicGame, wire: bytes, sender: Account) -> bool:
         """Deliver a message to the other side, which checks it. Returns whether it was accepted; counts a refusal."""

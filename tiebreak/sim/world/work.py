@@ -19,7 +19,7 @@ from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence, tree_of_values
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import NO_LOGS
-from tiebreak.engine.run.loop import Done, steps
+from tiebreak.engine.run.loop import ComputedStep, steps
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
@@ -79,7 +79,7 @@ class Work:
         return self.oracle.run_tree(count).root
 
 
-class Bound:
+class JobEvidence:
     """The evidence of a computation, bound to one job. Jobs share the evidence, since nothing in it depends on the job.
 
     `replayed_steps` counts the steps that `tiebreak.engine.run.evidence.Evidence` would have executed to answer the
@@ -303,7 +303,7 @@ class Computer:
         """
         made, state = list(known), known[-1].state if known else self.initial
         inputs, numbers = self.interpreter.place_data(self.data), range(len(known) + 1, self.job.steps + 1)
-        computed: Iterator[Done[Recorder | Follower]] = steps(
+        computed: Iterator[ComputedStep[Recorder | Follower]] = steps(
             self.interpreter, state, inputs, numbers, sums=lambda step, _: self._sums(step, logs)
         )
         for _, result, sums in computed:

@@ -31,7 +31,7 @@ from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.small_task import INTERVAL, STEPS, STREAM, small_task
-from tiebreak.sim.world.work import Bound, Computer, MemoryEvidence, MemoryRun, Trees, Work, first_lie, own_tree
+from tiebreak.sim.world.work import Computer, JobEvidence, MemoryEvidence, MemoryRun, Trees, Work, first_lie, own_tree
 
 NAMES: Final = ("exact", "logged")
 PRECISION: Final = 16
@@ -46,7 +46,7 @@ _NOBODY: Final = Address(bytes(19) + b"\x01")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishedLogs:
     """The logs that are published with a run."""
 
     job: Job
@@ -160,7 +160,7 @@ class Workshop:
 
     def told(self, job: Job, work: Work) -> Work:
         """The work of an auditor that knows the logs and log trees which a party of this process committed to."""
-        evidence = work.oracle.evidence if isinstance(work.oracle, Bound) else work.oracle
+        evidence = work.oracle.evidence if isinstance(work.oracle, JobEvidence) else work.oracle
         if not isinstance(evidence, MemoryEvidence):
             raise ConfigurationError(f"expected work of this workshop, got one of {type(evidence).__name__}")
         return self._work(job, self._follow(evidence.run.logs() or {}, evidence.run.trees))
@@ -169,7 +169,7 @@ class Workshop:
         """The work that a party with this evidence can show, if it is true."""
         return Work(
             records=tuple(evidence.run.records()),
-            oracle=Bound(job, evidence),
+            oracle=JobEvidence(job, evidence),
             computed_steps=job.steps,
             lie=None,
             kept=evidence.run.state,
@@ -205,7 +205,7 @@ class Workshop:
         self, records: Sequence[StepRecord], logs: Mapping[int, StepLog] | None
     ) -> tuple[tuple[Digest, ...], CannotCheck | None]:
         """The log roots of the first checkpoints whose logs are there, and the problem that ended the list, if any."""
-        published = Published(job=self._template, program=self.program, logs=logs)
+        published = PublishedLogs(job=self._template, program=self.program, logs=logs)
         committed, roots = CommittedLogs(published, records.__getitem__), list[Digest]()
         for checkpoint in range(self._template.checkpoints):
             try:

@@ -32,8 +32,8 @@ from tiebreak.protocol.parties.events import Event
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.world.board import Board
-from tiebreak.sim.world.mail import Account, Mail
+from tiebreak.sim.world.board import WorldBoard
+from tiebreak.sim.world.mail import Account, WorldMail
 from tiebreak.sim.world.weather import Weather
 from tiebreak.sim.world.workshop import Deviation, Workshop
 
@@ -64,7 +64,7 @@ class Participant(Protocol):
     def on_pending(self, pending: "Pending") -> None:
         """Called when another party's transaction enters the mempool."""
 
-    def on_block(self, block: "Block") -> None:
+    def on_block(self, block: "WorldBlock") -> None:
         """Called after a block was made."""
 
 
@@ -91,7 +91,7 @@ class Included:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class WorldBlock:
     number: int
     timestamp: int
     transactions: tuple[Included, ...]
@@ -144,9 +144,9 @@ class World:
         self.step_seconds = step_seconds
         self.confirmations = confirmations
         self.weather = weather
-        self.board = Board(chain.domain, self.talk_of)
+        self.board = WorldBoard(chain.domain, self.talk_of)
         self.board.program_of = lambda job: workshop.program if job.program_root == workshop.program.root else None
-        self.mail = Mail(chain.domain, self.notify)
+        self.mail = WorldMail(chain.domain, self.notify)
         self.parties: dict[str, Participant] = {}
         self.builder: Orders | None = None
         self.is_dry: Callable[[Participant], bool] = lambda _: False
@@ -154,7 +154,7 @@ class World:
         self.hub: Callable[[Participant, str], int | None] = lambda _, __: 0
         """The seconds after which the hub shows others a party's post; None for never. See `Agent._hand_in`."""
         self.pending: list[Pending] = []
-        self.blocks: list[Block] = []
+        self.blocks: list[WorldBlock] = []
         self.news = self.env.event()
         """Triggered, and then replaced, whenever something was mined or published."""
         self._drafting: _Drafting | None = None
@@ -334,7 +334,7 @@ class World:
         for included in drafting.included:
             self._drop(included.pending)
             self._settle(included)
-        block = Block(number=drafting.draft.number, timestamp=self.now, transactions=tuple(drafting.included))
+        block = WorldBlock(number=drafting.draft.number, timestamp=self.now, transactions=tuple(drafting.included))
         self.blocks.append(block)
         for party in list(self.parties.values()):
             party.on_block(block)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 
-from tiebreak.node.pages import Seen
+from tiebreak.node.pages import ReadPost
 from tiebreak.node.pages.feeding import snapshot
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.parties import posts as p
@@ -28,7 +28,7 @@ class Staged:
     domain: Domain
     at: int
     board: Board
-    seen: dict[Digest, list[Seen]]
+    seen: dict[Digest, list[ReadPost]]
     known: Program | None
     chain: str = "chain 1337 at 127.0.0.1:8545"
     on_paper: bool = False
@@ -48,7 +48,7 @@ class Staged:
     def jobs(self) -> Sequence[Digest]:
         return list(self.seen)
 
-    def posts(self, job_id: Digest) -> Sequence[Seen]:
+    def posts(self, job_id: Digest) -> Sequence[ReadPost]:
         return self.seen.get(job_id, [])
 
     def job_of_game(self, game_id: Digest) -> Digest | None:
@@ -62,7 +62,7 @@ class Staged:
 
     def say(self, body: p.Body, sender: Address, job_id: Digest, at: int, game_id: Digest | None = None) -> None:
         post = p.Post.of(body, job_id=job_id, number=self.place(), sender=sender, game_id=game_id)
-        self.seen.setdefault(job_id, []).append(Seen(place=self.place() + 1, at=at, post=post, body=body))
+        self.seen.setdefault(job_id, []).append(ReadPost(place=self.place() + 1, at=at, post=post, body=body))
 
 
 def source_of(world: World) -> Staged:

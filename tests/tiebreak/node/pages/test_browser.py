@@ -24,7 +24,7 @@ from tests.tiebreak.node.pages.staged import Staged, moments
 from tests.tiebreak.node.pages.test_pages import HOSTILE, paths
 from tests.waiting import until
 from tiebreak.node.pages import routes
-from tiebreak.node.up import TERMS, Plan, Town
+from tiebreak.node.up import TERMS, Town, UpPlan
 
 pytestmark = pytest.mark.slow
 
@@ -212,7 +212,7 @@ class Tour(Town):
     def __init__(self, folder: Path) -> None:
         self.story: list[str] = []
         self.is_seen = threading.Event()
-        plan = Plan(
+        plan = UpPlan(
             task="digits", steps=None, cheat="label", chain=False, embedded=False, port=0, folder=folder,
             until_over=False, terms=TERMS | {"challenge-window": 60},
         )  # fmt: skip

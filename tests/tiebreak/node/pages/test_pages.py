@@ -15,12 +15,12 @@ from starlette.testclient import TestClient
 from tests.tiebreak.node.pages.staged import Staged, moments
 from tests.tiebreak.strict_html import Strict
 from tiebreak.node.pages import routes, views, words
-from tiebreak.node.pages.model import GameView, JobView, Seen
+from tiebreak.node.pages.model import JobView, ReadPost, ShownGame
 from tiebreak.node.pages.routes import POLICY, STATIC
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts as p
-from tiebreak.protocol.parties.board import Board, PublicJob, Slot
+from tiebreak.protocol.parties.board import Board, PoolSlot, PublicJob
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
@@ -77,7 +77,7 @@ def test_a_game_shows_the_whole_way_down_and_both_claims() -> None:
     _, game_id = ids(source)
     text = " ".join(parsed(client(source).get(f"/games/{game_id.hex()}").text).text.split())
     view = views.game(source, game_id)
-    assert isinstance(view, GameView)
+    assert isinstance(view, ShownGame)
     state = source.board.games[game_id].state
     assert state.verdict is not None
     assert state.verdict.winner is Side.CHALLENGER
@@ -180,7 +180,7 @@ def test_a_job_says_how_many_slots_a_lie_takes_until_its_seats_are_drawn() -> No
     board, agreed = Board(), final().board.games[ids(final())[1]].job.job
     job = PublicJob(job=replace(agreed, seats=1, seat_bond=64), last_progress=0)
     assert views.pool_terms(board, job) == ["The pool of its seats is empty: nobody would be drawn."]
-    board.pools[64] = [Slot(owner=agreed.client, since=0)] * 10
+    board.pools[64] = [PoolSlot(owner=agreed.client, since=0)] * 10
     (said,) = views.pool_terms(board, job)
     assert f"has 10 slots. A lie that saves the reward would pay a trainer that owned {board.pool_of(job)[1]}" in said
     job.seating.seed = job.id
@@ -196,7 +196,7 @@ def test_what_a_trainer_posts_of_its_training_raises_alarms() -> None:
     def say(at: int, first: int, *losses: int, processor: int = 900, sender: Address = agreed.trainer) -> None:
         body = p.StepsBody(first_step=first, losses=losses, millisteps=1, processor=processor, memory=1)
         post = p.Post.of(body, job_id=agreed.id, number=at, sender=sender)
-        seen.append(Seen(place=at, at=at, post=post, body=body))
+        seen.append(ReadPost(place=at, at=at, post=post, body=body))
 
     def alarms(now: int, *, is_over: bool = False) -> dict[str, str]:
         rules = views.training_of(seen, agreed, now, is_over=is_over).rules

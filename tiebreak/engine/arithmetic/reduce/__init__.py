@@ -17,9 +17,16 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic.buffers import Buffers
 from tiebreak.engine.arithmetic.exact import Integers
-from tiebreak.engine.arithmetic.reduce.compiled import Tables, build, leave_sums, plan_tables, run_extreme, run_tables
+from tiebreak.engine.arithmetic.reduce.compiled import (
+    ReduceTables,
+    build,
+    leave_sums,
+    plan_tables,
+    run_extreme,
+    run_tables,
+)
 from tiebreak.engine.arithmetic.reduce.fused import leave_fused, run_extreme_fused, run_fused, runs_on
-from tiebreak.engine.arithmetic.reduce.pure import Part, PureSums, plan_parts
+from tiebreak.engine.arithmetic.reduce.pure import PureSums, ReducePart, plan_parts
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.views import Dim, coalesce
@@ -40,10 +47,10 @@ class SumPlan:
     instruction: Instruction
     wide: tuple[int, ...]
     """The shape of the result in the coalesced dims to which `parts` refer."""
-    parts: tuple[Part, ...]
+    parts: tuple[ReducePart, ...]
     swapped: bool
     """Whether torch swaps the operands so that M <= N: BLAS is several times faster for long rows of the result."""
-    tables: Tables | None
+    tables: ReduceTables | None
     """The plan of the compiled kernels."""
 
     @cached_property
@@ -57,7 +64,7 @@ class SumPlan:
         order[places] = np.arange(len(places))
         return None if np.array_equal(order, places) and bool((np.diff(places) == 1).all()) else order
 
-    def fused(self, device: torch.device) -> Tables | None:
+    def fused(self, device: torch.device) -> ReduceTables | None:
         """The tables, if the Triton kernels compute this sum on the device."""
         return self.tables if self.tables is not None and runs_on(device, self.tables.terms) else None
 
@@ -80,7 +87,7 @@ FEW_TERMS: Final = 16
 """The most terms of a max that reduce.c computes, as torch is faster with more. It computes every argmax."""
 
 
-def plan_extreme(instruction: Instruction, *, fused: bool = False) -> Tables | None:
+def plan_extreme(instruction: Instruction, *, fused: bool = False) -> ReduceTables | None:
     """The plan of reduce.c, or of the Triton kernel, for a max or argmax; None if torch computes it."""
     few = prod(instruction.reduction) <= FEW_TERMS or instruction.function == ReduceFunction.ARGMAX
     return plan_tables(instruction, *_dims(instruction)) if few or fused else None

@@ -21,7 +21,7 @@ from tiebreak.engine.arithmetic.exact import Floats, Integers
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import sharing, together
 from tiebreak.engine.arithmetic.views import MAX_TABLE, Dim, check_reach, offsets_of, size_of
-from tiebreak.engine.arithmetic.ziv import Collector, Progress, coefficient, run_kernel
+from tiebreak.engine.arithmetic.ziv import Collector, ZivProgress, coefficient, run_kernel
 from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Instruction, row_major
 
@@ -70,7 +70,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Tables:
+class ReduceTables:
     """The tables by which reduce.c computes one instruction."""
 
     operands: tuple[Operand, ...]
@@ -95,7 +95,7 @@ class Tables:
         return len(self.operands[0].batch) * self.run_batch * rows * columns * self.terms
 
 
-def plan_tables(instruction: Instruction, output: Sequence[Dim], reduction: Sequence[Dim]) -> Tables | None:
+def plan_tables(instruction: Instruction, output: Sequence[Dim], reduction: Sequence[Dim]) -> ReduceTables | None:
     """The tables of an f32 sum over coalesced dims. An operand that alone reads the innermost output dim is B.
 
     None if torch must compute it: outputs or terms that no operand reads, terms that only one of two reads, or tables
@@ -131,7 +131,7 @@ def plan_tables(instruction: Instruction, output: Sequence[Dim], reduction: Sequ
         for o, own in zip(order, (m, n), strict=False)
     )  # fmt: skip
     out = tuple(offsets_of([(dim.size, place) for dim, place in group]) for group in groups if matrix)
-    return Tables(operands, out, run_k, run_batch)
+    return ReduceTables(operands, out, run_k, run_batch)
 
 
 def _run(dims: Sequence[Dim]) -> int:
@@ -141,7 +141,7 @@ def _run(dims: Sequence[Dim]) -> int:
 
 def run_tables(
     library: ctypes.CDLL,
-    plan: Tables,
+    plan: ReduceTables,
     operands: Sequence[Tensor],
     out: Tensor,
     counts: Counts,
@@ -160,7 +160,7 @@ def run_tables(
     parts = call.room() if task.parts > 1 else []
     kernel = library.contract if plan.out else library.add_up
 
-    def compute(progress: Progress) -> bool:
+    def compute(progress: ZivProgress) -> bool:
         for what in (_ADD, _FINISH) if task.parts > 1 else (_ADD,):
             progress.next = 0
             if not all(together(lambda: kernel(ctypes.byref(task), what, ctypes.byref(progress)), threads)):  # noqa: B023
@@ -174,7 +174,7 @@ def run_tables(
 
 
 def leave_sums(
-    library: ctypes.CDLL, plan: Tables, operands: Sequence[Tensor], shuffled: torch.Generator | None
+    library: ctypes.CDLL, plan: ReduceTables, operands: Sequence[Tensor], shuffled: torch.Generator | None
 ) -> tuple[list[Tensor], int]:
     """The FP64 sums and the sizes of all elements before rounding, and how many roundings a term passes through.
 
@@ -182,7 +182,7 @@ def leave_sums(
     sums have the sums and those of absolute terms, of the result's elements in order.
     """
     call = _reading(plan, operands, shuffled)
-    task, progress = call.task, Progress()
+    task, progress = call.task, ZivProgress()
     room, kernel = call.room(), library.contract if plan.out else library.add_up
     if not all(together(lambda: kernel(ctypes.byref(task), _LEAVE, ctypes.byref(progress)), call.threads)):
         raise MemoryError(f"no memory to compute {task.batches} x {task.m} x {task.n} sums")
@@ -194,12 +194,12 @@ def leave_sums(
     return [total.view(task.batches, task.m, task.n), rows, columns], call.roundings
 
 
-def run_extreme(library: ctypes.CDLL, plan: Tables, operand: Tensor, out: Tensor, *, place: bool) -> None:
+def run_extreme(library: ctypes.CDLL, plan: ReduceTables, operand: Tensor, out: Tensor, *, place: bool) -> None:
     """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
     (source,) = plan.operands
     check_reach(operand, source.reach)
     call = _prepare(plan)
-    task, progress = call.task, Progress()
+    task, progress = call.task, ZivProgress()
     task.a, task.out = operand.data_ptr(), out.data_ptr()
     together(lambda: library.find_greatest(ctypes.byref(task), int(place), ctypes.byref(progress)), call.threads)
 
@@ -226,7 +226,7 @@ class _Call:
         return memory
 
 
-def _prepare(plan: Tables, shuffled: torch.Generator | None = None) -> _Call:
+def _prepare(plan: ReduceTables, shuffled: torch.Generator | None = None) -> _Call:
     threads = sharing(plan.multiplications)
     if shuffled is None and threads in plan.calls:
         return plan.calls[threads]
@@ -240,7 +240,7 @@ def _prepare(plan: Tables, shuffled: torch.Generator | None = None) -> _Call:
     return call
 
 
-def _reading(plan: Tables, operands: Sequence[Tensor], shuffled: torch.Generator | None) -> _Call:
+def _reading(plan: ReduceTables, operands: Sequence[Tensor], shuffled: torch.Generator | None) -> _Call:
     """The call of a plan on these operands, which must outlive it."""
     read = [operands[o.index] for o in plan.operands]
     for operand, tensor in zip(plan.operands, read, strict=True):
@@ -250,7 +250,7 @@ def _reading(plan: Tables, operands: Sequence[Tensor], shuffled: torch.Generator
     return call
 
 
-def _set_tables(task: _Contraction, plan: Tables, shuffled: torch.Generator | None) -> list[Integers]:
+def _set_tables(task: _Contraction, plan: ReduceTables, shuffled: torch.Generator | None) -> list[Integers]:
     """Points `task` to the tables. The returned arrays must outlive it."""
     terms, run = [o.k for o in plan.operands], plan.run_k
     if shuffled is not None:

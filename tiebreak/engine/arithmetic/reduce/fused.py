@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact import Integers, Terms
+from tiebreak.engine.arithmetic.exact import ElementReader, Integers
 from tiebreak.engine.arithmetic.launching import kernels, launch, programs, target
-from tiebreak.engine.arithmetic.reduce.compiled import Tables, shuffle
+from tiebreak.engine.arithmetic.reduce.compiled import ReduceTables, shuffle
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.views import check_reach
@@ -74,7 +74,7 @@ def twice(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "BLOCK_M": min(32, options["BLOCK_M"])}
 
 
-def lanes(tables: Tables) -> dict[str, Any]:
+def lanes(tables: ReduceTables) -> dict[str, Any]:
     """The blocks of `add_up` and the compiler's options: along the terms, or along outputs that lie side by side."""
     across = tables.terms <= 16 or (tables.run_batch > 1 and tables.run_k < 32)
     return {"BLOCK_M": 128 if across else 8, "BLOCK_K": 8 if across else 128, **OPTIONS}
@@ -129,7 +129,7 @@ class _Call:
         )  # fmt: skip
 
 
-def _prepare(tables: Tables, device: torch.device, shuffled: torch.Generator | None) -> _Call:
+def _prepare(tables: ReduceTables, device: torch.device, shuffled: torch.Generator | None) -> _Call:
     first, last, k = tables.operands[0], tables.operands[-1], tables.terms
     terms, run_k = [o.k for o in tables.operands], tables.run_k
     if shuffled is not None:
@@ -168,7 +168,7 @@ def _cut(terms: int, tiles: int, device: torch.device) -> tuple[int, int]:
 
 
 def _reading(
-    tables: Tables, operands: Sequence[Tensor], shuffled: torch.Generator | None
+    tables: ReduceTables, operands: Sequence[Tensor], shuffled: torch.Generator | None
 ) -> tuple[_Call, list[Tensor]]:
     read = [operands[o.index] for o in tables.operands]
     for operand, tensor in zip(tables.operands, read, strict=True):
@@ -183,7 +183,7 @@ def _reading(
 
 
 def run_fused(
-    instruction: Instruction, tables: Tables, operands: Sequence[Tensor], counts: Counts,
+    instruction: Instruction, tables: ReduceTables, operands: Sequence[Tensor], counts: Counts,
     shuffled: torch.Generator | None, rounded: Round, near: Collector | None,
 ) -> Tensor | None:  # fmt: skip
     """The result, f32, contiguous, of the instruction's shape; None if too much is undecided.
@@ -207,7 +207,7 @@ def run_fused(
     if near is not None and c is not None and e is not None:
         if (count := int(found[0])) > room:
             return None
-        reading = _Listed(Terms(instruction, operands), call, listed[:count].to(torch.int64))
+        reading = _Listed(ElementReader(instruction, operands), call, listed[:count].to(torch.int64))
         _settle_or_report(tables, reading, read, out, c[:count], e, Settler(rounded, counts, near))
         return out
     counters, many = counts.on(device), 0
@@ -232,7 +232,13 @@ def _join(call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: fl
 
 
 def _settle_or_report(
-    tables: Tables, reading: "_Listed", read: Sequence[Tensor], out: Tensor, c: Tensor, e: Tensor, settler: Settler
+    tables: ReduceTables,
+    reading: "_Listed",
+    read: Sequence[Tensor],
+    out: Tensor,
+    c: Tensor,
+    e: Tensor,
+    settler: Settler,
 ) -> None:
     """Writes the exact results of listed elements, or reports those that may stay open (policy `logged`)."""
     listed, places, rounded = reading.listed, reading.places, settler.rounded
@@ -252,7 +258,7 @@ def _settle_or_report(
 
 
 def _settle(
-    tables: Tables, call: _Call, read: Sequence[Tensor], out: Tensor, found: Tensor, listed: Tensor,
+    tables: ReduceTables, call: _Call, read: Sequence[Tensor], out: Tensor, found: Tensor, listed: Tensor,
     counters: Tensor | None, rounded: Round, many: int,
 ) -> None:  # fmt: skip
     """Writes the exact results of `found` listed elements, without waiting for anything."""
@@ -285,7 +291,7 @@ def _up(x: float) -> float:
 
 
 def leave_fused(
-    tables: Tables, operands: Sequence[Tensor], shuffled: torch.Generator | None
+    tables: ReduceTables, operands: Sequence[Tensor], shuffled: torch.Generator | None
 ) -> tuple[list[Tensor], int]:
     """The FP64 sums and the sizes of all elements before rounding, and the roundings, as `compiled.leave_sums`."""
     call, read = _reading(tables, operands, shuffled)
@@ -310,7 +316,7 @@ def _leave(call: _Call, read: Sequence[Tensor]) -> list[Tensor]:
 class _Listed:
     """Reads the terms of listed elements, numbered by their places in the list."""
 
-    all: Terms
+    all: ElementReader
     call: _Call
     listed: Tensor
     """Row-major numbers over (batch, m, n)."""
@@ -328,7 +334,7 @@ class _Listed:
         return self.all.read(self.places[elements], begin, end)
 
 
-def run_extreme_fused(tables: Tables, operand: Tensor, out: Tensor, *, place: bool) -> None:
+def run_extreme_fused(tables: ReduceTables, operand: Tensor, out: Tensor, *, place: bool) -> None:
     """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
     call, (read,) = _reading(tables, [operand], None)
     run_batch, run_k, k, batches = call.numbers

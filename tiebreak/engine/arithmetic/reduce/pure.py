@@ -80,7 +80,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Load:
+class OperandLoad:
     """One operand of a slab as it is loaded: FP64 (Bt, M or N, K, presummed)."""
 
     view: View
@@ -95,7 +95,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReducePart:
     """A part small enough to be computed at once, except for slabs along K."""
 
     groups: Groups
@@ -150,7 +150,7 @@ class Part:
         return (found[:, None] + copies).reshape(-1), np.repeat(np.arange(len(elements)), len(copies))
 
     @cached_property
-    def slabs(self) -> tuple[tuple[Load, ...], ...]:
+    def slabs(self) -> tuple[tuple[OperandLoad, ...], ...]:
         """The loads of the operands, by slab."""
         k = self.groups.k
         if not k:
@@ -163,13 +163,15 @@ class Part:
             for at in range(0, k[0].size, self.slab)
         )
 
-    def _load(self, operand: int, start: int, first: int) -> Load:
+    def _load(self, operand: int, start: int, first: int) -> OperandLoad:
         lead, own, k, extra = self.groups.read_by(operand)
         k = (Dim(first, k[0].strides), *k[1:]) if k else k
         dims = (*lead, *own, *k, *extra)
         wide = tuple(d.size for d in dims)
         view = View.of(start, wide, [d.strides[operand] for d in dims])
-        return Load(view, wide, (size_of(lead), size_of(own), size_of(k), size_of(extra)), self._k_outside(operand, k))
+        return OperandLoad(
+            view, wide, (size_of(lead), size_of(own), size_of(k), size_of(extra)), self._k_outside(operand, k)
+        )
 
     def _k_outside(self, operand: int, k: Sequence[Dim]) -> tuple[int, ...]:
         lead, own, _, extra = self.groups.read_by(operand)
@@ -185,7 +187,7 @@ class Part:
 class _Reader:
     """Reads the terms of single elements, numbered row-major over (batch, m, n)."""
 
-    part: Part
+    part: ReducePart
     operands: Sequence[Tensor]
 
     @property
@@ -200,7 +202,7 @@ class _Reader:
 
 def plan_parts(
     output: Sequence[Dim], reduction: Sequence[Dim], starts: Sequence[int], limit: int, first: tuple[int, ...] = ()
-) -> list[Part]:
+) -> list[ReducePart]:
     """The parts of an f32 sum over coalesced dims, which hold at most about `limit` elements of each FP64 tensor.
 
     starts: the offset of each operand. first: the coordinates of the first element in the whole output.
@@ -232,7 +234,7 @@ def plan_parts(
     spread = tuple(d.size if any(d.strides) else 1 for d in output)
     placed = _placed(output)
     assert len(placed) == len(groups.result), "each dimension of the result has its place"
-    return [Part(groups, first, tuple(starts), sizes, spread, tuple(reduction), slab, placed)]
+    return [ReducePart(groups, first, tuple(starts), sizes, spread, tuple(reduction), slab, placed)]
 
 
 def _placed(output: Sequence[Dim]) -> tuple[int, ...]:
@@ -253,7 +255,7 @@ class PureSums:
     rooms: dict[str, Tensor] = field(default_factory=dict)
 
     def run(
-        self, parts: Sequence[Part], shape: Sequence[int], operands: Sequence[Tensor], counts: Counts,
+        self, parts: Sequence[ReducePart], shape: Sequence[int], operands: Sequence[Tensor], counts: Counts,
         near: Collector | None,
     ) -> Tensor:  # fmt: skip
         """The result, f32, contiguous, of the coalesced dims of the output. `near`: as for `SumRunner.run`."""
@@ -266,7 +268,7 @@ class PureSums:
         return out
 
     def _part(
-        self, part: Part, shape: Sequence[int], operands: Sequence[Tensor], counts: Counts, near: Collector | None
+        self, part: ReducePart, shape: Sequence[int], operands: Sequence[Tensor], counts: Counts, near: Collector | None
     ) -> Tensor:
         c, bounds = self.bounded(part, operands, near)
         if len(bounds) == 1:
@@ -284,7 +286,7 @@ class PureSums:
         return result if part.spread == part.output else result.expand(part.output).contiguous()
 
     def bounded(
-        self, part: Part, operands: Sequence[Tensor], near: Collector | None
+        self, part: ReducePart, operands: Sequence[Tensor], near: Collector | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """C of a part, FP64 (Bt, M, N), and e: like C, or as factors (Bt, M) and (Bt, N) of an outer product."""
         (c, *sizes), roundings = self.sums(part, operands)
@@ -295,7 +297,7 @@ class PureSums:
             return c, (sizes[0].mul_(factor),)
         return c, (sizes[0].sqrt_().mul_(factor), sizes[1].sqrt_())
 
-    def sums(self, part: Part, operands: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+    def sums(self, part: ReducePart, operands: Sequence[Tensor]) -> tuple[list[Tensor], int]:
         """C of a part, FP64 (Bt, M, N), and its sizes; and how many roundings a term passes through.
 
         The sizes are sums of absolute terms, like C; or those of squares, (Bt, M) and (Bt, N), of a product's rows and
@@ -322,7 +324,7 @@ class PureSums:
             total = [x.view(part.result_shape) for x in total]
         return total, roundings
 
-    def exact(self, part: Part, operands: Sequence[Tensor], bounds: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def exact(self, part: ReducePart, operands: Sequence[Tensor], bounds: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Some rows of a part that is a product, f32 (Bt, rows, N); NaN where the bounds are not finite."""
         loaded: tuple[list[Tensor], list[Tensor]] = ([], [])
         for loads in part.slabs:
@@ -346,7 +348,7 @@ class PureSums:
             room = self.rooms[role] = torch.empty(count, dtype=torch.float64)
         return room[:count].view(shape)
 
-    def _load(self, load: Load, base: Tensor, role: str) -> tuple[Tensor, Tensor]:
+    def _load(self, load: OperandLoad, base: Tensor, role: str) -> tuple[Tensor, Tensor]:
         """An operand as FP64 (Bt, M or N, K), and bounds on the absolute values of its terms, up to signs."""
         read = load.view.on(base)
         if load.view.sizes != load.wide:
