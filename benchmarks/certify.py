@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from benchmarks.commit import filled, gpt2
 from benchmarks.table import Row, interleaved, placed, publish
-from tiebreak.api.certifying.certificates import read_weights
+from tiebreak.api.certification.certificates import read_weights
 from tiebreak.protocol import trees
 from tiebreak.protocol.commitments.certificate import Certificate, Weights, sign
 from tiebreak.protocol.commitments.dsse import Envelope

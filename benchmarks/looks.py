@@ -18,7 +18,7 @@ import torch
 from benchmarks.table import Row, placed, publish
 from tiebreak.api.auditing.audits import audit_chosen
 from tiebreak.api.auditing.validating import validate
-from tiebreak.api.certifying import ownership
+from tiebreak.api.certification import ownership
 from tiebreak.api.machine.running import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.engine.run.agreement import sign_job

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks import proof_of_learning as pol
 from benchmarks.table import Row, placed, publish
-from tiebreak.api.certifying import ownership
+from tiebreak.api.certification import ownership
 from tiebreak.api.machine.running import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import capture_bundle

@@ -4,6 +4,7 @@ All of it is read from the syntax trees, so nothing is imported.
 """
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
@@ -13,7 +14,7 @@ from tests.source_tree import LAYERS, ROOT, committed_files, imports_by_name, im
 
 _ENGINE = "native dtypes lowering optimizers data capture arithmetic run logged distributed"
 _PROTOCOL = "errors strict_json tags codec packing numbers hashing trees program commitments game parties chain"
-_API = "machine signing data auditing disputing training agreeing certifying chain watching"
+_API = "machine signing data auditing disputing training agreeing certification chain watching"
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),
     "tiebreak.engine": _ENGINE.split(),
@@ -195,6 +196,11 @@ def test_order_of_folders(package: str) -> None:
     assert against(FOLDERS[package], pairs) == set()
 
 
+def test_the_api_finds_a_module_without_its_folder() -> None:
+    names = Counter(name.split(".")[-1] for name in package_modules() if name.startswith("tiebreak.api."))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_only_adapters_touch_the_world_outside(cases: Callable[[], None]) -> None:
     below = [m for m in package_modules() if any(is_in(m, package) for package in LAYERS[:-1])]
     for module in below:
@@ -220,8 +226,8 @@ def test_protocol_is_pure_through_all_that_it_imports(cases: Callable[[], None])
 
 def test_weights_are_checked_without_torch() -> None:
     """Importing it takes longer than hashing half a gigabyte."""
-    assert ways_to({"torch"}, "tiebreak.api.certifying.certificates", executed()) == []
-    assert ways_to({"torch"}, "tiebreak.api.certifying.certifying", executed()) != []
+    assert ways_to({"torch"}, "tiebreak.api.certification.certificates", executed()) == []
+    assert ways_to({"torch"}, "tiebreak.api.certification.certifying", executed()) != []
 
 
 def test_no_party_has_a_cheat_in_its_process() -> None:

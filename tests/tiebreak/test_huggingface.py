@@ -21,8 +21,8 @@ from transformers import (
 
 import tiebreak
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
-from tiebreak.api.certifying.certificates import verify
-from tiebreak.api.certifying.certifying import certify
+from tiebreak.api.certification.certificates import verify
+from tiebreak.api.certification.certifying import certify
 from tiebreak.api.training.huggingface import _ASIDE as ASIDE
 from tiebreak.api.training.huggingface import _TAKEN as TAKEN
 from tiebreak.api.training.huggingface import check_arguments

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.tiebreak.parties import Commands, Parties, flip
-from tiebreak.api.certifying import ownership
+from tiebreak.api.certification import ownership
 from tiebreak.api.disputing.judging import read_posts
 from tiebreak.api.signing.keys import new_key
 from tiebreak.cli.key import load_key

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from tiebreak.api.auditing import audits as audits
     from tiebreak.api.auditing import progress as progress
     from tiebreak.api.auditing import validating as validating
-    from tiebreak.api.certifying import attesting as attesting
-    from tiebreak.api.certifying import certificates as certificates
-    from tiebreak.api.certifying import certifying as certifying
-    from tiebreak.api.certifying import ownership as ownership
-    from tiebreak.api.certifying import statements as statements
+    from tiebreak.api.certification import attesting as attesting
+    from tiebreak.api.certification import certificates as certificates
+    from tiebreak.api.certification import certifying as certifying
+    from tiebreak.api.certification import ownership as ownership
+    from tiebreak.api.certification import statements as statements
     from tiebreak.api.chain import chains as chains
     from tiebreak.api.chain import onchain as onchain
     from tiebreak.api.chain import weights as weights

@@ -16,8 +16,8 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.certifying.attesting import Said
-    from tiebreak.api.certifying.certificates import Found, SignedCertificate
+    from tiebreak.api.certification.attesting import Said
+    from tiebreak.api.certification.certificates import Found, SignedCertificate
 
 MODEL = click.Path(exists=True, path_type=Path)
 NEW = click.Path(dir_okay=False, path_type=Path)

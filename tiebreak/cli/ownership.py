@@ -23,7 +23,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.certifying.ownership import OwnershipChallenge, OwnershipClaim
+    from tiebreak.api.certification.ownership import OwnershipChallenge, OwnershipClaim
 
 MOST = (1 << 63) - 1
 

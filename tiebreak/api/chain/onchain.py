@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
-from tiebreak.api.certifying.ownership import Posting
+from tiebreak.api.certification.ownership import Posting
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain import Chain, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt, calls

@@ -7,7 +7,7 @@ from typing import Final
 
 from safetensors.torch import save_file
 
-from tiebreak.api.certifying.certificates import WEIGHTS
+from tiebreak.api.certification.certificates import WEIGHTS
 from tiebreak.api.chain.onchain import board_of, check_settled
 from tiebreak.api.training.runs import Run
 from tiebreak.engine.data.disk import Folder, storing

@@ -1,6 +1,6 @@
 """The rounding logs of a run, as the run asks for them. Whoever computes a run hands in the object that keeps them.
 
-`tiebreak.engine.logged` holds the two kinds: `LogsInProgress` records the logs of a run that is computed, and `CommittedLogs`
+`tiebreak.engine.logged` holds the two kinds: `LogsInProgress` records those of a run that is computed, `CommittedLogs`
 reads those of a published run. A run of policy `exact` has no logs (`NO_LOGS`).
 """
 

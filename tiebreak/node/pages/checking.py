@@ -6,7 +6,7 @@ from re import IGNORECASE
 from re import compile as pattern
 from typing import Final
 
-from tiebreak.api.certifying.certificates import SignedCertificate
+from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.node.pages import words
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, SignedJob

@@ -20,7 +20,7 @@ a head that the trainer signed; (2) there is one finite change for each of them;
 checker's challenge was made for; (4) trainer or client signed this challenge; (5) the state before each drawn segment
 is there and has the root in its record, and the data are the job's; (6) a replay of each gives the committed record,
 bit for bit; (7) its change is the one that was claimed; (8) the disputed weights, if given, are the final state of the
-same head (`tiebreak.api.certifying.certificates`). There is no threshold in any of them.
+same head (`tiebreak.api.certification.certificates`). There is no threshold in any of them.
 """
 
 import json
@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.api.auditing.audits import chances
-from tiebreak.api.certifying import certificates
+from tiebreak.api.certification import certificates
 from tiebreak.api.machine.running import Machine
 from tiebreak.engine.capture.compile import MODEL
 from tiebreak.engine.data import check_unchanged

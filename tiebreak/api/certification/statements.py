@@ -10,7 +10,7 @@ import json
 from hashlib import sha256
 from typing import Any, Final
 
-from tiebreak.api.certifying.certifying import public_pem, signed_for_others
+from tiebreak.api.certification.certifying import public_pem, signed_for_others
 from tiebreak.protocol.commitments.certificate import PAYLOAD_TYPE, STATEMENT_TYPE, Certificate
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.keys import PrivateKey

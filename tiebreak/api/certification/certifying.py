@@ -17,7 +17,7 @@ from typing import Final
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tiebreak.api.certifying.certificates import Found, SignedCertificate, check, read_certificate, read_weights
+from tiebreak.api.certification.certificates import Found, SignedCertificate, check, read_certificate, read_weights
 from tiebreak.api.machine import environment
 from tiebreak.api.training.runs import names_of
 from tiebreak.engine.capture.compile import MODEL
