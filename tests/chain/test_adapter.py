@@ -199,3 +199,13 @@ def test_time_does_not_run_backward(chain: EmbeddedChain) -> None:
     chain.advance(500)
     chain.fund(STRANGER.address, 1)
     assert chain.now() == start + 501
+
+
+def test_a_rollup_says_what_it_takes_for_data(chain: EmbeddedChain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a contract at a fixed address; in its place one that takes a wei a byte, and one that knows no such fee."""
+    assert chain._node.data_fee(9000) == 0
+    # As above; the code loads its argument, stores it, and returns what is in memory.
+    at = chain._create(STRANGER, BOARD, bytes.fromhex("60098060095f395ff36004355f52595ff300")).address
+    for oracle, fee in ((at, 9000), (chain.deployment.board, 0)):
+        monkeypatch.setattr("tiebreak.protocol.chain.node.ORACLE", oracle)
+        assert Node(chain._node.web3).data_fee(9000) == fee

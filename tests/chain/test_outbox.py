@@ -74,6 +74,8 @@ class FakeNode:
     base: int = GWEI
     tip: int = GWEI
     funds: int = 10**20
+    fee: int = 0
+    """What it takes for each byte, in addition to gas."""
     chain_id: int = 1
     blocks: list[tuple[bytes, list[bytes]]] = field(default_factory=lambda: [(b"genesis", [])])
     pool: dict[int, bytes] = field(default_factory=dict)
@@ -114,6 +116,9 @@ class FakeNode:
     def require(self, account: Address, wei: int) -> None:
         if self.funds < wei:
             raise InsufficientFunds(account, wei, self.funds)
+
+    def data_fee(self, size: int) -> int:
+        return self.fee * size
 
     def broadcast(self, raw: bytes) -> str:
         self.heard.append(raw)
@@ -215,6 +220,23 @@ def test_who_cannot_bear_a_doubled_price_bids_what_it_has_while_the_next_block_t
         assert bid_of(node.heard[0]).most == most * GWEI // 10
     with pytest.raises(InsufficientFunds):
         post(outbox(FakeNode(funds=100_000 * 2 * GWEI - 1)))
+
+
+def test_what_a_rollup_takes_for_data_is_kept_back() -> None:
+    """The first bid and each raise leave enough for it, and who has less sends nothing."""
+    funds = 100_000 * 3 * GWEI + 7
+    post(outbox(node := FakeNode(funds=funds, fee=GWEI)), value=7)
+    left = funds - 7 - 100_000 * bid_of(node.heard[0]).most
+    assert node.data_fee(len(node.heard[0])) <= left < node.data_fee(2 * len(node.heard[0])) + 100_000
+    box = outbox(node := FakeNode(funds=2 * funds, fee=GWEI, tip=3 * GWEI))
+    post(box)
+    for _ in range(5 * BLOCKS_TO_RAISE):
+        node.mine(empty=True)
+        box.look()
+    assert len(set(node.heard)) > 1
+    assert all(100_000 * bid_of(raw).most + node.data_fee(len(raw)) <= 2 * funds for raw in node.heard)
+    with pytest.raises(InsufficientFunds):
+        post(outbox(FakeNode(funds=100_000 * 2 * GWEI, fee=1)))
 
 
 def test_an_old_version_may_be_the_one_that_is_mined() -> None:

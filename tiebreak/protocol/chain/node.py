@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
+from eth_hash.auto import keccak
 from eth_typing import Hash32
 from eth_utils.address import to_checksum_address
 from eth_utils.exceptions import ValidationError
@@ -89,12 +90,18 @@ def read_transaction(raw: bytes) -> dict[str, Any]:
     return {**fields, "data": bytes(fields["data"]), "to": Address(to) if to else None}
 
 
+ORACLE: Final = Address(bytes.fromhex("42" + 36 * "0" + "0f"))
+"""The contract that says on chains of the OP Stack what they take for the data that they post to the L1."""
+_DATA_FEE: Final = keccak(b"getL1FeeUpperBound(uint256)")[:4]
+
+
 class Node:
     """Takes and returns bytes. Nothing that it says is more than a claim; what is sent is decided from the chain."""
 
     def __init__(self, web3: "Web3") -> None:
         self.web3 = web3
         self._simulates = True
+        self._has_oracle: bool | None = None
         with node_errors():
             self.chain_id = int(web3.eth.chain_id)
 
@@ -221,6 +228,21 @@ class Node:
             if base is None:
                 raise NodeError("expected a chain with a base fee (EIP-1559), got blocks without one")
             return Market(int(base), int(self.web3.eth.max_priority_fee))
+
+    def data_fee(self, size: int) -> int:
+        """The most that the chain would take now for a transaction of so many bytes, in addition to its gas, in wei.
+
+        0 but on rollups of the OP Stack (since Fjord), where the node refuses a transaction whose sender cannot pay it.
+        """
+        if self._has_oracle is None:
+            self._has_oracle = bool(self.code(ORACLE))
+        if not self._has_oracle:
+            return 0
+        try:
+            found = self.call(ORACLE, _DATA_FEE + size.to_bytes(32, "big"))
+        except Reverted:
+            return 0
+        return int.from_bytes(found, "big") if len(found) == 32 else 0
 
     def require(self, account: Address, wei: int) -> None:
         """Raise `InsufficientFunds` unless an account has this much."""

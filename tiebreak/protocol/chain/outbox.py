@@ -28,6 +28,8 @@ from tiebreak.protocol.packing import U64, Data, Record, pack, unpack
 from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 
 MAX_RAW_BYTES: Final = 1 << 18
+ENVELOPE: Final = 128
+"""The most bytes of a transaction in addition to its calldata, for what a rollup takes for its data."""
 BLOCKS_TO_RAISE: Final = 2
 """A bid is raised after this many new blocks without the transaction."""
 LOOKS: Final = 3
@@ -160,11 +162,12 @@ class Outbox:
         if name and (same := next((sent for sent in self.waiting if sent.name == name), None)) is not None:
             return same
         market, account = self._node.market(), self._signer.address
+        fixed = value + self._node.data_fee(len(data) + ENVELOPE)
         # An account too poor for a doubled price bids all that it has, if the next block would take that.
-        self._node.require(account, value + gas * min(self._cap_now(market), market.base + market.tip))
-        affordable = (self._node.balance(account) - value) // gas
+        self._node.require(account, fixed + gas * min(self._cap_now(market), market.base + market.tip))
+        affordable = (self._node.balance(account) - fixed) // gas
         number, bid = self._number(first_bid(market, min(self._cap_now(market), affordable)), market)
-        self._node.require(account, value + gas * bid.most)
+        self._node.require(account, fixed + gas * bid.most)
         sent = Sent(name=name, to=to, data=data, value=value, gas=gas, deadline=deadline, number=number, bid=bid)
         seen = self._node.newest()
         self.waiting.append(sent)
@@ -269,7 +272,8 @@ class Outbox:
             sent.problem = self._node.broadcast(sent.raw)  # nodes forget
             return
         market = self._node.market()
-        affordable = (self._node.balance(self._signer.address) - sent.value) // sent.gas
+        fixed = sent.value + self._node.data_fee(len(sent.raw))
+        affordable = (self._node.balance(self._signer.address) - fixed) // sent.gas
         left = (sent.deadline - newest.timestamp) // (BLOCKS_TO_RAISE * self._block_seconds) if sent.deadline else None
         # The rest is for what takes its place if it expires.
         cap = self._cap_now(market) * RAISES_TO[0] // RAISES_TO[1]
