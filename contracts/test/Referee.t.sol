@@ -541,12 +541,8 @@ contract RefereeLoggedTest is RefereeBase {
         _openAll(c, p, hex"0000", tensors);
     }
 
-    function _judged(IReferee.Context memory c, IReferee.Proof memory p, uint32 rounding)
-        private
-        view
-        returns (uint256)
-    {
-        c.rounding = rounding;
+    function _judged(IReferee.Context memory c, IReferee.Proof memory p, uint32 round) private view returns (uint256) {
+        c.rounding = round;
         return uint256(referee.judge(c, p));
     }
 

@@ -84,12 +84,8 @@ contract RefereeGasTest is GasBase {
         return _element(abi.encodePacked(data, params), operands);
     }
 
-    function _value(bytes memory instruction)
-        private
-        pure
-        returns (IReferee.Context memory c, IReferee.Proof memory p)
-    {
-        (c, p) = _proof(instruction, new Operand[](0));
+    function _value(bytes memory source) private pure returns (IReferee.Context memory c, IReferee.Proof memory p) {
+        (c, p) = _proof(source, new Operand[](0));
         c.target = IReferee.Target.VALUE;
     }
 
