@@ -118,7 +118,11 @@ class ClientParty(PartyMachine):
             return
         self.alarm(f"job {work.job_id.hex()[:8]}: no receipt for head {count}: {problem}")
         self._arrived.discard((work.job_id, count))
-        self._checks[work.head] = (work.attempt + 1, self._checks[work.head][1])
+        self._checks[work.head] = (work.attempt + 1, self._check_of(work.head)[1])
+
+    def _check_of(self, head: SignedHead) -> tuple[int, int]:
+        """The number of checks of a head's logs, and the instant of the next look; a head may arrive by another's."""
+        return self._checks.get(head, (0, self.now))
 
     def _file(self, head: SignedHead) -> None:
         """Keep the heads of its own jobs. The trainer shows one again, or posts it, if the board lacks its job."""
@@ -191,9 +195,9 @@ class ClientParty(PartyMachine):
             elif count <= job.receipts or not self.acknowledges(head):
                 continue
             elif (job.id, count) in self._arrived:
-                self.begin(e.CheckLogs(job_id=job.id, head=head, attempt=self._checks[head][0]))
+                self.begin(e.CheckLogs(job_id=job.id, head=head, attempt=self._check_of(head)[0]))
             else:
-                attempt, at = self._checks.get(head, (0, self.now))
+                attempt, at = self._check_of(head)
                 if self.has_come(at):
                     self._checks[head] = (attempt, self.now + max(window // LOOKS, self.pace.block_seconds))
                     self.do(e.FetchRun(job_id=job.id, count=count))

@@ -38,8 +38,8 @@ BY_CHALLENGE: Final = {Catch.ABANDONED: Catch.HARMLESS, Catch.PARTED: Catch.RECO
 Nobody can abandon a job with an open game, so one that is late may be paid in the end; and a challenge of what nobody
 can check may be right by chance.
 """
-FOILED: Final = {Catch.HARMLESS, Catch.UNPAID, Catch.REFUSED}
-"""The endings of a trainer whose plan comes to nothing, which rough weather may do to any."""
+FOILED: Final = {Catch.HARMLESS, Catch.UNPAID, Catch.REFUSED, Catch.ABANDONED, Catch.PARTED}
+"""The endings of a trainer whose plan comes to nothing, or whose head comes late, which rough weather may do to any."""
 _EXCLUSIVE: Final = {"workshop": "computation", "deviation": "computation"} | {
     name: name for name in ("trainer", "client", "builder")
 }
