@@ -230,7 +230,7 @@ class Node:
             return Market(int(base), int(self.web3.eth.max_priority_fee))
 
     def data_fee(self, size: int) -> int:
-        """The most that the chain would take now for a transaction of so many bytes, in addition to its gas, in wei.
+        """The most that the chain would take now for a transaction of `size` bytes, in addition to its gas, in wei.
 
         0 but on rollups of the OP Stack (since Fjord), where the node refuses a transaction whose sender cannot pay it.
         """
