@@ -106,9 +106,9 @@ def test_who_does_not_answer_is_named(runs: tuple[RunDirectory, RunDirectory], s
 WRONG = """
 import os
 import torch
-from tiebreak.engine.arithmetic.elementwise import Chain
+from tiebreak.engine.arithmetic.elementwise import ElementwiseChain
 
-calls, run = 0, Chain.run
+calls, run = 0, ElementwiseChain.run
 def wrong(*given):
     global calls
     calls, found = calls + 1, run(*given)
@@ -117,7 +117,7 @@ def wrong(*given):
             x.view(-1).view(torch.int32)[0] ^= 1
     return found
 if os.environ["RANK"] == "1":
-    Chain.run = wrong
+    ElementwiseChain.run = wrong
 """
 
 

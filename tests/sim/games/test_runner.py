@@ -81,13 +81,13 @@ def test_more_processes_than_games() -> None:
 RUN = """
 import sys
 from pathlib import Path
-from tiebreak.sim.games.records import Header, open_ledger
+from tiebreak.sim.games.records import GamesHeader, open_ledger
 from tiebreak.sim.games.runner import play_games
 from tests.sim.games.players import play
 from tests.sim.games.test_runner import lines
 
 if __name__ == "__main__":
-    head = Header(seed=7, mix="slow:1", environment={}, adversaries={})
+    head = GamesHeader(seed=7, mix="slow:1", environment={}, adversaries={})
     with open_ledger(Path(sys.argv[1]), head, resume=True) as ledger:
         todo = [game for game in lines(*["slow"] * 8) if game[0] not in ledger.done]
         print(len(todo), flush=True)
