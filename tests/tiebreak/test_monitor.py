@@ -404,6 +404,7 @@ def test_what_is_read_also_goes_to_prometheus_tensorboard_and_mlflow(
 def test_without_the_extra_the_message_names_it(
     parties: Parties, watched: Path, command: Commands, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr("tiebreak.api.sampling")
     monkeypatch.setitem(sys.modules, "psutil", None)
     monkeypatch.delitem(sys.modules, "tiebreak.api.watching.sampling")
     train = ["train", watched, "--key", parties.path("trainer.pem"), "--monitor"]

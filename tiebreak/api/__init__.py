@@ -54,7 +54,8 @@ def __getattr__(name: str) -> Any:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return import_module(f"{__name__}.{folder}{name}")
+        found = globals()[name] = import_module(f"{__name__}.{folder}{name}")
     finally:
         if was_enabled:
             gc.enable()
+    return found

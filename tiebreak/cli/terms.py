@@ -113,7 +113,7 @@ _OPTIONS: Final = (
         type=Ether(),
         default=DEFAULTS.seat_bond,
         callback=lambda _context, _option, wei: pool_bond(wei),
-        help="What its auditor puts up, in ether, rounded up to a power of two of wei: jobs of one bond share a pool.",
+        help="What its auditor puts up, in ether, rounded up to a power of two in wei; jobs of one bond share a pool.",
     ),
     number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals."),
     number(

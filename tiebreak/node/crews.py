@@ -25,7 +25,7 @@ from tiebreak.node.work import (
     Compute,
     Drop,
     Failed,
-    SealRequest,
+    SecretRequest,
     Steps,
     Task,
     Try,
@@ -189,7 +189,7 @@ class Crew:
             while True:
                 if not self._pipe.poll(None if end is None else max(0.0, end - time.monotonic())):
                     raise TimeoutError("it took too long")
-                if not isinstance(said := self._pipe.recv(), Steps | SealRequest):
+                if not isinstance(said := self._pipe.recv(), Steps | SecretRequest):
                     break
                 if isinstance(said, Steps):
                     self._on_steps(said)
@@ -210,7 +210,7 @@ class Crew:
         found: Answer | Failed = said
         return found
 
-    def _opened(self, envelope: SealRequest) -> Unsealed:
+    def _opened(self, envelope: SecretRequest) -> Unsealed:
         if self._unseal is None:
             return Unsealed(problem="it is sealed; the key of a reader opens it")
         try:

@@ -146,7 +146,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealRequest:
+class SecretRequest:
     """A question amid a task for the secret of a sealed job, whose `seal.bin` only the party's key opens."""
 
     job_id: Digest

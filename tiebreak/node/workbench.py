@@ -44,7 +44,7 @@ from tiebreak.node.work import (
     Failed,
     Fetch,
     Publish,
-    SealRequest,
+    SecretRequest,
     Steps,
     Task,
     Try,
@@ -93,7 +93,7 @@ def serve(pipe: "Connection", bench: Bench, make: "Callable[..., Workbench] | No
         except (EOFError, OSError):
             os._exit(0)
 
-    def ask(envelope: SealRequest) -> Unsealed:
+    def ask(envelope: SecretRequest) -> Unsealed:
         pipe.send(envelope)
         found: Unsealed = said.get()  # no task comes before the last is done
         return found
@@ -123,10 +123,10 @@ class Workbench:
     EVIDENCE: ClassVar = RestlessEvidence
 
     def __init__(
-        self, bench: Bench, tell: Callable[[Steps], None], ask: Callable[[SealRequest], Unsealed] | None = None
+        self, bench: Bench, tell: Callable[[Steps], None], ask: Callable[[SecretRequest], Unsealed] | None = None
     ) -> None:
         self._bench, self._tell, self._ask = bench, tell, ask
-        self._secrets: dict[SealRequest, bytes] = {}
+        self._secrets: dict[SecretRequest, bytes] = {}
         self._interpreters: dict[tuple[Digest, int], Interpreter] = {}
         self._evidence: dict[tuple[Digest, int], Evidence] = {}
         self._samplers: dict[Digest, Sampler] = {}
@@ -169,7 +169,7 @@ class Workbench:
 
     def _unseal(self, data: bytes, job_id: Digest) -> bytes:
         """The secret of a sealed job, from the party's process, which has the key."""
-        envelope = SealRequest(job_id=job_id, data=data)
+        envelope = SecretRequest(job_id=job_id, data=data)
         if envelope not in self._secrets:
             found = self._ask(envelope) if self._ask is not None else Unsealed(problem="nobody opens it here")
             if not found.secret:

@@ -148,7 +148,7 @@ class Raw(FieldType):
 
 @dataclass(frozen=True, slots=True)
 class Data(FieldType):
-    """Bytes, `limit` at most."""
+    """A byte string of at most `limit` bytes."""
 
     limit: int
 

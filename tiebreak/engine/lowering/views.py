@@ -165,7 +165,7 @@ def cat(c: Context, parts: Sequence[Ref], d: int = 0) -> Ref:
 
 @lowers("stack.default")
 def stack(c: Context, parts: Sequence[Ref], d: int = 0) -> Ref:
-    """The parts along a new dim."""
+    """Stacks tensors of one shape along a new dim."""
     return c.b.cat([c.ref(part).unsqueeze(d) for part in parts], d)
 
 

@@ -40,7 +40,7 @@ LONGEST_PAUSE: Final = 1.0
 
 
 class Fate(Enum):
-    """The fate of a transaction."""
+    """Whether a sent transaction still waits, or how it ended."""
 
     WAITING = auto()
     MINED = auto()

@@ -60,7 +60,7 @@ UNEXPECTED: Final = "unexpected"
 
 @dataclass(slots=True)
 class _Sending:
-    """The fate of a transaction so far."""
+    """A transaction that the machine wants: whether it is on its way, and how often it was refused."""
 
     is_pending: bool = False
     refusals: int = 0

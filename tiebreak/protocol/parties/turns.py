@@ -20,7 +20,7 @@ class Arrives(Protocol):
 
     @property
     def wire(self) -> bytes:
-        """The post's bytes."""
+        """The post as it was sent; its length counts towards a batch."""
 
     @property
     def at(self) -> float:

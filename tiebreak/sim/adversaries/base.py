@@ -78,6 +78,8 @@ class Adversary(ABC):
     """The endings that the adversary may have; any other is a counter-example. `OPEN` for a weakness."""
     seated: bool = False
     """Whether it can act as named in a job with seats, where no head is posted."""
+    rough: frozenset[Catch] = frozenset()
+    """The endings of its own that rough weather adds, besides those that it adds for any trainer."""
 
     @property
     def open(self) -> bool:
@@ -150,7 +152,7 @@ def step_of(job: Job, rng: Random, first: int = 1) -> int:
 
 
 def onward(job: Job, first: int) -> range:
-    """Steps `first` to the last."""
+    """The steps of the job from `first` on."""
     return range(first, job.steps + 1)
 
 
@@ -255,6 +257,7 @@ def row(
     before: Join = nothing,
     run: Deviation | None = None,
     seated: bool = False,
+    rough: Set[Catch] = frozenset(),
     **choices: Choice,
 ) -> Placed:
     """A row of a table; the constructors of each place are below.
@@ -271,7 +274,8 @@ def row(
         fields = {field: draw(cast, rng) for field, draw in choices.items()}
         seat(cast, rng, name, given(make, **fields))
 
-    return Placed(name=name, role=role, gain=gain, caught=frozenset(caught), place=place, seated=seated)
+    ends, unlucky = frozenset(caught), frozenset(rough)
+    return Placed(name=name, role=role, gain=gain, caught=ends, place=place, seated=seated, rough=unlucky)
 
 
 def seat_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactory) -> None:

@@ -38,8 +38,8 @@ BY_CHALLENGE: Final = {Catch.ABANDONED: Catch.HARMLESS, Catch.PARTED: Catch.RECO
 Nobody can abandon a job with an open game, so one that is late may be paid in the end; and a challenge of what nobody
 can check may be right by chance.
 """
-FOILED: Final = {Catch.HARMLESS, Catch.UNPAID, Catch.REFUSED, Catch.ABANDONED, Catch.PARTED}
-"""The endings of a trainer whose plan comes to nothing, or whose head comes late, which rough weather may do to any."""
+FOILED: Final = {Catch.HARMLESS, Catch.UNPAID, Catch.REFUSED}
+"""The endings of a trainer whose plan comes to nothing, which rough weather may do to any."""
 _EXCLUSIVE: Final = {"workshop": "computation", "deviation": "computation"} | {
     name: name for name in ("trainer", "client", "builder")
 }
@@ -118,7 +118,8 @@ class Gathering:
             if set(names) & set(self.names) and not any(kinds[name].open for name in self.names):
                 beside = {Catch.UNPAID, Catch.PARTED} if self.cast.workshop.name == "logged" else {Catch.UNPAID}
                 beside |= {BY_CHALLENGE[end] for end in ends & set(BY_CHALLENGE) if challenged}
-                beside |= set() if self.cast.weather is None else FOILED
+                if self.cast.weather is not None:
+                    beside |= FOILED.union(*(kinds[name].rough for name in self.names))
                 undisturbed = len(self.names) == 1 and self.cast.weather is None
                 allowed = ends if undisturbed else ends | beside if party == TRAINER else set(Catch)
                 self.cast.expected[joint(names)] = frozenset(end.value for end in allowed)

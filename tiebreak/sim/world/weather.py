@@ -26,7 +26,7 @@ VANISHING: Final = 0.15
 
 
 class Weather:
-    """The faults of one game."""
+    """Draws what goes wrong in one game, and counts it."""
 
     def __init__(self, rng: Random, *, seconds: int, depth: int) -> None:
         """`seconds`: the total for which each party may be held up. `depth`: the number of blocks that may vanish."""
