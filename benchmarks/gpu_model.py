@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_model      writes results/gpu_model.json; captures real programs, runs none of them
 
-Sums and extremes are counted as `fused.py` would launch them: tiles, parts, and the instructions of a step of the
+Sums and extremes are counted as `gpu/sums.py` would launch them: tiles, parts, and the instructions of a step of the
 innermost loop as compiled for sm_90. Chains are a launch each, and scatter sums six, bound by memory. All else runs in
 torch: tiny models of the same kinds are run on the CPU to count torch's operations and the bytes that these read and
 write, per element of a result.
@@ -28,9 +28,9 @@ from benchmarks.kernels import assemble
 from benchmarks.real_models import SMALL, make_real_task
 from benchmarks.table import Row, placed, publish
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
-from tiebreak.engine.arithmetic.reduce import fused, plan_extreme, plan_sum
-from tiebreak.engine.arithmetic.reduce.compiled import ReduceTables
+from tiebreak.engine.arithmetic.gpu import sums as launching
+from tiebreak.engine.arithmetic.gpu.chains import LaunchedChains
+from tiebreak.engine.arithmetic.plan.sums import ReduceTables, plan_tables
 from tiebreak.engine.capture import step as capturing
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import Windows
@@ -90,7 +90,7 @@ def loop_of(kernel: str) -> Loop:
                 loops.append((labels[target[1]], len(code)))
     inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
     rest = [line for at, line in enumerate(code) if not any(begin <= at < end for begin, end in inner)]
-    warps = (fused.settling(1 << 12) if kernel == "settle" else fused.OPTIONS)["num_warps"]
+    warps = (launching.settling(1 << 12) if kernel == "settle" else launching.OPTIONS)["num_warps"]
 
     def clocks(lines: list[str]) -> float:
         return warps * max(n * sum(bool(re.match(kind, x)) for x in lines) for kind, n in CLOCKS.items())
@@ -136,7 +136,7 @@ def sums(i: Instruction, tables: ReduceTables, spent: Spent) -> None:
         spent.add(0.0, 8.0 * parts * (i.numel + sum(len(o.own) for o in tables.operands) * batches), TRITON_LAUNCH)
     listed = round(UNDECIDED["batched" if tables.out and batches > 1 else kernel] * i.numel)
     spent.add(settling_seconds(listed, k), 8.0 * k * listed, TRITON_LAUNCH)
-    if k > fused.LONG:
+    if k > launching.LONG:
         spent.add(0.0, 0.0, TORCH_LAUNCH + TRITON_LAUNCH, 2)  # digits, and their rounding
     if tables.out and parts == 1:
         spent.add(0.0, 0.0, TRITON_LAUNCH)  # finds that little is undecided
@@ -145,12 +145,12 @@ def sums(i: Instruction, tables: ReduceTables, spent: Spent) -> None:
 def add_kernel(kernel: str, tables: ReduceTables, spent: Spent) -> int:
     """Adds the first kernel of a sum, or of an extreme; returns the parts of its terms."""
     k, batches = tables.terms, len(tables.operands[0].batch) * tables.run_batch
-    options = fused.tile("cuda", 90) if tables.out else fused.lanes(tables)
+    options = launching.tile("cuda", 90) if tables.out else launching.lanes(tables)
     m, n = (len(tables.operands[o].own) if tables.out else 1 for o in (0, -1))
     tiles = ceil(batches / options["BLOCK_M"])
     if tables.out:
         tiles = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"])
-    parts = max(1, min(ceil(4 * PROCESSORS / tiles), k // fused.FEWEST))
+    parts = max(1, min(ceil(4 * PROCESSORS / tiles), k // launching.FEWEST))
     moved = 4.0 * (sum(o.reach[1] - o.reach[0] + 1 for o in tables.operands) + batches * m * n)
     spent.add(seconds_of(kernel, tiles * parts, ceil(ceil(k / parts) / options["BLOCK_K"])), moved, TRITON_LAUNCH)
     return parts
@@ -158,9 +158,9 @@ def add_kernel(kernel: str, tables: ReduceTables, spent: Spent) -> int:
 
 def settling_seconds(listed: int, terms: int) -> float:
     """The seconds of settling `listed` elements in fixed point."""
-    options = fused.settling(terms)
+    options = launching.settling(terms)
     programs, steps = ceil(listed / options["BLOCK_M"]), ceil(terms / options["BLOCK_K"])
-    if terms > fused.LONG and 0 < listed <= 4 * PROCESSORS:
+    if terms > launching.LONG and 0 < listed <= 4 * PROCESSORS:
         parts = 4 * PROCESSORS // programs
         programs, steps = programs * parts, ceil(steps / parts)
     return seconds_of("settle", programs, steps)
@@ -169,10 +169,10 @@ def settling_seconds(listed: int, terms: int) -> float:
 def hostile(case: Case) -> tuple[float, float]:
     """The factors by which a sum is slower if FP64 decides nothing: if doubled precision does all of it, or nothing."""
     i = case.instruction
-    ordinary, tables, again = Spent(), plan_sum(i, 1 << 60).tables, 0.0
+    ordinary, tables, again = Spent(), plan_tables(i), 0.0
     assert tables is not None
     if add_kernel("contract" if tables.out else "add_up", tables, ordinary) == 1 and tables.out:
-        (batches, m, n), blocks = i.shape, fused.twice(fused.tile("cuda", 90))
+        (batches, m, n), blocks = i.shape, launching.twice(launching.tile("cuda", 90))
         tiles = batches * ceil(m / blocks["BLOCK_M"]) * ceil(n / blocks["BLOCK_N"])
         again = seconds_of("contract_twice", tiles, ceil(tables.terms / blocks["BLOCK_K"]))
     whole, exactly = ordinary.device(BANDWIDTHS["H100"]), settling_seconds(i.numel, tables.terms)
@@ -239,8 +239,8 @@ def count_others() -> dict[Kind, tuple[float, float]]:
 def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[Spent, Spent, int]:
     """The time of sums and extremes, that of all else, and the FP64 operations of sums. Raises `KeyError`."""
     summed, rest, flops = Spent(), Spent(), 0
-    for unit in schedule.plan(program, FusedChains.functions):
-        if schedule.is_elementwise(program.body[unit.members[0]], FusedChains.functions):
+    for unit in schedule.plan(program, LaunchedChains.functions):
+        if schedule.is_elementwise(program.body[unit.members[0]], LaunchedChains.functions):
             rest.add(0.0, chain_bytes(program, unit.members), TRITON_LAUNCH)
             continue
         for i in (program.body[n] for n in unit.members):
@@ -248,10 +248,10 @@ def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[
                 continue
             tables = None
             if i.opcode == Opcode.REDUCE and i.is_f32_sum:
-                tables = plan_sum(i, 1 << 60).tables
+                tables = plan_tables(i)
                 flops += i.numel * prod(i.reduction) * len(i.operands)
             elif i.opcode == Opcode.REDUCE and program.body[i.operands[0].value].dtype == DType.F32:
-                tables = plan_extreme(i, fused=True)
+                tables = plan_tables(i)
             if tables is not None:
                 sums(i, tables, summed)
             elif i.opcode == Opcode.SCATTER_SUM:  # two fills, four kernels, of which the last two find nothing to do

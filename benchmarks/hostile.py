@@ -15,7 +15,7 @@ import click
 import torch
 
 from benchmarks.table import Row, placed, publish
-from tiebreak.engine.arithmetic.threads import limited
+from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.run.worst import CASES, measure
 
 SHARES = (1.0, 0.1)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,16 +23,15 @@ from triton.compiler import ASTSource
 
 from benchmarks.real_models import make_real_task
 from benchmarks.table import Row, placed, publish
-from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, hashing, scatter
-from tiebreak.engine.arithmetic import random as draws
-from tiebreak.engine.arithmetic.chains import sole_member
-from tiebreak.engine.arithmetic.kernels import elementwise as elementwise_kernels
-from tiebreak.engine.arithmetic.kernels import hashing as hash_kernels
-from tiebreak.engine.arithmetic.kernels import random as draw_kernels
-from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
-from tiebreak.engine.arithmetic.kernels import sums as kernels
-from tiebreak.engine.arithmetic.reduce import fused
-from tiebreak.engine.arithmetic.stats import Stats
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.gpu import chains, hashing, scatter, sums
+from tiebreak.engine.arithmetic.gpu import random as draws
+from tiebreak.engine.arithmetic.gpu.kernels import chains as chain_kernels
+from tiebreak.engine.arithmetic.gpu.kernels import hashing as hash_kernels
+from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
+from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
+from tiebreak.engine.arithmetic.gpu.kernels import sums as kernels
+from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, sole_member
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode
@@ -61,7 +61,7 @@ OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
 }
 """Kernels of other things than sums, their options, and the types of their arguments in order."""
 CHAINS: Final = {
-    "AdamW": MapFunction.SQRT, "GELU": MapFunction.TANH, "dropout": elementwise_fused.RANDOM, "log": MapFunction.LOG,
+    "AdamW": MapFunction.SQRT, "GELU": MapFunction.TANH, "dropout": chains.RANDOM, "log": MapFunction.LOG,
     "erf": MapFunction.ERF, "sin": MapFunction.SIN,
 }  # fmt: skip
 """The longest chain of a step of GPT-2 that has this operation; of erf and sin, the function alone."""
@@ -122,24 +122,24 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
         return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)
     target, function = TARGETS[name], getattr(kernels, kernel)
     ones: dict[str, int] = {}
-    known: dict[str, Any] = {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, **fused.OPTIONS}
+    known: dict[str, Any] = {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, **sums.OPTIONS}
     if kernel == "contract":
-        known = fused.tile(target.backend, target.arch if target.backend == "cuda" else 0)
+        known = sums.tile(target.backend, target.arch if target.backend == "cuda" else 0)
     if kernel == "contract_twice":
-        whole = fused.tile(target.backend, target.arch if target.backend == "cuda" else 0)
-        known = {"MANY": fused.MANY, **fused.twice(whole)}
+        whole = sums.tile(target.backend, target.arch if target.backend == "cuda" else 0)
+        known = {"MANY": sums.MANY, **sums.twice(whole)}
     if kernel == "add_parts":
-        known = {"MATRIX": True, **fused.PARTS}
+        known = {"MATRIX": True, **sums.PARTS}
     if kernel == "round_listed":
-        known = {"MANY": fused.MANY, "MATRIX": True, "FIRST": 0, "SLICES": 12, **fused.PARTS}
+        known = {"MANY": sums.MANY, "MATRIX": True, "FIRST": 0, "SLICES": 12, **sums.PARTS}
     if kernel == "settle":
-        known = {"MANY": fused.MANY, "MATRIX": True, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, "FIRST": 0, "SLICES": 12}
-        known |= fused.settling(1 << 12)
+        known = {"MANY": sums.MANY, "MATRIX": True, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, "FIRST": 0, "SLICES": 12}
+        known |= sums.settling(1 << 12)
         ones = {"run_batch": 1, "run_k": 1}  # as Triton takes them in a launch
     constants = {
         "PRECISION": precision,
         "LEAVE": False,
-        "FLUSH": fused.FLUSH,
+        "FLUSH": sums.FLUSH,
         "PLACE": False,
         **dict.fromkeys(("sums", "errors", "packed", *(("digits",) if kernel == "settle" else ())), None),
     }
@@ -166,29 +166,38 @@ def _compiled(
     return _machine(name, made, products)
 
 
+class Codes:
+    """Keeps the code of chains, in place of what runs them."""
+
+    functions = chains.LaunchedChains.functions
+
+    def __init__(self) -> None:
+        self.made: list[chains.KernelCode] = []
+
+    def make(self, members: Sequence[Member]) -> chains.KernelCode:
+        self.made.append(chains.KernelCode(ChainCode(members)))
+        return self.made[-1]
+
+
 @cache
-def _codes() -> list[elementwise_fused.Code]:
+def _codes() -> list[chains.KernelCode]:
     """The chains of a step of GPT-2, and two functions that it does not have."""
-    arithmetic = Arithmetic()
-    arithmetic.chains = elementwise_fused.FusedChains(arithmetic.device, arithmetic.options.precision, Stats())
-    machine = Interpreter(compile_task(make_real_task("gpt2-small", steps=1)).program, arithmetic)
-    x = torch.empty(4096)
+    arithmetic, codes, x = Arithmetic(), Codes(), torch.empty(4096)
+    arithmetic.chains = codes  # type: ignore[assignment]  # nothing runs
+    Interpreter(compile_task(make_real_task("gpt2-small", steps=1)).program, arithmetic)
     others = (
         Instruction(opcode=Opcode.MAP, function=f, dtype=DType.F32, shape=(4096,), operands=(Access(0, 0, (1,)),))
         for f in (MapFunction.ERF, MapFunction.SIN)
     )
-    return [
-        *(chain.code for chain in machine._chains.values() if isinstance(chain, elementwise_fused.FusedChain)),
-        *(elementwise_fused.Code((sole_member(i, [x]),)) for i in others),
-    ]
+    return [*codes.made, *(chains.KernelCode(ChainCode([sole_member(i, [x])])) for i in others)]
 
 
-def _chain(name: str) -> elementwise_fused.Code:
+def _chain(name: str) -> chains.KernelCode:
     having = [code for code in _codes() if any(operation.code == CHAINS[name] for operation in code.operations)]
     return max(having, key=lambda code: len(code.operations))
 
 
-def _assemble_chain(target: GPUTarget, code: elementwise_fused.Code, precision: int, options: dict[str, Any]) -> Any:
+def _assemble_chain(target: GPUTarget, code: chains.KernelCode, precision: int, options: dict[str, Any]) -> Any:
     """Compiles a chain as for a launch with memory at multiples of 16 bytes, and a multiple of 16 elements."""
     arch = target.arch if target.backend == "cuda" else 0
     constants, aligned = code.constants(precision, target.backend, arch), [["tt.divisibility", 16]]
@@ -199,8 +208,8 @@ def _assemble_chain(target: GPUTarget, code: elementwise_fused.Code, precision: 
     signature = {"notes": "*i64", "pointers": pointers, "numbers": ("i64",) * len(code.numbers), "count": "i32"}
     signature |= dict.fromkeys(constants, "constexpr")
     places = [(0,), (3,), *((1, at) for at in range(len(pointers)))]
-    source = ASTSource(elementwise_kernels.run, signature, constants, dict.fromkeys(places, aligned))
-    return triton.compile(source, target=target, options={**elementwise_fused.OPTIONS, **options})
+    source = ASTSource(chain_kernels.run, signature, constants, dict.fromkeys(places, aligned))
+    return triton.compile(source, target=target, options={**chains.OPTIONS, **options})
 
 
 def _machine(name: str, made: Any, products: int) -> Machine:
@@ -228,7 +237,7 @@ def _found(pattern: str, text: str) -> int:
 
 
 def faults(machine: Machine) -> list[str]:
-    """The places where a kernel may round otherwise than `tiebreak.engine.arithmetic.ziv` proves.
+    """The places where a kernel may round otherwise than `tiebreak.engine.arithmetic.plan.ziv` proves.
 
     1. Nothing flushes subnormals or approximates. 2. No product joins a sum in one FMA, except in `tl.dot`, whose
     products are exact. 3. What PTX rounds apart, SASS does too. 4. Products use the widest matrix instruction.

@@ -242,7 +242,7 @@ OPTIONAL = {"tiebreak.api.data.hugging_face": "hf", "tiebreak.api.data.tokenizin
 
 EXTRAS = {
     "tiebreak.api.training.huggingface": ["hf"],
-    "tiebreak.engine.arithmetic.kernels": ["gpu"],
+    "tiebreak.engine.arithmetic.gpu.kernels": ["gpu"],
     "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],
     "tiebreak.api.watching.sampling": ["monitor"],

@@ -12,7 +12,7 @@ from benchmarks.table import Row
 from tiebreak.api.machine.environment import kernels
 from tiebreak.api.machine.qualification import verdicts
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import Logging
+from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.native import pure_path

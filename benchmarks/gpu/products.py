@@ -16,8 +16,8 @@ from benchmarks.gpu.workloads import Context, rows_of
 from benchmarks.real_models import make_real_task
 from benchmarks.table import Row, interleaved
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.reduce import plan_sum
-from tiebreak.engine.arithmetic.ziv import UNIT
+from tiebreak.engine.arithmetic.plan.sums import plan_tables
+from tiebreak.engine.arithmetic.plan.ziv import UNIT
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.native import EMULATION
 from tiebreak.engine.run.qualify import check_emulation
@@ -92,7 +92,7 @@ def measure(context: Context) -> list[Row]:
 
 def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: float) -> list[Row]:
     """The rows of one sum of products; for the vendor it is a product of matrices in any case."""
-    tables, device = plan_sum(i, 1 << 60).tables, context.device
+    tables, device = plan_tables(i), context.device
     if tables is None or not tables.out:  # without rows and columns
         return []
     first, last, k = tables.operands[0], tables.operands[-1], tables.terms

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.steps import ExactStep
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import Logging, NearTies
+from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.logged.encoding import decode_sparse, encode_sparse
 from tiebreak.engine.logged.following import Follower

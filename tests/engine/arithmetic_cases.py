@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from tiebreak.engine.arithmetic import Arithmetic, reduce
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.c import sums
 from tiebreak.engine.data.tensors import canonical, from_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.native import Build, load
@@ -229,16 +230,15 @@ PLAIN = ("#ifdef ADD_LOW", "#if 0")
 
 def kernel_with(folder: Path, *changes: tuple[str, str]) -> Build:
     """The kernel of sums compiled from a changed source: each old text, which occurs once, becomes the new one."""
-    original = Path(reduce.__file__).parent
-    (folder / "reduce").mkdir()
+    original = Path(sums.__file__).parent
     counts = [0] * len(changes)
-    for path in (*original.glob("*.[ch]"), *original.parent.glob("*.h")):
+    for path in original.glob("*.[ch]"):
         text = path.read_text()
         for at, (old, new) in enumerate(changes):
             counts[at] += text.count(old)
             text = text.replace(old, new)
-        (folder / path.relative_to(original.parent)).write_text(text)
+        (folder / path.name).write_text(text)
     assert counts == [1] * len(changes)
-    built = load(folder / "reduce/reduce.c")
+    built = load(folder / "sums.c")
     assert built.library is not None, built.reason
     return built

@@ -5,6 +5,7 @@ of a driver that does not exist.
 """
 
 import sys
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
@@ -14,14 +15,8 @@ from triton.runtime import driver
 
 from tests.engine.arithmetic_cases import extreme_of, sum_over
 from tests.engine.random_programs import Writer
-from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused, hashing, scatter
-from tiebreak.engine.arithmetic import random as draws
-from tiebreak.engine.arithmetic.kernels import elementwise as elementwise_kernels
-from tiebreak.engine.arithmetic.kernels import hashing as hash_kernels
-from tiebreak.engine.arithmetic.kernels import random as draw_kernels
-from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
-from tiebreak.engine.arithmetic.kernels import sums as kernels
-from tiebreak.engine.arithmetic.reduce import fused
+from tiebreak.engine.arithmetic import Arithmetic, backend
+from tiebreak.engine.arithmetic.gpu import chains, hashing, random, scatter, sums
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run import qualify
@@ -46,10 +41,8 @@ FORMS = [
 
 def run_chains(seed: int) -> None:
     """Every chain of a random program."""
-    arithmetic = Arithmetic()
-    arithmetic.chains = elementwise_fused.FusedChains(arithmetic.device, 32 - seed, arithmetic.stats)
-    for chain in Interpreter(Writer(seed).program(60), arithmetic)._chains.values():
-        assert isinstance(chain, elementwise_fused.FusedChain)
+    for chain in Interpreter(Writer(seed).program(60), Arithmetic(precision=32 - seed)).chains.values():
+        assert isinstance(chain, chains.LaunchedChain)
         read = chain.code.inputs.items()
         chain.run({value: torch.ones(numel, dtype=TORCH_DTYPES[dtype]) for value, (dtype, numel) in read})
 
@@ -75,28 +68,28 @@ def main() -> None:
         made.append(kernel.warmup(*arguments, grid=(programs,), **options))
 
     driver.set_active(Driver())
-    with (
-        mock.patch.multiple(fused, launch=compiled, _kernels=lambda _: kernels),
-        mock.patch.object(fused, "target", return_value=("cuda", 90)),  # a name that `multiple` takes for its own
-        mock.patch.multiple(scatter, launch=compiled, _kernels=lambda _: scatter_kernels),
-        mock.patch.multiple(draws, launch=compiled, _kernels=lambda _: draw_kernels),
-        mock.patch.multiple(hashing, launch=compiled, _kernels=lambda _: hash_kernels),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(backend, "launches", return_value=True))
+        for module in (chains, hashing, random, scatter, sums):
+            stack.enter_context(mock.patch.object(module, "launch", compiled))
+        for module in (scatter, sums):
+            stack.enter_context(mock.patch.object(module, "programs", return_value=4))
+        for module in (chains, sums):
+            stack.enter_context(mock.patch.object(module, "target", return_value=("cuda", 90)))
         for number, (i, sizes) in enumerate(FORMS):  # `benchmarks.kernels` compiles each kernel for both precisions
             Arithmetic(precision=(16, 32)[number % 2]).execute(i, [torch.ones(size) for size in sizes], 0)
         for case in (*qualify._scatters(), *qualify._draws()):
             operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
             Arithmetic(precision=16).execute(case.instruction, operands, 0)
-        hashing.identities({"a": torch.ones(1), "b": torch.ones(1000)})
-    assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
-    assert {one.metadata.name for one in made} == {
-        "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
-        "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
-    }  # fmt: skip
-    others = list(made)
-    with mock.patch.multiple(elementwise_fused, launch=compiled, _kernels=lambda _: elementwise_kernels):
+        backend.identities({"a": torch.ones(1), "b": torch.ones(1000)})
+        assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
+        assert {one.metadata.name for one in made} == {
+            "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
+            "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
+        }  # fmt: skip
+        others = list(made)
         for seed in range(2):
-            with mock.patch.object(elementwise_fused, "target", return_value=("cuda", 90 + 10 * seed)):
+            with mock.patch.object(chains, "target", return_value=("cuda", 90 + 10 * seed)):
                 run_chains(seed)
     assert [one.metadata.name for one in made[len(others) :]] == ["run"] * (len(made) - len(others))
     assert {one.metadata.enable_fp_fusion for one in made} == {False}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import Logging, NearTies
+from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up

@@ -16,8 +16,8 @@ from tests.engine.logged_cases import logging_of, published
 from tests.golden.bundle import load
 from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.reduce import pure as sums
-from tiebreak.engine.arithmetic.reduce.pure import _matmul
+from tiebreak.engine.arithmetic.plain import sums
+from tiebreak.engine.arithmetic.plain.sums import _matmul
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records

@@ -19,11 +19,12 @@ from tests.engine.arithmetic_cases import (
     tensor_of,
 )
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, scatter
-from tiebreak.engine.arithmetic.indexing import extreme
-from tiebreak.engine.arithmetic.random import TABLE
-from tiebreak.engine.arithmetic.scatter import plan_scatter
-from tiebreak.engine.arithmetic.threads import limited
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.c import scatter
+from tiebreak.engine.arithmetic.c.threads import limited
+from tiebreak.engine.arithmetic.plain.indexing import extreme
+from tiebreak.engine.arithmetic.plain.random import TABLE
+from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
 from tiebreak.protocol.numbers.philox import random_bits
 from tiebreak.protocol.program.isa import (
     Access,

@@ -24,8 +24,10 @@ from tests.engine.arithmetic_cases import (
     tensor_of,
 )
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies, reduce, ziv
-from tiebreak.engine.arithmetic.rounding import Round
+from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
+from tiebreak.engine.arithmetic.c import progress, sums
+from tiebreak.engine.arithmetic.plain.settling import decide_outer
+from tiebreak.engine.arithmetic.plan.rounding import Round
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator
@@ -33,7 +35,7 @@ from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunctio
 from tiebreak.protocol.program.reference import accumulators
 from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, neighbours, round_sum, sum_kind
 
-KERNELS = ("pure", "compiled") if reduce.build().library is not None else ("pure",)
+KERNELS = ("pure", "compiled") if sums.build().library is not None else ("pure",)
 ONE, HALF_ULP, SIGN = 0x3F800000, bits_f32(2.0**-24), 0x80000000
 ALL = dict.fromkeys(SumKind, None)
 
@@ -196,11 +198,9 @@ def test_a_threshold_sets_the_error(precision: int, kappa: float) -> None:
 
 
 @pytest.mark.parametrize("cached", [7, 500, 5000])
-def test_products_are_tested_in_pieces_that_fit_a_cache(monkeypatch: pytest.MonkeyPatch, cached: int) -> None:
+def test_products_are_tested_in_pieces_that_fit_a_cache(cached: int) -> None:
     c, left, right = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 40, 60), (3, 40), (3, 60)))
-    whole = ziv.decide_outer(c, left.abs() / 2**25, right.abs(), Round(32))
-    monkeypatch.setattr(ziv, "CACHED", cached)
-    pieces = ziv.decide_outer(c, left.abs() / 2**25, right.abs(), Round(32))
+    whole, pieces = (decide_outer(c, left.abs() / 2**25, right.abs(), Round(32), n) for n in (c.numel(), cached))
     assert 0 < int(whole[1].sum()) < c.numel()
     assert all(torch.equal(one, other) for one, other in zip(whole, pieces, strict=True))
 
@@ -231,7 +231,7 @@ def test_calibration_sees_every_element(precision: int) -> None:
 
 def test_more_near_ties_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled kernels then compute everything once more; counted is what was done last."""
-    monkeypatch.setattr(ziv, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
+    monkeypatch.setattr(progress, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
     left, right = torch.randn(40 * 50), torch.randn(50 * 60)
     arithmetic = Arithmetic(precision=16, logging=logging(2, 1e12))
     _, ties = run(arithmetic, product(40, 50, 60), [left, right])
@@ -274,7 +274,7 @@ def test_exact_sums(seed: int) -> None:
 
 def test_exact_sums_of_many_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     """In several pieces, with terms 2^500 apart."""
-    monkeypatch.setattr("tiebreak.engine.arithmetic.exact.ROW_BUDGET", 64)
+    monkeypatch.setattr("tiebreak.engine.arithmetic.plain.exact.ROW_BUDGET", 64)
     make = Maker(random.Random(5))
     left, right = make.tensor(DType.F32, 1000, "wide"), make.tensor(DType.F32, 1000, "edge")
     i = sum_of([0] * 1000, [0] * 1000)

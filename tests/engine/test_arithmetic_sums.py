@@ -29,11 +29,13 @@ from tests.engine.arithmetic_cases import (
     tensor_of,
 )
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, reduce
-from tiebreak.engine.arithmetic.reduce.compiled import _order
-from tiebreak.engine.arithmetic.reduce.pure import multiply
-from tiebreak.engine.arithmetic.rounding import Round
-from tiebreak.engine.arithmetic.ziv import Settler, TermReader, coefficient, round_pair
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.c import sums
+from tiebreak.engine.arithmetic.plain.settling import Settler, TermReader, round_pair
+from tiebreak.engine.arithmetic.plain.sums import multiply
+from tiebreak.engine.arithmetic.plan.rounding import Round
+from tiebreak.engine.arithmetic.plan.sums import _order
+from tiebreak.engine.arithmetic.plan.ziv import coefficient
 from tiebreak.protocol.numbers.float32 import decode, round_f32, round_ratio
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, Access, DType, Instruction, MapFunction, ReduceFunction
 
@@ -45,7 +47,7 @@ TINY = 1
 NEXT_TO_A_TIE = [ONE, HALF_ULP, TINY, FAR, FAR | SIGN]
 """1 + 2^-24 + 2^-149: above a tie by less than FP64, or doubled precision beside +-2^-98, can tell."""
 PRECISIONS = (16, 17, 23, 24, 25, 31, 32)
-KERNELS = ("pure", "compiled") if reduce.build().library is not None else ("pure",)
+KERNELS = ("pure", "compiled") if sums.build().library is not None else ("pure",)
 
 
 @pytest.fixture(autouse=True, params=KERNELS)

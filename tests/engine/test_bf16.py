@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.engine.lowering_bench import make_task, nth
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import Logging, NearTies
+from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.task import AdamW, Task

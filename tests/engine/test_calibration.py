@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.arithmetic_cases import product
-from tiebreak.engine.arithmetic import Arithmetic, reduce
-from tiebreak.engine.arithmetic.ziv import NearTies
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.c import sums
+from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.logged import divergence
 from tiebreak.engine.logged.calibration import (
     FRACTION,
@@ -28,7 +29,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
 
-ORDERS = variants_of(3, threads=(1,), compiled=reduce.build().library is not None)
+ORDERS = variants_of(3, threads=(1,), compiled=sums.build().library is not None)
 
 
 def matrices(seed: int, rows: int, terms: int, columns: int) -> list[Tensor]:
@@ -212,7 +213,7 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
     execute = Arithmetic.execute_logged
 
     def spy(self: Arithmetic, *arguments: object) -> tuple[Tensor, NearTies]:
-        compiled = reduce.build().library is not None
+        compiled = sums.build().library is not None
         seen.append((torch.get_num_threads(), compiled, self.options.permuted))
         return execute(self, *arguments)  # type: ignore[arg-type]
 
@@ -220,10 +221,10 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
     monkeypatch.setattr(Arithmetic, "execute_logged", spy)
     ways = (Variant(threads=2), Variant(compiled=False, threads=1), Variant(threads=2, order=5))
     compared(product(4, 20, 4), matrices(8, 4, 20, 4), ways)
-    native = reduce.build().library is not None
+    native = sums.build().library is not None
     assert seen == [(2, native, False), (1, False, False), (2, native, True)]
     assert torch.get_num_threads() == 1
-    assert reduce.build().library is not None or not native
+    assert sums.build().library is not None or not native
 
 
 def test_what_cannot_be_calibrated_is_named() -> None:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import bits_f32, check, elements_of, map_of, tensor_of
 from tests.engine.random_programs import check_program
-from tiebreak.engine.arithmetic import Arithmetic, elementwise
-from tiebreak.engine.arithmetic.chains import Member
-from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN
-from tiebreak.engine.arithmetic.threads import available, spread
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.c import chains
+from tiebreak.engine.arithmetic.c.chains import TILES_PER_TURN
+from tiebreak.engine.arithmetic.c.threads import available, spread
+from tiebreak.engine.arithmetic.plan.chains import Member
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.qualify import qualify
@@ -26,7 +27,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 
-NATIVE = elementwise.kernel() is not None
+NATIVE = chains.kernel() is not None
 TILE = 1024
 needs_kernel = pytest.mark.skipif(not NATIVE, reason="needs a C compiler")
 
@@ -129,7 +130,7 @@ def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
         asked.append(bits)
         return bits
 
-    monkeypatch.setattr(arithmetic._transcendentals, "exact_bits", guess)
+    monkeypatch.setattr(arithmetic.backend.transcendentals, "exact_bits", guess)
     guessed = elements_of(arithmetic.chains.alone(i, [tensor_of(DType.F32, values)]))
     assert guessed[:2] == near
     assert guessed[2:6] == found[2:6]
@@ -157,7 +158,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     kinds = {"operand_dtypes": (DType.F32,), "exported": True, "sealed": False}
     i = map_of(MapFunction.NEG, DType.F32, (4,), Access(0, 0, (1,)))
     chain = arithmetic.chains.make((Member(number=1, instruction=i, operand_numels=(4,), **kinds),))
-    assert chain.run({0: torch.ones(4)}).tensors[1].tolist() == [-1.0] * 4
+    assert chain.run({0: torch.ones(4)})[1].tolist() == [-1.0] * 4
     for wrong in (torch.ones(3), torch.ones(4, dtype=torch.int64), torch.ones(8)[::2], torch.ones(4, device="meta")):
         with pytest.raises(ValueError, match="value 0: expected 4 contiguous elements"):
             chain.run({0: wrong})
@@ -175,9 +176,9 @@ def test_committed_results_are_finite_or_named_and_have_the_one_nan() -> None:
     x, y = b.state("x", DType.F32, (3000,)), b.state("y", DType.F32, (3000,))
     program = b.finish({"x": b.add(x, y), "y": b.mul(y, y), "z": b.sub(x, y)}, b.max(x))
     machine = Interpreter(program, Arithmetic())
-    assert set(machine._chains) == {
-        n for n, u in enumerate(machine._planned) if len(u.outputs) and u.members[0] > 1
-    } - {n for n, u in enumerate(machine._planned) if program.body[u.members[0]].opcode == Opcode.REDUCE}
+    assert set(machine.chains) == {n for n, u in enumerate(machine.planned) if len(u.outputs) and u.members[0] > 1} - {
+        n for n, u in enumerate(machine.planned) if program.body[u.members[0]].opcode == Opcode.REDUCE
+    }
     state = {"x": torch.zeros(3000), "y": torch.ones(3000)}
     machine.step(1, state, {})
     state["y"][2999] = 3e38

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic.elementwise import ElementwiseChain
-from tiebreak.engine.arithmetic.reduce import SumRunner
+from tiebreak.engine.arithmetic.c.chains import CompiledChain
+from tiebreak.engine.arithmetic.c.sums import TabledSum
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.distributed import joining, partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
@@ -52,12 +52,12 @@ class Fault:
 
 
 FAULTS: dict[str, tuple[type, str, Callable[[Any], list[Tensor]]]] = {
-    "a part of a shared sum": (SumRunner, "partial", lambda found: [found.sums]),
-    "a sum of its own": (SumRunner, "run", lambda found: [found]),
+    "a part of a shared sum": (TabledSum, "partial", lambda found: [found.sums]),
+    "a sum of its own": (TabledSum, "run", lambda found: [found]),
     "other arithmetic": (
-        ElementwiseChain,
+        CompiledChain,
         "run",
-        lambda found: [x for x in found.tensors.values() if x.dtype == torch.float32],
+        lambda found: [x for x in found.values() if x.dtype == torch.float32],
     ),
 }
 """Methods whose results get wrong bits, and the tensors of such a result: the last one is struck."""

@@ -21,12 +21,14 @@ from tests.engine.arithmetic_cases import (
     sum_over,
 )
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, reduce
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.c import sums
+from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Access, DType, Instruction
 
-LIBRARY = reduce.build().library
+LIBRARY = sums.build().library
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs a C compiler")
 ONE, INF = 0x3F800000, 0x7F800000
 HALF_ULP, FAR = 0x33800000, 0x0E800000
@@ -54,7 +56,7 @@ def test_products_against_the_pure_twin(
         monkeypatch.setenv("TIEBREAK_NATIVE", "0")
         right = Arithmetic(precision=precision).execute(instruction, operands, 0)
         monkeypatch.delenv("TIEBREAK_NATIVE")
-        assert reduce.plan_sum(instruction, 1 << 22).tables is not None
+        assert plan_tables(instruction) is not None
         try:
             for threads, permute in ((1, None), (2, None), (3, 5)):
                 torch.set_num_threads(threads)
@@ -239,7 +241,7 @@ def test_a_faulty_kernel_is_caught(
     old: str, new: str, plain: bool, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     built = kernel_with(tmp_path, (old, new), *([PLAIN] if plain else []))
-    monkeypatch.setattr(reduce, "build", lambda: built)
+    monkeypatch.setattr(sums, "build", lambda: built)
     assert wrong(kind) > 0
     if kind == "32 bits":
         with pytest.raises(ConfigurationError, match="does not compute reduce sum"):

@@ -17,7 +17,7 @@ from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
 from tests.protocol.instructions import committed, mapped, reduced, source
 from tiebreak.demo.tasks.loader import load_task
-from tiebreak.engine.arithmetic.views import Dim
+from tiebreak.engine.arithmetic.plan.views import Dim
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import AdamW, Clip, Task
 from tiebreak.engine.distributed import exchange, joining, partition, sizes, wire

@@ -17,9 +17,11 @@ from torch import Tensor
 from tests.engine.arithmetic_cases import PLAIN, check, elements_of, expected, kernel_with, product, sum_over, tensor_of
 from tests.engine.test_contraction import HAS_LIMBS
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, exact, reduce, ziv
-from tiebreak.engine.arithmetic.exact import LEAST, Digits, multiply_exactly, round_to_odd, two_sum
-from tiebreak.engine.arithmetic.rounding import Round
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.c import sums
+from tiebreak.engine.arithmetic.plain import exact, settling
+from tiebreak.engine.arithmetic.plain.exact import LEAST, Digits, multiply_exactly, round_to_odd, two_sum
+from tiebreak.engine.arithmetic.plan.rounding import Round
 from tiebreak.engine.native import Build
 from tiebreak.engine.run import worst
 from tiebreak.protocol.numbers.float32 import plus_zero, round_f32
@@ -27,7 +29,7 @@ from tiebreak.protocol.program.isa import Access, DType
 
 KERNELS = (
     ("pure", "compiled", pytest.param("plain", marks=pytest.mark.slow))
-    if reduce.build().library is not None
+    if sums.build().library is not None
     else ("pure",)
 )
 EXTREMES = [0, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F800000, 0xBF800000]
@@ -49,7 +51,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         monkeypatch.setenv("TIEBREAK_NATIVE", "0")
     if request.param == "plain":
         built = request.getfixturevalue("plain_kernel")
-        monkeypatch.setattr(reduce, "build", lambda: built)
+        monkeypatch.setattr(sums, "build", lambda: built)
     return str(request.param)
 
 
@@ -175,7 +177,7 @@ def test_a_fault_between_chunks_is_caught(
 
     assert found() == wanted
     built = kernel_with(tmp_path, (old, new))
-    monkeypatch.setattr(reduce, "build", lambda: built)
+    monkeypatch.setattr(sums, "build", lambda: built)
     assert found() != wanted
 
 
@@ -218,7 +220,7 @@ def test_hostile_data() -> None:
 @pytest.mark.parametrize("dense", [0, 1 << 60])
 def test_all_hostile_data_few_or_many(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are settled one by one or all at once, and in any order of the terms."""
-    monkeypatch.setattr(ziv, "DENSE", dense)
+    monkeypatch.setattr(settling, "DENSE", dense)
     for case in SMALL:
         for pattern in worst.PATTERNS.values():
             check_hostile(case, pattern, 4)

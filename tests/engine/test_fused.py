@@ -11,8 +11,9 @@ import torch
 from tests.engine.processes import printed
 from tests.parts import slow_except
 from tests.source_tree import ROOT
-from tiebreak.engine.arithmetic.reduce import fused
-from tiebreak.engine.arithmetic.stats import Counts
+from tiebreak.engine.arithmetic.backend import launches
+from tiebreak.engine.arithmetic.gpu import sums
+from tiebreak.engine.arithmetic.plan.stats import Counts
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, of the extra gpu")
 
@@ -112,18 +113,18 @@ def test_predictions_count_what_is_launched(cases: Callable[[int], None]) -> Non
 def test_nobody_else_imports_triton() -> None:
     """Neither the package nor a sum on a CPU does, so nobody else needs it or waits for it."""
     program = (
-        "import sys, tiebreak, tiebreak.engine.arithmetic.reduce as r; from torch import device; "
-        "print(r.runs_on(device('cpu'), 1), 'triton' in sys.modules)"
+        "import sys, tiebreak, tiebreak.engine.arithmetic.backend as b; from torch import device; "
+        "print(b.launches(device('cpu')), 'triton' in sys.modules)"
     )
     assert python("-c", program) == "False False"
 
 
 def test_devices_that_have_no_kernels() -> None:
-    assert not fused.runs_on(torch.device("cpu"), 1)
-    assert not fused.runs_on(torch.device("mps"), 1)
-    assert fused._up(0.0) == 0.0
+    assert not launches(torch.device("cpu"))
+    assert not launches(torch.device("mps"))
+    assert sums._up(0.0) == 0.0
     for x in (1.0, 0.1, 3 * 2.0**-53 * (1 + 2.0**-16)):
-        assert x <= fused._up(x) <= x * (1 + 2.0**-23)
+        assert x <= sums._up(x) <= x * (1 + 2.0**-23)
 
 
 def test_counts_are_kept_on_both_sides() -> None:

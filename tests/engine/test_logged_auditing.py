@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tiebreak.engine.arithmetic.exact import exact_sums
+from tiebreak.engine.arithmetic.plain.exact import exact_sums
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.files import LogFile, log_path
 from tiebreak.engine.logged.journal import LogsInProgress

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import Logging
+from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.logged import following
 from tiebreak.engine.logged.elements import toward, went_up

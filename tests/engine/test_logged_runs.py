@@ -13,7 +13,7 @@ from tests.engine.processes import printed
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.threads import limited
+from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles

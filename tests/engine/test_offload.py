@@ -32,8 +32,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offload_of(interpreter: Interpreter) -> Offload:
-    assert interpreter._offload is not None
-    return interpreter._offload
+    assert interpreter.offload is not None
+    return interpreter.offload
 
 
 def budget(room: int) -> Budget:

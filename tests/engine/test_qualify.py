@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies, elementwise, indexing, scatter
-from tiebreak.engine.arithmetic.reduce import pure as sums
-from tiebreak.engine.arithmetic.ziv import Settler, TermReader
+from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
+from tiebreak.engine.arithmetic.plain import indexing, maps, scatter, sums
+from tiebreak.engine.arithmetic.plain.settling import Settler, TermReader
 from tiebreak.engine.data.tensors import memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.native import EMULATION
@@ -146,12 +146,12 @@ def test_an_elementwise_shortcut(
     kernel: Callable[[Sequence[Tensor], Tensor], object],
     name: str,
 ) -> None:
-    right = elementwise._FUNCTIONS[function]
+    right = maps._FUNCTIONS[function]
 
     def wrong(x: Sequence[Tensor], out: Tensor) -> None:
         kernel(x, out) if out.dtype == torch.float32 else right(x, out)
 
-    monkeypatch.setitem(elementwise._FUNCTIONS, function, wrong)
+    monkeypatch.setitem(maps._FUNCTIONS, function, wrong)
     refused(name)
 
 
@@ -159,10 +159,10 @@ def _flushed(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 2.0**-126, 0.0, x)
 
 
-@pytest.mark.parametrize("function", sorted(elementwise.FP64))
+@pytest.mark.parametrize("function", sorted(maps.FP64))
 def test_a_transcendental_a_quarter_of_an_ulp_off(monkeypatch: pytest.MonkeyPatch, function: MapFunction) -> None:
-    right = elementwise.FP64[function]
-    monkeypatch.setitem(elementwise.FP64, function, lambda x: right(x) * (1 + 2.0**-26))
+    right = maps.FP64[function]
+    monkeypatch.setitem(maps.FP64, function, lambda x: right(x) * (1 + 2.0**-26))
     refused(f"map {function.name.lower()}")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.buffers import SMALL, Buffers
+from tiebreak.engine.arithmetic.c.buffers import SMALL, Buffers
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.run.interpreter import Interpreter

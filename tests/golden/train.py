@@ -15,7 +15,8 @@ import torch
 
 from tests.golden.bundle import INTERVAL, STEPS, load
 from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
-from tiebreak.engine.arithmetic import Arithmetic, elementwise, reduce, scatter
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import builds
 from tiebreak.engine.data.tensors import from_bytes, identities
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
@@ -87,7 +88,7 @@ def main() -> None:
         "begun": begun,
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "compiled": [kernel.build().library is not None for kernel in (reduce, scatter, elementwise)],
+        "compiled": [build.library is not None for build in builds().values()],
         "captured": [module for module in ("transformers", "tiebreak.engine.capture") if module in sys.modules],
     }
     sys.stdout.write(json.dumps(found) + "\n")

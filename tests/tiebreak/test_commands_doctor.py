@@ -12,7 +12,9 @@ from tests.tiebreak.parties import Commands, Parties
 from tiebreak.api.machine.environment import kernels
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.bundle import load_bundle
-from tiebreak.engine.arithmetic import Arithmetic, elementwise
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import builds
+from tiebreak.engine.arithmetic.plain import maps
 from tiebreak.engine.run import worst
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
@@ -39,7 +41,7 @@ def test_this_machine_is_exact_with_kernels_and_without(command: Commands) -> No
     assert rows["torch"] == torch.__version__
     assert rows["torch threads"] == "1"
     assert rows["torch instruction set"] == torch.backends.cpu.get_cpu_capability()
-    assert {rows[f"kernel {name}"] for name in ("reduce", "scatter", "elementwise")} == {elementwise.build().reason}
+    assert {rows[f"kernel {name}"] for name in ("reduce", "scatter", "elementwise")} == {builds()["reduce"].reason}
     assert rows["kernel hasher"].startswith("compiled with")
 
 
@@ -65,13 +67,13 @@ def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, command: C
 
 def wrong_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """A square root one ulp off, in torch's path alone."""
-    right = elementwise._FUNCTIONS[MapFunction.SQRT]
+    right = maps._FUNCTIONS[MapFunction.SQRT]
 
     def wrong(read: list[Tensor], out: Tensor) -> None:
         right(read, out)
         out.copy_(torch.nextafter(out, torch.full_like(out, 9e9)))
 
-    monkeypatch.setitem(elementwise._FUNCTIONS, MapFunction.SQRT, wrong)
+    monkeypatch.setitem(maps._FUNCTIONS, MapFunction.SQRT, wrong)
 
 
 def test_wrong_arithmetic_is_named_and_trains_nothing(

@@ -106,18 +106,18 @@ def test_who_does_not_answer_is_named(runs: tuple[RunDirectory, RunDirectory], s
 WRONG = """
 import os
 import torch
-from tiebreak.engine.arithmetic.elementwise import ElementwiseChain
+from tiebreak.engine.arithmetic.c.chains import CompiledChain
 
-calls, run = 0, ElementwiseChain.run
+calls, run = 0, CompiledChain.run
 def wrong(*given):
     global calls
     calls, found = calls + 1, run(*given)
-    for x in found.tensors.values():
+    for x in found.values():
         if calls > 1000 and x.dtype == torch.float32 and x.numel():
             x.view(-1).view(torch.int32)[0] ^= 1
     return found
 if os.environ["RANK"] == "1":
-    ElementwiseChain.run = wrong
+    CompiledChain.run = wrong
 """
 
 

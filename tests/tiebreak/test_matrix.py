@@ -27,7 +27,8 @@ import torch
 from tests.golden.bundle import INTERVAL, MODELS, load
 from tests.golden.train import inputs, make_run, train
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic, ziv
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.plain.settling import Settler
 from tiebreak.engine.run.directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,5 +129,5 @@ def test_without_its_exact_fallback_an_engine_comes_to_another_root(
 ) -> None:
     """FP64, then rounded. `engine/test_qualify.py` and `test_contraction.py` refuse such engines beforehand."""
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    monkeypatch.setattr(ziv.Settler, "settle", lambda *_, **__: None)
+    monkeypatch.setattr(Settler, "settle", lambda *_, **__: None)
     assert train(make_run(tmp_path / "run", inputs("gpt2")), Arithmetic()) != load("gpt2").expected.run_root

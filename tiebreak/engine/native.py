@@ -159,7 +159,7 @@ def _open(target: Path) -> ctypes.CDLL:
 
 def _key(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
-    headers = [path.read_bytes() for folder in source.parents[:2] for path in sorted(folder.glob("*.h"))]
+    headers = [path.read_bytes() for path in sorted(source.parent.glob("*.h"))]
     parts = (source.read_bytes(), *headers, version, repr((FLAGS, TUNE, compiler)).encode(), _processor())
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 

@@ -23,10 +23,11 @@ from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, map
 from tests.engine.interpreted import Mutants, Suite, killed, main, tried
 from tests.engine.random_programs import SIGNATURES, check_program
 from tests.hardest.search import _pieces, _run, compile_filter
-from tiebreak.engine.arithmetic import Arithmetic, elementwise_fused
-from tiebreak.engine.arithmetic.kernels import elementwise as elementwise_kernels
-from tiebreak.engine.arithmetic.random import RandomFrom
-from tiebreak.engine.arithmetic.reduce import fused
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import launches
+from tiebreak.engine.arithmetic.gpu import backend, chains
+from tiebreak.engine.arithmetic.gpu.kernels import chains as kernels
+from tiebreak.engine.arithmetic.plan.chains import RandomFrom
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run import qualify
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, State
@@ -112,7 +113,7 @@ def views(examples: int) -> int:
         operands = [make.tensor(t, size, style) for t, (_, size) in zip(types, made, strict=True)]
         i = map_of(function, result, shape, *(access for access, _ in made))
         wide = make.random.choice([1, 1 << 31])
-        with mock.patch.multiple(elementwise_fused, WIDE=wide, BLOCK=8 if i.numel < 40 else 64):
+        with mock.patch.multiple(chains, WIDE=wide, BLOCK=8 if i.numel < 40 else 64):
             return len(check(Arithmetic(precision=precision), i, operands))
 
     return tried(examples, holds)
@@ -120,7 +121,7 @@ def views(examples: int) -> int:
 
 def programs(seeds: range, length: int) -> int:
     """Whole random programs: chains of everything, observed or not, results in the memory of operands."""
-    with mock.patch.object(fused, "_kernels", return_value=None):  # sums are another module's matter
+    with mock.patch.object(backend, "plan_tables", return_value=None):  # sums are another module's matter
         return sum(sum(check_program(seed, length)) for seed in seeds)
 
 
@@ -132,7 +133,7 @@ def draws() -> int:
         accesses = tuple(Access(o, 0, (0,)) for o in range(2))
         params = RandomFrom(stream=9, first=first)
         i = Instruction(opcode=Opcode.RANDOM, dtype=DType.F32, shape=(150,), operands=accesses, params=params)
-        with mock.patch.object(elementwise_fused, "BLOCK", 64):
+        with mock.patch.object(chains, "BLOCK", 64):
             assert torch.equal(arithmetic.chains.alone(i, keys), arithmetic.execute(i, keys, 0))
         ran += i.numel
     return ran
@@ -183,7 +184,6 @@ def hard_at(precision: int, function: MapFunction) -> int:
 def measure(x, y, h, low, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):
     """FP64 and the pairs themselves."""
     at = tl.arange(0, BLOCK)
-    kernels = elementwise_fused._kernels(torch.device("cpu"))
     of_x = kernels.in_pairs(tl.load(x + at), FUNCTION)
     tl.store(y + at, kernels.in_fp64(tl.load(x + at), FUNCTION))
     tl.store(h + at, of_x[0])
@@ -312,9 +312,9 @@ SUITE = Suite(
         "pairs": lambda: sum(map(pairs, HARD)),
     },
     mutants=MUTANTS,
-    killed=lambda: killed(MUTANTS, elementwise_kernels, elementwise_fused),
+    killed=lambda: killed(MUTANTS, kernels, chains),
 )
 
 if __name__ == "__main__":
-    assert elementwise_fused.runs_on(torch.device("cpu"))
+    assert launches(torch.device("cpu"))
     main(SUITE, every=every)

@@ -30,10 +30,10 @@ from torch.utils._pytree import tree_leaves
 from tests.engine.interpreted import Suite, changed, main
 from tests.golden.bundle import INTERVAL, STEPS, load
 from tests.golden.train import TRAINER, Inputs, inputs, make_run
-from tiebreak.engine.arithmetic import Arithmetic, Logging, elementwise_fused, launching, reduce, scatter
-from tiebreak.engine.arithmetic import random as draws
-from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
-from tiebreak.engine.arithmetic.reduce import fused, run_fused
+from tiebreak.engine.arithmetic import Arithmetic, Logging
+from tiebreak.engine.arithmetic.gpu import chains, launching, random, scatter, sums
+from tiebreak.engine.arithmetic.gpu.chains import LaunchedChains
+from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.lowering.builder import Builder
@@ -45,7 +45,7 @@ from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.rounding import SumKind
 
-LAUNCHING = (elementwise_fused, fused, scatter, draws)
+LAUNCHING = (chains, sums, scatter, random)
 UNDEFINED = {"empty", "new_empty", "empty_like", "empty_strided"}
 real_launch, real_from_numpy = launching.launch, torch.from_numpy
 
@@ -252,10 +252,10 @@ def agrees(made: Inputs, count: int, kind: type[Interpreter] = Interpreter, modu
                 for tensor in old.values():
                     tensor.zero_()
             if number == 7:
-                chains, notes = machine.arithmetic.chains, machine.arithmetic.chains.notes
-                chains._used = len(notes)
+                mine_, notes = machine.arithmetic.chains, machine.arithmetic.chains.notes
+                mine_._used = len(notes)
                 kind(made.program, machine.arithmetic)
-                assert chains.notes is not notes
+                assert mine_.notes is not notes
             donate = number != 9
             before = copy_of(mine)
             found = machine.step(number, mine, data, donate=donate)
@@ -347,7 +347,7 @@ def refuses() -> int:
     ways: dict[str, Callable[[], object]] = {
         "item": x.sum().item, "bool": x.sum().__bool__, "int": x.sum().__int__, "nonzero": x.nonzero,
         "unique": lambda: torch.unique(x), "mask": lambda: x[x > 1], "literal": lambda: torch.tensor(1.0),
-        "numpy": lambda: torch.from_numpy(np.zeros(3)), "list": lambda: FusedChains.look(shown, ()),
+        "numpy": lambda: torch.from_numpy(np.zeros(3)), "list": lambda: LaunchedChains.look(shown, ()),
     }  # fmt: skip
     shown = mock.Mock(notes=torch.zeros(3, dtype=torch.int64))
     for name, way in ways.items():
@@ -365,14 +365,13 @@ def falls_back() -> int:
     right = Interpreter(made.program, Arithmetic()).step(1, copy_of(made.state), made.data).loss_bits
     logging = Logging(thresholds={}, tolerances=dict.fromkeys(SumKind, 2))
     refusing = mock.patch.object(graphs, "capture", side_effect=RuntimeError("no memory\nat all"))
-    reading = mock.patch.object(
-        reduce, "run_fused", lambda *given: run_fused(*given).add_(0 * given[2][0].sum().item())
-    )
+    run = LaunchedSum.run
+    reading = mock.patch.object(LaunchedSum, "run", lambda *given: run(*given).add_(0 * given[1][0].sum().item()))
     for what, options, words in (
         (nullcontext(), {"permute": 1}, "another order"),
         (nullcontext(), {"logging": logging}, "near ties"),
         (pure_path(), {}, "do not run on cpu"),
-        (reading, {}, "_local_scalar_dense in __init__.run"),
+        (reading, {}, "_local_scalar_dense in backend.computed"),
         (refusing, {}, "no memory"),
     ):
         with what, warnings.catch_warnings(record=True) as said:
@@ -382,7 +381,7 @@ def falls_back() -> int:
                 assert machine.step(1, copy_of(made.state), made.data, donate=True).loss_bits == right
         (one,) = said
         assert words in str(one.message), str(one.message)
-        assert str(one.message).endswith(machine._graphs.reason)
+        assert str(one.message).endswith(machine.graphs.reason)
     return 5
 
 
@@ -392,14 +391,14 @@ def reads_once() -> int:
     machine = Interpreter(made.program, Arithmetic())
     with Host() as host, graphs.Reads() as reads:
         machine.step(1, machine.to_device(made.state), made.data)
-    assert (reads.seen.total(), host.seen) == (0, {"tolist in elementwise_fused.look": 1})
+    assert (reads.seen.total(), host.seen) == (0, {"tolist in chains.look": 1})
     return 1
 
 
 def golden(name: str) -> int:
     """The checked-in records of a golden run are reached by replays; how many operations were replayed."""
     made = inputs(name)
-    with mock.patch.object(fused, "programs", return_value=1), captures() as captured:  # one program takes less time
+    with mock.patch.object(sums, "programs", return_value=1), captures() as captured:  # one program takes less time
         found = records_of(made, machine_of(made), STEPS)
     assert found == list(load(name).expected.records[1:])
     assert captured.replays == STEPS - 2
@@ -428,8 +427,8 @@ MUTANTS: GraphMutants = {
     ),
     "the host reads the loss": (
         interpreter,
-        "note(run.values[len(self.program.body) - 1])",
-        "note(run.values[len(self.program.body) - 1] + 0 * run.values[0].sum().item())",
+        "end_step(executor.values[len(self.program.body) - 1])",
+        "end_step(executor.values[len(self.program.body) - 1] + 0 * executor.values[0].sum().item())",
         steps_of,
     ),
     "watched while it plans": (graphs, "self._steps == 2 and", "self._steps == 1 and", steps_by),
@@ -438,7 +437,7 @@ MUTANTS: GraphMutants = {
     "a state that stays elsewhere": (graphs, "        self._take(state)\n", "", steps_by),
     "a new state that stays elsewhere": (graphs, "lambda: self._take(body(", "lambda: dict(body(", steps_by),
     "data that moved": (graphs, "all(data[n] is tensor", "all(data[n] is not None", steps_by),
-    "notes that moved": (graphs, "arithmetic.chains.notes is self._notes", "True", steps_by),
+    "notes that moved": (graphs, "arithmetic.backend.notes is self._notes", "True", steps_by),
     "states that are not donated": (interpreter, "is not None and donate and sums", "is not None and sums", steps_of),
     "the host makes the number": (
         interpreter,

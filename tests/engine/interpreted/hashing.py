@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tests.engine.interpreted import Mutants, Suite, killed, main
 from tests.engine.test_hashing import naive_tree
-from tiebreak.engine.arithmetic import hashing
-from tiebreak.engine.arithmetic.kernels import hashing as kernels
+from tiebreak.engine.arithmetic.gpu import hashing
+from tiebreak.engine.arithmetic.gpu.kernels import hashing as kernels
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.run import qualify
 from tiebreak.protocol.commitments.records import identify
@@ -83,7 +83,7 @@ def pairs() -> int:
         else:
             launched(kernel, programs, digests, *others, **options)
 
-    chunks, launched = hashing._kernels(torch.device("cpu")).hash_chunks, hashing.launch  # type: ignore[union-attr]
+    chunks, launched = hashing._kernels().hash_chunks, hashing.launch
     with mock.patch.object(hashing, "launch", put):
         found = hashing.roots([torch.zeros(64 * count, dtype=torch.int64) for count in counts])
     for level, root in zip(leaves, found, strict=True):

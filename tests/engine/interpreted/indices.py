@@ -9,10 +9,12 @@ import torch
 
 from tests.engine.arithmetic_cases import STYLES, Maker, check, random_scatter, scatter_of
 from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main, tried
-from tiebreak.engine.arithmetic import Arithmetic, scatter
-from tiebreak.engine.arithmetic import random as draws
-from tiebreak.engine.arithmetic.kernels import random as draw_kernels
-from tiebreak.engine.arithmetic.kernels import scatter as scatter_kernels
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.gpu import random as draws
+from tiebreak.engine.arithmetic.gpu import scatter
+from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
+from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
+from tiebreak.engine.arithmetic.plain.scatter import PlainScatter
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.run import qualify
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ShuffleParams
@@ -30,7 +32,7 @@ def one_scatter(seed: int, precision: int, style: str) -> Arithmetic:
     for at in range(index.numel()):
         index[at] = r.choice(OUTSIDE) if r.random() < 0.1 else index[at]
     arithmetic = Arithmetic(permute=seed if seed % 4 == 0 else None, precision=precision)
-    with mock.patch.object(scatter.ScatterRunner, "_matching", side_effect=AssertionError("expected the kernels")):
+    with mock.patch.object(PlainScatter, "run", side_effect=AssertionError("expected the kernels")):
         check(arithmetic, i, [source, index])
     return arithmetic
 

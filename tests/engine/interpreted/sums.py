@@ -14,9 +14,12 @@ import torch
 
 from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, extreme_of, random_reduction, sum_over
 from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main, ran_by, tried
-from tiebreak.engine.arithmetic import Arithmetic, indexing, reduce, ziv
-from tiebreak.engine.arithmetic.kernels import sums as kernels
-from tiebreak.engine.arithmetic.reduce import fused
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.gpu import sums as launching
+from tiebreak.engine.arithmetic.gpu.kernels import sums as kernels
+from tiebreak.engine.arithmetic.plain import indexing
+from tiebreak.engine.arithmetic.plain.sums import PlainSums
+from tiebreak.engine.arithmetic.plan import ziv
 from tiebreak.engine.run import qualify
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import Access, DType, Instruction, ReduceFunction
@@ -34,7 +37,7 @@ def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
         "FLUSH": flush, "FEWEST": 2 * flush, "tile": lambda *_: SMALL, "programs": lambda _: programs,
         "settling": lambda _: {"BLOCK_M": 64, "BLOCK_K": 32},
     }  # fmt: skip
-    with mock.patch.multiple(fused, **changes):
+    with mock.patch.multiple(launching, **changes):
         yield
 
 
@@ -122,7 +125,7 @@ def partial_sums(examples: int) -> int:
         i, sizes = r.choice([matmul, plain])(r)
         operands = [Maker(r).tensor(DType.F32, size, r.choice(["gauss", "ties"])) for size in sizes]
         arithmetic = Arithmetic()
-        part = arithmetic.runner(i).partial(reduce.plan_sum(i, 1 << 60), operands)
+        part = arithmetic.partial(i).run(operands)
         factor = Fraction(ziv.coefficient(part.roundings))
         c = part.in_order(part.sums).tolist()
         if len(part.sizes) == 1:
@@ -152,7 +155,7 @@ def few(r: random.Random) -> tuple[Instruction, list[int]]:
 def settles(examples: int, *forms: Callable[[random.Random], tuple[Instruction, list[int]]]) -> int:
     """With errors that decide nothing, fixed point alone gives every result that is not NaN or a sum of zeros."""
     ran = 0
-    with mock.patch.object(fused, "coefficient", return_value=2.0**20), mock.patch.object(reduce.PureSums, "run"):
+    with mock.patch.object(launching, "coefficient", return_value=2.0**20), mock.patch.object(PlainSums, "run"):
         for seed in range(examples):
             r = random.Random(seed)
             i, sizes = r.choice(forms or (matmul, plain))(r)
@@ -312,7 +315,7 @@ def waits_for_nothing() -> int:
 
 def divides(examples: int) -> int:
     """Sums of which programs share the terms, and lists that are too long for that."""
-    with small(programs=8), mock.patch.object(fused, "LONG", 0):
+    with small(programs=8), mock.patch.object(launching, "LONG", 0):
         return settles(examples, few)
 
 
@@ -330,7 +333,7 @@ def rounds_single_terms() -> int:
     return i.numel
 
 
-BLOCKS, FLUSH = 4096, fused.FLUSH
+BLOCKS, FLUSH = 4096, launching.FLUSH
 
 
 def biased() -> tuple[Instruction, list[torch.Tensor], int]:
@@ -469,7 +472,7 @@ SUITE = Suite(
     fast={name: within(check) for name, check in FAST.items()},
     slow={name: within(check) for name, check in SLOW.items()},
     mutants=MUTANTS,
-    killed=within(lambda: killed(MUTANTS, kernels, fused)),
+    killed=within(lambda: killed(MUTANTS, kernels, launching)),
 )
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task, stepped
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.threads import limited
+from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import identities, tensor_bytes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tiebreak.api.machine.running import Machine
-from tiebreak.engine.arithmetic.hashing import identity
+from tiebreak.engine.arithmetic.backend import identity
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.audit import compare

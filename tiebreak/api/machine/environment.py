@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tiebreak.engine.arithmetic import elementwise, reduce, scatter
+from tiebreak.engine.arithmetic.backend import builds, launches
 from tiebreak.engine.data import hashing
 from tiebreak.engine.data.disk import Folder, storing
 from tiebreak.engine.native import EMULATION, enabled
@@ -61,10 +61,9 @@ def describe() -> tuple[tuple[str, str], ...]:
 
 def kernels() -> tuple[KernelStatus, ...]:
     """Reports each compiled accelerator, and compiles those that have not been compiled yet."""
-    kernels = (("reduce", reduce), ("scatter", scatter), ("elementwise", elementwise))
     found = [
-        KernelStatus(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
-        for name, module in kernels
+        KernelStatus(name=name, compiled=build.library is not None, detail=build.reason)
+        for name, build in builds().items()
     ]
     hasher, reason = hashing.kernel(), hashing.build().reason
     if hasher is not None:
@@ -83,7 +82,7 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
         *((f"cuda:{i}", name) for i, name in enumerate(names)),
         ("cuda", str(torch.version.cuda)),
         ("cuda driver", cuda_driver()),
-        ("cuda sums", f"Triton {version('triton')}" if reduce.runs_on(torch.device("cuda"), 1) else "torch"),
+        ("cuda sums", f"Triton {version('triton')}" if launches(torch.device("cuda")) else "torch"),
         # This affects FP32 products only; the engine multiplies in FP64.
         ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.allow_tf32 else "off"),
         *(

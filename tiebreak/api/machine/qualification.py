@@ -9,7 +9,8 @@ import torch
 
 from tiebreak.api.machine.environment import KernelStatus, describe, describe_cuda
 from tiebreak.api.machine.running import usable_device
-from tiebreak.engine.arithmetic import Arithmetic, reduce
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import launches
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.engine.run.worst import Slowdown, worst
@@ -58,7 +59,7 @@ def paths(device: str | None, accelerated: bool) -> Iterator[tuple[str, str]]:
     """The pairs (device, path) to qualify, for one device or for all."""
     wanted = [device] if device is not None else ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     for name in wanted:
-        if accelerated if name == "cpu" else reduce.runs_on(usable_device(name), 1):
+        if accelerated if name == "cpu" else launches(usable_device(name)):
             yield name, "compiled"
         yield name, "pure"
 

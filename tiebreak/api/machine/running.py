@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import Logging
+from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.check import CheckedInterpreter
 from tiebreak.engine.distributed.exchange import Exchange

@@ -12,7 +12,8 @@ from torch import Tensor
 from tiebreak.api.machine.environment import describe, describe_cuda, usable_cores
 from tiebreak.api.machine.running import usable_device
 from tiebreak.api.training.bundle import MANIFEST, Bundle, capture_bundle, load_bundle
-from tiebreak.engine.arithmetic import Arithmetic, reduce
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import builds
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.logged.calibration import MARGIN, SHARE, Calibration, OnProgress, proven_policy
 from tiebreak.engine.logged.divergence import variants_of
@@ -79,7 +80,7 @@ def calibrate_subjects(
     for name in ("cpu", *devices):
         qualify(Arithmetic(device=usable_device(name)))
     counts = sorted({1, max(2, usable_cores()) if threads is None else threads})
-    compiled = reduce.build().library is not None
+    compiled = builds()["reduce"].library is not None
     settings = variants_of(orders, threads=counts, compiled=compiled, devices=devices, seed=seed)
     calibration = Calibration(settings, precision=precision, seed=seed)
     for subject in subjects:

@@ -1,7 +1,12 @@
-"""Executes one instruction exactly in torch, except for near ties that policy `logged` reports."""
+"""Executes one instruction exactly, except for near ties that policy `logged` reports.
 
-from tiebreak.engine.arithmetic.execute import Arithmetic, Options
-from tiebreak.engine.arithmetic.stats import Counts, Stats
-from tiebreak.engine.arithmetic.ziv import Logging, NearTies
+`backend` is the one door to the back-ends: `plain` (torch alone, any device), `c` (CPUs) and `gpu` (Triton). Each has a
+folder with its kernels beside the code that calls them; `plan` is what they share. All give the same bytes.
+"""
+
+from tiebreak.engine.arithmetic.execute import Arithmetic
+from tiebreak.engine.arithmetic.plan.options import Options
+from tiebreak.engine.arithmetic.plan.stats import Counts, Stats
+from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 
 __all__ = ["Arithmetic", "Counts", "Logging", "NearTies", "Options", "Stats"]

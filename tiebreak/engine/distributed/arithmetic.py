@@ -2,10 +2,10 @@
 
 **Sums.** Each worker adds its terms up in FP64, with a bound on their absolute values. For every element there is one
 owner, which adds the workers' sums and bounds. No term passes through more roundings than on its worker, and one for
-each worker after that, so Ziv's test (`tiebreak.engine.arithmetic.ziv`) holds as on one machine, in whatever order and
-by whatever algorithm the sums were exchanged. They are sent in 6 bytes, and what that changes is counted as some more
-roundings (`tiebreak.engine.distributed.wire`). Of the elements that the test leaves undecided every worker computes its
-part exactly, in fixed point; integers are added, and the owner rounds once.
+each worker after that, so Ziv's test (`tiebreak.engine.arithmetic.plan.ziv`) holds as on one machine, in whatever order
+and by whatever algorithm the sums were exchanged. They are sent in 6 bytes, and what that changes is counted as some
+more roundings (`tiebreak.engine.distributed.wire`). Of the elements that the test leaves undecided every worker
+computes its part exactly, in fixed point; integers are added, and the owner rounds once.
 
 There must be one owner. The same sums, added by two workers in two orders, may differ; then one of them may decide an
 element in FP64 that the other cannot decide. Both would be right, but they would no longer wait for the same messages.
@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.exact import Digits, exact_digits
-from tiebreak.engine.arithmetic.execute import Operands
-from tiebreak.engine.arithmetic.reduce import Partial, SumPlan, SumRunner, plan_sum
-from tiebreak.engine.arithmetic.stats import Stats
-from tiebreak.engine.arithmetic.ziv import coefficient, decide
+from tiebreak.engine.arithmetic.plain.exact import Digits, exact_digits
+from tiebreak.engine.arithmetic.plain.settling import decide
+from tiebreak.engine.arithmetic.plan.options import Operands
+from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of
+from tiebreak.engine.arithmetic.plan.ziv import coefficient
 from tiebreak.engine.distributed import wire
 from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap, numbering
 from tiebreak.engine.distributed.layout import Split, share
@@ -39,7 +40,6 @@ from tiebreak.protocol.program.isa import Instruction
 
 AHEAD: Final = 1 << 26
 """The bytes of whole weights that are gathered before they are needed."""
-NO_LIMIT: Final = 1 << 60
 
 _UNDECIDED: Final = 0x7F800001
 """Stands for an element that FP64 does not decide, in the bits of results that are gathered.
@@ -57,7 +57,7 @@ class SharedArithmetic(Arithmetic):
     ) -> None:  # fmt: skip
         super().__init__(device, permute, stats, precision=precision)
         self.exchange = exchange
-        self.collectives = Collectives(exchange, self._empty)
+        self.collectives = Collectives(exchange, self.backend.empty)
         self.tape = exchange if isinstance(exchange, TapeRecorder | TapePlayer) else None
         self._ahead: deque[tuple[AllGather, Tensor]] = deque()
         self._flying: dict[int, Callable[[], Tensor]] = {}
@@ -66,11 +66,6 @@ class SharedArithmetic(Arithmetic):
         self._sent: list[tuple[_Message, Callable[[], Tensor]]] = []
         self._shared: dict[int, _Sum] = {}
         self._messages: dict[int, _Message] = {}
-
-    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        if self.buffers is not None:  # fresh pages cost more than the way between two workers of one machine
-            return self.buffers.empty(shape, dtype)
-        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def look_ahead(self, gathers: Iterable[tuple[AllGather, Tensor]]) -> None:
         """Sends what the next step gathers before it asks, in its order, from the shards that exist.
@@ -200,7 +195,7 @@ class SharedArithmetic(Arithmetic):
         mine = torch.split(total, [parts[worker].shape[1] for parts in shares], 1)
         for (n, *_), digits in zip(read, mine, strict=True):
             result, here = results[n]
-            result[here] = Digits(digits).rounded(sums[n][0].runner.pure.rounded)
+            result[here] = Digits(digits).rounded(sums[n][0].rounded)
             sums[n][0].counts.undecided_twice += len(here)
 
 
@@ -213,9 +208,8 @@ class _Sum:
     def __init__(self, i: SharedSum, arithmetic: SharedArithmetic) -> None:
         self.instruction, self.mine, self.collectives = i, i.mine, arithmetic.collectives
         self.tape = arithmetic.tape
-        self.plan: SumPlan = plan_sum(i.mine, NO_LIMIT)
-        self.runner: SumRunner = arithmetic.runner(i.mine)
-        self.counts = arithmetic.stats.of(self.plan.kind)
+        self.planned, self.rounded = arithmetic.partial(i.mine), arithmetic.options.rounding(i.mine)
+        self.counts = arithmetic.stats.of(kind_of(i.mine))
         self.whole = i.split is None
         self.split = Split(1, i.mine.numel, 1) if i.split is None else i.split
         self.everywhere = i.everywhere
@@ -232,7 +226,7 @@ class _Sum:
         return slice(begin * self.split.inner, end * self.split.inner)
 
     def begin(self, operands: Operands) -> "_Sum":
-        self.part = self.runner.partial(self.plan, operands)
+        self.part = self.planned.run(operands)
         self.plain = len(self.part.sizes) == 1
         return self
 
@@ -335,11 +329,11 @@ class _Message:
             del each.part
         found: list[tuple[Tensor, Tensor]] = []
         begin, every = 0, zip(self.sums, self._held, strict=True)
-        for rounded, group in groupby(every, key=lambda one: one[0].runner.pure.rounded):
+        for _, group in groupby(every, key=lambda one: one[0].rounded.precision):
             sums, counts = zip(*group, strict=True)
             c, e = total[:, begin : begin + sum(counts)].unbind()
             begin += sum(counts)
-            result, undecided = decide(c, e, rounded)
+            result, undecided = decide(c, e, sums[0].rounded)
             open_ = undecided.nonzero().view(-1)
             usable = e[open_].isfinite()
             result[open_[~usable]] = float("nan")

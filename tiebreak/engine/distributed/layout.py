@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
-from tiebreak.engine.arithmetic.views import Dim
+from tiebreak.engine.arithmetic.plan.views import Dim
 
 EVEN: Final = 4
 """The least number of rows that shards of whole rows have on average."""

@@ -26,8 +26,8 @@ from functools import cached_property
 from math import prod
 from typing import Final
 
-from tiebreak.engine.arithmetic.random import RandomFrom
-from tiebreak.engine.arithmetic.views import Dim, coalesce
+from tiebreak.engine.arithmetic.plan.chains import RandomFrom
+from tiebreak.engine.arithmetic.plan.views import Dim, coalesce
 from tiebreak.engine.distributed.layout import Split, along, cut, leading, localized, share
 from tiebreak.engine.distributed.sizes import BOUND_BYTES, LEAST, SMALL, SUM_BYTES, TOLD
 from tiebreak.protocol.program import isa

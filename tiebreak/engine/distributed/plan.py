@@ -4,12 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
-import torch
-
-from tiebreak.engine.arithmetic.reduce import plan_sum
-from tiebreak.engine.distributed.arithmetic import NO_LIMIT
+from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.distributed.exchange import SHORT, numbering
 from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import Split, share
@@ -23,7 +19,6 @@ WEIGHTS, OPERANDS, SUMS, ROUNDED, LISTS, END = (
     "weights gathered", "other operands gathered", "FP64 sums with their bounds", "rounded sums gathered",
     "which sums are undecided", "whether the state is finite",
 )  # fmt: skip
-_CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +39,11 @@ class Plan:
     @property
     def workers(self) -> int:
         return self.partition.workers
+
+    @cached_property
+    def _arithmetic(self) -> Arithmetic:
+        """That of a worker with a CPU, which says in what form sums are sent."""
+        return Arithmetic()
 
     @cached_property
     def held(self) -> dict[str, Held]:
@@ -115,7 +115,7 @@ class Plan:
 
     def _sum(self, i: SharedSum, worker: int) -> Iterator[tuple[str, int]]:
         """The bytes that a worker sends of a sum, by kind of exchange, without those of undecided elements."""
-        others, norms = self.workers - 1, plan_sum(i.mine, NO_LIMIT).norms(_CPU)
+        others, norms = self.workers - 1, self._arithmetic.partial(i.mine).norms
         each = SUM_BYTES if norms else SUM_BYTES + BOUND_BYTES
         if i.everywhere:
             yield SUMS, others * (each * i.mine.numel + BOUND_BYTES * norms)

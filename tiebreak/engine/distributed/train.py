@@ -7,20 +7,37 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.elementwise import ElementwiseChain
-from tiebreak.engine.arithmetic.elementwise_fused import FusedChain
-from tiebreak.engine.arithmetic.execute import Operands
+from tiebreak.engine.arithmetic.plan.chains import PreparedChain
+from tiebreak.engine.arithmetic.plan.options import Operands
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, Running, State, StepResult, Sums
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, Planned, State, StepResult, Sums
 from tiebreak.engine.run.loop import exact, steps
 from tiebreak.engine.run.schedule import Unit
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Instruction, Slot
 from tiebreak.protocol.program.program import Program
+
+
+class Together(Planned):
+    """One step of a worker: what several exchange is computed together with the others."""
+
+    machine: "SharedInterpreter"
+
+    def execute(self, unit: Unit, chain: PreparedChain | None) -> None:
+        arithmetic = self.machine.arithmetic
+        if begun := self.machine.begun.get(unit.members[0]):
+            arithmetic.begin(*self._asked(begun))
+        if isinstance(self.body[unit.members[0]], AllGather | SharedSum):
+            self.put(unit, dict(zip(unit.members, arithmetic.together(*self._asked(unit.members)), strict=True)))
+        else:
+            super().execute(unit, chain)
+
+    def _asked(self, numbers: Sequence[int]) -> tuple[list[Instruction], list[Operands]]:
+        return [self.body[n] for n in numbers], [self.operands(n) for n in numbers]
 
 
 class SharedInterpreter(Interpreter):
@@ -33,30 +50,22 @@ class SharedInterpreter(Interpreter):
         self.partition = Partition(program, exchange.workers)
         # All workers keep one order, because they meet in every exchange. Shares differ in size, so the order is that
         # of the last one, which has the largest.
-        planned, self._begun = joined(self.partition.local(exchange.workers - 1))
+        planned, self.begun = joined(self.partition.local(exchange.workers - 1))
         super().__init__(self.partition.local(exchange.worker), arithmetic, planned)
         self._weights = self._gathered_weights()
 
     def _gathered_weights(self) -> list[tuple[AllGather, str]]:
         """The weights that a step gathers from the state before it, in order."""
         found, body = [], self.program.body
-        for i in (body[n] for unit in self._planned for n in unit.members):
+        for i in (body[n] for unit in self.planned for n in unit.members):
             if isinstance(i, AllGather) and reads_state(self.program, i):
                 params = body[i.operands[0].value].params
                 assert isinstance(params, Slot)
                 found.append((i, params.name))
         return found
 
-    def _execute(self, run: Running, unit: Unit, chain: ElementwiseChain | FusedChain | None) -> None:
-        if begun := self._begun.get(unit.members[0]):
-            self.arithmetic.begin(*self._asked(run, begun))
-        if isinstance(self.program.body[unit.members[0]], AllGather | SharedSum):
-            run.put(unit, self.arithmetic.together(*self._asked(run, unit.members)))
-        else:
-            run.execute(unit, chain)
-
-    def _asked(self, run: Running, numbers: Sequence[int]) -> tuple[list[Instruction], list[Operands]]:
-        return [self.program.body[n] for n in numbers], [run.operands(n) for n in numbers]
+    def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> Planned:
+        return Together(self, before, state, data, sums, self._given(state, data) if donated else frozenset())
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """This worker's shards of whole entries, on its device."""

@@ -26,7 +26,7 @@ from typing import Final
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import LEAST, UNIT, NearTies
+from tiebreak.engine.arithmetic.plan.ziv import LEAST, UNIT, NearTies
 from tiebreak.engine.logged.divergence import Comparer, Variant
 from tiebreak.engine.logged.policy import LoggedPolicy, Measurements
 from tiebreak.engine.run import loop

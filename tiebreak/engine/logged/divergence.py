@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.threads import limited
-from tiebreak.engine.arithmetic.ziv import UNIT, Logging, NearTies
+from tiebreak.engine.arithmetic.c.threads import limited
+from tiebreak.engine.arithmetic.plan.ziv import UNIT, Logging, NearTies
 from tiebreak.engine.logged.policy import MeasuredSums
 from tiebreak.engine.native import pure_path
 from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION

@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import NearTies
+from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.logged.elements import Doubles, bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.screening import Screen
 from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogFinding, LogReport

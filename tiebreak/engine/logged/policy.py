@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.engine.arithmetic.ziv import Logging
+from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError

@@ -2,7 +2,7 @@
 
 In the paper the threshold tau is a share of the exponent's unit, one per type of layer. Here the arithmetic derives the
 threshold from the element's own error bound and hands over exactly the elements within it
-(`tiebreak.engine.arithmetic.ziv`). The log holds the direction in which each of them was rounded, down or up (the
+(`tiebreak.engine.arithmetic.plan.ziv`). The log holds the direction in which each of them was rounded, down or up (the
 paper's 0 and 2); all other elements (the paper's 1) take no place in it.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.ziv import NearTies
+from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.logged.elements import bits_of, went_up
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.step_log import Entries, StepLog

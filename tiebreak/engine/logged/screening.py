@@ -3,8 +3,8 @@
 Summing one element exactly takes as long as some thousand terms of a matrix product, so a trainer that logs every
 element of a large product could keep auditors busy for longer than anyone waits. Instead the sum is computed once more
 in FP64, giving c and N >= Sigma|terms| for every element. With e = coefficient(2 K + 16) N
-(`tiebreak.engine.arithmetic.ziv`; no order of summation rounds more often), the gap g around c and its middle m, the
-exact sum is
+(`tiebreak.engine.arithmetic.plan.ziv`; no order of summation rounds more often), the gap g around c and its middle m,
+the exact sum is
 
     near    if ||c| - m| + e < 2^-n g: then it lies between the same neighbours;
     far     if ||c| - m| - e > 2^-n g and e < g/8: even if it lies beyond a neighbour, it is less than g/8 beyond, where
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.rounding import Round
-from tiebreak.engine.arithmetic.ziv import UNIT, Logging, coefficient
+from tiebreak.engine.arithmetic.plan.rounding import Round
+from tiebreak.engine.arithmetic.plan.ziv import UNIT, Logging, coefficient
 from tiebreak.engine.logged.elements import Doubles
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.step_log import Integers, Mask

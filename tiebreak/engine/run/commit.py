@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tiebreak.engine.arithmetic.hashing import identities, runs_on
+from tiebreak.engine.arithmetic.backend import identities, launches, new_stream
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import State
 from tiebreak.engine.run.retention import ALL, Keep
@@ -91,11 +91,11 @@ class Committer:
         """
         assert self._flying is None, "one state is committed at a time"
         device, ready = next(iter(state.values())).device, None
-        self._copied = runs_on(device)
+        self._copied = launches(device)
         if self._copied:
             state = {name: tensor.clone() for name, tensor in state.items()}
-        if device.type == "cuda":
-            self._aside = self._aside or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._aside = self._aside or new_stream(device)
+        if self._aside is not None:
             ready = torch.cuda.current_stream(device).record_event()
         self._flying = self._executor.submit(self._commit_aside, ready, step, state, loss_bits, log_root)
 
@@ -129,7 +129,7 @@ class Committer:
     def _commit(self, step: int, state: State, loss_bits: int, log_root: Digest) -> Commit:
         started = time.perf_counter()
         # A tensor that is hashed where it lies is moved to be written; any other once, because it is read twice.
-        state = {name: tensor if runs_on(tensor.device) else tensor.to("cpu") for name, tensor in state.items()}
+        state = {name: tensor if launches(tensor.device) else tensor.to("cpu") for name, tensor in state.items()}
         record = make_record(step, state, loss_bits, log_root)
         hashed = time.perf_counter()
         checkpoint, recorded = self._run.job.checkpoint_of(step), self._run.recorded()

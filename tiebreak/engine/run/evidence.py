@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.hashing import identity
+from tiebreak.engine.arithmetic.backend import identity
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.run.commit import make_record

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.elementwise_fused import FusedChains
 
 ENGINE: Final = f"{Path(__file__).resolve().parents[2]}/"
-Body = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor], dict[str, Tensor]]
+Body = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], dict[str, Tensor]]
 """Computes a step without the host: state (which may be overwritten), data, and steps before it -> the new state."""
 
 
@@ -68,17 +67,15 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
 class Graph:
     """A step that is replayed."""
 
-    def __init__(self, arithmetic: Arithmetic, body: Body, state: Mapping[str, Tensor], data: Mapping[str, Tensor]):
-        assert isinstance(arithmetic.chains, FusedChains)
+    def __init__(self, arithmetic: Arithmetic, body: Body, state: dict[str, Tensor], data: dict[str, Tensor]):
         self._state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-        self._data, self._notes, self._plans = dict(data), arithmetic.chains.notes, arithmetic.plans()
+        self._data, self._notes, self._plans = dict(data), arithmetic.backend.notes, arithmetic.plans()
         self._before = torch.zeros((), dtype=torch.int64, device=arithmetic.device)
         self._replay = capture(arithmetic.device, lambda: self._take(body(self._state, self._data, self._before)))
 
     def fits(self, arithmetic: Arithmetic, data: Mapping[str, Tensor]) -> bool:
         """Whether what was captured is still where it was."""
-        assert isinstance(arithmetic.chains, FusedChains)
-        return arithmetic.chains.notes is self._notes and all(data[n] is tensor for n, tensor in self._data.items())
+        return arithmetic.backend.notes is self._notes and all(data[n] is tensor for n, tensor in self._data.items())
 
     def step(self, number: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state after step `number`; the next call overwrites it."""
@@ -104,16 +101,14 @@ class Graphs:
         self._steps = 0
         self.reason = ""
         """The reason why steps are not replayed, in words; empty if they are."""
-        if not isinstance(arithmetic.chains, FusedChains):
+        if arithmetic.backend.notes is None:
             self._refuse(f"the kernels for GPUs do not run on {arithmetic.device}")
         elif arithmetic.options.permuted:
             self._refuse("each step takes the terms of sums in another order")
         elif arithmetic.options.logging is not None:
             self._refuse("the host logs near ties")
 
-    def step(
-        self, body: Body, number: int, state: Mapping[str, Tensor], data: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def step(self, body: Body, number: int, state: dict[str, Tensor], data: dict[str, Tensor]) -> dict[str, Tensor]:
         """The state after a step, on a state that may be overwritten; a later call may overwrite the result."""
         self._steps += 1
         if self._steps > 2 and not self.reason and (graph := self._captured(body, state, data)) is not None:
@@ -125,7 +120,7 @@ class Graphs:
             self._refuse(f"in each the host waits for the device: {', '.join(sorted(reads.seen))}")
         return new
 
-    def _captured(self, body: Body, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> Graph | None:
+    def _captured(self, body: Body, state: dict[str, Tensor], data: dict[str, Tensor]) -> Graph | None:
         if self._graph is None or not self._graph.fits(self._arithmetic, data):
             self._graph = None  # its memory is free before another one takes as much
             try:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.chains import CHAINED, Member
-from tiebreak.engine.arithmetic.elementwise import Chains, ElementwiseChain, all_finite
-from tiebreak.engine.arithmetic.elementwise_fused import FusedChain, FusedChains
-from tiebreak.engine.arithmetic.threads import torch_alone
-from tiebreak.engine.arithmetic.ziv import NearTies
+from tiebreak.engine.arithmetic.backend import is_host
+from tiebreak.engine.arithmetic.plain.backend import Seal
+from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain
+from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.run import schedule
@@ -25,16 +23,7 @@ from tiebreak.engine.run.schedule import Unit
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-    Slot,
-    SourceKind,
-    row_major,
-)
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import pack_tolerances, sum_kind
 
@@ -92,10 +81,10 @@ def _unsigned(bits: int) -> int:
 class Interpreter:
     """Executes the steps of one program.
 
-    Without an observer, instructions are executed in the order of `tiebreak.engine.run.schedule`. If the compiled
-    kernel for chains is available, the intermediate results of a chain are never materialised. With an observer,
-    instructions are executed one by one in the program's own order. Where Triton kernels run, the host reads from the
-    device once, after everything else, what it has to know of a step.
+    Without an observer, instructions are executed in the order of `tiebreak.engine.run.schedule`, and where the
+    back-end has chains, their intermediate results are never materialised. With an observer, they are executed one by
+    one in the program's own order. The host reads from the device once, after everything else, what it has to know of a
+    step.
     """
 
     def __init__(
@@ -112,37 +101,40 @@ class Interpreter:
         """
         self.program = program
         self.arithmetic = arithmetic
-        self._committed = [commit.operands[0].value for commit in program.commits]
-        self._in_order = schedule.in_order(program)
+        self.committed = [commit.operands[0].value for commit in program.commits]
         self._chained = CHAINED if arithmetic.chains is None else arithmetic.chains.functions
-        self._planned = schedule.plan(program, self._chained) if planned is None else planned
-        self._chains = self._make_chains()
-        chains = arithmetic.chains
-        self._fused = chains if isinstance(chains, FusedChains) and budget is None else None
-        self._seals = {} if self._fused is None else self._make_seals(self._fused)
-        self._noting = tuple(c for c in (*self._chains.values(), *self._seals.values()) if isinstance(c, FusedChain))
+        self.in_order = schedule.in_order(program)
+        self.planned = schedule.plan(program, self._chained) if planned is None else planned
+        self.chains = self._make_chains()
+        """The chains of the planned order, by position in it."""
+        self.seals = self._make_seals()
+        """Seals of committed f32 values that come from no chain, by value."""
+        self._ran = (*self.chains.values(), *self.seals.values())
         sources = [(n, i) for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE]
-        self._constants = {n: arithmetic.execute(i, (), 0) for n, i in sources if _is_constant(i)}
-        self._read = tuple((n, i) for n, i in sources if n not in self._constants)
-        self._work = tuple(
-            (unit, self._chains.get(position))
-            for position, unit in enumerate(self._planned)
+        self.constants = {n: arithmetic.execute(i, (), 0) for n, i in sources if _is_constant(i)}
+        self.read = tuple((n, i) for n, i in sources if n not in self.constants)
+        """The other sources."""
+        self.work = tuple(
+            (unit, self.chains.get(position))
+            for position, unit in enumerate(self.planned)
             if program.body[unit.members[0]].opcode != Opcode.SOURCE
         )
-        self._offload = None if budget is None else self._make_offload(budget)
-        self._graphs = Graphs(arithmetic) if graphs else None
+        """All units but sources, with their chains."""
+        self.offload = None if budget is None else self._make_offload(budget)
+        """Keeps values within a budget of memory."""
+        self.graphs = Graphs(arithmetic) if graphs else None
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
         state = {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
-        if self._offload is not None:
-            self._offload.adopt(state)
+        if self.offload is not None:
+            self.offload.adopt(state)
         return state
 
     @property
     def empty(self) -> Empty:
         """Makes the tensors, of undefined contents, into which a state for `to_device` is read."""
-        return fresh if self._offload is None else self._offload.on_disk
+        return fresh if self.offload is None else self.offload.on_disk
 
     def place_data(self, data: Mapping[str, Tensor]) -> State:
         """The job's data where the steps read them: on this interpreter's device, except tables too large for it."""
@@ -154,7 +146,7 @@ class Interpreter:
 
     def whole(self, state: State) -> State:
         """A state of this interpreter as others know it, to be committed."""
-        return state if self._offload is None else self._offload.all_on_disk(state)
+        return state if self.offload is None else self.offload.all_on_disk(state)
 
     def step(
         self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
@@ -168,81 +160,49 @@ class Interpreter:
         writable, and no thread may read its tensors again. Without `donate`, no argument is written to. `sums` has the
         last word on logged sums; without it, the arithmetic's own results stand (policy `exact`).
         """
-        if self._fused is not None and observe is None:
-            if self._graphs is not None and donate and sums is None:
-                new = self._graphs.step(self._launch, number, state, data)
+        backend, body = self.arithmetic.backend, self.program.body
+        with backend.step():
+            if observe is not None:
+                one_by_one = OneByOne(self, self._steps_before(number), state, data, sums, observe)
+                new, finite = one_by_one.run(), one_by_one.finite
+                bits = loss_bits(one_by_one.values[len(body) - 1])
             else:
-                new = self._launch(state, data, self._steps_before(number), sums, donated=donate)
-            finite, bits = self._fused.look(self._noting)
+                if self.graphs is not None and donate and sums is None:
+                    new = self.graphs.step(self._launch, number, state, data)
+                else:
+                    new = self._launch(state, data, self._steps_before(number), sums, donated=donate)
+                finite, bits = backend.look(self._ran)
             if check_finite:
-                self._check_finite(number, new, lambda value, _: finite.get(value, True))
-            return StepResult(new, _unsigned(bits))
-        given = self._given(state, data) if donate and self._chains else frozenset[int]()  # only chains use it
-        run = Running(self, self._steps_before(number), state, data, observe, given, sums)
-        with nullcontext() if self.arithmetic.buffers is None else torch_alone():
-            return self._step(run, number, state, check_finite=check_finite, donated=donate)
+                for name, value in zip(new, self.committed, strict=True):
+                    if not finite.get(value, True):
+                        raise NotFiniteError(number, name)
+            if self.offload is not None and observe is None:
+                self.offload.end(new)
+        return StepResult(new, _unsigned(bits))
 
     def _steps_before(self, number: int) -> Tensor:
         return torch.full((), number - 1, dtype=torch.int64, device=self.arithmetic.device)
 
     def _launch(
-        self, state: Mapping[str, Tensor], data: Mapping[str, Tensor], before: Tensor, sums: Sums | None = None, *,
-        donated: bool = True,
-    ) -> State:  # fmt: skip
-        """Launches a step where Triton kernels run; `FusedChains.look` tells its loss, and what is finite.
+        self, state: State, data: State, before: Tensor, sums: Sums | None = None, *, donated: bool = True
+    ) -> State:
+        """Computes a step; the back-end's `look` tells its loss, and what is finite.
 
         before: the number of steps before it, i64 of rank 0, on the device.
         """
-        assert self._fused is not None
-        self._fused.begin()
-        given = self._given(state, data) if donated else frozenset[int]()
-        run = Running(self, before, state, data, None, given, sums)
-        self._execute_planned(run)
-        for value, seal in self._seals.items():
-            run.seal(value, seal)
-        self._fused.note(run.values[len(self.program.body) - 1])
-        return self._committed_by(run)
+        backend = self.arithmetic.backend
+        backend.begin_step()
+        executor = self._executor(before, state, data, sums, donated=donated)
+        new = executor.run()
+        backend.end_step(executor.values[len(self.program.body) - 1])
+        return new
 
-    def _step(self, run: "Running", number: int, state: State, *, check_finite: bool, donated: bool) -> StepResult:
-        observed = run.observed
-        if observed:
-            for unit in self._in_order:
-                run.one_by_one(unit)
-        elif self._offload is not None:
-            self._offload.begin(run.values, state, run.sealed, donated=donated)
-            for position in self._offload.positions():
-                run.execute(self._planned[position], self._chains.get(position))
-        else:
-            self._execute_planned(run)
-        new = self._committed_by(run)
-        if check_finite:
-            self._check_finite(number, new, run.is_finite)
-        if self._offload is not None and not observed:
-            self._offload.end(new)
-        result = StepResult(new, loss_bits(run.values[len(self.program.body) - 1]))
-        if self.arithmetic.buffers is not None:
-            self.arithmetic.buffers.end_step()
-        return result
-
-    def _execute_planned(self, run: "Running") -> None:
-        run.values = self._constants | {n: run.read(i) for n, i in self._read}
-        for unit, chain in self._work:
-            self._execute(run, unit, chain)
-
-    def _execute(self, run: "Running", unit: Unit, chain: ElementwiseChain | FusedChain | None) -> None:
-        run.execute(unit, chain)
-
-    def _committed_by(self, run: "Running") -> State:
-        """The state that a step has made."""
-        return {
-            _slot(commit).name: run.commit(value, self.program.leaf_of_commit(slot))
-            for slot, (commit, value) in enumerate(zip(self.program.commits, self._committed, strict=True))
-        }
-
-    def _check_finite(self, number: int, new: State, is_finite: Callable[[int, Tensor], bool]) -> None:
-        for name, value in zip(new, self._committed, strict=True):
-            if not is_finite(value, new[name]):
-                raise NotFiniteError(number, name)
+    def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> "Planned":
+        """Executes a step without an observer."""
+        given = self._given(state, data) if donated and self.arithmetic.chains is not None else frozenset[int]()
+        if self.offload is not None:
+            return Offloaded(self, before, state, data, sums, given, self.offload, donated=donated)
+        return Planned(self, before, state, data, sums, given)
 
     def check_job(self, job: Job) -> None:
         """Raises `ConfigurationError` unless precision and tolerances are those of the job."""
@@ -257,14 +217,13 @@ class Interpreter:
                 f"{pack_tolerances(dict(logging.tolerances)):#08x}"
             )
 
-    def _make_chains(self) -> dict[int, ElementwiseChain | FusedChain]:
-        """The chains of the planned order, by position in it."""
+    def _make_chains(self) -> dict[int, PreparedChain]:
         if self.arithmetic.chains is None:
             return {}
-        committed, body = set(self._committed), self.program.body
-        replaces = schedule.replacements(self.program, self._planned, self._chained)
-        made = dict[int, ElementwiseChain | FusedChain]()
-        for position, unit in enumerate(self._planned):
+        committed, body = set(self.committed), self.program.body
+        replaces = schedule.replacements(self.program, self.planned, self._chained)
+        made = dict[int, PreparedChain]()
+        for position, unit in enumerate(self.planned):
             if schedule.is_elementwise(body[unit.members[0]], self._chained):
                 members = tuple(
                     Member(
@@ -281,30 +240,22 @@ class Interpreter:
                 made[position] = self.arithmetic.chains.make(members)
         return made
 
-    def _make_seals(self, fused: FusedChains) -> dict[int, FusedChain]:
-        """Copies, in place where possible, that seal what is committed and comes from no chain, by value."""
-        made = dict[int, FusedChain]()
-        from_chains = {n for chain in self._chains.values() if isinstance(chain, FusedChain) for n in chain.code.sealed}
-        for value in self._committed:
+    def _make_seals(self) -> dict[int, Seal | PreparedChain]:
+        made = dict[int, Seal | PreparedChain]()
+        from_chains = {n for chain in self.chains.values() for n in chain.code.sealed}
+        for value in self.committed:
             i = self.program.body[value]
             if i.dtype != DType.F32 or value in from_chains or value in made:
                 continue
-            copy = Instruction(
-                opcode=Opcode.MAP, function=MapFunction.COPY, dtype=i.dtype, shape=i.shape,
-                operands=(Access(value, 0, row_major(i.shape)),),
-            )  # fmt: skip
-            made[value] = fused.make((Member(value, copy, (i.dtype,), (i.numel,), True, True, value),))
+            made[value] = self.arithmetic.backend.seal(value, i)
         return made
 
     def _make_offload(self, budget: Budget) -> Offload:
-        if self.arithmetic.device.type != "cpu":
+        if not is_host(self.arithmetic.device):
             raise ConfigurationError(f"expected a CPU where memory is limited, got {self.arithmetic.device}")
-        buffers = self.arithmetic.buffers
-        if buffers is not None:
-            buffers.limit = budget.room
-        in_place = {} if buffers is None else schedule.replacements(self.program, self._planned)
-        empty = fresh if buffers is None else buffers.empty
-        return Offload(self.program, self._planned, in_place, self._chains, budget, empty)
+        in_place = {} if self.arithmetic.chains is None else schedule.replacements(self.program, self.planned)
+        self.arithmetic.backend.limit_memory(budget.room)
+        return Offload(self.program, self.planned, in_place, self.chains, budget, self.arithmetic.backend.empty)
 
     def _given(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> frozenset[int]:
         """The sources of state entries that share their memory with no other tensor."""
@@ -318,92 +269,87 @@ class Interpreter:
         )
 
 
-class Running:
-    """One step while it runs: the values that are still needed, and what is known about them."""
+class Planned:
+    """One step in the planned order: the values that are still needed while it runs.
+
+    before: the number of steps before this one, i64 of rank 0, on the device. given: the values whose memory may be
+    overwritten.
+    """
 
     def __init__(
-        self, interpreter: Interpreter, before: Tensor, state: Mapping[str, Tensor], data: Mapping[str, Tensor],
-        observe: Observer | None, given: frozenset[int], sums: Sums | None,
+        self, machine: Interpreter, before: Tensor, state: State, data: State, sums: Sums | None,
+        given: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        """before: the number of steps before this one, i64 of rank 0, on the device."""
-        self._body, self._arithmetic = interpreter.program.body, interpreter.arithmetic
-        self._before, self._state, self._data, self._observe = before, state, data, observe
+        self.machine, self.body = machine, machine.program.body
+        self._before, self._state, self._data = before, state, data
         self._given, self._sums = given, sums
-        self._offload = interpreter._offload if observe is None else None
-        self._fused = interpreter._fused is not None and observe is None
-        self._finite: dict[int, bool] = {}
+        self._sealed: set[int] = set()
         self.values: dict[int, Tensor] = {}
 
-    @property
-    def observed(self) -> bool:
-        """Whether an observer sees each value: instructions are executed one by one then, in the program's order."""
-        return self._observe is not None
+    def run(self) -> State:
+        """Computes everything; returns the new state."""
+        self.values = self.machine.constants | {n: self._read(i) for n, i in self.machine.read}
+        for unit, chain in self.machine.work:
+            self.execute(unit, chain)
+        return self.new_state()
 
-    def execute(self, unit: Unit, chain: ElementwiseChain | FusedChain | None) -> None:
+    def execute(self, unit: Unit, chain: PreparedChain | None) -> None:
         """Executes a unit, in one pass if it is a chain."""
         if chain is None:
-            self.one_by_one(unit)
+            for n, dying in zip(unit.members, unit.dying, strict=True):
+                self.values[n] = self.value(n)
+                for dead in dying:
+                    del self.values[dead]
         else:
-            self.at_once(unit, chain)
+            self.put(unit, chain.run(self.values, self._given))
 
-    def one_by_one(self, unit: Unit) -> None:
-        """Executes the members of a unit one after the other."""
-        for n, dying in zip(unit.members, unit.dying, strict=True):
-            value = self._value(n)
-            self.values[n] = value if self._observe is None else self._observe(n, value)
-            del value
-            for dead in dying:
-                del self.values[dead]
-
-    def at_once(self, unit: Unit, chain: ElementwiseChain | FusedChain) -> None:
-        """Executes a unit in one pass."""
-        result = chain.run(self.values, self._given)
-        self.values |= result.tensors
-        self._finite |= result.finite
+    def put(self, unit: Unit, results: Mapping[int, Tensor]) -> None:
+        """Takes the results of a unit that was executed as a whole."""
+        self.values |= results
         for dying in unit.dying:
             for dead in dying:
-                self.values.pop(dead, None)  # intermediate results were never made
-
-    def seal(self, value: int, copy: FusedChain) -> None:
-        """Seals what is committed; a source only where it may be overwritten."""
-        own = self._body[value].opcode != Opcode.SOURCE
-        self.values |= copy.run(self.values, {value} if own else self._given).tensors
+                self.values.pop(dead, None)  # intermediate results of a chain were never made
 
     def operands(self, number: int) -> list[Tensor]:
-        return [self.values[operand.value] for operand in self._body[number].operands]
+        return [self.values[operand.value] for operand in self.body[number].operands]
 
-    def put(self, unit: Unit, results: Sequence[Tensor]) -> None:
-        """Takes the results of a unit that was executed elsewhere."""
-        self.values |= zip(unit.members, results, strict=True)
-        for dying in unit.dying:
-            for dead in dying:
-                del self.values[dead]
+    def value(self, number: int) -> Tensor:
+        """Computes one instruction."""
+        instruction = self.body[number]
+        if instruction.opcode == Opcode.SOURCE:
+            return self._read(instruction)
+        operands, arithmetic = self.operands(number), self.machine.arithmetic
+        if self._sums is None or sum_kind(instruction) is None:
+            return arithmetic.execute(instruction, operands, 0)
+        result, near = arithmetic.execute_logged(instruction, operands, 0)
+        self._sums.settle(number, instruction, operands, result, near)
+        return result
 
-    def commit(self, value: int, leaf: int) -> Tensor:
+    def new_state(self) -> State:
+        """The state that the step has made, sealed."""
+        program, committed = self.machine.program, self.machine.committed
+        return {
+            _slot(commit).name: self.commit(value, program.leaf_of_commit(slot))
+            for slot, (commit, value) in enumerate(zip(program.commits, committed, strict=True))
+        }
+
+    def commit(self, value: int, leaf: int) -> Tensor:  # noqa: ARG002
         """The tensor that committing a body value puts into the state."""
-        tensor = None if self._offload is None else self._offload.committed(value)
-        if tensor is None:
-            tensor = self.sealed(value)
-        if _is_constant(self._body[value]):  # the state is its owner's to write to, and the constant is not
+        tensor = self.sealed(value)
+        if _is_constant(self.body[value]):  # the state is its owner's to write to, and the constant is not
             tensor = tensor.clone()
-        return tensor if self._observe is None else self._observe(leaf, tensor)
-
-    def is_finite(self, value: int, tensor: Tensor) -> bool:
-        if self._observe is None and value in self._finite:
-            return self._finite[value]
-        return tensor.dtype != torch.float32 or bool(torch.isfinite(tensor).all())
+        return tensor
 
     def sealed(self, value: int) -> Tensor:
-        """The value as it is committed: with NaN made canonical. Takes note of whether it is finite."""
-        tensor, chains = self.values[value], self._arithmetic.chains
-        if value in self._finite or self._fused:
-            return tensor
-        if isinstance(chains, Chains) and tensor.dtype == torch.float32 and all_finite(chains.kernel, tensor):
-            self._finite[value] = True
-            return tensor
-        return canonical(tensor)
+        """The value as it is committed; a source only where it may be overwritten."""
+        seal = self.machine.seals.get(value)
+        if seal is not None and value not in self._sealed:
+            own = self.body[value].opcode != Opcode.SOURCE
+            self.values |= seal.run(self.values, {value} if own else self._given)
+            self._sealed.add(value)
+        return self.values[value]
 
-    def read(self, source: Instruction) -> Tensor:
+    def _read(self, source: Instruction) -> Tensor:
         """The value of a source; it belongs to the state, the data or the program, and is not to be written to."""
         if source.function == SourceKind.STATE:
             return self._state[_slot(source).name]
@@ -411,18 +357,58 @@ class Running:
             return self._data[_slot(source).name]
         if source.function == SourceKind.STEP:
             return self._before
-        return self._arithmetic.execute(source, (), 0)
+        return self.machine.arithmetic.execute(source, (), 0)
 
-    def _value(self, number: int) -> Tensor:
-        instruction = self._body[number]
-        if instruction.opcode == Opcode.SOURCE:
-            return self.read(instruction)
-        operands = self.operands(number)
-        if self._sums is None or sum_kind(instruction) is None:
-            return self._arithmetic.execute(instruction, operands, 0)
-        result, near = self._arithmetic.execute_logged(instruction, operands, 0)
-        self._sums.settle(number, instruction, operands, result, near)
-        return result
+
+class Offloaded(Planned):
+    """One step in the planned order within a budget of memory."""
+
+    def __init__(
+        self, machine: Interpreter, before: Tensor, state: State, data: State, sums: Sums | None,
+        given: frozenset[int], offload: Offload, *, donated: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(machine, before, state, data, sums, given)
+        self._offload, self._donated = offload, donated
+
+    def run(self) -> State:
+        self._offload.begin(self.values, self._state, self.sealed, donated=self._donated)
+        for position in self._offload.positions():
+            self.execute(self.machine.planned[position], self.machine.chains.get(position))
+        return self.new_state()
+
+    def sealed(self, value: int) -> Tensor:
+        waiting = self._offload.committed(value)
+        return super().sealed(value) if waiting is None else waiting
+
+
+class OneByOne(Planned):
+    """One step in the program's order, each of whose values an observer sees and may replace."""
+
+    def __init__(
+        self, machine: Interpreter, before: Tensor, state: State, data: State, sums: Sums | None, observe: Observer
+    ) -> None:
+        super().__init__(machine, before, state, data, sums)
+        self._observe = observe
+        self.finite: dict[int, bool] = {}
+        """Whether each committed f32 value is finite in all its elements."""
+
+    def run(self) -> State:
+        for unit in self.machine.in_order:
+            self.execute(unit, None)
+        return self.new_state()
+
+    def value(self, number: int) -> Tensor:
+        return self._observe(number, super().value(number))
+
+    def commit(self, value: int, leaf: int) -> Tensor:
+        tensor = self._observe(leaf, super().commit(value, leaf))
+        if tensor.dtype == torch.float32:
+            is_finite = self.machine.arithmetic.backend.is_finite(tensor)
+            self.finite[value] = is_finite and self.finite.get(value, True)
+        return tensor
+
+    def sealed(self, value: int) -> Tensor:
+        return canonical(self.values[value])
 
 
 def _is_constant(instruction: Instruction) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from tiebreak.engine.arithmetic.backend import free_memory
 from tiebreak.protocol.program.isa import Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 
@@ -36,8 +37,8 @@ def place(
 
     Those tables stay on the CPU. room: by default half of the free memory on a CUDA device, and unlimited elsewhere.
     """
-    if room is None and device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0] // SHARE
+    if room is None and (free := free_memory(device)) is not None:
+        room = free // SHARE
     left = {name for name in data if name in tables(program)} if room is not None else set()
     for name in sorted(left, key=lambda name: (data[name].nbytes, name)):
         assert room is not None

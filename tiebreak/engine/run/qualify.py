@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.hashing import identities
+from tiebreak.engine.arithmetic.backend import identities, is_host
 from tiebreak.engine.data.tensors import canonical, from_bytes, memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.engine.native import EMULATION, SWITCH, emulation
@@ -130,7 +130,7 @@ def qualify(arithmetic: Arithmetic) -> QualificationReport:
     started = perf_counter()
     operations: dict[str, int] = {}
     precision = arithmetic.options.precision
-    large = () if arithmetic.device.type == "cpu" else _vectors(precision, large=True)
+    large = () if is_host(arithmetic.device) else _vectors(precision, large=True)
     for case, right in (*_vectors(precision), *large):
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
     operations["hashing"] = _compare_ids(arithmetic)
@@ -144,7 +144,7 @@ def qualify(arithmetic: Arithmetic) -> QualificationReport:
 
 def check_emulation(device: torch.device) -> None:
     """Raises `ConfigurationError` if the device's vendor was asked to emulate FP64."""
-    if device.type == "cuda" and (value := emulation()) not in ("", "0"):
+    if not is_host(device) and (value := emulation()) not in ("", "0"):
         raise ConfigurationError(f"expected {EMULATION} to be unset or 0 where {device} computes, got {value!r}")
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tiebreak.engine.arithmetic.chains import CHAINED, Chained
+from tiebreak.engine.arithmetic.plan.chains import CHAINED, Chained
 from tiebreak.protocol.program.isa import Access, Instruction, Opcode, Slot, SourceKind, row_major
 from tiebreak.protocol.program.program import Program
 

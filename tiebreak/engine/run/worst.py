@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.threads import limited
+from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.native import pure_path
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ScatterParams
 
@@ -196,9 +196,9 @@ def measure(case: Case, *, compiled: bool = True, repeats: int = 5, share: float
     generator = torch.Generator().manual_seed(1)
     ordinary = case.operands(None, generator)
     data = {name: _mixed(ordinary, case.operands(pattern, generator), share) for name, pattern in PATTERNS.items()}
-    arithmetic = Arithmetic()
     best = dict.fromkeys(("", *data), float("inf"))
     with nullcontext() if compiled else pure_path():
+        arithmetic = Arithmetic()
         for turn in range(repeats + 1):
             for name, operands in {"": ordinary, **data}.items():
                 started = time.process_time()

@@ -21,7 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import NearTies
+from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.logged.elements import put_bits
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.evidence import Source

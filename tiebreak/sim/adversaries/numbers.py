@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.views import View
+from tiebreak.engine.arithmetic.plan.views import View
 from tiebreak.engine.capture.compile import MODEL, OPTIMIZER, TELEMETRY
 from tiebreak.engine.run.interpreter import Observer
 from tiebreak.protocol.commitments.job import Job

@@ -17,7 +17,7 @@ from random import Random
 from typing import Final
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.ziv import Logging
+from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.agreement import Terms, draft_job

@@ -1,0 +1,73 @@
+"""The one door to the back-ends: which of them computes on a device, and what else depends on where that is."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.c import chains, scatter, sums
+from tiebreak.engine.arithmetic.c.backend import CBackend
+from tiebreak.engine.arithmetic.gpu import hashing
+from tiebreak.engine.arithmetic.gpu.backend import GpuBackend
+from tiebreak.engine.arithmetic.plain.backend import TorchBackend
+from tiebreak.engine.arithmetic.plan.options import Options, Pieces
+from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.data import tensors as on_host
+from tiebreak.engine.native import Build, enabled, interprets
+from tiebreak.protocol.tags import Digest
+
+
+def choose(options: Options, stats: Stats) -> TorchBackend:
+    """The fastest back-end of a device. Each computes every instruction."""
+    if launches(options.device):
+        return GpuBackend(options, stats)
+    return (CBackend if is_host(options.device) and enabled() else TorchBackend)(options, stats)
+
+
+def launches(device: torch.device) -> bool:
+    """Whether Triton kernels run on a device."""
+    runs = device.type == "cuda" or (is_host(device) and interprets())
+    return runs and enabled() and find_spec("triton") is not None
+
+
+def builds() -> dict[str, Build]:
+    """The kernels in C, by what they compute, or the reasons why there are none."""
+    return {"reduce": sums.build(), "scatter": scatter.build(), "elementwise": chains.build()}
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether a device is the CPU."""
+    return device.type == "cpu"
+
+
+def pieces(device: torch.device) -> Pieces:
+    """The amounts that torch computes at once on a device."""
+    if is_host(device):
+        return Pieces(1 << 22, 1 << 16, 1 << 16, 1 << 15, 1 << 14, on_host=True, looks=not interprets())
+    return Pieces(1 << 26, 1 << 62, 1 << 62, 1 << 20, 1 << 20, on_host=False, looks=False)
+
+
+def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
+    """The id of each tensor by name, hashed where it lies if its device has kernels for that, else on the host."""
+    there: dict[torch.device, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if launches(tensor.device):
+            there.setdefault(tensor.device, {})[name] = tensor
+    found = {name: digest for each in there.values() for name, digest in hashing.identities(each).items()}
+    others = {name: tensor for name, tensor in tensors.items() if name not in found}
+    return found | on_host.identities(others) if others else found
+
+
+def identity(tensor: Tensor) -> Digest:
+    return identities({"": tensor})[""]
+
+
+def free_memory(device: torch.device) -> int | None:
+    """The bytes that are free on a device with memory of its own; None on others."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A new queue of a device for work that others need not wait for; None if it has none."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -1,0 +1,205 @@
+"""`reduce` on CPUs by sums.c: threads that run it over the tables of a plan.
+
+Only one block of the output and its panels are held in FP64.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from math import ceil, isqrt
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.c.progress import ZivProgress, run_kernel
+from tiebreak.engine.arithmetic.c.threads import sharing, together
+from tiebreak.engine.arithmetic.plan.options import Operands
+from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, shuffle
+from tiebreak.engine.arithmetic.plan.views import Floats, Integers, check_reach
+from tiebreak.engine.arithmetic.plan.ziv import Collector, coefficient
+from tiebreak.engine.native import Build, load
+
+_KC, _CHUNK, _RUN = 192, 512, 32  # as in sums.c
+_ADD, _FINISH, _LEAVE = 0, 1, 2
+BLOCK: Final = 512
+"""The most rows and columns of a block, which stays in cache with its panels."""
+LONG: Final = 4096
+"""The number of terms from which on shorter panels pay."""
+
+
+class _Contraction(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batches", "m", "n", "k", "block_m", "block_n", "parts", "kc", "group")),
+        *((name, ctypes.c_int64) for name in ("run_k", "run_batch", "a_step", "b_step")),
+        *((name, ctypes.c_void_p) for name in ("a_batch", "a_m", "a_k", "b_batch", "b_n", "b_k")),
+        *((name, ctypes.c_void_p) for name in ("out_batch", "out_m", "out_n", "a", "b", "out", "sums", "sizes")),
+        ("coefficient", ctypes.c_double),
+    ]
+
+
+def build() -> Build:
+    """The compiled kernel, or the reason why there is none."""
+    signature = ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+    return load(__file__, contract=signature, add_up=signature, find_greatest=signature)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of the kernel, without the memory that it reads and writes."""
+
+    task: _Contraction
+    held: list[Integers]
+    """The tables to which `task` points."""
+    threads: int
+    coefficient: float
+    roundings: int
+    """The number of roundings on a term's path, additions of parts included."""
+    matrix: bool
+
+    def room(self) -> list[Floats]:
+        """Memory for the FP64 sums and sizes that parts leave, to which the task points from now on."""
+        task, count = self.task, self.task.parts * self.task.batches
+        outputs, sizes = (task.m * task.n, task.m + task.n) if self.matrix else (1, 1)
+        memory = [np.empty(count * outputs), np.empty(count * sizes)]
+        task.sums, task.sizes = (int(piece.ctypes.data) for piece in memory)
+        return memory
+
+
+class TabledSum:
+    """A `reduce` of f32 that sums.c computes. Only one thread at a time may run it.
+
+    With `shuffled`, the terms are taken in random order.
+    """
+
+    def __init__(self, library: ctypes.CDLL, tables: ReduceTables, shuffled: torch.Generator | None) -> None:
+        self._library, self._tables, self._shuffled = library, tables, shuffled
+        self._kernel = library.contract if tables.out else library.add_up
+        self._calls: dict[int, _Call] = {}
+        """The call that all runs with terms in order share, by number of threads."""
+
+    def run(self, operands: Operands, out: Tensor, counts: Counts, precision: int, near: Collector | None) -> Tensor:
+        """Writes the sums into `out`: f32, contiguous. `near` collects open elements that are not settled."""
+        call = self._reading(operands)
+        task, threads = call.task, call.threads
+        task.out = out.data_ptr()
+        task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
+        parts = call.room() if task.parts > 1 else []
+
+        def compute(progress: ZivProgress) -> bool:
+            for what in (_ADD, _FINISH) if task.parts > 1 else (_ADD,):
+                progress.next = 0
+                if not all(together(lambda: self._kernel(ctypes.byref(task), what, ctypes.byref(progress)), threads)):  # noqa: B023
+                    return False
+            return True
+
+        progress = run_kernel(compute, out, precision, self._tables.terms, near)
+        del parts
+        counts.elements += out.numel()
+        progress.add_to(counts, threads)
+        return out
+
+    def partial(self, operands: Operands) -> Partial:
+        """The FP64 sums and the sizes of all elements before rounding."""
+        call = self._reading(operands)
+        task, progress, room = call.task, ZivProgress(), call.room()
+        run = together(lambda: self._kernel(ctypes.byref(task), _LEAVE, ctypes.byref(progress)), call.threads)
+        if not all(run):
+            raise MemoryError(f"no memory to compute {task.batches} x {task.m} x {task.n} sums")
+        sums, sizes = (torch.from_numpy(memory.reshape(task.parts, -1)) for memory in room)
+        total, size = (x[0] if len(x) == 1 else x.sum(0) for x in (sums, sizes))
+        if not self._tables.out:
+            return Partial(total, (size,), call.roundings, None)
+        rows, columns = torch.split(size.view(task.batches, -1), [task.m, task.n], 1)
+        shaped = total.view(task.batches, task.m, task.n)
+        return Partial(shaped, (rows, columns), call.roundings, self._tables.source)
+
+    def greatest(self, operand: Tensor, out: Tensor, *, place: bool) -> Tensor:
+        """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
+        check_reach(operand, self._tables.operands[0].reach)
+        call = self._prepare(None)
+        task, progress = call.task, ZivProgress()
+        task.a, task.out = operand.data_ptr(), out.data_ptr()
+        find = self._library.find_greatest
+        together(lambda: find(ctypes.byref(task), int(place), ctypes.byref(progress)), call.threads)
+        return out
+
+    def _reading(self, operands: Operands) -> _Call:
+        """The call on these operands, which must outlive it."""
+        read = [operands[o.index] for o in self._tables.operands]
+        for operand, tensor in zip(self._tables.operands, read, strict=True):
+            check_reach(tensor, operand.reach)
+        call = self._prepare(self._shuffled)
+        call.task.a, call.task.b = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None
+        return call
+
+    def _prepare(self, shuffled: torch.Generator | None) -> _Call:
+        tables = self._tables
+        threads = sharing(tables.multiplications)
+        if shuffled is None and threads in self._calls:
+            return self._calls[threads]
+        first, (m, n) = tables.operands[0], (len(tables.operands[i].own) for i in (0, -1))
+        batches = len(first.batch) * tables.run_batch
+        task = _Contraction(batches=batches, m=m, n=n, k=tables.terms, run_k=tables.run_k, run_batch=tables.run_batch)
+        held = _set_tables(task, tables, shuffled)
+        roundings = _set_blocks(task, bool(tables.out), threads)
+        call = _Call(task, held, threads, task.coefficient, roundings, bool(tables.out))
+        if shuffled is None:
+            self._calls[threads] = call
+        return call
+
+
+def _set_tables(task: _Contraction, plan: ReduceTables, shuffled: torch.Generator | None) -> list[Integers]:
+    """Points `task` to the tables. The returned arrays must outlive it."""
+    terms, run = [o.k for o in plan.operands], plan.run_k
+    if shuffled is not None:
+        terms, run = shuffle(terms, run, shuffled)
+        task.run_k = run
+    held: list[Integers] = []
+
+    def point(table: Integers) -> int:
+        held.append(table)
+        return int(table.ctypes.data)
+
+    for name, operand, own, k in zip("ab", plan.operands, ("a_m", "b_n"), terms, strict=False):
+        setattr(task, f"{name}_batch", point(operand.batch))
+        setattr(task, own, point(operand.own))
+        setattr(task, f"{name}_k", point(k))
+        setattr(task, f"{name}_step", operand.step)
+    for name, table in zip(("out_batch", "out_m", "out_n"), plan.out, strict=False):
+        setattr(task, name, point(table))
+    return held
+
+
+def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> int:
+    """Chooses the bound, and blocks and parts that give every thread work; returns the roundings on a term's path."""
+    wanted = 1 if threads == 1 else 4 * threads
+    if matrix:
+        task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
+        while _blocks(task) < wanted and max(task.block_m, task.block_n) > 96:
+            larger = "block_m" if task.block_m >= task.block_n else "block_n"
+            setattr(task, larger, ceil(getattr(task, larger) / 24) * 12)
+        parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC))
+    else:
+        parts = min(ceil(wanted / ceil(task.batches / 256)), task.k // (4 * _CHUNK))
+    task.parts = ceil(task.k / ceil(task.k / max(1, parts)))
+    roundings = task.parts + (_set_panels(task) if matrix else min(task.k, _CHUNK) + ceil(task.k / _CHUNK) + _RUN)
+    task.coefficient = coefficient(roundings) if task.k > 1 else 0.0
+    return int(roundings)
+
+
+def _set_panels(task: _Contraction) -> int:
+    """Chooses how many terms are added at once; returns the roundings on a term's path through a part.
+
+    Short panels cost a little speed, but where there are many, the closer bound saves more on undecided elements.
+    """
+    terms = ceil(task.k / task.parts)
+    task.kc = min(terms, _KC if terms <= LONG else _KC // 2)
+    panels = ceil(terms / task.kc)
+    task.group = panels if panels <= 16 else isqrt(panels) + 1
+    return int(task.kc + task.group + ceil(panels / task.group))
+
+
+def _blocks(task: _Contraction) -> int:
+    return int(task.batches * ceil(task.m / task.block_m) * ceil(task.n / task.block_n))

@@ -1,0 +1,1 @@
+"""Triton kernels, on GPUs. Nothing here imports Triton before a kernel is asked for."""

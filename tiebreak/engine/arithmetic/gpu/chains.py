@@ -1,0 +1,217 @@
+"""Chains on GPUs: one launch of one Triton kernel (`kernels/chains.py`) for each.
+
+The host waits for nothing while a step runs. What the kernels note, whether results are finite and what FP64 left open,
+stays on the device, with the loss, until `LaunchedChains.look`, once a step.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import ceil
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, target
+from tiebreak.engine.arithmetic.plan.chains import Apply, ChainCode, Draw, Iota, Load, Member, sole_member
+from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plan.views import Dim
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import TRANSCENDENTALS, DType, Instruction, MapFunction
+
+LOAD: Final = -1
+IOTA: Final = -2
+RANDOM: Final = -3
+"""Operations in addition to the functions of `map`, numbered as in the kernels."""
+PLAIN: Final = -1
+"""The rank of an operand that is read in place."""
+BLOCK: Final = 1024
+"""The elements of a program."""
+OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False, "num_warps": 8}
+WIDE: Final = 1 << 31
+"""Elements are counted in 64 bits if there are this many or more."""
+_ALIGNMENT: Final = 2
+"""The notes of a chain begin at a multiple of this, that is of 16 bytes; in the first of these is the loss."""
+
+
+class Operation(NamedTuple):
+    """The operation that computes one register of a chain, as the kernel reads it. Both have the same number."""
+
+    code: int
+    a: int = 0
+    """The first operand's register; for LOAD, the pointer."""
+    b: int = 0
+    """The second operand's register; for LOAD and IOTA, the rank."""
+    c: int = 0
+    """The third operand's register; for LOAD, IOTA and RANDOM, the place where its numbers begin."""
+    d: int = 0
+    """The result's dtype; for a transcendental, the place of its notes; for RANDOM, whether it begins with a block."""
+
+
+class ChainStore(NamedTuple):
+    """A register to be stored through the pointer that has the store's own number."""
+
+    register: int
+    note: int
+    """The place where the kernel notes that a sealed result is not finite; -1 if it is not sealed."""
+
+
+def _kernels() -> ModuleType:
+    return kernels("chains")
+
+
+class LaunchedChains:
+    """Makes and runs the chains of one `Arithmetic`."""
+
+    functions: Final = frozenset(MapFunction)
+
+    def __init__(self, device: torch.device, precision: int, stats: Stats) -> None:
+        self.device, self.precision, self.stats = device, precision, stats
+        self.notes = torch.zeros(1 << 10, dtype=torch.int64, device=device)
+        """The kernels' notes: the bits of the loss, then a range for each chain."""
+        self._used = _ALIGNMENT
+
+    def make(self, members: Sequence[Member]) -> "LaunchedChain":
+        code = KernelCode(ChainCode(members))
+        first = -(-self._used // _ALIGNMENT) * _ALIGNMENT
+        self._used = first + code.notes
+        while self._used > len(self.notes):
+            self.notes = torch.cat([self.notes, torch.zeros_like(self.notes)])
+        return LaunchedChain(self, code, first)
+
+    def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+        chain = self.make((sole_member(instruction, operands),))
+        self.begin()
+        made = chain.run(dict(enumerate(operands)))
+        self.look((chain,))
+        return made[len(operands)]
+
+    def begin(self) -> None:
+        """Clears all notes when a step begins."""
+        self.notes.zero_()
+
+    def note(self, loss: Tensor) -> None:
+        """Notes the bits of an f32 of rank 0."""
+        self.notes[:1].copy_(loss.reshape(1).view(torch.int32))
+
+    def look(self, ran: Iterable["LaunchedChain"]) -> tuple[dict[int, bool], int]:
+        """Whether each sealed result is finite in all its elements, by value number, and the loss's bits as an i32.
+
+        ran: the chains that ran since `begin`. Waits for the device. Raises `ConfigurationError` if a device could not
+        settle a transcendental function.
+        """
+        noted, finite = self.notes.tolist(), dict[int, bool]()
+        for chain in ran:
+            finite |= chain.read(noted)
+        return finite, noted[0]
+
+
+class LaunchedChain:
+    """One chain, planned once and run in every step. `LaunchedChains.look` tells which results are finite."""
+
+    def __init__(self, chains: LaunchedChains, kernel: "KernelCode", first: int) -> None:
+        self._chains, self.kernel, self.code, self._first = chains, kernel, kernel.code, first
+        self._numbers = tuple(kernel.numbers)
+        self._options = {**kernel.constants(chains.precision, *target(chains.device)), **OPTIONS}
+
+    def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
+        chains, made = self._chains, dict[int, Tensor]()
+        self.code.check(values, chains.device)
+        for store in self.code.stores:
+            shape, old = store.member.instruction.shape, store.member.replaces
+            if old is not None and old in given:
+                made[store.member.number] = values[old].view(shape)
+            else:
+                made[store.member.number] = torch.empty(shape, dtype=store.dtype, device=chains.device)
+        read = (values[number].view(-1)[offset:] for number, offset in self.kernel.reads)
+        launch(
+            _kernels().run, ceil(self.code.numel / BLOCK), chains.notes[self._first :], (*made.values(), *read),
+            self._numbers, self.code.numel, **self._options,
+        )  # fmt: skip
+        return made
+
+    def read(self, noted: Sequence[int]) -> dict[int, bool]:
+        """Whether sealed results are finite, by value number; counts what FP64 left open."""
+        first = self._first
+        for function, at in self.kernel.resolved:
+            undecided, double_rounded, still = noted[first + at : first + at + 3]
+            if still:
+                raise ConfigurationError(
+                    f"{self._chains.device}: expected {function.name.lower()} to be settled by pairs of FP64, got "
+                    f"{still} elements left open. Use another device, driver or build of torch"
+                )
+            counts = self._chains.stats.of(f"map.{function.name.lower()}")
+            counts.elements += self.code.numel
+            counts.undecided += undecided
+            counts.double_rounded += double_rounded
+        return {number: not noted[first + at] for number, at in self.kernel.sealed.items()}
+
+
+class KernelCode:
+    """A chain's code as the kernel reads it."""
+
+    def __init__(self, code: ChainCode) -> None:
+        self.code = code
+        self.numbers: list[int] = []
+        """Sizes, strides and other numbers to which operations refer."""
+        self.late = sum(store.member.replaces is None for store in code.stores)
+        self.reads: list[tuple[int, int]] = []
+        """Value and offset of each pointer after those of the outputs."""
+        self.sealed: dict[int, int] = {}
+        """The place, by value number, where it is noted that a result is not finite."""
+        self.resolved: list[tuple[MapFunction, int]] = []
+        """The chain's transcendental functions, each with the place of its notes on what FP64 left open."""
+        self.notes = 0
+        self.operations = [self._operation(operation) for operation in code.operations]
+        for store in code.stores:
+            if store.notes_finite:
+                self.sealed[store.member.number] = self._note(1)
+        self.stores = [ChainStore(s.register, self.sealed.get(s.member.number, -1)) for s in code.stores]
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """The dtypes that the kernel's pointers point to, in order: results first."""
+        made = (PROTOCOL_DTYPES[store.dtype] for store in self.code.stores)
+        return *made, *(self.code.inputs[number][0] for number, _ in self.reads)
+
+    def constants(self, precision: int, backend: str, arch: int) -> dict[str, Any]:
+        """The constants of the kernel's compilation for a target of Triton, such as ("cuda", 90)."""
+        return {
+            "APART": backend == "cuda" and arch >= 100,
+            "PROGRAM": tuple(self.operations), "STORES": tuple(self.stores), "LATE": self.late,
+            "WIDE": self.code.numel >= WIDE, "PRECISION": precision, "BLOCK": BLOCK,
+        }  # fmt: skip
+
+    def _operation(self, operation: Load | Iota | Draw | Apply) -> Operation:
+        match operation:
+            case Load(value, offset, dims):
+                rank = PLAIN if operation.is_plain else 0 if operation.is_scalar else len(dims)
+                if (value, offset) not in self.reads:
+                    self.reads.append((value, offset))
+                pointer = len(self.code.stores) + self.reads.index((value, offset))
+                return Operation(LOAD, pointer, rank, self._number(*_box(dims[: max(rank, 0)])))
+            case Iota(offset, dims):
+                return Operation(IOTA, b=len(dims), c=self._number(offset, *_box(dims)))
+            case Draw(seed, step, stream, first):
+                return Operation(RANDOM, seed, step, self._number(stream, first), int(first % 4 == 0))
+            case Apply(function, operands, _, dtype):
+                a, b, c = (*operands, *(operands[0],) * (3 - len(operands)))
+                if function not in TRANSCENDENTALS:
+                    return Operation(function, a, b, c, dtype)
+                self.resolved.append((function, self.notes))
+                return Operation(function, a, b, c, self._note(3))
+
+    def _number(self, *numbers: int) -> int:
+        """Adds numbers and returns where they begin."""
+        self.numbers += numbers
+        return len(self.numbers) - len(numbers)
+
+    def _note(self, number: int) -> int:
+        """Adds places for notes and returns the first."""
+        self.notes += number
+        return self.notes - number
+
+
+def _box(dims: Sequence[Dim]) -> tuple[int, ...]:
+    return *(dim.size for dim in dims), *(dim.strides[0] for dim in dims)

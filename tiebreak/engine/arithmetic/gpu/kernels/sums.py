@@ -1,0 +1,564 @@
+"""Sums of products, plain sums and extremes on GPUs: the Triton twin of c/sums.c. Only `gpu/sums.py` uses this module.
+
+An element is sum over k of a[a_batch + a_m + a_k] * b[b_batch + b_n + b_k], the offsets being tables, as in c/sums.c.
+Each program computes one tile over one part of the terms: FP32 is loaded, widened in registers, and multiplied in FP64.
+
+**The bound** (`tiebreak.engine.arithmetic.plan.ziv` has the proof). A product of two f32 is exact in FP64. After FLUSH
+terms the accumulator joins the total by a plain addition and starts again at zero, so a term passes through at most
+FLUSH roundings, one for each flush, and one for each part: `gpu/sums.py` computes e's coefficient from this count. How
+a matrix unit orders the terms of a flush does not matter, as long as each step is a correctly rounded FMA or addition.
+Squares of f32 are exact too; the sums of squares need no flush, because the proof allows them 2K + 8 roundings.
+
+**Twice.** Where one element in `MANY` is undecided, a matrix product is computed again in doubled precision. Let 2^E
+be above all factors of a row, and q = 2^(E - 22). Each is cut into x1, the nearest multiple of q, at most 2^E, and x2,
+at most q / 2, both exact; so are the columns' y1 and y2, with q'. A sum of 2^8 products x1 y1 consists of multiples of
+q q' and is at most 2^52 q q', so in FP64 it is exact. K <= 2^30 terms are at most 2^22 such sums (FLUSH = 2^8), which
+TwoSum adds: its errors are multiples of q q' too, at most 2^21 q q' each and 2^43 q q' together, so they add exactly.
+The rest, x1 y2 + x2 y, is summed plainly: 2K products, exact in FP64, whose sizes add up to |x1| |y2| + |x2| |y| at
+most, by norms. How the three sums are joined and tested is proven for `doubled` in `ziv`.
+
+Where few bits lie below the cuts, the rest is exact too, e is 0, and ties are decided. If all x are multiples of p, a
+power of two, so are x1 (which is x if p > q) and x2. Then all is a multiple of p p'. The terms of the rest are at most
+2^22 K q q' together, and TwoSum's errors, of K / 2^8 sums, 2^13 K q q'; what the last one leaves of both sums of
+multiples is no more than the lesser. If K q q' <= 2^30 p p', these are below 2^53 p p' together, and add exactly.
+
+**Exactly.** What either test leaves open is summed again in fixed point, without leaving the device. A term is a
+multiple of 2^-298 below 2^256, and is cut from above into slices. With q = 2^(48 j - 298), S = 1.5 * 2^52 q and
+|x| < 2^51 q, S + x lies in the binade of S, whose ulp is q, so fl(x + S) is S + n q with n q nearest to x; n is the
+difference of its pattern, read as an integer, and that of S. What is left, x - n q, is exact and at most q / 2 =
+2^47 (q / 2^48): it fits the next slice, |n| <= 2^47, and after the lowest slice it is 0. In the highest, |n| <= 2^42.
+
+A lane adds the patterns of at most 2^15 terms. The sum of n, at most 2^62, is the difference to as many patterns of S,
+modulo 2^64. Integers add exactly in any order. The halves of such sums, 24 bits and below 2^38, are digits of weight
+2^(24 d - 298); those of 2^8 lanes, 2^7 times over, make 2^30 terms and less than 2^53. So a few long sums are divided
+among programs, which add their digits in memory by atomic additions; another kernel rounds them.
+
+**No contraction.** Kernels are compiled with `enable_fp_fusion=False`, and a test reads the machine code.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def round_to(x, PRECISION: tl.constexpr):
+    """FP64 to an f32 number of b bits: `arithmetic/plan/rounding.py` has the proof. A zero has any sign."""
+    if PRECISION == 32:
+        return x.to(tl.float32)
+    drop: tl.constexpr = 61 - PRECISION
+    bits = x.to(tl.int64, bitcast=True)
+    kept = (bits + ((bits >> drop) & 1) + ((1 << (drop - 1)) - 1)) & (-1 << drop)
+    shift: tl.constexpr = 1.5 * 2.0 ** (-65 - PRECISION)
+    rounded = tl.where(tl.abs(x) < 2.0**-126, (x + shift) - shift, kept.to(tl.float64, bitcast=True))
+    return tl.where(x == x, rounded, x).to(tl.float32)
+
+
+@triton.jit
+def finish(c, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION: tl.constexpr):
+    """Ziv's test of a tile: writes the results, and lists what is undecided, rounded from C until it is settled.
+
+    The list has an element's number, row-major over (batch, m, n), and C and e where they are wanted. found: how many
+    there are. Past the list's room only the count grows.
+    """
+    low, high = round_to(c - e, PRECISION), round_to(c + e, PRECISION)
+    tl.store(out + place, tl.where(high == 0, 0.0, high), mask=inside)
+    undecided = inside & ~(high <= low)  # so is NaN, of which no comparison is true
+    if tl.sum(tl.ravel(undecided.to(tl.int32)), 0) > 0:
+        at = tl.atomic_add(found + tl.zeros_like(place), 1, mask=undecided)
+        kept = undecided & (at < room)
+        tl.store(listed + at, number, mask=kept)
+        if sums is None:
+            tl.store(out + place, round_to(c, PRECISION) + 0.0, mask=undecided)
+        else:
+            tl.store(sums + at, c, mask=kept)
+            tl.store(errors + at, e, mask=kept)
+
+
+@triton.jit(do_not_specialize=["room", "step"])
+def contract(
+    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
+    out, found, room, listed, sums, errors, sizes,
+    m, n, k, batches, step, coefficient,
+    PRECISION: tl.constexpr, LEAVE: tl.constexpr, FLUSH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One tile (BLOCK_M, BLOCK_N) of one batch, over one part of at most `step` terms.
+
+    With LEAVE nothing is rounded: C goes to `sums` (part, batch, m, n), squared norms to `sizes` (part, batch, m + n).
+    """
+    rows, columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    task = tl.program_id(0).to(tl.int64)
+    tile_n, tile_m = task % columns, task // columns % rows
+    batch, part = task // (columns * rows) % batches, task // (columns * rows * batches)
+    i, j, t = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    in_m, in_n = i < m, j < n
+    row = a + tl.load(a_batch + batch) + tl.load(a_m + i, mask=in_m, other=0)
+    column = b + tl.load(b_batch + batch) + tl.load(b_n + j, mask=in_n, other=0)
+    begin = (part * step).to(tl.int32)
+    end = tl.minimum(begin + step, k)
+
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+    squares_a = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
+    squares_b = tl.zeros((BLOCK_K, BLOCK_N), tl.float64)
+    for first in range(begin, end, FLUSH):
+        c = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+        for at in range(first, tl.minimum(first + FLUSH, end), BLOCK_K):
+            term = at + t
+            in_k = term < end
+            left = row[:, None] + tl.load(a_k + term, mask=in_k, other=0)[None, :]
+            right = column[None, :] + tl.load(b_k + term, mask=in_k, other=0)[:, None]
+            x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.float64)
+            y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0).to(tl.float64)
+            squares_a += x * x
+            squares_b += y * y
+            c = tl.dot(x, y, c, out_dtype=tl.float64)
+        total += c
+    norm_a, norm_b = tl.sum(squares_a, 1), tl.sum(squares_b, 0)
+
+    inside = in_m[:, None] & in_n[None, :]
+    if LEAVE:
+        which = part * batches + batch
+        tl.store(sums + (which * m + i[:, None]) * n + j[None, :], total, mask=inside)
+        tl.store(sizes + which * (m + n) + i, norm_a, mask=in_m & (tile_n == 0))
+        tl.store(sizes + which * (m + n) + m + j, norm_b, mask=in_n & (tile_m == 0))
+    else:
+        e = (tl.sqrt(norm_a) * coefficient)[:, None] * tl.sqrt(norm_b)[None, :]
+        to_m, to_n = tl.load(out_m + i, mask=in_m, other=0), tl.load(out_n + j, mask=in_n, other=0)
+        place = tl.load(out_batch + batch) + to_m[:, None] + to_n[None, :]
+        number = (batch * m + i[:, None]) * n + j[None, :]
+        finish(total, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION)
+
+
+@triton.jit(do_not_specialize=["room", "step"])
+def add_up(
+    a, b, a_batch, a_k, b_batch, b_k,
+    out, found, room, listed, sums, errors, sizes,
+    run_batch, run_k, k, batches, step, coefficient,
+    PAIRS: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
+    PRECISION: tl.constexpr, LEAVE: tl.constexpr, FLUSH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sums without m and n: BLOCK_M outputs of one part, in BLOCK_K lanes. Tables hold the first of each run.
+
+    Output o is at place o. With PAIRS a term is a product. With LEAVE C goes to `sums` and the sum of absolute terms
+    to `sizes`, both (part, batch).
+    """
+    tiles, task = tl.cdiv(batches, BLOCK_M), tl.program_id(0).to(tl.int64)
+    tile, part = task % tiles, task // tiles
+    o, t = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    inside = o < batches
+    row = a + tl.load(a_batch + o // run_batch, mask=inside, other=0) + o % run_batch * A_STEP
+    column = row
+    if PAIRS:
+        column = b + tl.load(b_batch + o // run_batch, mask=inside, other=0) + o % run_batch * B_STEP
+    begin = (part * step).to(tl.int32)
+    end = tl.minimum(begin + step, k)
+
+    total = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
+    size = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
+    for first in range(begin, end, FLUSH * BLOCK_K):
+        c = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
+        for at in range(first, tl.minimum(first + FLUSH * BLOCK_K, end), BLOCK_K):
+            term = at + t
+            in_k = term < end
+            used = inside[:, None] & in_k[None, :]
+            skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
+            x = tl.load(row[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+            if PAIRS:
+                skip = tl.load(b_k + term // run_k, mask=in_k, other=0) + term % run_k
+                x *= tl.load(column[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+            c += x
+            size += tl.abs(x)
+        total += c
+    c, bound = tl.sum(total, 1), tl.sum(size, 1)
+
+    if LEAVE:
+        tl.store(sums + part * batches + o, c, mask=inside)
+        tl.store(sizes + part * batches + o, bound, mask=inside)
+    else:
+        finish(c, bound * coefficient, o, o, inside, out, found, room, listed, sums, errors, PRECISION)
+
+
+@triton.jit(do_not_specialize=["room"])
+def add_parts(
+    left, sizes, out_batch, out_m, out_n, out, found, room, listed, sums, errors, m, n, batches, parts, coefficient,
+    MATRIX: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Adds, tests and rounds what programs of `contract` (MATRIX) or `add_up` left of the parts of some elements."""
+    o, elements = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), batches * m * n
+    inside = o < elements
+    c, size = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+    other, place = size, o
+    if MATRIX:
+        batch, i, j = o // (m * n), o // n % m, o % n
+        place = tl.load(out_batch + batch, mask=inside, other=0) + tl.load(out_m + i, mask=inside, other=0)
+        place += tl.load(out_n + j, mask=inside, other=0)
+    for part in range(parts):
+        c += tl.load(left + part * elements + o, mask=inside, other=0.0)
+        if MATRIX:
+            norms = sizes + (part * batches + batch) * (m + n)
+            size += tl.load(norms + i, mask=inside, other=0.0)
+            other += tl.load(norms + m + j, mask=inside, other=0.0)
+        else:
+            size += tl.load(sizes + part * elements + o, mask=inside, other=0.0)
+    e = tl.sqrt(size) * coefficient * tl.sqrt(other) if MATRIX else size * coefficient
+    finish(c, e, place, o, inside, out, found, room, listed, sums, errors, PRECISION)
+
+
+# ---- twice ----
+
+
+@triton.jit
+def two_sum(a, b):
+    """(s, t) with s = fl(a + b) and s + t = a + b."""
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+@triton.jit
+def to_odd(s, t):
+    """s + t, |t| <= ulp(s) / 2, rounded to FP64, to the neighbour with odd significand unless it is exact."""
+    bits = s.to(tl.int64, bitcast=True)
+    away = tl.where((s < 0) == (t < 0), 1, -1)
+    return tl.where((t != 0) & ((bits & 1) == 0), bits + away, bits).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def round_pair(s, t, PRECISION: tl.constexpr):
+    """RN(s + t) of any two FP64 numbers."""
+    high, low = two_sum(s, t)
+    return round_to(to_odd(high, low), PRECISION)
+
+
+@triton.jit
+def lowest(x, least):
+    """The lesser of `least` and the highest power of two of which x, f32, is a multiple, or half of that."""
+    bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    others = (bits & (bits - 1)).to(tl.float32, bitcast=True)
+    return tl.where(bits == 0, least, tl.minimum(least, tl.abs(x) - others))
+
+
+@triton.jit
+def cutting(peak):
+    """1.5 * 2^(52 + E - 22) for the least E >= -126 with 2^E above some f32 sizes."""
+    exponent = (peak.to(tl.int32, bitcast=True) >> 23).to(tl.int64) - 126
+    return (((1023 + 52 - 22 + exponent) << 52) + (1 << 51)).to(tl.float64, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["elements"])
+def contract_twice(
+    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
+    out, found, listed, counters,
+    m, n, k, batches, elements, coefficient,
+    PRECISION: tl.constexpr, MANY: tl.constexpr, FLUSH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Does nothing if few of a product's elements are undecided. Else computes all again, in doubled precision.
+
+    found: how many the list had. The list begins anew with what this leaves undecided, whose number goes to found + 1.
+    Any number of programs share the tiles.
+    """
+    rows, columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tl.where(tl.load(found) * MANY < elements, 0, batches * rows * columns)
+    t, differ = tl.arange(0, BLOCK_K), tl.zeros((BLOCK_M,), tl.int64)
+    for task in range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0)):
+        tile_n, tile_m, batch = task % columns, task // columns % rows, task // (columns * rows)
+        i, j = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        in_m, in_n = i < m, j < n
+        row = a + tl.load(a_batch + batch) + tl.load(a_m + i, mask=in_m, other=0)
+        column = b + tl.load(b_batch + batch) + tl.load(b_n + j, mask=in_n, other=0)
+        peak_a, peak_b = tl.zeros((BLOCK_M, BLOCK_K), tl.float32), tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+        least_a, least_b = peak_a + float("inf"), peak_b + float("inf")
+        for at in range(0, k, BLOCK_K):
+            in_k = at + t < k
+            left = row[:, None] + tl.load(a_k + at + t, mask=in_k, other=0)[None, :]
+            right = column[None, :] + tl.load(b_k + at + t, mask=in_k, other=0)[:, None]
+            x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0)
+            y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0)
+            peak_a, peak_b = tl.maximum(peak_a, tl.abs(x)), tl.maximum(peak_b, tl.abs(y))
+            least_a, least_b = lowest(x, least_a), lowest(y, least_b)
+        cut_a, cut_b = cutting(tl.max(peak_a, 1))[:, None], cutting(tl.max(peak_b, 0))[None, :]
+        units = tl.min(least_a, 1).to(tl.float64)[:, None] * tl.min(least_b, 0).to(tl.float64)[None, :]
+        exact = cut_a * cut_b * k <= units * (2.25 * 2.0**134)  # cuts are 1.5 * 2^52 q
+
+        high, low = tl.zeros((BLOCK_M, BLOCK_N), tl.float64), tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+        rest = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+        squares_x1, squares_x2 = tl.zeros((BLOCK_M, BLOCK_K), tl.float64), tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
+        squares_y, squares_y2 = tl.zeros((BLOCK_K, BLOCK_N), tl.float64), tl.zeros((BLOCK_K, BLOCK_N), tl.float64)
+        for first in range(0, k, FLUSH):
+            c = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+            for at in range(first, tl.minimum(first + FLUSH, k), BLOCK_K):
+                in_k = at + t < k
+                left = row[:, None] + tl.load(a_k + at + t, mask=in_k, other=0)[None, :]
+                right = column[None, :] + tl.load(b_k + at + t, mask=in_k, other=0)[:, None]
+                x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.float64)
+                y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0).to(tl.float64)
+                x1, y1 = (x + cut_a) - cut_a, (y + cut_b) - cut_b
+                x2, y2 = x - x1, y - y1
+                squares_x1 += x1 * x1
+                squares_x2 += x2 * x2
+                squares_y += y * y
+                squares_y2 += y2 * y2
+                c = tl.dot(x1, y1, c, out_dtype=tl.float64)
+                rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)
+                rest = tl.dot(x2, y, rest, out_dtype=tl.float64)
+            high, error = two_sum(high, c)
+            low += error
+
+        size = tl.sqrt(tl.sum(squares_x1, 1))[:, None] * tl.sqrt(tl.sum(squares_y2, 0))[None, :]
+        size += tl.sqrt(tl.sum(squares_x2, 1))[:, None] * tl.sqrt(tl.sum(squares_y, 0))[None, :]
+        s, tail = two_sum(high, low)
+        tail += rest
+        e = tl.where(exact, 0.0, size * coefficient + tl.abs(tail) * 2.0**-51)
+        below, above = round_pair(s, tail - e, PRECISION), round_pair(s, tail + e, PRECISION)
+        inside = in_m[:, None] & in_n[None, :]
+        to_m, to_n = tl.load(out_m + i, mask=in_m, other=0), tl.load(out_n + j, mask=in_n, other=0)
+        place = tl.load(out_batch + batch) + to_m[:, None] + to_n[None, :]
+        decided = inside & (above <= below) & (size == size)
+        value = tl.where(above == 0, 0.0, above)
+        differ += tl.sum((decided & (tl.load(out + place, mask=inside, other=0.0) != value)).to(tl.int64), 1)
+        tl.store(out + place, value, mask=decided)
+        at = tl.atomic_add(found + 1 + tl.zeros_like(place), 1, mask=inside & ~decided)
+        tl.store(listed + at, (batch * m + i[:, None]) * n + j[None, :], mask=inside & ~decided)
+    if tl.program_id(0) < tiles:
+        tl.atomic_add(counters + 3, tl.sum(differ, 0))
+
+
+# ---- exactly ----
+
+SAFE: tl.constexpr = tl.constexpr(1 << 15)
+"""The most terms that a lane may add."""
+
+
+@triton.jit
+def zeros(SHAPE: tl.constexpr, COUNT: tl.constexpr):
+    """A tuple of COUNT tensors of i64, all 0: digits or slices of a block before the first term."""
+    made = ()
+    for _ in tl.static_range(COUNT):
+        made = made + (tl.zeros(SHAPE, tl.int64),)
+    return made
+
+
+@triton.jit
+def add_slices(sums, x, FIRST: tl.constexpr, SLICES: tl.constexpr):
+    """Adds the slices of finite FP64 numbers to their sums, as the patterns of x + S; the highest comes first."""
+    added = ()
+    for j in tl.static_range(SLICES):
+        shift = 1.5 * 2.0 ** (52 - 298 + 48 * (FIRST + SLICES - 1 - j))
+        shifted = x + shift
+        x -= shifted - shift
+        added = added + (sums[j] + shifted.to(tl.int64, bitcast=True),)
+    return added
+
+
+@triton.jit
+def add_digits(digits, sums, steps, FIRST: tl.constexpr, SLICES: tl.constexpr):
+    """Adds the slices of `steps` terms in each lane to the digits, from the lowest; a slice has two."""
+    added = ()
+    for j in tl.static_range(SLICES):
+        pattern = ((1023 + 52 - 298 + 48 * (FIRST + j)) << 52) + (1 << 51)
+        n = sums[SLICES - 1 - j] - steps.to(tl.int64) * pattern
+        added = added + (digits[2 * j] + tl.sum(n & 0xFFFFFF, 1), digits[2 * j + 1] + tl.sum(n >> 24, 1))
+    return added
+
+
+@triton.jit
+def round_digits(digits, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr):
+    """RN of sums in digits, by digits of 48 bits as `round_bins` of exact.h; zero is +0."""
+    zero = digits[0] * 0
+    over, last, rest, top, under, below, place = zero, zero, zero, zero, zero, zero, zero
+    for j in tl.static_range(SLICES + 1):
+        low, high = zero, zero
+        if j < SLICES:
+            low, high = digits[2 * j], digits[2 * j + 1]
+        digit = ((over + low + (high << 24)) << 16) >> 16  # its lowest bits are right, whatever leaves the 64
+        over = (high + ((low + over) >> 24) + (1 << 23)) >> 24  # rounded: digits are signed
+        found = digit != 0
+        top, under = tl.where(found, digit, top), tl.where(found, last, under)
+        below, place = tl.where(found, rest, below), tl.where(found, FIRST + j, place)
+        rest = tl.where(last != 0, last, rest)
+        last = digit
+    half = tl.where(below < 0, -0.5, tl.where(below > 0, 0.5, 0.0)).to(tl.float64)
+    s, x = top.to(tl.float64) * 2.0**48, under.to(tl.float64) + half
+    h, left = two_sum(s, x)
+    odd = to_odd(h, left)
+    unit = ((48 * place + (1023 - 298 - 48)) << 52).to(tl.float64, bitcast=True)
+    return round_to(odd * unit, PRECISION) + 0.0
+
+
+@triton.jit
+def put_exact(digits, good, place, inside, out, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr):
+    """Rounds sums in digits to their places, NaN where not `good`; which are good, and which `out` had otherwise."""
+    value = tl.where(good, round_digits(digits, FIRST, SLICES, PRECISION), float("nan"))
+    good &= inside
+    differ = good & (tl.load(out + place, mask=inside, other=0.0) != value)
+    tl.store(out + place, value, mask=inside)
+    return good.to(tl.int64), differ.to(tl.int64)
+
+
+@triton.jit
+def left_of(found, elements, MANY: tl.constexpr):
+    """How many elements are listed: `contract_twice` has listed anew where it was due."""
+    undecided = tl.load(found)
+    return tl.where(undecided * MANY < elements, undecided, tl.load(found + 1))  # with MANY = 0 the first
+
+
+@triton.jit(do_not_specialize=["elements", "room"])
+def round_listed(
+    digits, spoiled, out_batch, out_m, out_n, out, found, listed, counters, m, n, elements, room,
+    MATRIX: tl.constexpr, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rounds the sums of listed elements, in digits (digit, slot); nothing where there are more than slots.
+
+    Any number of programs share the list. spoiled: 0 for each slot whose terms are all finite, as all are where it is
+    null.
+    """
+    exact, differ = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
+    count = left_of(found, elements, MANY)
+    count = tl.where(count <= room, count, 0)
+    for first in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        slot = first + tl.arange(0, BLOCK)
+        inside = slot < count
+        place = tl.load(listed + slot, mask=inside, other=0).to(tl.int64)
+        if MATRIX:
+            batch, i, j = place // (m * n), place // n % m, place % n
+            place = tl.load(out_batch + batch) + tl.load(out_m + i) + tl.load(out_n + j)
+        good = inside
+        if spoiled is not None:
+            good = inside & (tl.load(spoiled + slot, mask=inside, other=0) == 0)
+        held, digit = (), digits + slot
+        for _ in tl.static_range(2 * SLICES):
+            held = held + (tl.load(digit, mask=inside, other=0),)
+            digit += room
+        settled, otherwise = put_exact(held, good, place, inside, out, FIRST, SLICES, PRECISION)
+        exact += settled
+        differ += otherwise
+    if counters is not None and tl.program_id(0) * BLOCK < count:
+        tl.atomic_add(counters + 2, tl.sum(exact, 0))
+        tl.atomic_add(counters + 3, tl.sum(differ, 0))
+
+
+@triton.jit
+def add_exactly(
+    a, b, row, column, a_k, b_k, inside, begin, until, run_k,
+    PAIRS: tl.constexpr, FIRST: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The digits of the sums of terms begin ... until - 1 of BLOCK_M elements, and whether these terms are finite."""
+    t, digits = tl.arange(0, BLOCK_K), zeros((BLOCK_M,), 2 * SLICES)
+    finite = tl.full((BLOCK_M, BLOCK_K), 1, tl.int32)
+    for start in range(begin, until, SAFE * BLOCK_K):
+        sums, end = zeros((BLOCK_M, BLOCK_K), SLICES), tl.minimum(start + SAFE * BLOCK_K, until)
+        for at in range(start, end, BLOCK_K):
+            term = at + t
+            in_k = term < end
+            used = inside[:, None] & in_k[None, :]
+            skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
+            x = tl.load(a + row[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+            if PAIRS:
+                skip = tl.load(b_k + term // run_k, mask=in_k, other=0) + term % run_k
+                x *= tl.load(b + column[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+            finite = tl.where(tl.abs(x) < 2.0**256, finite, 0)
+            sums = add_slices(sums, x, FIRST, SLICES)
+        digits = add_digits(digits, sums, tl.cdiv(end - start, BLOCK_K), FIRST, SLICES)
+    return digits, tl.min(finite, 1) > 0
+
+
+@triton.jit(do_not_specialize=["elements", "room"])
+def settle(
+    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
+    out, found, listed, counters, digits,
+    m, n, run_batch, run_k, k, elements, room,
+    MATRIX: tl.constexpr, PAIRS: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
+    FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Writes the exact results of the `found` elements that are listed; NaN where a term is not finite.
+
+    Any number of programs share the list. counters: elements of the result (`elements` are added), listed ones, those
+    with finite terms, and of these those that were rounded otherwise from C; or null. If no more than `room` elements
+    are listed, programs share the terms too, add to `digits` (digit, slot), and mark in a last row the elements whose
+    terms are not all finite; `round_listed` does the rest.
+    """
+    count, lane = left_of(found, elements, MANY), tl.arange(0, BLOCK_M)
+    exact, differ = tl.zeros((BLOCK_M,), tl.int64), tl.zeros((BLOCK_M,), tl.int64)
+    blocks = tl.cdiv(count, BLOCK_M)
+    parts = tl.where(count <= room, tl.num_programs(0) // tl.maximum(blocks, 1), 1)
+    step = tl.cdiv(tl.cdiv(k, parts), BLOCK_K) * BLOCK_K
+    for task in range(tl.program_id(0), blocks * parts, tl.num_programs(0)):
+        first, part = task % blocks * BLOCK_M, task // blocks
+        until = tl.minimum((part + 1) * step, k).to(tl.int32)
+        inside = first + lane < count
+        o = tl.load(listed + first + lane, mask=inside, other=0).to(tl.int64)
+        place = o
+        if MATRIX:
+            batch, i, j = o // (m * n), o // n % m, o % n
+            row, column = tl.load(a_batch + batch) + tl.load(a_m + i), tl.load(b_batch + batch) + tl.load(b_n + j)
+            place = tl.load(out_batch + batch) + tl.load(out_m + i) + tl.load(out_n + j)
+        else:
+            row = tl.load(a_batch + o // run_batch) + o % run_batch * A_STEP
+            column = row
+            if PAIRS:
+                column = tl.load(b_batch + o // run_batch) + o % run_batch * B_STEP
+        held, good = add_exactly(
+            a, b, row, column, a_k, b_k, inside, (part * step).to(tl.int32), until, run_k,
+            PAIRS, FIRST, SLICES, BLOCK_M, BLOCK_K,
+        )  # fmt: skip
+        if digits is not None and count <= room:
+            to = digits + first + lane
+            for digit in tl.static_range(2 * SLICES):
+                tl.atomic_add(to, held[digit], mask=inside)
+                to += room
+            tl.atomic_add(to, 1, mask=inside & ~good)
+        if count > room:
+            settled, otherwise = put_exact(held, good, place, inside, out, FIRST, SLICES, PRECISION)
+            exact += settled
+            differ += otherwise
+    if counters is not None:
+        if tl.program_id(0) == 0:
+            tl.atomic_add(counters, elements)
+            tl.atomic_add(counters + 1, tl.load(found))
+        if tl.program_id(0) * BLOCK_M < count:
+            tl.atomic_add(counters + 2, tl.sum(exact, 0))
+            tl.atomic_add(counters + 3, tl.sum(differ, 0))
+
+
+@triton.jit(do_not_specialize=["step"])
+def find_greatest(
+    a, a_batch, a_k, out, packed, run_batch, run_k, k, batches, step,
+    A_STEP: tl.constexpr, PLACE: tl.constexpr, LEAVE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The greatest of the terms of BLOCK_M outputs, or with PLACE which it is: NaN above all, of equals the first.
+
+    A term is packed as 2^32 times a number that is ordered as f32 are, and 2^32 - 1 less its position. With LEAVE the
+    greatest goes to `packed` (part, batch).
+    """
+    tiles, task = tl.cdiv(batches, BLOCK_M), tl.program_id(0).to(tl.int64)
+    tile, part = task % tiles, task // tiles
+    o, t = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    inside = o < batches
+    row = a + tl.load(a_batch + o // run_batch, mask=inside, other=0) + o % run_batch * A_STEP
+    begin = (part * step).to(tl.int32)
+    end = tl.minimum(begin + step, k)
+    best = tl.full((BLOCK_M, BLOCK_K), -(1 << 63), tl.int64)
+    for at in range(begin, end, BLOCK_K):
+        term = at + t
+        in_k = term < end
+        used = inside[:, None] & in_k[None, :]
+        skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
+        x = tl.load(row[:, None] + skip[None, :], mask=used, other=0.0)
+        bits = x.to(tl.int32, bitcast=True)
+        order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        order = tl.where(x == 0, 0, tl.where(x == x, order, 0x7FFFFFFF)).to(tl.int64)
+        found = (order << 32) + (0xFFFFFFFF - term[None, :].to(tl.int64))
+        best = tl.where(used, tl.maximum(best, found), best)
+    greatest = tl.max(best, 1)
+    if LEAVE:
+        tl.store(packed + part * batches + o, greatest, mask=inside)
+    elif PLACE:
+        tl.store(out + o, 0xFFFFFFFF - (greatest & 0xFFFFFFFF), mask=inside)
+    else:
+        order = (greatest >> 32).to(tl.int32)
+        bits = tl.where(order < 0, order ^ 0x7FFFFFFF, order)
+        tl.store(out + o, bits.to(tl.float32, bitcast=True), mask=inside)

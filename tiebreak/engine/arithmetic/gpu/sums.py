@@ -1,0 +1,332 @@
+"""`reduce` on GPUs by Triton kernels (`kernels/sums.py`) that add, test and round, on the tables of a plan.
+
+One settles exactly what others list, and one finds extremes.
+
+Under policy `exact` the host waits for nothing: the list has room for all elements, and kernels read its length. Under
+policy `logged` the host reads the list; torch computes a result again if it has no room.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, programs, target
+from tiebreak.engine.arithmetic.plain.exact import ElementReader
+from tiebreak.engine.arithmetic.plain.settling import Settler
+from tiebreak.engine.arithmetic.plan.options import Operands, Options
+from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, shuffle
+from tiebreak.engine.arithmetic.plan.views import Integers, check_reach
+from tiebreak.engine.arithmetic.plan.ziv import DENSE, Collector, coefficient
+from tiebreak.protocol.program.isa import Instruction
+
+FLUSH: Final = 256
+"""The number of terms after which an accumulator joins the total."""
+FEWEST: Final = 2 * FLUSH
+"""The least number of terms in a part."""
+MOST: Final = 1 << 30
+"""The most terms of a sum, which the kernels count in 32 bits."""
+ROOM: Final = 64
+"""The room of the list of undecided elements, in addition to one in `DENSE`, under policy `logged`."""
+OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
+"""Options of Triton's compiler: no contraction, and enough warps that nothing is spilled on sm_80 and sm_90."""
+MANY: Final = 32
+"""A product is computed again in doubled precision if one element in this many is undecided."""
+LONG: Final = 1 << 14
+"""A listed sum of more terms than this may be divided among programs. One of this length takes as long as a launch."""
+PARTS: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_warps": 4}
+"""The block of `add_parts` and `round_listed`, and the compiler's options."""
+
+
+def _kernels() -> ModuleType:
+    return kernels("sums")
+
+
+def tile(backend: str, arch: int) -> dict[str, Any]:
+    """The blocks of `contract` and the compiler's options for a target of Triton, such as ("cuda", 90).
+
+    With these blocks Triton 3.6.0 takes FP64 matrix instructions on sm_80 and sm_90, and FMA elsewhere: on sm_100 it
+    fails on tiles of 64 rows (it takes an instruction that has no FP64), on AMD on all matrix instructions in FP64.
+    """
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, **OPTIONS}
+    if backend == "hip":
+        return {**blocks, "matrix_instr_nonkdim": 4}
+    return {**blocks, "BLOCK_M": 32} if arch >= 100 else blocks
+
+
+def twice(options: dict[str, Any]) -> dict[str, Any]:
+    """The blocks of `contract_twice` and the compiler's options, by those of `contract`."""
+    return {**options, "BLOCK_M": min(32, options["BLOCK_M"])}
+
+
+def lanes(tables: ReduceTables) -> dict[str, Any]:
+    """The blocks of `add_up` and the compiler's options: along the terms, or along outputs that lie side by side."""
+    across = tables.terms <= 16 or (tables.run_batch > 1 and tables.run_k < 32)
+    return {"BLOCK_M": 128 if across else 8, "BLOCK_K": 8 if across else 128, **OPTIONS}
+
+
+def settling(terms: int) -> dict[str, Any]:
+    """The blocks of `settle` and the compiler's options: few elements at a time where there are many terms of each."""
+    block = 256 if terms > 1 << 12 else 16 if terms > 64 else 8
+    return {"BLOCK_M": 256 // block, "BLOCK_K": block, "enable_fp_fusion": False, "num_warps": 4}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One launch: `numbers` are the kernel's arguments between `sizes` and `step`."""
+
+    kernel: Any
+    tables: list[Tensor]
+    numbers: tuple[int, ...]
+    options: dict[str, Any]
+    tiles: int
+    """The number of tiles in all batches together."""
+    parts: int
+    step: int
+    """The most terms of a part; the last one may have fewer."""
+    roundings: int
+    """The number of roundings on a term's path, additions of parts included."""
+
+    def places(self, numbers: Tensor) -> Tensor:
+        """The places of elements in the result, by their row-major numbers over (batch, m, n)."""
+        if not self.matrix:
+            return numbers
+        _, m, n = self.shape
+        batch, rows, columns = self.tables[-3:]
+        return batch[numbers // (m * n)] + rows[numbers // n % m] + columns[numbers % n]
+
+    @property
+    def matrix(self) -> bool:
+        """Whether the result has m and n."""
+        return len(self.tables) > 4
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Batches, m and n; m and n are 1 for a sum without rows and columns."""
+        first, second, _, batches = self.numbers
+        return (batches, first, second) if self.matrix else (batches, 1, 1)
+
+    def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
+        """Launches the kernel. memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
+        launch(
+            self.kernel, self.tiles * self.parts, read[0], read[-1], *self.tables, *memory, *self.numbers, self.step,
+            factor, FLUSH=FLUSH, **self.options, **options,
+        )  # fmt: skip
+
+    def leave(self, read: Sequence[Tensor]) -> list[Tensor]:
+        """FP64 sums (parts, batches, m n) and what bounds are made of (parts, batches, m + n), of each part."""
+        batches, m, n = self.shape
+        widths = (m * n, m + n) if self.matrix else (1, 1)
+        sums, sizes = (
+            torch.empty((self.parts, batches, width), dtype=torch.float64, device=read[0].device) for width in widths
+        )
+        self.launch(read, (None, None, 0, None, sums, None, sizes), 0.0, PRECISION=32, LEAVE=True)
+        return [sums, sizes]
+
+
+def _cut(terms: int, tiles: int, device: torch.device) -> tuple[int, int]:
+    """The most terms of a part, and the number of parts that gives the device work."""
+    step = ceil(terms / max(1, min(ceil(programs(device) / tiles), terms // FEWEST)))
+    return step, ceil(terms / step)
+
+
+class LaunchedSum:
+    """A `reduce` of f32 that kernels compute, planned once. With `shuffled`, terms are taken in random order."""
+
+    def __init__(self, instruction: Instruction, tables: ReduceTables, options: Options) -> None:
+        self._instruction, self._tables = instruction, tables
+        self._shuffled, self._rounded = options.shuffled, options.rounding(instruction)
+        self._call: _Call | None = None
+        """The call that all launches with terms in order share."""
+
+    def run(self, operands: Operands, counts: Counts, near: Collector | None) -> Tensor | None:
+        """The result, f32, contiguous, of the instruction's shape; None if too much is undecided.
+
+        `near` collects open elements that are not settled.
+        """
+        tables, precision = self._tables, self._rounded.precision
+        call, read = self._reading(operands)
+        factor = coefficient(call.roundings) if tables.terms > 1 else 0.0
+        factor = _up(factor if near is None else near.coefficient(factor))
+        device, numel = read[0].device, prod(call.shape)
+        out = torch.empty(self._instruction.shape, dtype=torch.float32, device=device)
+        found = torch.zeros(2, dtype=torch.int64, device=device)
+        room = numel if near is None else numel // DENSE + ROOM
+        listed = torch.empty(room, dtype=torch.int32 if numel < 1 << 31 else torch.int64, device=device)
+        c, e = [None] * 2 if near is None else torch.empty((2, room), dtype=torch.float64, device=device)
+        memory = out, found, room, listed, c, e
+        if call.parts > 1:
+            self._join(call, call.leave(read), memory, factor)
+        else:
+            call.launch(read, (*memory, None), factor, PRECISION=precision, LEAVE=False)
+        if near is not None and c is not None and e is not None:
+            if (count := int(found[0])) > room:
+                return None
+            reading = _Listed(ElementReader(self._instruction, operands), call, listed[:count].to(torch.int64))
+            self._settle_or_report(reading, read, out, c[:count], e, Settler(self._rounded, counts, near))
+            return out
+        counters, many = counts.on(device), 0
+        if call.matrix and call.parts == 1:
+            many, again = MANY, _up(coefficient(2 * tables.terms))
+            launch(
+                _kernels().contract_twice, programs(device), read[0], read[-1], *call.tables, out, found, listed,
+                counters, *call.numbers, numel, again, PRECISION=precision, MANY=many, FLUSH=FLUSH,
+                **twice(call.options),
+            )  # fmt: skip
+        self._settle(call, read, out, found, listed, counters, many)
+        return out
+
+    def partial(self, operands: Operands) -> Partial:
+        """The FP64 sums and the sizes of all elements before rounding."""
+        call, read = self._reading(operands)
+        total, size = (parts.sum(0) for parts in call.leave(read))
+        if not call.matrix:
+            return Partial(total.view(-1), (size.view(-1),), call.roundings, None)
+        rows, columns = torch.split(size, list(call.shape[1:]), 1)
+        return Partial(total.view(call.shape), (rows, columns), call.roundings, self._tables.source)
+
+    def greatest(self, operand: Tensor, out: Tensor, *, place: bool) -> Tensor:
+        """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
+        call, (read,) = self._reading([operand])
+        run_batch, run_k, k, batches = call.numbers
+        left = None
+        if call.parts > 1:
+            left = torch.empty((call.parts, batches), dtype=torch.int64, device=operand.device)
+        options = {name: value for name, value in call.options.items() if name not in ("PAIRS", "B_STEP")}
+        launch(
+            _kernels().find_greatest, call.tiles * call.parts, read, *call.tables[:2], out, left,
+            run_batch, run_k, k, batches, call.step, PLACE=place, LEAVE=left is not None, **options,
+        )  # fmt: skip
+        if left is None:
+            return out
+        greatest = left.amax(0)
+        if place:
+            out.view(-1).copy_(0xFFFFFFFF - greatest.bitwise_and(0xFFFFFFFF))
+        else:
+            order = (greatest >> 32).to(torch.int32)
+            out.view(-1).copy_(torch.where(order < 0, order ^ 0x7FFFFFFF, order).view(torch.float32))
+        return out
+
+    def _reading(self, operands: Operands) -> tuple[_Call, list[Tensor]]:
+        read = [operands[o.index] for o in self._tables.operands]
+        for operand, tensor in zip(self._tables.operands, read, strict=True):
+            check_reach(tensor, operand.reach)
+        if self._shuffled is not None and self._instruction.is_f32_sum:
+            return self._prepare(read[0].device, self._shuffled), read
+        if self._call is None:
+            self._call = self._prepare(read[0].device, None)
+        return self._call, read
+
+    def _prepare(self, device: torch.device, shuffled: torch.Generator | None) -> _Call:
+        tables = self._tables
+        first, last, k = tables.operands[0], tables.operands[-1], tables.terms
+        terms, run_k = [o.k for o in tables.operands], tables.run_k
+        if shuffled is not None:
+            terms, run_k = shuffle(terms, run_k, shuffled)
+        held: list[Integers]
+        if tables.out:
+            options, batches, m, n = tile(*target(device)), len(first.batch), len(first.own), len(last.own)
+            held = [first.batch, first.own, terms[0], last.batch, last.own, terms[-1], *tables.out]
+            tiles, numbers = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"]), (m, n, k, batches)
+            lane = 1
+        else:
+            batches = len(first.batch) * tables.run_batch
+            steps = {"PAIRS": len(tables.operands) > 1, "A_STEP": first.step, "B_STEP": last.step}
+            options, held = {**lanes(tables), **steps}, [first.batch, terms[0], last.batch, terms[-1]]
+            tiles, numbers = ceil(batches / options["BLOCK_M"]), (tables.run_batch, run_k, k, batches)
+            lane = options["BLOCK_K"]
+        step, parts = _cut(k, tiles, device)
+        # In `contract` a term stays in its lane; `add_up` adds the lanes in the end.
+        roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
+        on_device = [torch.from_numpy(t).to(device) for t in held]
+        kernel = _kernels().contract if tables.out else _kernels().add_up
+        return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings)
+
+    def _join(self, call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float) -> None:
+        """Adds the parts, tests and rounds; memory: out, found, room, listed, sums and errors."""
+        numel, (batches, m, n) = prod(call.shape), call.shape
+        launch(
+            _kernels().add_parts, ceil(numel / PARTS["BLOCK"]), *left, *call.tables[-3:], *memory, m, n,
+            batches, call.parts, factor, MATRIX=call.matrix, PRECISION=self._rounded.precision, **PARTS,
+        )  # fmt: skip
+
+    def _settle_or_report(
+        self, reading: "_Listed", read: Sequence[Tensor], out: Tensor, c: Tensor, e: Tensor, settler: Settler
+    ) -> None:
+        """Writes the exact results of listed elements, or reports those that may stay open (policy `logged`)."""
+        listed, places = reading.listed, reading.places
+        values = torch.empty(len(c), dtype=torch.float32, device=out.device)
+
+        def exactly(at: Tensor) -> Tensor:
+            found = torch.tensor([len(at)], device=out.device)
+            self._settle(reading.call, read, out, found, listed[at], None, 0)
+            return out.view(-1)[places[at]]
+
+        settler.settle(
+            values, torch.ones(len(c), dtype=torch.bool, device=out.device), c, e.__getitem__, reading,
+            places=lambda at: (places[at].cpu().numpy(), np.arange(len(at))), count=reading.terms, exactly=exactly,
+            among=out.numel(),
+        )  # fmt: skip
+        out.view(-1)[places] = values
+
+    def _settle(
+        self, call: _Call, read: Sequence[Tensor], out: Tensor, found: Tensor, listed: Tensor,
+        counters: Tensor | None, many: int,
+    ) -> None:  # fmt: skip
+        """Writes the exact results of `found` listed elements, without waiting for anything."""
+        tables, precision = self._tables, self._rounded.precision
+        t, (_, m, n), device, pairs = call.tables, call.shape, out.device, len(read) > 1
+        all_tables = t if call.matrix else [t[0], t[0], t[1], t[2], t[2], t[3], *t[:3]]
+        runs = (1, 1) if call.matrix else call.numbers[:2]
+        steps = {"A_STEP": tables.operands[0].step, "B_STEP": tables.operands[-1].step}
+        # A plain term is a multiple of 2^-149, below 2^128.
+        options = {"MATRIX": call.matrix, "PRECISION": precision, "MANY": many}
+        options |= {"FIRST": 0, "SLICES": 12} if pairs else {"FIRST": 3, "SLICES": 6}
+        room, digits = programs(device) if tables.terms > LONG else 0, None
+        if room:
+            digits = torch.zeros((2 * options["SLICES"] + 1, room), dtype=torch.int64, device=device)
+        launch(
+            _kernels().settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
+            digits, m, n, *runs, tables.terms, out.numel(), room, PAIRS=pairs, **steps, **options,
+            **settling(tables.terms),
+        )  # fmt: skip
+        if digits is not None:
+            launch(
+                _kernels().round_listed, ceil(room / PARTS["BLOCK"]), digits, digits[-1], *all_tables[-3:], out,
+                found, listed, counters, m, n, out.numel(), room, **options, **PARTS,
+            )  # fmt: skip
+
+
+def _up(x: float) -> float:
+    """The nearest f32 that is not below x: Triton passes numbers as f32."""
+    nearest = np.float32(x)
+    return float(nearest if nearest >= x else np.nextafter(nearest, np.float32(np.inf)))
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """Reads the terms of listed elements, numbered by their places in the list."""
+
+    all: ElementReader
+    call: _Call
+    listed: Tensor
+    """Row-major numbers over (batch, m, n)."""
+
+    @cached_property
+    def places(self) -> Tensor:
+        """The places of the elements in the result."""
+        return self.call.places(self.listed)
+
+    @property
+    def terms(self) -> int:
+        return self.all.terms
+
+    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
+        return self.all.read(self.places[elements], begin, end)

@@ -1,0 +1,189 @@
+"""The back-end of torch alone, on any device. It computes every instruction; others replace what they do faster.
+
+A step is surrounded by `step`. In it `begin_step` comes first, then instructions, chains and seals in any order, then
+`end_step`; `look` tells afterwards what the host has to know of it.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.plain import indexing, random
+from tiebreak.engine.arithmetic.plain.maps import Transcendentals, function_of
+from tiebreak.engine.arithmetic.plain.scatter import PlainScatter
+from tiebreak.engine.arithmetic.plain.sums import PlainSums, plan_sum
+from tiebreak.engine.arithmetic.plan.chains import Chains, PreparedChain
+from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
+from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
+from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plan.sums import PartialSum, kind_of
+from tiebreak.engine.arithmetic.plan.views import View
+from tiebreak.engine.data.tensors import canonical
+from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.protocol.program.isa import TRANSCENDENTALS, Instruction, MapFunction, Opcode, ReduceFunction, SourceKind
+
+NO_LIMIT = 1 << 60
+Table = Mapping[Opcode, Callable[[Instruction, Sequence[torch.dtype]], Prepared | None]]
+"""Prepares instructions, by opcode, on operands of some dtypes. A hole, or None, leaves them to torch alone."""
+
+
+class Seal:
+    """Makes one f32 value committable: every NaN becomes the canonical one, and it is noted whether all is finite."""
+
+    def __init__(self, backend: "TorchBackend", value: int) -> None:
+        self._backend, self._value = backend, value
+
+    def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:  # noqa: ARG002
+        """The sealed value by its number. Only the memory of values in `given` may be overwritten."""
+        n = self._value
+        self._backend.finite[n] = self._backend.is_finite(values[n])
+        return {n: values[n] if self._backend.finite[n] else canonical(values[n])}
+
+
+class TorchBackend:
+    """Torch alone."""
+
+    chains: Chains | None = None
+    """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
+
+    def __init__(self, options: Options, stats: Stats) -> None:
+        self.options, self.stats = options, stats
+        self.transcendentals = Transcendentals(options.precision, options.pieces.functions)
+        self.finite: dict[int, bool] = {}
+        """Whether each value that was sealed in the step is finite in all its elements."""
+        self._loss = torch.zeros(())
+        self._sums: dict[int, PlainSums] = {}
+        shuffles, pieces = random.Shuffles(on_host=options.pieces.on_host), options.pieces
+        self._complete: Table = {
+            Opcode.SOURCE: self._source,
+            Opcode.MAP: self._map,
+            Opcode.REDUCE: self._reduce,
+            Opcode.SCATTER_SUM: self._scatter,
+            Opcode.GATHER: lambda i, _: lambda x, *_: indexing.gather(i, x, looks=pieces.looks),
+            Opcode.WINDOW: lambda i, _: lambda x, *_: indexing.window(i, x),
+            Opcode.IOTA: lambda i, _: lambda *_: indexing.iota(i, options.device),
+            Opcode.RANDOM: lambda i, _: lambda x, *_: random.random(i, x, pieces),
+            Opcode.SHUFFLE: lambda i, _: lambda x, *_: shuffles.run(i, x),
+        }
+
+    @property
+    def table(self) -> Table:
+        """The instructions that the back-end computes itself."""
+        return self._complete
+
+    def prepare(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
+        """Prepares a validated instruction on operands of these dtypes."""
+        made = self.table.get(i.opcode)
+        prepared = None if made is None else made(i, dtypes)
+        return self.prepare_plain(i, dtypes) if prepared is None else prepared
+
+    def prepare_plain(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
+        """Prepares an instruction for torch alone."""
+        made = self._complete.get(i.opcode)
+        if made is None or (prepared := made(i, dtypes)) is None:
+            raise ValueError(f"expected an instruction that computes, got {i.opcode.name} {i.function}")
+        return prepared
+
+    def partial(self, i: Instruction) -> PartialSum:
+        """Prepares an f32 `reduce` sum whose FP64 sums are left for others to add and to round."""
+        sums, plan = self._sums_of(i), plan_sum(i, NO_LIMIT)
+        return PartialSum(plan.norms, lambda operands: sums.partial(plan, operands))
+
+    @property
+    def notes(self) -> Tensor | None:
+        """The memory, on the device, of what `look` reads; None if the host waits for each result."""
+        return None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Surrounds a step."""
+        yield
+
+    def begin_step(self) -> None:
+        """Forgets what the step before it left to `look`."""
+        self.finite.clear()
+
+    def seal(self, value: int, i: Instruction) -> "Seal | PreparedChain":  # noqa: ARG002
+        """Prepares to seal an f32 value that comes from no chain."""
+        return Seal(self, value)
+
+    def end_step(self, loss: Tensor) -> None:
+        """Takes the loss, an f32 of rank 0, after all else."""
+        self._loss = loss
+
+    def look(self, ran: Iterable[object]) -> tuple[dict[int, bool], int]:  # noqa: ARG002
+        """Whether each sealed value is finite, by number, and the loss's bits as an i32.
+
+        ran: all chains and seals that ran in the step.
+        """
+        return self.finite, int(self._loss.reshape(1).view(torch.int32).item())
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor of undefined contents on the device."""
+        return torch.empty(tuple(shape), dtype=dtype, device=self.options.device)
+
+    def limit_memory(self, size: int) -> None:
+        """Frees memory that is kept for later, rather than taking more than `size` bytes in all."""
+
+    def is_finite(self, tensor: Tensor) -> bool:
+        """Whether all elements of an f32 tensor are finite."""
+        return bool(torch.isfinite(tensor).all())
+
+    def _sums_of(self, i: Instruction) -> PlainSums:
+        rounded, options = self.options.rounding(i), self.options
+        if rounded.precision not in self._sums:
+            self._sums[rounded.precision] = PlainSums(options.shuffled, rounded, options.pieces)
+        return self._sums[rounded.precision]
+
+    def _source(self, i: Instruction, _: Sequence[torch.dtype]) -> Prepared:
+        device = self.options.device
+        match i.function:
+            case SourceKind.CONST:
+                made = indexing.constant(i, device)
+                return lambda *_: made
+            case SourceKind.STEP:
+                return lambda _, step, __: torch.full((), step, dtype=torch.int64, device=device)
+        raise ValueError(f"expected a constant or the step, got source {i.function}: the interpreter provides those")
+
+    def _map(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
+        function = MapFunction(i.function)
+        views = tuple(View.of_access(access, i.shape) for access in i.operands)
+        shape, device = i.shape, self.options.device
+        # One operand must have the result's whole shape; otherwise torch would return a smaller result.
+        widths = zip(*(view.sizes for view in views), strict=True)
+        widen = any(max(sizes) != n for sizes, n in zip(widths, shape, strict=True))
+        if function in TRANSCENDENTALS:
+            counts, (view,) = self.stats.of(f"map.{function.name.lower()}"), views
+
+            def transcendental(x: Operands, *_: object) -> Tensor:
+                result = self.transcendentals.apply(function, view.on(x[0]), counts)
+                return result.expand(shape).contiguous() if widen else result
+
+            return transcendental
+        write, dtype = function_of(function, dtypes[0], i.dtype), TORCH_DTYPES[i.dtype]
+
+        def one(x: Operands, *_: object) -> Tensor:
+            read = [view.on(base) for view, base in zip(views, x, strict=True)]
+            if widen:
+                read[0] = read[0].expand(shape)
+            out = torch.empty(shape, dtype=dtype, device=device)
+            write(read, out)
+            return out
+
+        return one
+
+    def _reduce(self, i: Instruction, _: Sequence[torch.dtype]) -> Prepared:
+        if i.function in (ReduceFunction.MAX, ReduceFunction.ARGMAX):
+            return lambda x, *_: indexing.extreme(i, x)
+        if not i.is_f32_sum:
+            return lambda x, *_: indexing.wrapping_sum(i, x)
+        sums, plan = self._sums_of(i), plan_sum(i, self.options.pieces.fp64)
+        counts = self.stats.of(kind_of(i))
+        return lambda x, _, near: sums.run(plan, x, counts, near)
+
+    def _scatter(self, i: Instruction, _: Sequence[torch.dtype]) -> Prepared:
+        options, counts, plan = self.options, self.stats.of("scatter_sum"), plan_scatter(i)
+        scatters = PlainScatter(options.shuffled, options.rounding(i), options.pieces.added)
+        return lambda x, _, near: scatters.run(plan, x, counts, near)

@@ -1,0 +1,139 @@
+"""max, argmax, sums of integers, gather, window, iota and constants in torch: what never rounds."""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.plan.views import View, ramp
+from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.protocol.program.isa import (
+    DType,
+    GatherParams,
+    Instruction,
+    IotaParams,
+    ReduceFunction,
+    SourceConst,
+    WindowFunction,
+    WindowParams,
+    row_major,
+)
+
+_UNSIGNED = 1 << 64
+
+
+def _signed(bits: int) -> int:
+    return (bits + (_UNSIGNED >> 1)) % _UNSIGNED - (_UNSIGNED >> 1)
+
+
+def filled(shape: Sequence[int], dtype: DType, bits: int, device: torch.device) -> Tensor:
+    """A tensor filled with one element, given by its bits as in `SourceConst`."""
+    if dtype == DType.F32:
+        pattern = bits - (1 << 32) if bits >> 31 else bits
+        return torch.full(tuple(shape), pattern, dtype=torch.int32, device=device).view(torch.float32)
+    return torch.full(
+        tuple(shape), _signed(bits) if dtype == DType.I64 else bool(bits), dtype=TORCH_DTYPES[dtype], device=device
+    )
+
+
+def constant(instruction: Instruction, device: torch.device) -> Tensor:
+    assert isinstance(instruction.params, SourceConst)
+    return filled((), instruction.dtype, instruction.params.bits, device)
+
+
+def iota(instruction: Instruction, device: torch.device) -> Tensor:
+    """An `iota`, which wraps around."""
+    params, shape = instruction.params, instruction.shape
+    assert isinstance(params, IotaParams)
+    return ramp(shape, params.strides, device).add_(params.offset).expand(shape).contiguous()
+
+
+def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+    """A `reduce` max or argmax."""
+    access, shape = instruction.operands[0], instruction.shape
+    x = View.of_access(access, instruction.index_space).on(operands[0])
+    dims = tuple(range(len(shape), x.dim()))
+    # A dim that the operand ignores repeats its element: it has size 1 here, and its first position is the answer.
+    if instruction.function == ReduceFunction.MAX:
+        found = x.amax(dims) if dims else x.clone()
+        if found.dtype == torch.float32:
+            found = found.add_(0.0)
+    else:
+        found = _first_greatest(x, dims, instruction.reduction)
+    return found.expand(shape).contiguous()
+
+
+def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) -> Tensor:
+    """The row-major index of the first NaN, else of the first of the greatest; torch.argmax promises no order."""
+    if not dims:
+        return torch.zeros(x.shape, dtype=torch.int64, device=x.device)
+    positions = ramp([x.shape[d] for d in dims], row_major(tuple(reduction)), x.device)
+    best = x.eq(x.amax(dims, keepdim=True))
+    if x.dtype == torch.float32:
+        best = best.logical_or_(x.ne(x))  # with a NaN the maximum is NaN, and nothing equals it
+    return torch.where(best, positions, prod(reduction)).amin(dims)
+
+
+def wrapping_sum(i: Instruction, operands: Sequence[Tensor]) -> Tensor:
+    """A `reduce` sum of integers, which wraps around."""
+    x = View.of_access(i.operands[0], i.index_space).on(operands[0])
+    rank = len(i.shape)
+    x = x.expand((*x.shape[:rank], *i.reduction))
+    total = x.sum(tuple(range(rank, x.dim()))) if i.reduction else x
+    return total.expand(i.shape).clone(memory_format=torch.contiguous_format)
+
+
+def gather(instruction: Instruction, operands: Sequence[Tensor], *, looks: bool) -> Tensor:
+    """A `gather`; out-of-bounds indices give NaN, 0 or false. looks: as in `Pieces`."""
+    params, shape = instruction.params, instruction.shape
+    assert isinstance(params, GatherParams)
+    table, index = operands
+    if table.device != index.device:  # the table did not fit on the device
+        return gather(instruction, (table, index.to(table.device)), looks=True).to(index.device)
+    j = View.of_access(instruction.operands[1], shape).on(index)
+    inside = j.clamp(0, params.bound - 1)
+    outside, j = inside != j, inside
+    access = instruction.operands[0]
+    tail = _row_dims(instruction)
+    if tail is not None:
+        # The index ignores the last dims and the table map ignores the others, so whole rows are taken.
+        row = shape[tail:]
+        sizes, strides = (params.bound, *row), (params.index_stride, *access.strides[tail:])
+        rows = View.of(access.offset, sizes, strides)
+        view = rows.on(table).expand(params.bound, *row)
+        found = view.index_select(0, j.expand(*shape[:tail], *(1 for _ in row)).reshape(-1)).view(shape)
+    else:
+        place = j * params.index_stride + ramp(shape, access.strides, table.device) + access.offset
+        found = table.reshape(-1).take(place).expand(shape).contiguous()
+    if not looks or bool(outside.any()):
+        found = found.masked_fill(outside, float("nan") if instruction.dtype == DType.F32 else 0)
+    return found
+
+
+def _row_dims(instruction: Instruction) -> int | None:
+    """The first of the trailing dims that only the table map reads, if only the index reads the leading ones."""
+    table, index = instruction.operands
+    shape = instruction.shape
+    tail = len(shape)
+    while tail > 0 and (index.strides[tail - 1] == 0 or shape[tail - 1] == 1):
+        tail -= 1
+    leading = any(stride and size > 1 for stride, size in zip(table.strides[:tail], shape[:tail], strict=True))
+    return None if leading or tail == len(shape) else tail
+
+
+def window(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+    """A `window`: the first operand inside the box, the fill or the second operand outside."""
+    params, shape = instruction.params, instruction.shape
+    assert isinstance(params, WindowParams)
+    if instruction.function == WindowFunction.FILL:
+        out = filled(shape, instruction.dtype, params.fill, operands[0].device)
+    else:
+        out = torch.empty(shape, dtype=operands[1].dtype, device=operands[1].device)
+        out.copy_(View.of_access(instruction.operands[1], shape).on(operands[1]))
+    box = out
+    for d, (lo, hi, step) in enumerate(zip(params.lo, params.hi, params.step, strict=True)):
+        if (lo, hi, step) != (0, shape[d], 1):
+            box = box[(slice(None),) * d + (slice(lo, hi, step),)]
+    box.copy_(View.of_access(instruction.operands[0], params.extents).on(operands[0]))
+    return out

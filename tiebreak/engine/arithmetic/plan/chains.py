@@ -1,0 +1,211 @@
+"""Chains: elementwise instructions that are computed in one pass, and the code that says how, for every back-end.
+
+A chain is straight-line code over registers, each of which holds one element at a time: an operand's, as its access map
+reads it, or the result of an operation.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.plan.views import Dim, coalesce
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
+from tiebreak.protocol.program.isa import DType, Instruction, IotaParams, MapFunction, Opcode, RandomParams
+
+Chained = Collection[MapFunction]
+CHAINED: Final = frozenset(MapFunction) - {MapFunction.LOG, MapFunction.ERF, MapFunction.SIN, MapFunction.COS}
+"""The functions of `map` that may be part of a chain on CPUs; on GPUs all may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFrom(RandomParams):
+    """Parameters of a `random` instruction from which one worker draws the elements from some number on."""
+
+    first: int
+
+
+def first_of(params: RandomParams) -> int:
+    """The number of the first element that an instruction draws."""
+    return params.first if isinstance(params, RandomFrom) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An instruction of a chain, and what becomes of its result."""
+
+    number: int
+    instruction: Instruction
+    operand_dtypes: tuple[DType, ...]
+    operand_numels: tuple[int, ...]
+    exported: bool
+    """Whether its result is used outside the chain."""
+    sealed: bool
+    """Whether its result is committed: NaN becomes canonical, and the kernel notes whether all elements are finite."""
+    replaces: int | None = None
+    """The value whose memory the result may reuse: this chain reads it in place, and nothing reads it afterwards."""
+
+
+class Load(NamedTuple):
+    """Reads an operand from outside the chain."""
+
+    value: int
+    offset: int
+    dims: tuple[Dim, ...]
+    dtype: DType
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether element k is at place offset + k."""
+        return [dim.strides[0] for dim in self.dims] == [1]
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether all elements are one."""
+        return not any(dim.strides[0] for dim in self.dims)
+
+
+class Iota(NamedTuple):
+    """Computes an index from an element's coordinates."""
+
+    offset: int
+    dims: tuple[Dim, ...]
+
+
+class Draw(NamedTuple):
+    """Draws an element by its number; `seed` and `step` are registers."""
+
+    seed: int
+    step: int
+    stream: int
+    first: int
+
+
+class Apply(NamedTuple):
+    """Computes a function of registers."""
+
+    function: MapFunction
+    operands: tuple[int, ...]
+    source: DType
+    """The dtype of the first operand."""
+    dtype: DType
+
+
+class Exported(NamedTuple):
+    """A register whose elements are a member's result, which is used outside the chain."""
+
+    register: int
+    member: Member
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return TORCH_DTYPES[self.member.instruction.dtype]
+
+    @property
+    def notes_finite(self) -> bool:
+        """Whether the kernel notes that an element is not finite."""
+        return self.member.sealed and self.member.instruction.dtype == DType.F32
+
+
+class ChainCode:
+    """The code of a chain: each operation computes the register of its own number."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        """Members are in program order. Raises `ValueError` unless all have the same number of elements.
+
+        An operand that is a member's result must be read in place (`tiebreak.engine.run.schedule.reads_in_place`).
+        """
+        self.numel = members[0].instruction.numel
+        # SAFETY: every register is a run of this many elements.
+        if any(m.instruction.numel != self.numel for m in members):
+            raise ValueError(f"expected members of {self.numel} elements, got {[m.instruction.numel for m in members]}")
+        self.operations: list[Load | Iota | Draw | Apply] = []
+        self.inputs: dict[int, tuple[DType, int]] = {}
+        """The values read from outside: dtype and number of elements."""
+        self._registers: dict[int, int] = {}
+        self._loaded: dict[Load, int] = {}
+        for m in members:
+            self._registers[m.number] = self._emit(self._operation(m))
+        stored = sorted((m for m in members if m.exported), key=lambda m: m.replaces is not None)
+        self.stores = [Exported(self._registers[m.number], m) for m in stored]
+        """The results that are stored. Those that may take an operand's place come last, when all of it was read."""
+
+    @property
+    def sealed(self) -> frozenset[int]:
+        """The values that are checked: kernels note whether they are finite."""
+        return frozenset(store.member.number for store in self.stores if store.notes_finite)
+
+    def check(self, values: Mapping[int, Tensor], device: torch.device) -> None:
+        """SAFETY: kernels read a value's elements from the tensor's first on, and nothing else of it."""
+        for number, (dtype, numel) in self.inputs.items():
+            tensor, wanted = values[number], TORCH_DTYPES[dtype]
+            kind = tensor.device.type
+            if tensor.dtype != wanted or tensor.numel() != numel or not tensor.is_contiguous() or kind != device.type:
+                raise ValueError(
+                    f"value {number}: expected {numel} contiguous elements of {wanted} on {device.type}, got "
+                    f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+                )
+
+    def _operation(self, m: Member) -> Iota | Draw | Apply:
+        i = m.instruction
+        match i.opcode, i.params:
+            case Opcode.IOTA, IotaParams() as params:
+                return Iota(params.offset, tuple(coalesce(i.shape, [params.strides])))
+            case Opcode.RANDOM, RandomParams() as params:
+                seed, step = (self._operand(m, o) for o in range(2))
+                return Draw(seed, step, params.stream, first_of(params))
+        operands = tuple(self._operand(m, o) for o in range(len(i.operands)))
+        return Apply(MapFunction(i.function), operands, m.operand_dtypes[0], i.dtype)
+
+    def _operand(self, m: Member, which: int) -> int:
+        """The register of an operand, which is loaded if it comes from outside."""
+        access = m.instruction.operands[which]
+        if access.value in self._registers:
+            return self._registers[access.value]
+        dtype = m.operand_dtypes[which]
+        self.inputs[access.value] = dtype, m.operand_numels[which]
+        load = Load(access.value, access.offset, tuple(coalesce(m.instruction.shape, [access.strides])), dtype)
+        if load not in self._loaded:
+            self._loaded[load] = self._emit(load)
+        return self._loaded[load]
+
+    def _emit(self, operation: Load | Iota | Draw | Apply) -> int:
+        self.operations.append(operation)
+        return len(self.operations) - 1
+
+
+class PreparedChain(Protocol):
+    """One chain, planned once and run in every step."""
+
+    @property
+    def code(self) -> ChainCode:
+        """Its code."""
+
+    def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
+        """Executes the chain on the values that it reads; returns the results that are used outside.
+
+        Results may overwrite the values in `given` that they replace.
+        """
+
+
+class Chains(Protocol):
+    """Makes the chains of one `Arithmetic`."""
+
+    @property
+    def functions(self) -> Chained:
+        """The functions of `map` that may be part of a chain."""
+
+    def make(self, members: Sequence[Member]) -> PreparedChain:
+        """Prepares a chain of members as in `ChainCode`."""
+
+    def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+        """Runs one instruction as a chain of its own, for qualification and tests."""
+
+
+def sole_member(instruction: Instruction, operands: Sequence[Tensor]) -> Member:
+    """One instruction as a chain of its own, whose value comes after those of the operands."""
+    read = [operands[access.value] for access in instruction.operands]
+    dtypes, numels = tuple(PROTOCOL_DTYPES[x.dtype] for x in read), tuple(x.numel() for x in read)
+    return Member(len(operands), instruction, dtypes, numels, exported=True, sealed=True)
