@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.c.buffers import Buffers
@@ -129,20 +128,16 @@ class CompiledChain:
         self._chains, self.code = chains, ChainCode(members)
         coded = _Encoder(self.code, chains.precision)
         self._words = coded.encode(chains.kernel)
+        self._address = self._words.ctypes.data
         self._work = OPERATION * self.code.numel * len(coded.operations)
         self._pointers = ctypes.c_void_p * (len(self.code.inputs) + len(self.code.stores))
         self._counters = ctypes.c_int64 * coded.counters
         self._sealed, self._resolved = tuple(coded.sealed.items()), tuple(coded.resolved)
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
-        self.code.check(values, torch.device("cpu"))
-        made, members = dict[int, Tensor](), [(store.member, store.dtype) for store in self.code.stores]
-        for m, dtype in members:
-            shape, old = m.instruction.shape, m.replaces
-            reused = old is not None and old in given
-            made[m.number] = values[old].view(shape) if reused else self._chains.buffers.empty(shape, dtype)  # type: ignore[index]
-        tensors = (*(values[n] for n in self.code.inputs), *made.values())
-        counters = self._execute(self._pointers(*(t.data_ptr() for t in tensors)))
+        read = self.code.operands(values, "cpu")
+        made = self.code.results(values, given, self._chains.buffers.empty)
+        counters = self._execute(self._pointers(*(x.data_ptr() for x in (*read, *made.values()))))
         for function, at in self._resolved:
             counts = self._chains.stats.of(f"map.{function.name.lower()}")
             counts.elements += self.code.numel
@@ -154,7 +149,7 @@ class CompiledChain:
 
     def _execute(self, pointers: "ctypes.Array[ctypes.c_void_p]") -> "list[ctypes.Array[ctypes.c_int64]]":
         """Runs all tiles; returns the counters of each thread."""
-        found, code, resolver = self._chains.kernel, self._words.ctypes.data, self._chains.resolver
+        found, code, resolver = self._chains.kernel, self._address, self._chains.resolver
         turns = _Turns(self.code.numel, found) if sharing(self._work) > 1 else None
 
         def work() -> "ctypes.Array[ctypes.c_int64]":

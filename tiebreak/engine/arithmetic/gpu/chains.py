@@ -87,6 +87,9 @@ class LaunchedChains:
         self.look((chain,))
         return made[len(operands)]
 
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
     def begin(self) -> None:
         """Clears all notes when a step begins."""
         self.notes.zero_()
@@ -116,14 +119,9 @@ class LaunchedChain:
         self._options = {**kernel.constants(chains.precision, *target(chains.device)), **OPTIONS}
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
-        chains, made = self._chains, dict[int, Tensor]()
-        self.code.check(values, chains.device)
-        for store in self.code.stores:
-            shape, old = store.member.instruction.shape, store.member.replaces
-            if old is not None and old in given:
-                made[store.member.number] = values[old].view(shape)
-            else:
-                made[store.member.number] = torch.empty(shape, dtype=store.dtype, device=chains.device)
+        chains = self._chains
+        self.code.operands(values, chains.device.type)
+        made = self.code.results(values, given, chains.empty)
         read = (values[number].view(-1)[offset:] for number, offset in self.kernel.reads)
         launch(
             _kernels().run, ceil(self.code.numel / BLOCK), chains.notes[self._first :], (*made.values(), *read),

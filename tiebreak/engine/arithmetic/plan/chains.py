@@ -4,8 +4,9 @@ A chain is straight-line code over registers, each of which holds one element at
 reads it, or the result of an operation.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from tiebreak.engine.arithmetic.plan.views import Dim, coalesce
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.protocol.program.isa import DType, Instruction, IotaParams, MapFunction, Opcode, RandomParams
 
+NewTensor = Callable[[Sequence[int], torch.dtype], Tensor]
+"""Makes a contiguous tensor of undefined contents."""
 Chained = Collection[MapFunction]
 CHAINED: Final = frozenset(MapFunction) - {MapFunction.LOG, MapFunction.ERF, MapFunction.SIN, MapFunction.COS}
 """The functions of `map` that may be part of a chain on CPUs; on GPUs all may."""
@@ -137,16 +140,40 @@ class ChainCode:
         """The values that are checked: kernels note whether they are finite."""
         return frozenset(store.member.number for store in self.stores if store.notes_finite)
 
-    def check(self, values: Mapping[int, Tensor], device: torch.device) -> None:
-        """SAFETY: kernels read a value's elements from the tensor's first on, and nothing else of it."""
-        for number, (dtype, numel) in self.inputs.items():
-            tensor, wanted = values[number], TORCH_DTYPES[dtype]
-            kind = tensor.device.type
-            if tensor.dtype != wanted or tensor.numel() != numel or not tensor.is_contiguous() or kind != device.type:
+    @cached_property
+    def _read(self) -> tuple[tuple[int, torch.dtype, int], ...]:
+        return tuple((number, TORCH_DTYPES[dtype], numel) for number, (dtype, numel) in self.inputs.items())
+
+    @cached_property
+    def _made(self) -> tuple[tuple[int, tuple[int, ...], torch.dtype, int | None], ...]:
+        found = ((store.dtype, store.member) for store in self.stores)
+        return tuple((m.number, m.instruction.shape, dtype, m.replaces) for dtype, m in found)
+
+    def operands(self, values: Mapping[int, Tensor], device: str) -> list[Tensor]:
+        """The values read from outside, on a kind of device."""
+        read = []
+        for number, dtype, numel in self._read:
+            x = values[number]
+            # SAFETY: kernels read a value's elements from the tensor's first on, and nothing else of it.
+            if x.dtype != dtype or x.numel() != numel or not x.is_contiguous() or x.device.type != device:
                 raise ValueError(
-                    f"value {number}: expected {numel} contiguous elements of {wanted} on {device.type}, got "
-                    f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+                    f"value {number}: expected {numel} contiguous elements of {dtype} on {device}, got {x.dtype} "
+                    f"{tuple(x.shape)} on {x.device}"
                 )
+            read.append(x)
+        return read
+
+    def results(
+        self,
+        values: Mapping[int, Tensor],
+        given: Collection[int],
+        empty: Callable[[Sequence[int], torch.dtype], Tensor],
+    ) -> dict[int, Tensor]:
+        """Memory for what is stored: of the values in `given` that are replaced, and new."""
+        return {
+            number: values[old].view(shape) if old is not None and old in given else empty(shape, dtype)
+            for number, shape, dtype, old in self._made
+        }
 
     def _operation(self, m: Member) -> Iota | Draw | Apply:
         i = m.instruction
