@@ -1,5 +1,6 @@
 """Chains: the same bytes as the integer reference and as instruction by instruction, on programs of every kind."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from tiebreak.engine.arithmetic.c import chains
 from tiebreak.engine.arithmetic.c.chains import TILES_PER_TURN
 from tiebreak.engine.arithmetic.c.threads import available, spread
 from tiebreak.engine.arithmetic.plan.chains import Member
+from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.qualify import qualify
@@ -222,3 +224,18 @@ def test_a_state_that_is_given_away_is_overwritten_in_place() -> None:
     found, same = run({name: tensor.clone() for name, tensor in state.items()}, True)
     assert same == {"early", "late", "whole"}
     assert all(torch.equal(found[name], right[name]) for name in names)
+
+
+@pytest.mark.parametrize("observe", [None, lambda _, tensor: tensor])
+def test_a_trace_shows_each_unit_and_changes_nothing(
+    observe: Callable[[int, torch.Tensor], torch.Tensor] | None, tiny: Compiled, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    right = Interpreter(tiny.program, Arithmetic()).step(1, dict(tiny.state), tiny.data, observe)
+    monkeypatch.setenv("TIEBREAK_TRACE", "1")
+    machine = Interpreter(tiny.program, Arithmetic())
+    assert machine.step(1, dict(tiny.state), tiny.data, observe).loss_bits == right.loss_bits
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == len(machine.work if observe is None else machine.in_order)
+    product = next(line for line in shown if "reduce.sum" in line)
+    assert re.fullmatch(r"step 1, \d+: reduce\.sum, F32 [\dx ]+, (C|torch), .*, \d+\.\d{3} ms", product)

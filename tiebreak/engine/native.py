@@ -58,6 +58,11 @@ def interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def traces() -> bool:
+    """Whether the engine shows what it executes (`tiebreak.engine.run.trace`): if TIEBREAK_TRACE is 1."""
+    return os.environ.get("TIEBREAK_TRACE") == "1"
+
+
 def emulation() -> str:
     """The value of `EMULATION`; empty if it is not set."""
     return os.environ.get(EMULATION, "")

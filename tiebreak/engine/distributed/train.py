@@ -4,6 +4,7 @@ Workers trust each other: what one of them computes wrongly is wrong in the run,
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from tiebreak.protocol.program.isa import Instruction, Slot
 from tiebreak.protocol.program.program import Program
 
 
+@dataclass(kw_only=True, eq=False)
 class Together(Planned):
     """One step of a worker: what several exchange is computed together with the others."""
 
@@ -65,7 +67,7 @@ class SharedInterpreter(Interpreter):
         return found
 
     def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> Planned:
-        return Together(self, before, state, data, sums, self._given(state, data) if donated else frozenset())
+        return Together(**vars(super()._executor(before, state, data, sums, donated=donated)))
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """This worker's shards of whole entries, on its device."""

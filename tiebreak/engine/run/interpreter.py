@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -15,11 +16,13 @@ from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChai
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.data.tensors import canonical
+from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.graphs import Graphs
 from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit
+from tiebreak.engine.run.trace import show
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
@@ -122,7 +125,8 @@ class Interpreter:
         """All units but sources, with their chains."""
         self.offload = None if budget is None else self._make_offload(budget)
         """Keeps values within a budget of memory."""
-        self.graphs = Graphs(arithmetic) if graphs else None
+        self._traces = traces()
+        self.graphs = Graphs(arithmetic) if graphs and not self._traces else None
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
@@ -163,7 +167,10 @@ class Interpreter:
         backend, body = self.arithmetic.backend, self.program.body
         with backend.step():
             if observe is not None:
-                one_by_one = OneByOne(self, self._steps_before(number), state, data, sums, observe)
+                before = self._steps_before(number)
+                one_by_one = OneByOne(machine=self, before=before, state=state, data=data, sums=sums, observe=observe)
+                if self._traces:
+                    show(number, one_by_one, self.program, self.arithmetic)
                 new, finite = one_by_one.run(), one_by_one.finite
                 bits = loss_bits(one_by_one.values[len(body) - 1])
             else:
@@ -193,6 +200,8 @@ class Interpreter:
         backend = self.arithmetic.backend
         backend.begin_step()
         executor = self._executor(before, state, data, sums, donated=donated)
+        if self._traces:
+            show(int(before) + 1, executor, self.program, self.arithmetic)
         new = executor.run()
         backend.end_step(executor.values[len(self.program.body) - 1])
         return new
@@ -200,9 +209,8 @@ class Interpreter:
     def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> "Planned":
         """Executes a step without an observer."""
         given = self._given(state, data) if donated and self.arithmetic.chains is not None else frozenset[int]()
-        if self.offload is not None:
-            return Offloaded(self, before, state, data, sums, given, self.offload, donated=donated)
-        return Planned(self, before, state, data, sums, given)
+        step = Planned(machine=self, before=before, state=state, data=data, sums=sums, given=given, donated=donated)
+        return step if self.offload is None else Offloaded(**vars(step), offload=self.offload)
 
     def check_job(self, job: Job) -> None:
         """Raises `ConfigurationError` unless precision and tolerances are those of the job."""
@@ -269,22 +277,26 @@ class Interpreter:
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class Planned:
-    """One step in the planned order: the values that are still needed while it runs.
+    """One step in the planned order: the values that are still needed while it runs."""
 
-    before: the number of steps before this one, i64 of rank 0, on the device. given: the values whose memory may be
-    overwritten.
-    """
+    machine: Interpreter
+    before: Tensor
+    """The number of steps before this one, i64 of rank 0, on the device."""
+    state: State
+    data: State
+    sums: Sums | None
+    given: frozenset[int] = frozenset()
+    """The values whose memory may be overwritten."""
+    donated: bool = False
+    """Whether the state may be emptied."""
+    values: dict[int, Tensor] = field(default_factory=dict)
+    _sealed: set[int] = field(default_factory=set)
 
-    def __init__(
-        self, machine: Interpreter, before: Tensor, state: State, data: State, sums: Sums | None,
-        given: frozenset[int] = frozenset(),
-    ) -> None:  # fmt: skip
-        self.machine, self.body = machine, machine.program.body
-        self._before, self._state, self._data = before, state, data
-        self._given, self._sums = given, sums
-        self._sealed: set[int] = set()
-        self.values: dict[int, Tensor] = {}
+    @cached_property
+    def body(self) -> Sequence[Instruction]:
+        return self.machine.program.body
 
     def run(self) -> State:
         """Computes everything; returns the new state."""
@@ -301,7 +313,7 @@ class Planned:
                 for dead in dying:
                     del self.values[dead]
         else:
-            self.put(unit, chain.run(self.values, self._given))
+            self.put(unit, chain.run(self.values, self.given))
 
     def put(self, unit: Unit, results: Mapping[int, Tensor]) -> None:
         """Takes the results of a unit that was executed as a whole."""
@@ -319,10 +331,10 @@ class Planned:
         if instruction.opcode == Opcode.SOURCE:
             return self._read(instruction)
         operands, arithmetic = self.operands(number), self.machine.arithmetic
-        if self._sums is None or sum_kind(instruction) is None:
+        if self.sums is None or sum_kind(instruction) is None:
             return arithmetic.execute(instruction, operands, 0)
         result, near = arithmetic.execute_logged(instruction, operands, 0)
-        self._sums.settle(number, instruction, operands, result, near)
+        self.sums.settle(number, instruction, operands, result, near)
         return result
 
     def new_state(self) -> State:
@@ -345,52 +357,45 @@ class Planned:
         seal = self.machine.seals.get(value)
         if seal is not None and value not in self._sealed:
             own = self.body[value].opcode != Opcode.SOURCE
-            self.values |= seal.run(self.values, {value} if own else self._given)
+            self.values |= seal.run(self.values, {value} if own else self.given)
             self._sealed.add(value)
         return self.values[value]
 
     def _read(self, source: Instruction) -> Tensor:
         """The value of a source; it belongs to the state, the data or the program, and is not to be written to."""
         if source.function == SourceKind.STATE:
-            return self._state[_slot(source).name]
+            return self.state[_slot(source).name]
         if source.function == SourceKind.DATA:
-            return self._data[_slot(source).name]
+            return self.data[_slot(source).name]
         if source.function == SourceKind.STEP:
-            return self._before
+            return self.before
         return self.machine.arithmetic.execute(source, (), 0)
 
 
+@dataclass(kw_only=True, eq=False)
 class Offloaded(Planned):
     """One step in the planned order within a budget of memory."""
 
-    def __init__(
-        self, machine: Interpreter, before: Tensor, state: State, data: State, sums: Sums | None,
-        given: frozenset[int], offload: Offload, *, donated: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(machine, before, state, data, sums, given)
-        self._offload, self._donated = offload, donated
+    offload: Offload
 
     def run(self) -> State:
-        self._offload.begin(self.values, self._state, self.sealed, donated=self._donated)
-        for position in self._offload.positions():
+        self.offload.begin(self.values, self.state, self.sealed, donated=self.donated)
+        for position in self.offload.positions():
             self.execute(self.machine.planned[position], self.machine.chains.get(position))
         return self.new_state()
 
     def sealed(self, value: int) -> Tensor:
-        waiting = self._offload.committed(value)
+        waiting = self.offload.committed(value)
         return super().sealed(value) if waiting is None else waiting
 
 
+@dataclass(kw_only=True, eq=False)
 class OneByOne(Planned):
     """One step in the program's order, each of whose values an observer sees and may replace."""
 
-    def __init__(
-        self, machine: Interpreter, before: Tensor, state: State, data: State, sums: Sums | None, observe: Observer
-    ) -> None:
-        super().__init__(machine, before, state, data, sums)
-        self._observe = observe
-        self.finite: dict[int, bool] = {}
-        """Whether each committed f32 value is finite in all its elements."""
+    observe: Observer
+    finite: dict[int, bool] = field(default_factory=dict)
+    """Whether each committed f32 value is finite in all its elements."""
 
     def run(self) -> State:
         for unit in self.machine.in_order:
@@ -398,10 +403,10 @@ class OneByOne(Planned):
         return self.new_state()
 
     def value(self, number: int) -> Tensor:
-        return self._observe(number, super().value(number))
+        return self.observe(number, super().value(number))
 
     def commit(self, value: int, leaf: int) -> Tensor:
-        tensor = self._observe(leaf, super().commit(value, leaf))
+        tensor = self.observe(leaf, super().commit(value, leaf))
         if tensor.dtype == torch.float32:
             is_finite = self.machine.arithmetic.backend.is_finite(tensor)
             self.finite[value] = is_finite and self.finite.get(value, True)

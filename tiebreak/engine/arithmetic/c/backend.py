@@ -30,6 +30,8 @@ FP64_FUNCTION: Final = 32
 class CBackend(TorchBackend):
     """Kernels in C. Results have memory of a pool, and torch has one thread during a step, but in long instructions."""
 
+    name = "C"
+
     def __init__(self, options: Options, stats: Stats) -> None:
         super().__init__(options, stats)
         self.buffers = Buffers()

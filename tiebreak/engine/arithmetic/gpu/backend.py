@@ -24,6 +24,7 @@ from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opco
 class GpuBackend(TorchBackend):
     """Triton kernels."""
 
+    name = "Triton"
     chains: LaunchedChains
 
     def __init__(self, options: Options, stats: Stats) -> None:

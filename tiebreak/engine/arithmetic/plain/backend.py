@@ -45,6 +45,8 @@ class Seal:
 class TorchBackend:
     """Torch alone."""
 
+    name = "torch"
+    """The name by which people know it."""
     chains: Chains | None = None
     """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
 
@@ -53,6 +55,8 @@ class TorchBackend:
         self.transcendentals = Transcendentals(options.precision, options.pieces.functions)
         self.finite: dict[int, bool] = {}
         """Whether each value that was sealed in the step is finite in all its elements."""
+        self.left: set[int] = set()
+        """The ids of the instructions that are left to torch alone."""
         self._loss = torch.zeros(())
         self._sums: dict[int, PlainSums] = {}
         shuffles, pieces = random.Shuffles(on_host=options.pieces.on_host), options.pieces
@@ -84,6 +88,7 @@ class TorchBackend:
         made = self._complete.get(i.opcode)
         if made is None or (prepared := made(i, dtypes)) is None:
             raise ValueError(f"expected an instruction that computes, got {i.opcode.name} {i.function}")
+        self.left.add(id(i))
         return prepared
 
     def partial(self, i: Instruction) -> PartialSum:
