@@ -371,7 +371,7 @@ def falls_back() -> int:
         (nullcontext(), {"permute": 1}, "another order"),
         (nullcontext(), {"logging": logging}, "near ties"),
         (pure_path(), {}, "do not run on cpu"),
-        (reading, {}, "_local_scalar_dense in backend.computed"),
+        (reading, {}, "_local_scalar_dense in backend.<lambda>"),
         (refusing, {}, "no memory"),
     ):
         with what, warnings.catch_warnings(record=True) as said:
@@ -441,13 +441,13 @@ MUTANTS: GraphMutants = {
     "states that are not donated": (interpreter, "is not None and donate and sums", "is not None and sums", steps_of),
     "the host makes the number": (
         interpreter,
-        "            return self._before\n",
-        "            return torch.full((), int(self._before))\n",
+        "            return self.before\n",
+        "            return torch.full((), int(self.before))\n",
         steps_of,
     ),
     "data are sealed in place": (
         interpreter,
-        "{value} if own else self._given",
+        "{value} if own else self.given",
         "{value}",
         lambda m: is_left_alone(m.Interpreter),
     ),
