@@ -157,7 +157,7 @@ def test_a_wrong_kernel_does_not_qualify(monkeypatch: pytest.MonkeyPatch, name: 
 @needs_kernel
 def test_operands_that_do_not_fit_are_refused() -> None:
     arithmetic = Arithmetic()
-    kinds = {"operand_dtypes": (DType.F32,), "exported": True, "sealed": False}
+    kinds = {"operand_dtypes": (DType.F32,), "exported": True, "committed": False}
     i = map_of(MapFunction.NEG, DType.F32, (4,), Access(0, 0, (1,)))
     chain = arithmetic.chains.make((Member(number=1, instruction=i, operand_numels=(4,), **kinds),))
     assert chain.run({0: torch.ones(4)})[1].tolist() == [-1.0] * 4

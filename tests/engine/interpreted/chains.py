@@ -139,7 +139,7 @@ def draws() -> int:
     return ran
 
 
-def seals() -> int:
+def finalizers() -> int:
     """Committed results have the one NaN, and those that are not finite are named, once."""
     b = Builder()
     x, y = b.state("x", DType.F32, (70,)), b.state("y", DType.F32, (70,))
@@ -239,8 +239,8 @@ MUTANTS: Mutants = {
     "rests with the dividend's sign": ((("rest + below * safe", "rest"),), lambda: conforms("map mod")),
     "2^63 is converted": ((("tl.abs(x) < 2.0**63", "tl.abs(x) <= 2.0**63"),), lambda: conforms("map cast")),
     "bf16 away from even": ((("+ ((bits >> 16) & 1))", "+ 1)"),), lambda: of_all(Arithmetic(), MapFunction.BF16, TIES)),
-    "NaN keeps its payload": ((("tl.where(x == x, bits_of(x), 0x7FC00000)", "bits_of(x)"),), seals),
-    "only infinities are noted": ((("(bits_of(x) & 0x7F800000) ==", "(bits_of(x) & 0x7FFFFFFF) =="),), seals),
+    "NaN keeps its payload": ((("tl.where(x == x, bits_of(x), 0x7FC00000)", "bits_of(x)"),), finalizers),
+    "only infinities are noted": ((("(bits_of(x) & 0x7F800000) ==", "(bits_of(x) & 0x7FFFFFFF) =="),), finalizers),
     "nothing is open": ((("RELATIVE = tl.constexpr(32 *", "RELATIVE = tl.constexpr(0 *"),), lambda: hard_at(29, EXP)),
     "everything is open": ((("undecided = inside & (result !=", "undecided = inside & (result <="),), decided),
     "middles twice to even": ((
@@ -298,7 +298,7 @@ SUITE = Suite(
     fast={
         "views": lambda: views(4),
         "programs": lambda: programs(range(1), 30),
-        "seals": seals,
+        "finalizers": finalizers,
         "hard": lambda: hard_at(32, LOG),
     },
     slow={

@@ -445,13 +445,13 @@ MUTANTS: GraphMutants = {
         "            return torch.full((), int(self.before))\n",
         steps_of,
     ),
-    "data are sealed in place": (
+    "data are finalized in place": (
         interpreter,
         "{value} if own else self.given",
         "{value}",
         lambda m: is_left_alone(m.Interpreter),
     ),
-    "sums are not sealed": (
+    "sums are not finalized": (
         interpreter,
         "if i.dtype != DType.F32 or",
         "if i.dtype != DType.BOOL or",

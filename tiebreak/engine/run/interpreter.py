@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import is_host
-from tiebreak.engine.arithmetic.plain.backend import Seal
+from tiebreak.engine.arithmetic.plain.backend import Finalizer
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.formats import Empty, fresh
@@ -110,9 +110,9 @@ class Interpreter:
         self.planned = schedule.plan(program, self._chained) if planned is None else planned
         self.chains = self._make_chains()
         """The chains of the planned order, by position in it."""
-        self.seals = self._make_seals()
-        """Seals of committed f32 values that come from no chain, by value."""
-        self._ran = (*self.chains.values(), *self.seals.values())
+        self.finalizers = self._make_finalizers()
+        """Finalizers of committed f32 values that come from no chain, by value."""
+        self._ran = (*self.chains.values(), *self.finalizers.values())
         sources = [(n, i) for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE]
         self.constants = {n: arithmetic.execute(i, (), 0) for n, i in sources if _is_constant(i)}
         self.read = tuple((n, i) for n, i in sources if n not in self.constants)
@@ -240,7 +240,7 @@ class Interpreter:
                         operand_dtypes=self.program.operand_dtypes(body[n]),
                         operand_numels=tuple(body[operand.value].numel for operand in body[n].operands),
                         exported=n in unit.outputs,
-                        sealed=n in committed,
+                        committed=n in committed,
                         replaces=replaces.get(n),
                     )
                     for n in unit.members
@@ -248,14 +248,14 @@ class Interpreter:
                 made[position] = self.arithmetic.chains.make(members)
         return made
 
-    def _make_seals(self) -> dict[int, Seal | PreparedChain]:
-        made = dict[int, Seal | PreparedChain]()
-        from_chains = {n for chain in self.chains.values() for n in chain.code.sealed}
+    def _make_finalizers(self) -> dict[int, Finalizer | PreparedChain]:
+        made = dict[int, Finalizer | PreparedChain]()
+        from_chains = {n for chain in self.chains.values() for n in chain.code.finalized}
         for value in self.committed:
             i = self.program.body[value]
             if i.dtype != DType.F32 or value in from_chains or value in made:
                 continue
-            made[value] = self.arithmetic.backend.seal(value, i)
+            made[value] = self.arithmetic.backend.finalize(value, i)
         return made
 
     def _make_offload(self, budget: Budget) -> Offload:
@@ -292,7 +292,7 @@ class Planned:
     donated: bool = False
     """Whether the state may be emptied."""
     values: dict[int, Tensor] = field(default_factory=dict)
-    _sealed: set[int] = field(default_factory=set)
+    _finalized: set[int] = field(default_factory=set)
 
     @cached_property
     def body(self) -> Sequence[Instruction]:
@@ -338,7 +338,7 @@ class Planned:
         return result
 
     def new_state(self) -> State:
-        """The state that the step has made, sealed."""
+        """The state that the step has made, finalized."""
         program, committed = self.machine.program, self.machine.committed
         return {
             _slot(commit).name: self.commit(value, program.leaf_of_commit(slot))
@@ -347,18 +347,18 @@ class Planned:
 
     def commit(self, value: int, leaf: int) -> Tensor:  # noqa: ARG002
         """The tensor that committing a body value puts into the state."""
-        tensor = self.sealed(value)
+        tensor = self.finalized(value)
         if _is_constant(self.body[value]):  # the state is its owner's to write to, and the constant is not
             tensor = tensor.clone()
         return tensor
 
-    def sealed(self, value: int) -> Tensor:
+    def finalized(self, value: int) -> Tensor:
         """The value as it is committed; a source only where it may be overwritten."""
-        seal = self.machine.seals.get(value)
-        if seal is not None and value not in self._sealed:
+        finalize = self.machine.finalizers.get(value)
+        if finalize is not None and value not in self._finalized:
             own = self.body[value].opcode != Opcode.SOURCE
-            self.values |= seal.run(self.values, {value} if own else self.given)
-            self._sealed.add(value)
+            self.values |= finalize.run(self.values, {value} if own else self.given)
+            self._finalized.add(value)
         return self.values[value]
 
     def _read(self, source: Instruction) -> Tensor:
@@ -379,14 +379,14 @@ class Offloaded(Planned):
     offload: Offload
 
     def run(self) -> State:
-        self.offload.begin(self.values, self.state, self.sealed, donated=self.donated)
+        self.offload.begin(self.values, self.state, self.finalized, donated=self.donated)
         for position in self.offload.positions():
             self.execute(self.machine.planned[position], self.machine.chains.get(position))
         return self.new_state()
 
-    def sealed(self, value: int) -> Tensor:
+    def finalized(self, value: int) -> Tensor:
         waiting = self.offload.committed(value)
-        return super().sealed(value) if waiting is None else waiting
+        return super().finalized(value) if waiting is None else waiting
 
 
 @dataclass(kw_only=True, eq=False)
@@ -412,7 +412,7 @@ class OneByOne(Planned):
             self.finite[value] = is_finite and self.finite.get(value, True)
         return tensor
 
-    def sealed(self, value: int) -> Tensor:
+    def finalized(self, value: int) -> Tensor:
         return canonical(self.values[value])
 
 

@@ -258,13 +258,14 @@ class Offload:
     # ---- during a step ----
 
     def begin(
-        self, values: dict[int, Tensor], state: State, seal: Callable[[int], Tensor], *, donated: bool
+        self, values: dict[int, Tensor], state: State, finalize: Callable[[int], Tensor], *, donated: bool
     ) -> None:  # fmt: skip
-        """Begins a step. values: those in memory, which the caller fills and empties. seal: makes a value committable.
+        """Begins a step. values: those in memory, which the caller fills and empties.
 
-        With `donated`, the entries of `state` are taken out of it, so that their memory can be used.
+        finalize: makes a value committable. With `donated`, the entries of `state` are taken out of it, so that their
+        memory can be used.
         """
-        self._values, self._seal = values, seal
+        self._values, self._finalize = values, finalize
         self._held = self._read_to = 0
         self._now = -1
         self._order: list[tuple[int, int]] = []
@@ -381,7 +382,7 @@ class Offload:
 
     def _begin_write(self, n: int) -> None:
         if n in self._committed:
-            self._values[n] = self._seal(n)
+            self._values[n] = self._finalize(n)
         extent = self._file.take(self._bytes[n])
         self._writing[n] = self._writer.submit(self._file.write, extent, self._values[n]), extent
         self.bytes_written += self._bytes[n]

@@ -20,7 +20,7 @@ enum { TILE = 1024, WORDS = 6, REGISTER_WORDS = 3, MAX_REGISTERS = 512, LANES = 
 
 /* Operation codes: agreed with chains.py by name, through chain_codes below. */
 #define OPERATIONS(X) \
-    X(LOAD1) X(LOAD4) X(LOAD8) X(IOTA) X(RANDOM) X(SEAL) X(EXP) X(TANH) \
+    X(LOAD1) X(LOAD4) X(LOAD8) X(IOTA) X(RANDOM) X(FINALIZE) X(EXP) X(TANH) \
     X(COPY1) X(COPY4) X(COPY8) \
     X(ADD_F32) X(SUB_F32) X(MUL_F32) X(DIV_F32) X(MAX_F32) X(MIN_F32) X(SQRT_F32) X(BF16_F32) X(NEG_F32) X(ABS_F32) \
     X(ADD_I64) X(SUB_I64) X(MUL_I64) X(MAX_I64) X(MIN_I64) X(FLOORDIV_I64) X(MOD_I64) X(NEG_I64) X(ABS_I64) \
@@ -341,7 +341,7 @@ TRANSCENDENTAL(tanh_bits, tanh_f64, 1, TO_BITS)
 /* -- results that are committed: the one NaN, and whether all are finite --------------------------------------------- */
 
 /* Not 0 if one of n f32 is infinite or NaN; every NaN becomes the one NaN. */
-static int64_t seal(u32 *restrict o, int64_t n) {
+static int64_t finalize(u32 *restrict o, int64_t n) {
     uint32_t bad = 0;
     LOOP bad |= (o[i] & 0x7f800000u) == 0x7f800000u;
     if (bad) LOOP o[i] = (o[i] & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : o[i];
@@ -378,7 +378,7 @@ static void tile(const int64_t *code, char **registers, const int64_t *steps, in
         case RANDOM:
             draw(D, *(const u64 *)A, *(const u64 *)B, (uint32_t)parameters[0], parameters[1] + begin, n);
             break;
-        case SEAL: counts[parameters[0]] |= seal(D, n); break;
+        case FINALIZE: counts[parameters[0]] |= finalize(D, n); break;
         case EXP: (parameters[1] == 32 ? exp_f32 : exp_bits)(D, A, n, (int)parameters[1], exact, counts + parameters[0]); break;
         case TANH: (parameters[1] == 32 ? tanh_f32 : tanh_bits)(D, A, n, (int)parameters[1], exact, counts + parameters[0]); break;
         case COPY1: memcpy(D, A, (size_t)n); break;

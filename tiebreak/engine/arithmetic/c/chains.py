@@ -103,7 +103,7 @@ class _Turns:
 
 
 class CompiledChains:
-    """Makes and runs the chains of one `Arithmetic`. They note in `finite` whether sealed values are."""
+    """Makes and runs the chains of one `Arithmetic`. They note in `finite` whether finalized values are."""
 
     functions: Final = CHAINED
 
@@ -132,7 +132,7 @@ class CompiledChain:
         self._work = OPERATION * self.code.numel * len(coded.operations)
         self._pointers = ctypes.c_void_p * (len(self.code.inputs) + len(self.code.stores))
         self._counters = ctypes.c_int64 * coded.counters
-        self._sealed, self._resolved = tuple(coded.sealed.items()), tuple(coded.resolved)
+        self._finalized, self._resolved = tuple(coded.finalized.items()), tuple(coded.resolved)
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
         read = self.code.operands(values, "cpu")
@@ -143,7 +143,7 @@ class CompiledChain:
             counts.elements += self.code.numel
             counts.undecided += sum(own[at] for own in counters)
             counts.double_rounded += sum(own[at + 1] for own in counters)
-        for number, at in self._sealed:
+        for number, at in self._finalized:
             self._chains.finite[number] = not any(own[at] for own in counters)
         return made
 
@@ -187,7 +187,7 @@ class _Encoder:
         self.registers: list[_Register] = []
         self.operations: list[_Operation] = []
         self.counters = 0
-        self.sealed: dict[int, int] = {}
+        self.finalized: dict[int, int] = {}
         self.resolved: list[tuple[MapFunction, int]] = []
         self._numel, self._precision = code.numel, precision
         self._pointers = {v: k for k, v in enumerate((*code.inputs, *(s.member.number for s in code.stores)))}
@@ -210,13 +210,13 @@ class _Encoder:
             self._compute(operation, result)
             self._made.append(result)
             if store is not None:
-                self._seal(store, result)
+                self._finalize(store, result)
         # A result that may overwrite an operand is stored after the tile has read all of that operand.
         for store in code.stores:
             if store.member.replaces is not None:
                 result = self._stored(store)
                 self._emit(f"COPY{store.member.instruction.dtype.size}", result, (self._made[store.register],))
-                self._seal(store, result)
+                self._finalize(store, result)
 
     def encode(self, found: ElementwiseKernel) -> npt.NDArray[np.int64]:
         """The words that `chain_run` reads."""
@@ -270,10 +270,10 @@ class _Encoder:
     def _emit(self, name: str, result: int, operands: tuple[int, ...], parameters: tuple[int, ...] = ()) -> None:
         self.operations.append(_Operation(name, result, operands, parameters))
 
-    def _seal(self, store: Exported, result: int) -> None:
+    def _finalize(self, store: Exported, result: int) -> None:
         if store.notes_finite:
-            self.sealed[store.member.number] = self._count(1)
-            self._emit("SEAL", result, (), (self.sealed[store.member.number],))
+            self.finalized[store.member.number] = self._count(1)
+            self._emit("FINALIZE", result, (), (self.finalized[store.member.number],))
 
     def _load(self, operand: Load) -> int:
         """The register of an operand, which is copied into the tile if its elements are not contiguous."""

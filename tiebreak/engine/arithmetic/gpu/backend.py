@@ -51,7 +51,7 @@ class GpuBackend(TorchBackend):
     def begin_step(self) -> None:
         self.chains.begin()
 
-    def seal(self, value: int, i: Instruction) -> LaunchedChain:
+    def finalize(self, value: int, i: Instruction) -> LaunchedChain:
         """A copy, in place where that is allowed: the kernel makes NaN canonical and notes what is not finite."""
         operand = Access(value, 0, row_major(i.shape))
         copy = Instruction(

@@ -54,7 +54,7 @@ class ChainStore(NamedTuple):
 
     register: int
     note: int
-    """The place where the kernel notes that a sealed result is not finite; -1 if it is not sealed."""
+    """The place where the kernel notes that a finalized result is not finite; -1 if it is not finalized."""
 
 
 def _kernels() -> ModuleType:
@@ -99,7 +99,7 @@ class LaunchedChains:
         self.notes[:1].copy_(loss.reshape(1).view(torch.int32))
 
     def look(self, ran: Iterable["LaunchedChain"]) -> tuple[dict[int, bool], int]:
-        """Whether each sealed result is finite in all its elements, by value number, and the loss's bits as an i32.
+        """Whether each finalized result is finite in all its elements, by value number, and the loss's bits as an i32.
 
         ran: the chains that ran since `begin`. Waits for the device. Raises `ConfigurationError` if a device could not
         settle a transcendental function.
@@ -130,7 +130,7 @@ class LaunchedChain:
         return made
 
     def read(self, noted: Sequence[int]) -> dict[int, bool]:
-        """Whether sealed results are finite, by value number; counts what FP64 left open."""
+        """Whether finalized results are finite, by value number; counts what FP64 left open."""
         first = self._first
         for function, at in self.kernel.resolved:
             undecided, double_rounded, still = noted[first + at : first + at + 3]
@@ -143,7 +143,7 @@ class LaunchedChain:
             counts.elements += self.code.numel
             counts.undecided += undecided
             counts.double_rounded += double_rounded
-        return {number: not noted[first + at] for number, at in self.kernel.sealed.items()}
+        return {number: not noted[first + at] for number, at in self.kernel.finalized.items()}
 
 
 class KernelCode:
@@ -156,7 +156,7 @@ class KernelCode:
         self.late = sum(store.member.replaces is None for store in code.stores)
         self.reads: list[tuple[int, int]] = []
         """Value and offset of each pointer after those of the outputs."""
-        self.sealed: dict[int, int] = {}
+        self.finalized: dict[int, int] = {}
         """The place, by value number, where it is noted that a result is not finite."""
         self.resolved: list[tuple[MapFunction, int]] = []
         """The chain's transcendental functions, each with the place of its notes on what FP64 left open."""
@@ -164,8 +164,8 @@ class KernelCode:
         self.operations = [self._operation(operation) for operation in code.operations]
         for store in code.stores:
             if store.notes_finite:
-                self.sealed[store.member.number] = self._note(1)
-        self.stores = [ChainStore(s.register, self.sealed.get(s.member.number, -1)) for s in code.stores]
+                self.finalized[store.member.number] = self._note(1)
+        self.stores = [ChainStore(s.register, self.finalized.get(s.member.number, -1)) for s in code.stores]
 
     @property
     def dtypes(self) -> tuple[DType, ...]:

@@ -1,7 +1,7 @@
 """The back-end of torch alone, on any device. It computes every instruction; others replace what they do faster.
 
-A step is surrounded by `step`. In it `begin_step` comes first, then instructions, chains and seals in any order, then
-`end_step`; `look` tells afterwards what the host has to know of it.
+A step is surrounded by `step`. In it `begin_step` comes first, then instructions, chains and finalizers in any order,
+then `end_step`; `look` tells afterwards what the host has to know of it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,14 +29,14 @@ Table = Mapping[Opcode, Callable[[Instruction, Sequence[torch.dtype]], Prepared 
 """Prepares instructions, by opcode, on operands of some dtypes. A hole, or None, leaves them to torch alone."""
 
 
-class Seal:
+class Finalizer:
     """Makes one f32 value committable: every NaN becomes the canonical one, and it is noted whether all is finite."""
 
     def __init__(self, backend: "TorchBackend", value: int) -> None:
         self._backend, self._value = backend, value
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:  # noqa: ARG002
-        """The sealed value by its number. Only the memory of values in `given` may be overwritten."""
+        """The finalized value by its number. Only the memory of values in `given` may be overwritten."""
         n = self._value
         self._backend.finite[n] = self._backend.is_finite(values[n])
         return {n: values[n] if self._backend.finite[n] else canonical(values[n])}
@@ -54,7 +54,7 @@ class TorchBackend:
         self.options, self.stats = options, stats
         self.transcendentals = Transcendentals(options.precision, options.pieces.functions)
         self.finite: dict[int, bool] = {}
-        """Whether each value that was sealed in the step is finite in all its elements."""
+        """Whether each value that was finalized in the step is finite in all its elements."""
         self.left: set[int] = set()
         """The ids of the instructions that are left to torch alone."""
         self._loss = torch.zeros(())
@@ -110,18 +110,18 @@ class TorchBackend:
         """Forgets what the step before it left to `look`."""
         self.finite.clear()
 
-    def seal(self, value: int, i: Instruction) -> "Seal | PreparedChain":  # noqa: ARG002
-        """Prepares to seal an f32 value that comes from no chain."""
-        return Seal(self, value)
+    def finalize(self, value: int, i: Instruction) -> "Finalizer | PreparedChain":  # noqa: ARG002
+        """Prepares to finalize an f32 value that comes from no chain."""
+        return Finalizer(self, value)
 
     def end_step(self, loss: Tensor) -> None:
         """Takes the loss, an f32 of rank 0, after all else."""
         self._loss = loss
 
     def look(self, ran: Iterable[object]) -> tuple[dict[int, bool], int]:  # noqa: ARG002
-        """Whether each sealed value is finite, by number, and the loss's bits as an i32.
+        """Whether each finalized value is finite, by number, and the loss's bits as an i32.
 
-        ran: all chains and seals that ran in the step.
+        ran: all chains and finalizers that ran in the step.
         """
         return self.finite, int(self._loss.reshape(1).view(torch.int32).item())
 

@@ -45,7 +45,7 @@ class Member:
     operand_numels: tuple[int, ...]
     exported: bool
     """Whether its result is used outside the chain."""
-    sealed: bool
+    committed: bool
     """Whether its result is committed: NaN becomes canonical, and the kernel notes whether all elements are finite."""
     replaces: int | None = None
     """The value whose memory the result may reuse: this chain reads it in place, and nothing reads it afterwards."""
@@ -109,7 +109,7 @@ class Exported(NamedTuple):
     @property
     def notes_finite(self) -> bool:
         """Whether the kernel notes that an element is not finite."""
-        return self.member.sealed and self.member.instruction.dtype == DType.F32
+        return self.member.committed and self.member.instruction.dtype == DType.F32
 
 
 class ChainCode:
@@ -136,7 +136,7 @@ class ChainCode:
         """The results that are stored. Those that may take an operand's place come last, when all of it was read."""
 
     @property
-    def sealed(self) -> frozenset[int]:
+    def finalized(self) -> frozenset[int]:
         """The values that are checked: kernels note whether they are finite."""
         return frozenset(store.member.number for store in self.stores if store.notes_finite)
 
@@ -235,4 +235,4 @@ def sole_member(instruction: Instruction, operands: Sequence[Tensor]) -> Member:
     """One instruction as a chain of its own, whose value comes after those of the operands."""
     read = [operands[access.value] for access in instruction.operands]
     dtypes, numels = tuple(PROTOCOL_DTYPES[x.dtype] for x in read), tuple(x.numel() for x in read)
-    return Member(len(operands), instruction, dtypes, numels, exported=True, sealed=True)
+    return Member(len(operands), instruction, dtypes, numels, exported=True, committed=True)

@@ -576,7 +576,7 @@ def operate(
 
 @triton.jit
 def store(x, notes, pointer, element, inside, NOTE: tl.constexpr):
-    """Stores a result; a sealed one gets the one NaN, and notes where it is not finite."""
+    """Stores a result; a finalized one gets the one NaN, and notes where it is not finite."""
     if NOTE >= 0:
         bad = (bits_of(x) & 0x7F800000) == 0x7F800000
         tl.store(notes + NOTE + element * 0, 1, mask=inside & bad)
