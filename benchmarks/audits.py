@@ -23,10 +23,10 @@ from benchmarks.workloads import gpt2
 from tiebreak.api.auditing.audits import Workers, audit_chosen
 from tiebreak.api.machine.running import Machine
 from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.run import qualify
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker

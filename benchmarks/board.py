@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from benchmarks.table import Row, placed, publish
-from tiebreak.engine.run.agreement import Terms
+from tiebreak.engine.capture.agreement import Terms
 from tiebreak.protocol.chain import EmbeddedChain, Receipt, calls
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey

@@ -26,7 +26,7 @@ import click
 
 from benchmarks.table import Row, placed, publish
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
-from tiebreak.engine.run.agreement import Terms
+from tiebreak.engine.capture.agreement import Terms
 from tiebreak.node.mail import Mail
 from tiebreak.node.pieces import pieces_of
 from tiebreak.node.up import free_port

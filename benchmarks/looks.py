@@ -21,7 +21,7 @@ from tiebreak.api.auditing.validating import validate
 from tiebreak.api.certification import ownership
 from tiebreak.api.machine.running import Machine
 from tiebreak.api.signing.keys import new_key
-from tiebreak.engine.run.agreement import sign_job
+from tiebreak.engine.capture.agreement import sign_job
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN

@@ -8,7 +8,7 @@ from benchmarks.table import Row
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.calibrating import calibrate_subjects, subject_of
 from tiebreak.api.training.runs import Run, agree_on
-from tiebreak.engine.run.agreement import Terms
+from tiebreak.engine.capture.agreement import Terms
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError

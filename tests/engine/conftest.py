@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tiebreak.engine.arithmetic import threads
+from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged import journal
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.job import SignedJob
 

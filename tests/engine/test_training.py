@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tests.engine.processes import file_size
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.data.disk import StorageError
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import audit_segments, compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.agreement import Terms
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence

@@ -14,8 +14,8 @@ from tests.engine.tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.keys import PrivateKey

@@ -12,8 +12,8 @@ from tests.sim.yard import make_task
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak.cli.agree import agree
 from tiebreak.cli.scale import human
+from tiebreak.engine.capture.agreement import Terms
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.incentives.figures import PRESETS
 from tiebreak.incentives.measured import measured
 from tiebreak.incentives.recommend import recommend

@@ -20,9 +20,9 @@ from tiebreak.demo.report import short
 from tiebreak.demo.results import AuditResult, JobResult, RoundingCount, Setting
 from tiebreak.demo.tasks import plain
 from tiebreak.engine.arithmetic import Stats
+from tiebreak.engine.capture.agreement import draft_job
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.run.agreement import draft_job
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter

@@ -25,7 +25,7 @@ import os, resource, sys
 from pathlib import Path
 import numpy as np, torch
 from torch import nn
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.data import examine, map_array, open_array

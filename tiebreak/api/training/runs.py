@@ -20,6 +20,7 @@ from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import AnyOptimizer, Data, Schedule, as_state_dict, capture, make_task, state_names
 from tiebreak.api.training.trainer import OnStep, Step, tell
+from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Batch, Task
 from tiebreak.engine.data.disk import write_file
@@ -27,7 +28,6 @@ from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter, follow
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import NotFiniteError

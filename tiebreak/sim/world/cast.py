@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tiebreak.engine.run.agreement import Terms
+from tiebreak.engine.capture.agreement import Terms
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.sim.world.agents import Agent, AuditorAgent, BlockBuilder, ClientAgent, TrainerAgent

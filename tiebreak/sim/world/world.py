@@ -16,7 +16,7 @@ import simpy
 from eth.abc import MiningChainAPI
 from simpy.events import URGENT
 
-from tiebreak.engine.run.agreement import Terms
+from tiebreak.engine.capture.agreement import Terms
 from tiebreak.protocol.chain import ChainError, InsufficientFunds, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call, read_game
 from tiebreak.protocol.chain.embedded import GAS_LIMIT
