@@ -21,7 +21,8 @@ from torch import nn
 from benchmarks.table import Row, interleaved, placed, publish
 from benchmarks.workloads import gpt2
 from tiebreak.api.auditing.audits import Workers, audit_chosen
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import compile_task
@@ -67,7 +68,7 @@ def train(name: str, folder: Path) -> RunDirectory:
     )
     signed = sign_job(job, Domain(chain_id=1, contract=Address(bytes(20))), client=key, trainer=key)
     run = RunDirectory.create(folder / name, signed, compiled.program, compiled.state, compiled.data)
-    Worker(run, Machine().interpreter(run), key=key).work()
+    Worker(run, make_interpreter(run.program), key=key).work()
     return run
 
 

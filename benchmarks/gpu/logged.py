@@ -5,6 +5,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.gpu.workloads import Context, rows_of
 from benchmarks.table import Row
+from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.calibrating import calibrate_subjects, subject_of
 from tiebreak.api.training.runs import Run, agree_on
@@ -38,8 +39,8 @@ def measure(context: Context) -> list[Row]:
                     bundle, Path(folder, "run"), client=CLIENT, trainer=TRAINER, terms=Terms(), domain=DOMAIN,
                     policy=policy,
                 )  # fmt: skip
-                Run(run, device=trainer).resume(TRAINER, progress=False)
-                found = Run(run, device=auditor).audit(policy=policy)
+                Run(run, Machine(device=trainer)).resume(TRAINER, progress=False)
+                found = Run(run, Machine(device=auditor, policy=policy)).audit()
             if found.fraud is not None:
                 raise StateError(f"{case}: expected agreement, got {found!r}")
             counts = {

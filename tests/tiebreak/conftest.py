@@ -12,7 +12,9 @@ from tiebreak.engine.capture.compile import compile_task
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No comparison of captures with eager PyTorch, which has tests of its own."""
-    monkeypatch.setattr("tiebreak.api.training.tasks.checked", lambda task: replace(compile_task(task), checked=True))
+    monkeypatch.setattr(
+        "tiebreak.api.training.tasks.checked", lambda task, _: replace(compile_task(task), checked=True)
+    )
 
 
 QUALIFY = "tiebreak.api.machine.running.qualify"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
+from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
@@ -130,7 +131,7 @@ class Parties:
         made = RunDirectory.open(signed)
         leaf = next(n for n, i in enumerate(made.program.body) if i.opcode == Opcode.REDUCE and i.terms == 8)
         cheat = Cheat(step=step, leaf=leaf, element=5, change=lambda value: value * 2)
-        interpreter = make_interpreter(made.program, threads=1)
+        interpreter = make_interpreter(made.program, Machine(threads=1))
         Worker(made, Tampered(interpreter, cheat.tamper), key=load_key(self.path("trainer.pem"))).work()
         return signed
 

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from tiebreak.api.auditing.progress import training_progress
+from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import capture
@@ -113,7 +114,7 @@ def _compute(
 
 def train(market: DisputeMarket, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
     """Trains honestly, and measures the model before and after."""
-    interpreter = make_interpreter(compiled.program, job=run.job, threads=TRAINER_THREADS)
+    interpreter = make_interpreter(compiled.program, Machine(threads=TRAINER_THREADS), run.job)
     done = _compute(market, run, interpreter, f"training {task.name}", console)
     before, after = (evaluate_state(task, run.state(step)) for step in (0, task.steps))
     metric = next(iter(after))

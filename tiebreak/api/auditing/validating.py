@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from tiebreak.api.auditing.audits import chances
-from tiebreak.api.machine.running import Machine, make_interpreter
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.capture.compile import TELEMETRY
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.run.audit import draw_segments, kept_steps, signed_records
@@ -99,9 +100,7 @@ class _Validator:
         self._run, self._job = run, run.job
         self._records, self._head = signed_records(run)  # (1)
         program = loss_alone(run.program)
-        self._interpreter: Interpreter = make_interpreter(
-            program, job=run.job, threads=machine.threads, permute=machine.permute, device=machine.device
-        )
+        self._interpreter: Interpreter = make_interpreter(program, machine, run.job)
         self._data = self._interpreter.place_data(run.data())
         self._each = cost_of(program).flops / max(1, cost_of(run.program).flops)
         """The operations of one loss as a share of a step's."""
