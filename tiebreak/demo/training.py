@@ -21,7 +21,6 @@ from tiebreak.demo.report import short
 from tiebreak.demo.results import AuditResult, JobResult, RoundingCount, Setting
 from tiebreak.demo.tasks import plain
 from tiebreak.engine.arithmetic import Stats
-from tiebreak.engine.capture.agreement import draft_job
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.audit import compare
@@ -70,14 +69,7 @@ def agree(
     started = time.perf_counter()
     compiled = capture(task)
     captured = time.perf_counter() - started
-    job = draft_job(
-        compiled,
-        steps=task.steps,
-        checkpoint_interval=task.checkpoint_interval,
-        client=market.parties.client.address,
-        trainer=market.parties.trainer.address,
-        terms=terms,
-    )
+    job = market.draft(compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval, terms=terms)
     agreement = market.sign(job)
     run = RunDirectory.create(folder, agreement, compiled.program, compiled.state, compiled.data)
     gas = market.open(agreement)
