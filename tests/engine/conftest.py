@@ -33,11 +33,7 @@ def agreement(tiny: Compiled) -> SignedJob:
 @pytest.fixture
 def new_run(tiny: Compiled, agreement: SignedJob, tmp_path: Path) -> Callable[[str], RunDirectory]:
     """Makes a run of the tiny job in a fresh directory of this name."""
-
-    def make(name: str) -> RunDirectory:
-        return RunDirectory.create(tmp_path / name, agreement, tiny.program, tiny.state, tiny.data)
-
-    return make
+    return lambda name: logged_cases.new_run(tmp_path / name, agreement, tiny)
 
 
 @pytest.fixture(autouse=True)

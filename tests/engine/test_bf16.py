@@ -170,8 +170,6 @@ def steps(of: Task) -> tuple[check._Outcome, check._Outcome, check._Outcome]:
         ours = check._engine(of, compiled, 1, compiled.state, exact_step)
         narrow = check._eager(of, compiled, [ours], torch.float32)
         wide = check._eager(of, compiled, [ours], torch.float64)
-    assert narrow
-    assert wide
     return ours, narrow[0], wide[0]
 
 

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.agreement import Terms
@@ -132,7 +131,7 @@ class Yard:
         self.folder = folder
         self.compiled: Compiled = compile_task(make_task())
         self.market = DisputeMarket()
-        self.interpreter: Interpreter = make_interpreter(self.compiled.program, Machine(threads=1))
+        self.interpreter: Interpreter = make_interpreter(self.compiled.program)
         self.jobs: list[Digest] = []
         self._arenas: dict[int, Arena] = {}
         self._numbers = iter(range(1 << 30))

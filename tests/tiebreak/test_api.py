@@ -304,11 +304,10 @@ def test_an_exact_run_of_another_precision(tmp_path: Path) -> None:
 
 
 def test_settings_that_no_machine_has() -> None:
-    for given in ({"threads": 0}, {"permute": -1}, {"memory": "8GB"}, {"check_every": 0}):
-        with pytest.raises(ConfigurationError, match=f"expected {next(iter(given))} of at least"):
-            tiebreak.Machine(**given)
-    with pytest.raises(ConfigurationError, match="the name of a device, such as cuda:0"):
-        tiebreak.Machine(device=torch.device("cpu"))  # type: ignore[arg-type]
+    bad = {"threads": 0, "permute": -1, "memory": "8GB", "check_every": 0, "device": torch.device("cpu")}
+    for name, value in bad.items():
+        with pytest.raises(ConfigurationError, match=f"expected (the name of a )?{name}"):
+            tiebreak.Machine(**{name: value})
 
 
 def test_a_run_that_diverges_stops(tmp_path: Path) -> None:
