@@ -9,9 +9,9 @@ from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.calibrating import calibrate_subjects, subject_of
 from tiebreak.api.training.runs import Run, agree_on
-from tiebreak.engine.capture.agreement import Terms
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.agreement import Terms
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.run.audit import compare
@@ -20,6 +19,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.program.isa import Instruction, Opcode
