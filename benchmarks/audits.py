@@ -21,17 +21,19 @@ from torch import nn
 from benchmarks.table import Row, interleaved, placed, publish
 from benchmarks.workloads import gpt2
 from tiebreak.api.auditing.audits import Workers, audit_chosen
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.runs import agree_on
 from tiebreak.demo.tasks.loader import load_task
-from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.run import qualify
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 
 SEGMENTS: Final = "segments"
 LENGTHS: Final = {SEGMENTS: (10_000, 1), "digits": (7_200, 12), "text": (2_000, 8), "gpt2": (12, 2)}
@@ -60,14 +62,10 @@ def train(name: str, folder: Path) -> RunDirectory:
     steps, interval = LENGTHS[name]
     made = {SEGMENTS: small, "gpt2": gpt2}
     task = made[name]() if name in made else load_task(name, steps=steps)
-    compiled = compile_task(replace(task, steps=steps, checkpoint_interval=interval))
+    bundle = capture_bundle(replace(task, steps=steps, checkpoint_interval=interval), unchecked=True)
     key = PrivateKey.from_int(1)
-    job = draft_job(
-        compiled, steps=steps, checkpoint_interval=interval, client=key.address, trainer=key.address, terms=Terms()
-    )
-    signed = sign_job(job, Domain(chain_id=1, contract=Address(bytes(20))), client=key, trainer=key)
-    run = RunDirectory.create(folder / name, signed, compiled.program, compiled.state, compiled.data)
-    Worker(run, Machine().interpreter(run), key=key).work()
+    run = agree_on(bundle, folder / name, client=key, trainer=key, terms=Terms(), domain=OFF_CHAIN)
+    Worker(run, make_interpreter(run.program), key=key).work()
     return run
 
 

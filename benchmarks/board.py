@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 
 from benchmarks.table import Row, placed, publish
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.chain import EmbeddedChain, Receipt, calls
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 

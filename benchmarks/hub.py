@@ -26,7 +26,6 @@ import click
 
 from benchmarks.table import Row, placed, publish
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.node.mail import Mail
 from tiebreak.node.pieces import pieces_of
 from tiebreak.node.up import free_port
@@ -34,6 +33,7 @@ from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.tags import Digest
 

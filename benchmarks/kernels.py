@@ -85,7 +85,7 @@ BINARIES: Final = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineCode:
     """A kernel as compiled for a target, and what its machine code shows."""
 
     target: str
@@ -110,7 +110,7 @@ def _operations(text: str) -> Counter[str]:
     )
 
 
-def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
+def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineCode:
     """Compiles one of `KERNELS`, `OTHERS` or `CHAINS` for a target; options: changes of the compiler's."""
     if kernel in CHAINS:
         return _machine(name, _assemble_chain(TARGETS[name], _chain(kernel), precision, options), 0)
@@ -159,7 +159,7 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> Machine:
 
 def _compiled(
     name: str, function: Any, signature: dict[str, str], constants: dict[str, Any], given: dict[str, Any], products: int
-) -> Machine:
+) -> MachineCode:
     target = TARGETS[name]
     aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")}
     made = triton.compile(ASTSource(function, signature, constants, aligned), target=target, options=given)
@@ -212,18 +212,18 @@ def _assemble_chain(target: GPUTarget, code: chains.KernelCode, precision: int, 
     return triton.compile(source, target=target, options={**chains.OPTIONS, **options})
 
 
-def _machine(name: str, made: Any, products: int) -> Machine:
+def _machine(name: str, made: Any, products: int) -> MachineCode:
     if TARGETS[name].backend == "hip":
         text = made.asm["amdgcn"]
         registers, spilled = (_found(pattern, text) for pattern in (r"\.vgpr_count:\s+(\d+)", r"ScratchSize: (\d+)"))
-        return Machine(name, text, text, products, registers, spilled)
+        return MachineCode(name, text, text, products, registers, spilled)
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(made.asm["cubin"])
         code = _told("nvdisasm", "-c", str(binary))
         usage = _told("cuobjdump", "-res-usage", str(binary))
     registers, spilled = _found(r"REG:(\d+)", usage), _found(r"STACK:(\d+)", usage)
-    return Machine(name, made.asm["ptx"], code, products, registers, spilled)
+    return MachineCode(name, made.asm["ptx"], code, products, registers, spilled)
 
 
 def _told(tool: str, *arguments: str) -> str:
@@ -236,7 +236,7 @@ def _found(pattern: str, text: str) -> int:
     return int(found[1])
 
 
-def faults(machine: Machine) -> list[str]:
+def faults(machine: MachineCode) -> list[str]:
     """The places where a kernel may round otherwise than `tiebreak.engine.arithmetic.plan.ziv` proves.
 
     1. Nothing flushes subnormals or approximates. 2. No product joins a sum in one FMA, except in `tl.dot`, whose

@@ -19,9 +19,9 @@ from benchmarks.table import Row, placed, publish
 from tiebreak.api.auditing.audits import audit_chosen
 from tiebreak.api.auditing.validating import validate
 from tiebreak.api.certification import ownership
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
-from tiebreak.engine.run.agreement import sign_job
+from tiebreak.engine.capture.agreement import sign_job
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN

@@ -17,9 +17,11 @@ from typing import Final
 import click
 
 from benchmarks.table import Row, placed, publish
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import capture_bundle
-from tiebreak.api.training.runs import agree_on, machine_of
+from tiebreak.api.training.runs import agree_on
 from tiebreak.api.watching.sampling import INTERVAL, Sampler
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.run.logs import NO_LOGS
@@ -40,7 +42,7 @@ def measure(name: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         bundle = capture_bundle(load_task(name, steps=2 * TURNS * STEPS + STEPS), unchecked=True)
         run = agree_on(bundle, Path(scratch) / "run", client=client, trainer=trainer, terms=Terms(), domain=OFF_CHAIN)
-        interpreter = machine_of(run, threads=1).interpreter(run)
+        interpreter = make_interpreter(run.program, Machine(threads=1), run.job)
         state, data = interpreter.to_device(run.state(0)), interpreter.place_data(run.data())
         computed = steps(interpreter, state, data, range(1, run.job.steps + 1), sums=NO_LOGS.before)
         sampler, taken = Sampler(run), {False: list[float](), True: list[float]()}

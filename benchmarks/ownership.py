@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from benchmarks import proof_of_learning as pol
 from benchmarks.table import Row, placed, publish
 from tiebreak.api.certification import ownership
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
@@ -140,7 +141,7 @@ def forged(job: Task, plan: Plan) -> Iterator[tuple[ownership.OwnershipClaim, ow
     with tempfile.TemporaryDirectory() as scratch:
         bundle = capture_bundle(job, unchecked=True)
         run = agree_on(bundle, Path(scratch) / "run", client=key, trainer=key, terms=Terms(), domain=OFF_CHAIN)
-        interpreter, state = MACHINE.interpreter(run), run.state(0)
+        interpreter, state = make_interpreter(run.program, MACHINE, run.job), run.state(0)
         data = interpreter.place_data(run.data())
         with Committer(run, key=key).from_step(0) as committer:
             for segment in range(run.job.checkpoints):

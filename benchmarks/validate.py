@@ -18,9 +18,10 @@ from benchmarks.table import Row, interleaved, placed, publish
 from benchmarks.workloads import WORKLOADS
 from tiebreak.api.auditing.audits import audit_chosen
 from tiebreak.api.auditing.validating import validate
+from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import capture_bundle
-from tiebreak.api.training.runs import agree_on, continue_run, machine_of
+from tiebreak.api.training.runs import agree_on, continue_run
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -38,7 +39,7 @@ def measure(name: str, steps: int, repeats: int) -> list[Row]:
         task = WORKLOADS["gpt2"]() if name == "gpt2" else load_task(name, steps=steps)
         bundle = capture_bundle(task, unchecked=True)
         run = agree_on(bundle, Path(scratch) / "run", client=client, trainer=trainer, terms=Terms(), domain=OFF_CHAIN)
-        machine = machine_of(run)
+        machine = Machine()
         continue_run(run, machine, key=trainer, until=None, keep="all", on_progress=lambda _: None,
                      on_commit=lambda _: None)  # fmt: skip
         records, _ = signed_records(run)

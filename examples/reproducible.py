@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> str:
         data=data,
         batch=64,
         steps=options.steps,
-        threads=options.threads,
+        machine=tiebreak.Machine(threads=options.threads),
     )
     for step in trainer:
         if step.number % 10 == 0:

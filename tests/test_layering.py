@@ -194,6 +194,8 @@ def test_order_of_folders(package: str) -> None:
     pairs = folder_imports(package, import_graph())
     assert len(pairs) >= 3
     assert against(FOLDERS[package], pairs) == set()
+    computing = {"arithmetic", "run", "logged", "distributed"}
+    assert not [pair for pair in pairs if "capture" in pair and computing & {*pair}], "they do not know each other"
 
 
 def test_the_api_finds_a_module_without_its_folder() -> None:

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from tiebreak.api.machine import Machine
     from tiebreak.api.signing.keys import load_key, new_key, save_key
     from tiebreak.api.training.calibrating import calibrate
     from tiebreak.api.training.huggingface import TiebreakTrainer
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 
 _MODULES: Final = {
+    "tiebreak.api.machine": "Machine",
     "tiebreak.api.signing.keys": "load_key new_key save_key",
     "tiebreak.api.training.calibrating": "calibrate",
     "tiebreak.api.training.runs": "Run agree open_run train",
@@ -72,10 +74,11 @@ _HOME: Final = {name: module for module, names in _MODULES.items() for name in n
 
 __all__ = [
     "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Batch", "CannotCheck", "Clip", "Compiled", "ConfigurationError",
-    "Group", "Lion", "LoggedPolicy", "NAdam", "PrivateKey", "RAdam", "RMSprop", "Rows", "Run", "SegmentAudit",
-    "StateError", "Step", "Task", "Terms", "TiebreakError", "TiebreakTrainer", "Trainer", "VerificationError",
-    "Windows", "agree", "calibrate", "capture", "constant", "cosine", "inverse_sqrt", "linear", "load_key",
-    "make_task", "new_key", "no_decay", "one_cycle", "open_run", "reproducible", "save_key", "step_decay", "train",
+    "Group", "Lion", "LoggedPolicy", "Machine", "NAdam", "PrivateKey", "RAdam", "RMSprop", "Rows", "Run",
+    "SegmentAudit", "StateError", "Step", "Task", "Terms", "TiebreakError", "TiebreakTrainer", "Trainer",
+    "VerificationError", "Windows", "agree", "calibrate", "capture", "constant", "cosine", "inverse_sqrt", "linear",
+    "load_key", "make_task", "new_key", "no_decay", "one_cycle", "open_run", "reproducible", "save_key", "step_decay",
+    "train",
 ]  # fmt: skip
 
 

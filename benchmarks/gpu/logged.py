@@ -5,12 +5,13 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.gpu.workloads import Context, rows_of
 from benchmarks.table import Row
+from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.calibrating import calibrate_subjects, subject_of
 from tiebreak.api.training.runs import Run, agree_on
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 
@@ -38,8 +39,8 @@ def measure(context: Context) -> list[Row]:
                     bundle, Path(folder, "run"), client=CLIENT, trainer=TRAINER, terms=Terms(), domain=DOMAIN,
                     policy=policy,
                 )  # fmt: skip
-                Run(run, device=trainer).resume(TRAINER, progress=False)
-                found = Run(run, device=auditor).audit(policy=policy)
+                Run(run, Machine(device=trainer)).resume(TRAINER, progress=False)
+                found = Run(run, Machine(device=auditor, policy=policy)).audit()
             if found.fraud is not None:
                 raise StateError(f"{case}: expected agreement, got {found!r}")
             counts = {

@@ -14,11 +14,11 @@ from benchmarks.logged.steps import Auditor, Rules, Trainer
 from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.workloads import Sizes
 from benchmarks.table import Row
+from tiebreak.engine.capture.agreement import Terms, draft_job
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import LoggedPolicy
-from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.interpreter import State
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job

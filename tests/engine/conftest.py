@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tiebreak.engine.arithmetic.c import threads
+from tiebreak.engine.arithmetic import threads
+from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged import journal
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.job import SignedJob
 
@@ -33,11 +33,7 @@ def agreement(tiny: Compiled) -> SignedJob:
 @pytest.fixture
 def new_run(tiny: Compiled, agreement: SignedJob, tmp_path: Path) -> Callable[[str], RunDirectory]:
     """Makes a run of the tiny job in a fresh directory of this name."""
-
-    def make(name: str) -> RunDirectory:
-        return RunDirectory.create(tmp_path / name, agreement, tiny.program, tiny.state, tiny.data)
-
-    return make
+    return lambda name: logged_cases.new_run(tmp_path / name, agreement, tiny)
 
 
 @pytest.fixture(autouse=True)

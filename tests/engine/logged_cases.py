@@ -14,13 +14,13 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
+from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.recording import Recorder
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter

@@ -17,14 +17,16 @@ from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task, nth
 from tests.parts import slow_except
+from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
+from tiebreak.engine.capture import check
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.task import AdamW, Task
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run import eager
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import Instruction, MapFunction, Opcode
@@ -161,23 +163,21 @@ def test_backwards_are_computed_in_f32_and_rounded_once(name: str) -> None:
 # (2)
 
 
-def steps(of: Task) -> tuple[eager._Outcome, eager._Outcome, eager._Outcome]:
+def steps(of: Task) -> tuple[check._Outcome, check._Outcome, check._Outcome]:
     """The first step by the engine, by eager PyTorch as written, and by eager PyTorch in FP64."""
     compiled = compile_task(of)
     with untouched(of.model), torch.enable_grad():
-        ours = eager._engine(of, compiled, 1, compiled.state)
-        narrow = eager._eager(of, compiled, [ours], torch.float32)
-        wide = eager._eager(of, compiled, [ours], torch.float64)
-    assert narrow is not None
-    assert wide is not None
+        ours = check._engine(of, compiled, 1, compiled.state, exact_step)
+        narrow = check._eager(of, compiled, [ours], torch.float32)
+        wide = check._eager(of, compiled, [ours], torch.float64)
     return ours, narrow[0], wide[0]
 
 
 def share(of: Task) -> float:
     """The distance of the engine's gradients to eager PyTorch's, as a share of eager's own distance to FP64."""
     ours, narrow, wide = steps(of)
-    apart = [eager._distance(ours.gradients[name], gradient) for name, gradient in narrow.gradients.items()]
-    noise = [eager._distance(gradient, wide.gradients[name]) for name, gradient in narrow.gradients.items()]
+    apart = [check._distance(ours.gradients[name], gradient) for name, gradient in narrow.gradients.items()]
+    noise = [check._distance(gradient, wide.gradients[name]) for name, gradient in narrow.gradients.items()]
     return max(a / b for a, b in zip(apart, noise, strict=True))
 
 
@@ -217,7 +217,7 @@ def test_a_step_is_that_of_eager_pytorch(how: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("how", ["autocast", "held"])
 def test_what_is_held_in_bfloat16_stays_so(how: str) -> None:
-    compiled = eager.checked(small(how, optimizer=AdamW(lr=1e-2), average=0.9))
+    compiled = checked(small(how, optimizer=AdamW(lr=1e-2), average=0.9))
     functions = {(i.opcode, i.function) for i in compiled.program.body if i.is_bf16_sum or i.opcode == Opcode.MAP}
     assert (Opcode.MAP, MapFunction.BF16) in functions
     assert any(i.is_bf16_sum for i in compiled.program.body)

@@ -27,10 +27,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.lowering_bench import make_task, run_engine
+from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.purity import examine
 from tiebreak.engine.capture.task import Batch, Rows, Task, Windows
-from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
 X = torch.arange(32.0).reshape(8, 4) / 16 - 1

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.engine.lowering_bench import make_task
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
 from tests.parts import slow_except
+from tiebreak.api.training.tasks import capture as checked
+from tiebreak.engine.capture import check
 from tiebreak.engine.capture import compile as compiling
 from tiebreak.engine.capture.task import (
     SGD,
@@ -35,8 +37,6 @@ from tiebreak.engine.capture.task import (
     Windows,
 )
 from tiebreak.engine.lowering import RULES
-from tiebreak.engine.run import eager
-from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
 DATA = {"x": torch.sin(torch.arange(32.0)).reshape(8, 4), "y": torch.cos(torch.arange(32.0) * 3).reshape(8, 4)}
@@ -234,13 +234,13 @@ def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.Mon
 
 
 def test_eager_must_draw_what_the_program_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = eager._engine
+    real = check._engine
 
     def fewer(*given: Any) -> Any:
         ours = real(*given)
         return replace(ours, drawn=[tensor[:1] for tensor in ours.drawn if tensor is not None])
 
-    monkeypatch.setattr(eager, "_engine", fewer)
+    monkeypatch.setattr(check, "_engine", fewer)
     with pytest.raises(ConfigurationError, match=r"it draws random numbers of shape \(1, 6\) where eager PyTorch"):
         checked(task(network()))
 

@@ -14,11 +14,11 @@ from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
+from tiebreak.engine.capture.agreement import sign_job
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence

@@ -18,13 +18,13 @@ from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task, run_engine, run_integers, same_bits, stepped
 from tests.engine.optimizer_cases import nearest, rounded
 from tests.parts import slow_except
+from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture import check
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering import RULES, Context
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run import eager
-from tiebreak.engine.run.eager import checked
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
@@ -209,4 +209,4 @@ def test_gradients_flow_through_what_is_made_of_draws() -> None:
     compiled = checked(task)
     assert len(compiled.draws) == 8
     assert all(value is not None for value in compiled.draws)
-    assert eager._FORMS.keys() >= {"randn_like", "randperm", "randint"}
+    assert check._FORMS.keys() >= {"randn_like", "randperm", "randint"}

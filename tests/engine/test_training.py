@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from tests.engine.processes import file_size
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.data.disk import StorageError
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import audit_segments, compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.train import Commit, Progress, Worker
 from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.tampering import Tampered
@@ -80,13 +81,8 @@ def test_a_full_disk_stops_training_and_loses_nothing(new_run: NewRun) -> None:
 
 
 def test_a_run_that_diverges_stops_with_the_step_and_the_tensor(tmp_path: Path) -> None:
-    task = replace(make_tiny_task(), schedule=(1.0,) * 5 + (3e39,) * 7)
-    compiled = compile_task(task)
-    job = draft_job(
-        compiled, steps=12, checkpoint_interval=3, client=CLIENT.address, trainer=TRAINER.address, terms=Terms()
-    )
-    agreement = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
-    run = RunDirectory.create(tmp_path / "run", agreement, compiled.program, compiled.state, compiled.data)
+    bundle = capture_bundle(replace(make_tiny_task(), schedule=(1.0,) * 5 + (3e39,) * 7), unchecked=True)
+    run = agree_on(bundle, tmp_path / "run", client=CLIENT, trainer=TRAINER, terms=Terms(), domain=DOMAIN)
     with pytest.raises(NotFiniteError, match="no longer finite") as caught:
         train(run)
     assert 6 <= caught.value.step <= 12

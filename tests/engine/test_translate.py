@@ -11,11 +11,11 @@ from torch.optim import lr_scheduler
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import squared_error
+from tiebreak.api.training.tasks import capture as checked
 from tiebreak.api.training.tasks import make_task
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, Task
 from tiebreak.engine.optimizers.settings import settings_of
-from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
 STEPS = 40

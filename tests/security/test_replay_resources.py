@@ -15,9 +15,9 @@ from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
 from tiebreak.api.signing.keys import save_key
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.agreement import sign_job
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence

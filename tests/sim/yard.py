@@ -12,7 +12,6 @@ from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
@@ -20,6 +19,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.program.isa import Instruction, Opcode
@@ -131,7 +131,7 @@ class Yard:
         self.folder = folder
         self.compiled: Compiled = compile_task(make_task())
         self.market = DisputeMarket()
-        self.interpreter: Interpreter = make_interpreter(self.compiled.program, threads=1)
+        self.interpreter: Interpreter = make_interpreter(self.compiled.program)
         self.jobs: list[Digest] = []
         self._arenas: dict[int, Arena] = {}
         self._numbers = iter(range(1 << 30))

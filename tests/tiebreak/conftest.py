@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from tests.tiebreak.parties import PASSPHRASE, Commands, Once, Parties, make_parties
+from tiebreak.api.training import tasks
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
-from tiebreak.engine.capture.compile import compile_task
 
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No comparison of captures with eager PyTorch, which has tests of its own."""
-    monkeypatch.setattr("tiebreak.api.training.tasks.checked", lambda task: replace(compile_task(task), checked=True))
+    monkeypatch.setattr(tasks, "checked", lambda task, _: replace(tasks.compile_task(task), checked=True))
 
 
 QUALIFY = "tiebreak.api.machine.running.qualify"

@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
+from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.runs import agree_on
 from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
-from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
@@ -130,7 +132,7 @@ class Parties:
         made = RunDirectory.open(signed)
         leaf = next(n for n, i in enumerate(made.program.body) if i.opcode == Opcode.REDUCE and i.terms == 8)
         cheat = Cheat(step=step, leaf=leaf, element=5, change=lambda value: value * 2)
-        interpreter = make_interpreter(made.program, threads=1)
+        interpreter = make_interpreter(made.program, Machine(threads=1))
         Worker(made, Tampered(interpreter, cheat.tamper), key=load_key(self.path("trainer.pem"))).work()
         return signed
 
@@ -144,12 +146,8 @@ def flip(path: Path) -> None:
 
 def tiny_run(folder: Path, steps: int, interval: int, key: PrivateKey = TRAINER) -> RunDirectory:
     """A signed run of the engine's tiny task in which nothing is computed yet."""
-    compiled = compile_task(make_tiny_task(steps, interval))
-    job = draft_job(
-        compiled, steps=steps, checkpoint_interval=interval, client=CLIENT.address, trainer=key.address, terms=Terms()
-    )
-    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=key)
-    return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data)
+    bundle = capture_bundle(make_tiny_task(steps, interval), unchecked=True)
+    return agree_on(bundle, folder, client=CLIENT, trainer=key, terms=Terms(), domain=DOMAIN)
 
 
 def make_parties(folder: Path) -> None:

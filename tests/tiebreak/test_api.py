@@ -125,13 +125,13 @@ def test_ways_to_say_the_same(cases: Callable[[], None]) -> None:
 
 
 def test_threads_and_pieces_change_no_bit(tmp_path: Path) -> None:
-    whole = tiebreak.reproducible(**tied(), threads=1).run(progress=False)
+    whole = tiebreak.reproducible(**tied(), machine=tiebreak.Machine(threads=1)).run(progress=False)
     folder = tmp_path / "saved"
     pieces = tiebreak.reproducible(**tied(), directory=folder, save_every=2)
     for step in pieces:
         if step.number == 3:  # an iteration may be left, and the process may die: the save after step 2 is whole
             break
-    resumed = tiebreak.reproducible(**tied(), directory=folder, threads=2)
+    resumed = tiebreak.reproducible(**tied(), directory=folder, machine=tiebreak.Machine(threads=2))
     torch.set_num_threads(1)
     assert (resumed.step, resumed.losses) == (2, whole.losses[:2])
     assert resumed.run(5, progress=False).step == 5
@@ -281,11 +281,11 @@ def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
     assert (run.job.precision, run.job.tolerances) == (16, policy.tolerances_packed)
     policy.save(tmp_path / "own.json")
     for own in (None, policy, tmp_path / "own.json", str(tmp_path / "own.json")):
-        audit = run.audit(policy=own)
+        audit = tiebreak.open_run(folder, machine=tiebreak.Machine(policy=own)).audit()
         assert (audit.agrees, audit.log.steps, audit.log.missing) == (True, run.steps, 0)
     assert audit.log.entries == sum(log_of(RunDirectory.open(folder), s).count for s in range(1, run.steps + 1))
     with pytest.raises(ConfigurationError, match="of the job's precision, 16, got one of 32"):
-        run.audit(policy=tiebreak.calibrate())
+        tiebreak.open_run(folder, machine=tiebreak.Machine(policy=tiebreak.calibrate())).audit()
     with pytest.raises(ConfigurationError, match="expected a run with policy"):
         tiebreak.agree(**given, directory=folder)
     with pytest.raises(ConfigurationError, match="expected precision 16 of the policy file, got 24"):
@@ -300,7 +300,14 @@ def test_an_exact_run_of_another_precision(tmp_path: Path) -> None:
     assert runs[0].root != runs[1].root
     assert all(run.audit().agrees for run in runs)
     with pytest.raises(ConfigurationError, match="no policy file for a job of policy exact"):
-        runs[0].audit(policy=tiebreak.calibrate())
+        tiebreak.open_run(runs[0].directory, machine=tiebreak.Machine(policy=tiebreak.calibrate())).audit()
+
+
+def test_settings_that_no_machine_has() -> None:
+    bad = {"threads": 0, "permute": -1, "memory": "8GB", "check_every": 0, "device": torch.device("cpu")}
+    for name, value in bad.items():
+        with pytest.raises(ConfigurationError, match=f"expected (the name of a )?{name}"):
+            tiebreak.Machine(**{name: value})
 
 
 def test_a_run_that_diverges_stops(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import MANIFEST, load_bundle
 from tiebreak.api.training.runs import agree_on, open_run
 from tiebreak.cli.capture import _size, _waiting
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import EncodingError
 
 

@@ -79,7 +79,7 @@ def test_the_first_head_may_be_true(parties: Parties, honest: Path, tmp_path: Pa
     cheating = parties.cheating(tmp_path / "cheating", 5)
     assert dispute(cheating, honest, "--count", 1) == f"nothing to dispute: head 1 has the root of {honest}\n"
     assert "trainer loses" in dispute(cheating, honest, "--count", 2)
-    opened = open_run(cheating, threads=1)
+    opened = open_run(cheating)
     assert opened.dispute(honest, count=1) is None
     found = opened.dispute(honest)
     assert found is not None

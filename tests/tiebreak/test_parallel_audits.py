@@ -38,7 +38,8 @@ from tiebreak.api.auditing.replayers import (
     may_copy,
     outcome_of,
 )
-from tiebreak.api.machine.running import Machine, make_interpreter
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.run.audit import SegmentAudit, audit_segments, signed_records
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.engine.run.interpreter import Observer
@@ -66,7 +67,7 @@ def make_run(once: Once) -> MakeRun:
                 cheat = Cheat(step=step, leaf=leaf, element=5, change=lambda x: 2 * x)
                 return cheat.tamper(step) if step in false else None
 
-            Worker(made, Tampered(make_interpreter(made.program, threads=1), tamper), key=TRAINER).work()
+            Worker(made, Tampered(make_interpreter(made.program, Machine(threads=1)), tamper), key=TRAINER).work()
 
         return RunDirectory.open(once(f"audited-{'-'.join(map(str, false))}", begin))
 
@@ -124,7 +125,7 @@ class Here:
 
 
 def alone(run: RunDirectory, segments: Sequence[int] = range(SEGMENTS)) -> SegmentAudit:
-    return audit_segments(run, make_interpreter(run.program, threads=1), segments, signed_records(run)[0])
+    return audit_segments(run, make_interpreter(run.program, Machine(threads=1)), segments, signed_records(run)[0])
 
 
 def together(run: RunDirectory, workers: Here, ledger: Path, segments: Sequence[int] = range(SEGMENTS)) -> SegmentAudit:

@@ -13,10 +13,10 @@ from tests.tiebreak.parties import Commands, Parties
 from tiebreak.cli.agree import agree
 from tiebreak.cli.scale import human
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.incentives.figures import PRESETS
 from tiebreak.incentives.measured import measured
 from tiebreak.incentives.recommend import recommend
+from tiebreak.protocol.commitments.terms import Terms
 
 
 def test_costs_and_limits_are_printed_and_written(tmp_path: Path, command: Commands) -> None:

@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from tests.tiebreak.parties import STEPS, Commands, Parties, flip
-from tiebreak.api.auditing.validating import validate
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.auditing.validating import loss_alone, validate
+from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.cli.key import load_key
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import TELEMETRY
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.forward import loss_alone
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError

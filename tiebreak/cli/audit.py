@@ -13,21 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import (
-    FILE,
-    FOLDER,
-    NEW_FILE,
-    device_option,
-    memory_option,
-    output_option,
-    permute_option,
-    threads_option,
-)
+from tiebreak.api.machine import Machine
+from tiebreak.cli.options import FOLDER, NEW_FILE, machine_options, output_option
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 
 if TYPE_CHECKING:
     from tiebreak.api.auditing.audits import Workers
-    from tiebreak.api.machine.running import Machine
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
     from tiebreak.engine.run.directory import RunDirectory
     from tiebreak.engine.run.logs import LogReport
@@ -55,22 +46,16 @@ class AuditFailure(VerificationError):
 @click.option("--sample", type=click.IntRange(1), help="Check so many segments, drawn at random.")
 @click.option("--seed", help="Of the draw, to repeat one. Secret until the head is signed.  [default: a new one]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of words.")
-@click.option("--policy", type=FILE, help="Policy `logged`: your own thresholds (see `tiebreak calibrate`).  "
-              "[default: the proven bounds]")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1), help="Replay segments by so many processes at once; with --ray, by "
               "at most so many.")  # fmt: skip
 @click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Replay segments on a Ray cluster.  "
               "[default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
 @click.option("--ledger", type=NEW_FILE, default=Path("audit.sqlite"), show_default=True,
               help="With --jobs or --ray: what is done is kept here; repeat the command to go on.")  # fmt: skip
-@threads_option
-@permute_option
-@device_option
-@memory_option
+@machine_options("threads", "permute", "device", "memory", "policy")
 def audit(
     run: Path, output: Path, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
-    seed: str | None, as_json: bool, policy: Path | None, jobs: int | None, ray: str | None, ledger: Path,
-    threads: int | None, permute: int | None, device: str, memory: int | None,
+    seed: str | None, as_json: bool, jobs: int | None, ray: str | None, ledger: Path, machine: Machine,
 ) -> int:  # fmt: skip
     """Replay the trainer's RUN and compare its signed heads with what the program really produces.
 
@@ -95,9 +80,6 @@ def audit(
     try:
         _check_choice(segment, from_step, to_step, sample, seed)
         trainer = api.runs.open_directory(run)
-        machine = api.running.Machine(
-            threads=threads, permute=permute, device=device, policy=api.calibrating.as_policy(policy), memory=memory
-        )
         report["job"] = trainer.job.id.hex()
         workers = None
         if jobs is not None or ray is not None:
@@ -140,7 +122,7 @@ def _end(
     return code
 
 
-def _whole(trainer: "RunDirectory", output: Path, machine: "Machine", report: dict[str, Any]) -> list[str]:
+def _whole(trainer: "RunDirectory", output: Path, machine: Machine, report: dict[str, Any]) -> list[str]:
     done = api.audits.audit_whole(trainer, output, machine)
     comparison = done.comparison
     root = comparison.replayed.hex()
@@ -176,7 +158,7 @@ def _of_head(head: "SignedHead") -> dict[str, Any]:
 
 def _parts(
     trainer: "RunDirectory", segment: int | None, steps: tuple[int | None, int | None], sample: int | None,
-    seed: str | None, machine: "Machine", workers: "Workers | None", report: dict[str, Any],
+    seed: str | None, machine: Machine, workers: "Workers | None", report: dict[str, Any],
 ) -> list[str]:  # fmt: skip
     drawn = secrets.token_hex(16) if seed is None else seed
     choice = api.audits.choose_segments(

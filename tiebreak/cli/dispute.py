@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import FOLDER, device_option, threads_option
+from tiebreak.api.machine import Machine
+from tiebreak.cli.options import FOLDER, machine_options
 
 if TYPE_CHECKING:
     from tiebreak.api.disputing.disputes import Dispute
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
 @click.argument("run", type=FOLDER)
 @click.argument("replay", type=FOLDER)
 @click.option("--count", type=click.IntRange(1), help="Dispute the head of so many checkpoints [default: the last].")
-@threads_option
-@device_option
-def dispute(run: Path, replay: Path, count: int | None, threads: int | None, device: str) -> None:
+@machine_options("threads", "device")
+def dispute(run: Path, replay: Path, count: int | None, machine: Machine) -> None:
     """Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).
 
     Both sides are played here: the defender reveals what follows from RUN, the challenger what follows from REPLAY,
@@ -27,7 +27,6 @@ def dispute(run: Path, replay: Path, count: int | None, threads: int | None, dev
     what the trainer committed to, or reported as its loss. Exit code 0 says that a verdict was reached; it is printed.
     In earnest the same moves are signed messages (tiebreak.protocol.game.messages) or transactions.
     """
-    machine = api.running.Machine(threads=threads, device=device)
     defended, own = api.disputes.open_both(run, replay)
     found = api.disputes.dispute(defended, own, machine, count)
     if found is None:

@@ -5,16 +5,17 @@ import json
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import threads_option
+from tiebreak.api.machine import Machine
+from tiebreak.cli.options import machine_options
 from tiebreak.protocol.errors import ConfigurationError
 
 
 @click.command()
-@threads_option
+@machine_options("threads")
 @click.option("--device", help="Qualify this torch device alone [default: the CPU and every CUDA device].")
 @click.option("--worst", is_flag=True, help="Measure how much longer hostile data take here than ordinary data.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
-def doctor(threads: int | None, device: str | None, worst: bool, as_json: bool) -> None:
+def doctor(machine: Machine, device: str | None, worst: bool, as_json: bool) -> None:
     """Run the conformance vectors on this machine and show its environment.
 
     Every scalar operation on edge cases and every reduction on adversarial cancellation, against integers: with the
@@ -22,7 +23,7 @@ def doctor(threads: int | None, device: str | None, worst: bool, as_json: bool) 
     on a mismatch. --worst adds how much longer data made to defeat the fast ways take: a job's clocks and windows must
     allow for it.
     """
-    api.running.use_threads(threads)
+    api.running.use_threads(machine.threads)
     kernels = api.environment.kernels()
     if not as_json:
         for name, value in api.qualification.lines(kernels):

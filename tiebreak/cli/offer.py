@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tiebreak import api
+from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, device_option, number, output_option, threads_option
+from tiebreak.cli.options import FILE, FOLDER, machine_options, number, output_option
 from tiebreak.cli.terms import AddressType, job_options, show_job
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.terms import Terms
@@ -68,13 +69,11 @@ def _card(text: str) -> "Card":
 @click.option("--step-seconds", type=click.IntRange(1),
               help="Seconds that a step takes on your machine.  [default: it is measured here]")  # fmt: skip
 @number("--slowdown", 1, 10_000, 1, "How many times longer a step takes on the worst data (tiebreak doctor --worst).")
-@click.option("--policy", type=FILE, help="Policy `logged`: your own thresholds.  [default: the proven bounds]")
 @click.option("--anyway", is_flag=True, help="Sign although honest work could lose your stake by these terms.")
-@threads_option
-@device_option
+@machine_options("threads", "device", "policy")
 def accept(
-    folder: Path, key: Path | None, block_seconds: int, step_seconds: int | None, slowdown: int, policy: Path | None,
-    anyway: bool, threads: int | None, device: str,
+    folder: Path, key: Path | None, block_seconds: int, step_seconds: int | None, slowdown: int, anyway: bool,
+    machine: Machine,
 ) -> None:  # fmt: skip
     """Judge the offer in FOLDER as its trainer, and sign it.
 
@@ -87,8 +86,6 @@ def accept(
     offered = api.offers.open_offer(folder)
     seconds = float(step_seconds or 0)
     if step_seconds is None:
-        own = api.calibrating.as_policy(policy)
-        machine = api.running.Machine(threads=threads, device=device, policy=own)
         seconds = api.offers.seconds_per_step(offered, machine)
     show_job(offered.job)
     click.echo(f"step    {seconds:.3g} s{'' if step_seconds else ' measured'}, {slowdown} times that on the worst data")
@@ -101,6 +98,6 @@ def accept(
     if not reasons:
         click.echo("terms   leave an honest trainer enough time")
     if key is not None:
-        run = api.offers.accept(folder, load_key(key), policy)
+        run = api.offers.accept(folder, load_key(key), machine.policy)
         click.echo(f"signed  0x{run.agreement.trainer_signature.hex()}")
         click.echo(f"run     {folder}; send {folder / 'job.bin'} to the client")

@@ -3,10 +3,13 @@
 import json
 import re
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
 import click
+
+from tiebreak.api.machine import Machine
 
 PASSPHRASE_VARIABLE: Final = "TIEBREAK_PASSPHRASE"  # noqa: S105 (a name, not a secret)
 AnyFunction = Callable[..., Any]
@@ -20,34 +23,10 @@ def number(option: str, low: int, high: int | None, default: int, text: str) -> 
     return click.option(option, type=click.IntRange(low, high), default=default, show_default=True, help=text)
 
 
-def threads_option(function: AnyFunction) -> AnyFunction:
-    """--threads: the number of torch's threads, on which the result does not depend."""
-    text = "Threads torch may use [default: torch's choice]. The result does not depend on it."
-    return click.option("--threads", type=click.IntRange(1), help=text)(function)
-
-
 def output_option(default: str, what: str) -> Callable[[AnyFunction], AnyFunction]:
     """--output: a folder, which is created if it does not exist."""
     kind = click.Path(file_okay=False, path_type=Path)
     return click.option("--output", "-o", type=kind, default=Path(default), show_default=True, help=what)
-
-
-def permute_option(function: AnyFunction) -> AnyFunction:
-    """--permute: sums in a random order."""
-    text = "Take the terms of every reduction in a random order with this seed. The result does not depend on it."
-    return click.option("--permute", type=click.IntRange(0), help=text)(function)
-
-
-def device_option(function: AnyFunction) -> AnyFunction:
-    """--device: the device to compute on."""
-    text = "Torch device. It is qualified first."
-    return click.option("--device", default="cpu", show_default=True, help=text)(function)
-
-
-def graphs_option(function: AnyFunction) -> AnyFunction:
-    """--graphs: steps as CUDA graphs."""
-    text = "Replay steps as CUDA graphs where nothing prevents it. The result does not depend on it."
-    return click.option("--graphs", is_flag=True, help=text)(function)
 
 
 class _Bytes(click.ParamType["int"]):
@@ -64,10 +43,52 @@ class _Bytes(click.ParamType["int"]):
         return int(float(found[1]) * (1024 if found[3] else 1000) ** (1 + "kMGT".index(found[2])))
 
 
-def memory_option(function: AnyFunction) -> AnyFunction:
-    """--memory: the bytes that the process may take, on which the result does not depend."""
-    text = "Memory that this process may take; values beyond wait in a file in TMPDIR or /var/tmp.  [default: no limit]"
-    return click.option("--memory", type=_Bytes(), metavar="SIZE", help=text)(function)
+_MACHINE: Final[dict[str, dict[str, Any]]] = {
+    "threads": {
+        "type": click.IntRange(1),
+        "help": "Threads torch may use [default: torch's choice]. The result does not depend on it.",
+    },
+    "permute": {
+        "type": click.IntRange(0),
+        "help": "Take the terms of every reduction in a random order with this seed. The result does not depend on it.",
+    },
+    "device": {"default": "cpu", "show_default": True, "help": "Torch device. It is qualified first."},
+    "graphs": {
+        "is_flag": True,
+        "help": "Replay steps as CUDA graphs where nothing prevents it. The result does not depend on it.",
+    },
+    "memory": {
+        "type": _Bytes(),
+        "metavar": "SIZE",
+        "help": "Memory that this process may take; values beyond wait in a file in TMPDIR or /var/tmp.  [default: no "
+        "limit]",
+    },
+    "policy": {
+        "type": FILE,
+        "help": "Policy `logged`: your own thresholds (see `tiebreak calibrate`).  [default: the proven bounds]",
+    },
+    "check_every": {
+        "type": click.IntRange(1),
+        "metavar": "STEPS",
+        "help": "Under torchrun: the steps from one in which workers check each other to the next.",
+    },
+}
+"""The options for fields of `Machine`."""
+
+
+def machine_options(*names: str) -> Callable[[AnyFunction], AnyFunction]:
+    """Options for these fields of `Machine`. The command gets all of them as one argument, `machine`."""
+
+    def decorate(function: AnyFunction) -> AnyFunction:
+        @wraps(function)
+        def called(**given: Any) -> Any:
+            return function(machine=Machine(**{name: given.pop(name) for name in names}), **given)
+
+        for name in reversed(names):
+            called = click.option(f"--{name.replace('_', '-')}", **_MACHINE[name])(called)
+        return called
+
+    return decorate
 
 
 def json_option(function: AnyFunction) -> AnyFunction:

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiebreak import api
+from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import (
     FILE,
     FOLDER,
-    device_option,
     json_option,
+    machine_options,
     number,
-    permute_option,
     rpc_option,
     tell,
-    threads_option,
 )
 from tiebreak.cli.terms import AddressType
 from tiebreak.protocol.commitments.eip712 import Address
@@ -72,14 +71,12 @@ def prove_ownership(run: Path, proof: Path, challenge: Path | None, key: Path | 
 @click.option("--hub", type=AddressType(), help="With --posts: the address of the hub's key.")
 @rpc_option(required=False)
 @number("--from-block", 0, None, 0, "With --rpc: the first block in which a head may have been posted.")
-@threads_option
-@permute_option
-@device_option
+@machine_options("threads", "permute", "device")
 @json_option
 def check_ownership(
     proof: Path, challenge: Path, top: int, uniform: int, model: Path | None, certificate: Path | None,
-    posts: tuple[Path, ...], hub: Address | None, rpc: str | None, from_block: int, threads: int | None,
-    permute: int | None, device: str, as_json: bool,
+    posts: tuple[Path, ...], hub: Address | None, rpc: str | None, from_block: int, machine: Machine,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Challenge the owner of PROOF, and check the answer by replaying what was drawn.
 
@@ -102,7 +99,6 @@ def check_ownership(
     if rpc is not None:
         postings += api.onchain.heads_posted(api.onchain.board_of(rpc, made.run), made.run.job.id, from_block)
     api.ownership.check_posted(made, postings)
-    machine = api.running.Machine(threads=threads, permute=permute, device=device)
     found = api.ownership.check(made, asked, machine, model=model, certificate=certificate)
     role = "trainer" if found.signer == made.run.job.trainer else "client"
     tell({

@@ -18,6 +18,7 @@ With --json it prints events while it runs: JSON lines on stdout, one object eac
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,16 +26,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiebreak import api
+from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import (
-    FILE,
-    FOLDER,
-    device_option,
-    graphs_option,
-    memory_option,
-    permute_option,
-    threads_option,
-)
+from tiebreak.cli.options import FILE, FOLDER, machine_options
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -87,8 +81,6 @@ def as_line(event: dict[str, Any]) -> str:
               help="The trainer's key file; it signs a head at each checkpoint. Read by the first worker.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(1), default=600, show_default=True,
               help="Under torchrun: seconds that a worker waits for another.")  # fmt: skip
-@click.option("--check-every", type=click.IntRange(1), metavar="STEPS",
-              help="Under torchrun: the steps from one in which workers check each other to the next.")  # fmt: skip
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")
 @click.option("--diverging", is_flag=True, help="Go on when the state is no longer finite (the job is still owed).")
 @click.option("--keep", default="all", show_default=True, metavar="all|every:M|last",
@@ -97,15 +89,10 @@ def as_line(event: dict[str, Any]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout: start, step, checkpoint, end.")
 @click.option("--monitor", is_flag=True, help="Measure this process now and then into RUN/monitor.jsonl, for `tiebreak "
               "monitor RUN`.")  # fmt: skip
-@threads_option
-@permute_option
-@device_option
-@graphs_option
-@memory_option
+@machine_options("threads", "permute", "device", "graphs", "memory", "check_every")
 def train(
-    run: Path, key: Path, timeout: float, check_every: int | None, until: int | None, diverging: bool, keep: str,
-    quiet: bool, as_json: bool, monitor: bool, threads: int | None, permute: int | None, device: str,
-    graphs: bool, memory: int | None,
+    run: Path, key: Path, timeout: float, until: int | None, diverging: bool, keep: str, quiet: bool, as_json: bool,
+    monitor: bool, machine: Machine,
 ) -> None:  # fmt: skip
     """Train the signed job in the folder RUN (see `tiebreak agree`).
 
@@ -127,15 +114,11 @@ def train(
     opened = api.runs.open_directory(run)
     with ExitStack() as stack:
         shared = api.distributed.launched()
-        exchange = stack.enter_context(api.distributed.joined(device, timeout)) if shared else None
+        exchange = stack.enter_context(api.distributed.joined(machine.device, timeout)) if shared else None
         first = exchange is None or not exchange.worker
         told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar")
         told.open(stack)
-        sampler = api.sampling.Sampler(opened, device=device) if monitor and first else None
-        machine = api.runs.machine_of(
-            opened, threads=threads, permute=permute, device=device, exchange=exchange, memory=memory,
-            check_every=check_every, graphs=graphs,
-        )  # fmt: skip
+        sampler = api.sampling.Sampler(opened, device=machine.device) if monitor and first else None
 
         def stepped(progress: "Progress") -> None:
             told.step(progress)
@@ -143,7 +126,7 @@ def train(
                 sampler(progress)
 
         root = api.runs.continue_run(
-            opened, machine,
+            opened, replace(machine, exchange=exchange),
             key=load_key(key) if first else None, until=until, keep=keep, diverging=diverging, on_progress=stepped,
             on_commit=told.commit,
         )  # fmt: skip

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiebreak import api
+from tiebreak.api.machine import Machine
 from tiebreak.api.watching.alarms import shown_loss
 from tiebreak.cli.audit import COULD_NOT_CHECK
-from tiebreak.cli.options import FOLDER, device_option, json_option, permute_option, threads_option
+from tiebreak.cli.options import FOLDER, json_option, machine_options
 from tiebreak.protocol.errors import CannotCheck, VerificationError
 
 if TYPE_CHECKING:
@@ -33,14 +34,9 @@ class _Share(click.ParamType[float]):
 @click.option("--share", type=_Share(), default="10%", show_default=True, help="Of the steps that can be drawn.")
 @click.option("--seed", help="Of the draw, to repeat one. Secret until the head is signed.  [default: a new one]")
 @click.option("--epochs", is_flag=True, help="Also look at each segment as Kang et al. (2023) do at epochs.")
-@threads_option
-@permute_option
-@device_option
+@machine_options("threads", "permute", "device")
 @json_option
-def validate(
-    run: Path, share: float, seed: str | None, epochs: bool, threads: int | None, permute: int | None, device: str,
-    as_json: bool,
-) -> int:  # fmt: skip
+def validate(run: Path, share: float, seed: str | None, epochs: bool, machine: Machine, as_json: bool) -> int:
     """Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.
 
     A cheap look before, or instead of, an audit. A step can be drawn if RUN holds the states before it and at the end
@@ -55,7 +51,6 @@ def validate(
     """
     drawn = secrets.token_hex(16) if seed is None else seed
     opened = api.runs.open_directory(run)
-    machine = api.running.Machine(threads=threads, permute=permute, device=device)
     try:
         found = api.validating.validate(opened, share, drawn, machine, epochs=epochs)
     except CannotCheck as error:

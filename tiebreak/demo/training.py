@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from tiebreak.api.auditing.progress import training_progress
+from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import capture
@@ -22,7 +23,6 @@ from tiebreak.demo.tasks import plain
 from tiebreak.engine.arithmetic import Stats
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.run.agreement import draft_job
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
@@ -69,14 +69,7 @@ def agree(
     started = time.perf_counter()
     compiled = capture(task)
     captured = time.perf_counter() - started
-    job = draft_job(
-        compiled,
-        steps=task.steps,
-        checkpoint_interval=task.checkpoint_interval,
-        client=market.parties.client.address,
-        trainer=market.parties.trainer.address,
-        terms=terms,
-    )
+    job = market.draft(compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval, terms=terms)
     agreement = market.sign(job)
     run = RunDirectory.create(folder, agreement, compiled.program, compiled.state, compiled.data)
     gas = market.open(agreement)
@@ -113,7 +106,7 @@ def _compute(
 
 def train(market: DisputeMarket, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
     """Trains honestly, and measures the model before and after."""
-    interpreter = make_interpreter(compiled.program, job=run.job, threads=TRAINER_THREADS)
+    interpreter = make_interpreter(compiled.program, Machine(threads=TRAINER_THREADS), run.job)
     done = _compute(market, run, interpreter, f"training {task.name}", console)
     before, after = (evaluate_state(task, run.state(step)) for step in (0, task.steps))
     metric = next(iter(after))

@@ -658,8 +658,8 @@ class Driver:
             self._wanted.setdefault((job.id, 0), 0.0)
         elif self.crews is not None:
             self._trials[job.id] = False
-            bench = self.crews.bench
-            fact = f"seconds of a step of {job.id.hex()} on {bench.device}, {bench.processes} x {bench.threads}"
+            machine, processes = self.crews.bench.machine, self.crews.bench.processes
+            fact = f"seconds of a step of {job.id.hex()} on {machine.device}, {processes} x {machine.threads or 0}"
             if (known := self.journal.fact(fact)) is not None:
                 self._judge(job, fact, Answer(seconds=float(known)))
             else:

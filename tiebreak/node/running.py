@@ -106,7 +106,7 @@ def _made(
             machine = WatcherNode(jobs=settings.digests("jobs"), **more)
     bench = Bench(
         folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
-        threads=settings.threads, device=settings.device, serve=serve, most_bytes=settings.most_bytes,
+        machine=settings.machine, serve=serve, most_bytes=settings.most_bytes,
         trial_seconds=settings.trial_seconds,
         secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, get_type_hints
 
+from tiebreak.api.machine import Machine
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.tags import Digest
@@ -60,6 +61,11 @@ class Settings:
     def path(self) -> Path:
         """The file that they were read from, or are written to."""
         return self.folder / FILE
+
+    @property
+    def machine(self) -> Machine:
+        """The settings by which each process of the party computes."""
+        return Machine(device=self.device, threads=self.threads or None)
 
     def wei(self, name: str) -> int:
         """An amount in wei. Raises `ConfigurationError`."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tiebreak.api.machine import Machine
 from tiebreak.api.watching.alarms import Sample
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Head, Job
@@ -31,9 +32,9 @@ class Bench:
     """The most bytes to fetch for one job; 0: no limit but the disk."""
     processes: int = 1
     """The number of processes that train and replay at once, each for other jobs."""
-    threads: int = 0
-    """Threads of each process; 0: an equal share of the cores, or torch's own choice if one process works."""
-    device: str = "cpu"
+    machine: Machine = Machine()
+    """The settings of each process. Without threads it has an equal share of the cores, or torch's own choice if it
+    works alone."""
     trial_seconds: int = 600
     """The time after which a process that tries a program is ended, and the program counts as too slow."""
     secret: bytes = b""

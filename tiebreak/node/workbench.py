@@ -12,6 +12,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -22,7 +23,7 @@ import torch
 from tiebreak.api.agreeing.offers import complete, open_offer, seconds_per_step
 from tiebreak.api.auditing.audits import open_replay
 from tiebreak.api.machine.environment import usable_cores
-from tiebreak.api.machine.running import Machine, use_threads
+from tiebreak.api.machine.running import make_interpreter, use_threads
 from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
@@ -132,7 +133,7 @@ class Workbench:
         self._samplers: dict[Digest, Sampler] = {}
         self._now: e.Work | None = None
         share = max(1, usable_cores() // bench.processes) if bench.processes > 1 else None
-        self._threads = bench.threads or share
+        self._machine = replace(bench.machine, threads=bench.machine.threads or share)
         self.dropped: set[e.Work] = set()
         """Replays of games that are over: one under way ends after its step, and none of them starts."""
 
@@ -202,15 +203,15 @@ class Workbench:
 
         Each process that trains may have a second one next to it, which finds moves of games about the same job.
         """
-        run, device = open_offer(self._folder(task.job)), self._bench.device
-        use_threads(self._threads)
+        run, device = open_offer(self._folder(task.job)), self._machine.device
+        use_threads(self._machine.threads)
         memory = memory_here() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
         require_memory(run.program, memory // (2 * self._bench.processes))
         rate = max(rate_of(dtype, device) for dtype in (torch.float32, torch.float64))
         least, most = cost_of(run.program).flops / rate, self._bench.trial_seconds
         if least > most:
             raise CannotCheck(f"expected a step in {most} s, got one that takes {least:.3g} s or more here")
-        return Answer(seconds=seconds_per_step(run, Machine(threads=self._threads, device=device)))
+        return Answer(seconds=seconds_per_step(run, self._machine))
 
     def _compute(self, task: Compute) -> Answer:
         job, self._now = task.job, task.work
@@ -311,16 +312,16 @@ class Workbench:
         """The interpreter of a run: with this machine's settings, and in later attempts with sums in random orders."""
         if (run.job.id, attempt) not in self._interpreters:
             self._interpreters[run.job.id, attempt] = self._make_interpreter(run, attempt)
-        use_threads(1 if attempt else self._threads)
+        use_threads(1 if attempt else self._machine.threads)
         return self._interpreters[run.job.id, attempt]
 
     def _make_interpreter(self, run: RunDirectory, attempt: int) -> Interpreter:
-        permute = PERMUTATION + attempt if attempt else None
-        return Machine(threads=self._threads, device=self._bench.device, permute=permute).interpreter(run)
+        machine = replace(self._machine, permute=PERMUTATION + attempt) if attempt else self._machine
+        return make_interpreter(run.program, machine, run.job)
 
     def _sampler(self, run: RunDirectory) -> Sampler:
         if run.job.id not in self._samplers:
-            self._samplers[run.job.id] = Sampler(run, device=self._bench.device)
+            self._samplers[run.job.id] = Sampler(run, device=self._machine.device)
         return self._samplers[run.job.id]
 
     def _told(self, job: Job, sampler: Sampler) -> Callable[[Progress], None]:

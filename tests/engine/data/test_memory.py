@@ -25,16 +25,16 @@ import os, resource, sys
 from pathlib import Path
 import numpy as np, torch
 from torch import nn
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.data import examine, map_array, open_array
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.run.train import Progress, Worker
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.api.data import load_arrays
 from tiebreak.api.data.importing import import_arrays
 from tiebreak.api.data.folder import importing
@@ -63,11 +63,9 @@ data = load_arrays(folder / "imported")
 print(data["x"].shape[0] * 64 // 2**20, "MB of", data["x"].dtype)
 task = Task(name="large", model=model, loss=lambda m, x: ((m(x + 1) - 1) ** 2).mean(), optimizer=SGD(lr=0.1),
             data=data, batch=Batch(size=4, examples=Rows(names=("x",))), steps=4, checkpoint_interval=2)
-compiled = compile_task(task)
-job = draft_job(compiled, steps=4, checkpoint_interval=2, client=key.address, trainer=key.address, terms=Terms())
-agreement = sign_job(job, Domain(chain_id=1, contract=Address(bytes(19) + b"\x01")), client=key, trainer=key)
-run = RunDirectory.create(folder / "run", agreement, compiled.program, compiled.state, compiled.data)
-Worker(run, Interpreter(compiled.program, Arithmetic())).work()
+bundle = capture_bundle(task, unchecked=True)
+run = agree_on(bundle, folder / "run", client=key, trainer=key, terms=Terms(), domain=OFF_CHAIN)
+Worker(run, Interpreter(run.program, Arithmetic())).work()
 print(run.recorded(), "checkpoints")
 """
 

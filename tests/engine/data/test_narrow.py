@@ -13,13 +13,13 @@ from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
+from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.task import SGD, Batch, Task, Windows
 from tiebreak.engine.data import map_array, open_array
 from tiebreak.engine.data.mapped import source_of
 from tiebreak.engine.data.narrow import NARROW, stored
 from tiebreak.engine.data.tensors import identities, tensor_bytes
-from tiebreak.engine.run.eager import checked
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 

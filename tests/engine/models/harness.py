@@ -1,7 +1,7 @@
 """What every model family must pass: capture's check, training, audit, and a referee for each kind of instruction.
 
 `check(task)` does all of it on one task:
-(1) the captured steps' losses, gradients, updates and new buffers against eager PyTorch, as `eager.checked` does;
+(1) the captured steps' losses, gradients, updates and new buffers against eager PyTorch, as `check.checked` does;
 (2) some steps of training by the engine, and an audit of them: a replay with every sum in a random order, another
     number of threads, and compiled chains switched off, whose every step record must be the same;
 (3) for one random instruction of each kind, a random element of what the engine computed, judged by the referee in
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task, stepped
+from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import identities, tensor_bytes
-from tiebreak.engine.run.eager import checked
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.records import identify, state_leaf

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
+from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.losses import ctc_loss
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
 TIMES, CLASSES, LABELS, EXAMPLES = 6, 4, 3, 8

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task
 from tests.engine.together import train_alone, train_together
+from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.distributed import partition
-from tiebreak.engine.run.eager import checked
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.sim.adversaries.playing import CLIENT, DOMAIN, TRAINER, fight, job_of
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.agreement import sign_job
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter

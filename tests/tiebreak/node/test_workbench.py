@@ -16,6 +16,7 @@ import pytest
 from tests.tiebreak.node.pages.staged import Staged
 from tests.tiebreak.node.pages.test_pages import client
 from tests.tiebreak.parties import flip
+from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.run.cost import cost_of
@@ -78,7 +79,8 @@ def answer(bench: Workbench, task: Task) -> Answer:
 
 
 def bench(folder: Path, told: list[Steps] | None = None, cheat: str = "") -> Workbench:
-    made = Bench(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", threads=1, secret=bytes(32))
+    alone = Machine(threads=1)
+    made = Bench(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", machine=alone, secret=bytes(32))
     given = made, (lambda _: None) if told is None else told.append
     return TamperedWorkbench(cheat, *given) if cheat else Workbench(*given)
 
@@ -177,7 +179,7 @@ def test_no_environment_variable_changes_what_a_party_computes(
     for name, value in (given | {"TIEBREAK_DEVICE": "cpu", "TIEBREAK_JSON_LOG": "true"}).items():
         monkeypatch.setenv(name, value)
     found = party_settings.read("trainer", folder, os.environ)
-    crew = Crew(Bench(folder=folder, domain=OFF_CHAIN, hub=found.hub, threads=found.threads, device=found.device))
+    crew = Crew(Bench(folder=folder, domain=OFF_CHAIN, hub=found.hub, machine=found.machine))
     answers = SimpleQueue[Answer]()
     crew.ask(task, answers.put)
     assert answers.get(timeout=60) == expected
@@ -325,6 +327,6 @@ def test_a_step_is_counted_and_then_tried(agreed: RunDirectory, folder: Path, mo
 
 def test_processes_share_the_cores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiebreak.node.workbench.usable_cores", lambda: 8)
-    for processes, threads, each in ((1, 0, None), (1, 3, 3), (2, 0, 4), (2, 3, 3), (16, 0, 1)):
-        settings = Bench(folder=folder, domain=OFF_CHAIN, hub="", processes=processes, threads=threads)
-        assert Workbench(settings, lambda _: None)._threads == each
+    for processes, threads, each in ((1, None, None), (1, 3, 3), (2, None, 4), (2, 3, 3), (16, None, 1)):
+        settings = Bench(folder=folder, domain=OFF_CHAIN, hub="", processes=processes, machine=Machine(threads=threads))
+        assert Workbench(settings, lambda _: None)._machine.threads == each

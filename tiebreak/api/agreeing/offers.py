@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from tiebreak.api.agreeing.readers import SEAL, SECRET_BYTES, Card, wrapped
-from tiebreak.api.machine.running import Machine, make_logging
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import Policy, as_policy, make_interpreter, make_logging
 from tiebreak.api.training.bundle import Bundle
-from tiebreak.api.training.calibrating import Policy, as_policy
 from tiebreak.api.training.runs import draft, notice
-from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY
@@ -56,14 +55,13 @@ def offer_on(
     itself everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers, or for
     seats without a chain.
     """
-    compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
-    job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
+    job = draft(bundle, client, trainer, terms, as_policy(policy), precision)
     for reason in objections_to_seats(job, domain):
         raise ConfigurationError(reason)
     offer = SignedJob(domain=domain, job=job, client_signature=job.sign(domain, client))
     # The offer comes last: with it, the folder is complete.
     drawn = {DRAFT: str(terms.nonce).encode()} if job.seats else {}
-    more = notice(bundle.checked, bundle.origins) | drawn | _seal(offer, client, readers) | {OFFER: offer.encode()}
+    more = notice(bundle) | drawn | _seal(offer, client, readers) | {OFFER: offer.encode()}
     lay_out(folder, job, bundle.program, bundle.state, bundle.data, more)
     return offer
 
@@ -103,7 +101,7 @@ def verified_offer(data: bytes) -> SignedJob:
 
 def seconds_per_step(offered: RunDirectory, machine: Machine) -> float:
     """The time of a step of the job on this machine, which is qualified first. Checks state and data by the job."""
-    interpreter = machine.interpreter(offered)
+    interpreter = make_interpreter(offered.program, machine, offered.job)
     state, data = interpreter.to_device(offered.state(0)), interpreter.place_data(offered.data())
     logs, taken, started = LogsInProgress.of(offered), [], time.perf_counter()
     count = min(MEASURED_STEPS, offered.job.steps)

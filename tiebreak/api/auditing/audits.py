@@ -14,8 +14,9 @@ from tiebreak.api.auditing.cluster import Cluster
 from tiebreak.api.auditing.parallel import audit_in_parallel
 from tiebreak.api.auditing.progress import Tally, on_stderr, progress_of_workers
 from tiebreak.api.auditing.replayers import Assignment, Processes
+from tiebreak.api.machine import Machine
 from tiebreak.api.machine.environment import own_mark, usable_cores
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.machine.running import as_policy, make_interpreter
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
@@ -113,7 +114,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
             tally.step(progress)
             on_step(progress.step, progress.loss, tally.words())
 
-        interpreter = machine.interpreter(replay)
+        interpreter = make_interpreter(replay.program, machine, replay.job)
         Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs).work(last)
     comparison = compare(replay, head)
     fraud = None if comparison.agrees else _first_difference(trainer, replay)
@@ -241,7 +242,7 @@ def audit_chosen(
     """
     if workers is not None:
         return _audit_by(workers, trainer, segments, records, machine, quiet=quiet)
-    interpreter = machine.interpreter(trainer)
+    interpreter = make_interpreter(trainer.program, machine, trainer.job)
     with on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet) as on_step:
         logs = CommittedLogs.of(trainer, records.__getitem__)
         return audit_segments(trainer, interpreter, segments, records, on_step, logs)
@@ -255,7 +256,8 @@ def _audit_by(
     if threads is None:
         threads = 1 if workers.ray is not None or jobs is None else max(1, usable_cores() // jobs)
     assignment = Assignment(
-        path=trainer.path.absolute(), job_id=job.id, count=len(records), machine=replace(machine, threads=threads),
+        path=trainer.path.absolute(), job_id=job.id, count=len(records),
+        machine=replace(machine, threads=threads, policy=as_policy(machine.policy)),  # its file may not be there
         root=run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root,
     )  # fmt: skip
 

@@ -23,7 +23,8 @@ from typing import Final, Protocol
 
 import torch
 
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RunDirectory
@@ -165,7 +166,8 @@ class Replayer:
             machine = self.assignment.machine
             if permute is not None:  # another order of sums, other threads
                 machine = replace(machine, permute=permute, threads=2 if machine.threads == 1 else 1)
-            self._auditors = {permute: SegmentAuditor(self._run, machine.interpreter(self._run), self._records)}
+            interpreter = make_interpreter(self._run.program, machine, self._run.job)
+            self._auditors = {permute: SegmentAuditor(self._run, interpreter, self._records)}
         return self._auditors[permute]
 
 

@@ -15,19 +15,24 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from tiebreak.api.auditing.audits import chances
-from tiebreak.api.machine.running import Machine, make_interpreter
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
+from tiebreak.engine.capture.compile import TELEMETRY
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.run.audit import draw_segments, kept_steps, signed_records
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.forward import loss_alone, losses_in
-from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.interpreter import Interpreter, State, loss_bits
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
 from tiebreak.protocol.numbers.float32 import to_float
+from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +100,7 @@ class _Validator:
         self._run, self._job = run, run.job
         self._records, self._head = signed_records(run)  # (1)
         program = loss_alone(run.program)
-        self._interpreter: Interpreter = make_interpreter(
-            program, job=run.job, threads=machine.threads, permute=machine.permute, device=machine.device
-        )
+        self._interpreter: Interpreter = make_interpreter(program, machine, run.job)
         self._data = self._interpreter.place_data(run.data())
         self._each = cost_of(program).flops / max(1, cost_of(run.program).flops)
         """The operations of one loss as a share of a step's."""
@@ -175,3 +178,33 @@ class _Validator:
                 raise CannotCheck(f"the state after step {step} is withheld or damaged: {error}") from error
             self._held = {step: self._interpreter.to_device(tensors)}
         return self._held[step]
+
+
+def loss_alone(program: Program) -> Program:
+    """The instructions that the loss needs, for an interpreter. They commit nothing, so no job is about their root.
+
+    Results are defined by their instructions, so computing fewer of them changes no bit of those that are left.
+    """
+    needed = {len(program.body) - 1}
+    for number in range(len(program.body) - 1, -1, -1):
+        if number in needed:
+            needed |= {operand.value for operand in program.body[number].operands}
+    at = {number: place for place, number in enumerate(sorted(needed))}
+
+    def moved(instruction: Instruction) -> Instruction:
+        operands = tuple(replace(operand, value=at[operand.value]) for operand in instruction.operands)
+        return replace(instruction, operands=operands)
+
+    return Program(body=tuple(moved(program.body[number]) for number in sorted(needed)), commits=())
+
+
+def losses_in(state: State, steps: int) -> list[int]:
+    """The bits of the losses of a segment of `steps` steps, from the state at its end; empty if it has no ring.
+
+    A loss is bound to its checkpoint by the record if it is of the checkpoint's own step, and otherwise by the ring of
+    losses in the state (docs/decisions/trees-and-hashes.md).
+    """
+    ring = state.get(TELEMETRY)
+    if ring is None or ring.dtype != torch.float32 or ring.dim() != 1 or len(ring) < steps:
+        return []
+    return [loss_bits(ring[place]) for place in range(steps)]

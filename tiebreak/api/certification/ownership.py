@@ -41,7 +41,8 @@ from torch import Tensor
 
 from tiebreak.api.auditing.audits import chances
 from tiebreak.api.certification import certificates
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.capture.compile import MODEL
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.data.disk import Folder, read_file, storing, write_file
@@ -350,7 +351,7 @@ def _replay(made: OwnershipClaim, machine: Machine, found: Ownership) -> None:
     held = set(kept_steps(run, len(made.records)))
     if missing := [step for segment in found.drawn if (step := job.first_step(segment) - 1) not in held]:  # (5)
         raise VerificationError(f"{run.path}: expected the opened state after step {missing[0]}, got none")
-    interpreter = machine.interpreter(run)
+    interpreter = make_interpreter(run.program, machine, job)
     data = interpreter.place_data(run.data())
     ends: list[Mapping[str, Tensor]] = []
     for segment in found.drawn:

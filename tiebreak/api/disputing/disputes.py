@@ -12,7 +12,8 @@ from itertools import count as count_up
 from pathlib import Path
 from typing import Final
 
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.arithmetic.backend import identity
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
@@ -103,7 +104,7 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
     head = heads[chosen]
     if compare(own, head).agrees:
         return None
-    interpreter = machine.interpreter(defended)
+    interpreter = make_interpreter(defended.program, machine, defended.job)
     challenger = Evidence(own, interpreter, CommittedLogs.of(own))
 
     def played(evidence: Evidence) -> Match:

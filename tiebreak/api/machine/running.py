@@ -2,20 +2,19 @@
 
 import os
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from tiebreak.api.machine import Machine
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.check import CheckedInterpreter
-from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.tape import TapeRecorder
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.logged.policy import LoggedPolicy
-from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.offload import Budget
 from tiebreak.engine.run.qualify import qualify
@@ -24,41 +23,8 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import SumKind, tolerance_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The settings of a computation. None of them changes a bit of the result.
-
-    policy: this machine's own thresholds, for a run of policy `logged` [default: the proven bounds]. For the other
-    fields see `make_interpreter`.
-    """
-
-    threads: int | None = None
-    permute: int | None = None
-    device: str = "cpu"
-    policy: LoggedPolicy | None = None
-    exchange: Exchange | None = None
-    """The workers that compute together; None on a machine of its own."""
-    memory: int | None = None
-    """The bytes that this process may take; None for what a step needs."""
-    check_every: int | None = None
-    """Workers recompute each other's work once in this many steps; None: never."""
-    graphs: bool = False
-
-    def interpreter(self, run: RunDirectory) -> Interpreter:
-        """An interpreter of the run's program, on a qualified device."""
-        return make_interpreter(
-            run.program,
-            job=run.job,
-            policy=self.policy,
-            threads=self.threads,
-            permute=self.permute,
-            device=self.device,
-            exchange=self.exchange,
-            memory=self.memory,
-            check_every=self.check_every,
-            graphs=self.graphs,
-        )
+Policy = LoggedPolicy | str | Path
+"""A policy, or the path of a file that holds one."""
 
 
 def use_threads(threads: int | None) -> None:
@@ -80,65 +46,51 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def make_interpreter(
-    program: Program,
-    *,
-    job: Job | None = None,
-    policy: LoggedPolicy | None = None,
-    threads: int | None = None,
-    permute: int | None = None,
-    device: str = "cpu",
-    exchange: Exchange | None = None,
-    memory: int | None = None,
-    check_every: int | None = None,
-    graphs: bool = False,
-) -> Interpreter:
+def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | None = None) -> Interpreter:
     """Makes an interpreter by the rules of a job (default: exact FP32), on a qualified device.
 
-    A device is qualified if it passes the conformance vectors. None of the other settings changes a bit of any result.
-    policy: under policy `logged`, how far this machine's own sums may be from the exact ones, as the party itself has
-    measured [default: the proven bounds, which hold on every machine]. threads: number of torch's threads. permute:
-    seed of a random order in which every reduction takes its terms. exchange: the workers that compute each step
-    together (policy `exact` only). memory: the bytes that this process may take, from this call on; values beyond that
-    wait in a file in TMPDIR or /var/tmp. check_every: workers check each other once in this many steps (None: never,
-    see `tiebreak.engine.distributed.check`). graphs: whether steps are replayed as CUDA graphs; what prevents that is
-    said in a warning. Raises `ConfigurationError` if the device does not compute what the specification says, if the
-    policy does not fit the job, or if the memory is too little for one instruction.
+    Raises `ConfigurationError` if the device does not compute what the specification says, if the machine's policy does
+    not fit the job, if its memory is too little for one instruction, or if its settings contradict each other.
     """
-    use_threads(threads)
-    found = usable_device(device)
-    precision, logging = (PRECISION_F32, None) if job is None else (job.precision, make_logging(job, policy))
+    use_threads(machine.threads)
+    device, permute, exchange = usable_device(machine.device), machine.permute, machine.exchange
+    precision, logging = PRECISION_F32 if job is None else job.precision, make_logging(job, as_policy(machine.policy))
     # Qualify with a separate object, so that the statistics of `arithmetic` count the run alone.
-    qualify(Arithmetic(device=found, permute=permute, precision=precision))
-    if check_every is not None and exchange is None:
-        raise ConfigurationError("expected several workers that check each other, got one")
+    qualify(Arithmetic(device=device, permute=permute, precision=precision))
     if exchange is None:
+        if machine.check_every is not None:
+            raise ConfigurationError("expected several workers that check each other, got one")
         folder = Path(os.environ.get("TMPDIR", "/var/tmp"))  # noqa: S108 (/tmp is often memory)
-        budget = None if memory is None else Budget.within(memory, folder)
-        arithmetic = Arithmetic(device=found, permute=permute, precision=precision, logging=logging)
-        return Interpreter(program, arithmetic, budget=budget, graphs=graphs)
-    if memory is not None:
+        budget = None if machine.memory is None else Budget.within(machine.memory, folder)
+        arithmetic = Arithmetic(device=device, permute=permute, precision=precision, logging=logging)
+        return Interpreter(program, arithmetic, budget=budget, graphs=machine.graphs)
+    if machine.memory is not None:
         raise ConfigurationError(
             "expected one worker where memory is limited, got several; more of them need less each"
         )
     if logging is not None:
         raise ConfigurationError("expected a job of policy exact for several workers, got one of policy logged")
-    if graphs:
+    if machine.graphs:
         warnings.warn("steps are not replayed as CUDA graphs: workers exchange sums in each", stacklevel=2)
-    if check_every is None:
-        return SharedInterpreter(program, SharedArithmetic(exchange, found, permute, precision=precision))
-    arithmetic = SharedArithmetic(TapeRecorder(exchange), found, permute, precision=precision)
-    return CheckedInterpreter(program, arithmetic, check_every)
+    if machine.check_every is None:
+        return SharedInterpreter(program, SharedArithmetic(exchange, device, permute, precision=precision))
+    arithmetic = SharedArithmetic(TapeRecorder(exchange), device, permute, precision=precision)
+    return CheckedInterpreter(program, arithmetic, machine.check_every)
 
 
-def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:
-    """The rules by which the sums of a job are computed and tested; None under policy `exact`.
+def as_policy(policy: Policy | None) -> LoggedPolicy | None:
+    """Loads the policy if it is given as a path. Raises `EncodingError` if the file is not a policy."""
+    return LoggedPolicy.load(Path(policy)) if isinstance(policy, str | Path) else policy
+
+
+def make_logging(job: Job | None, policy: LoggedPolicy | None = None) -> Logging | None:
+    """The rules by which the sums of a job are computed and tested; None under policy `exact` and without a job.
 
     The tolerances always come from the job. Only the thresholds come from the policy, because each party has its own;
     without a policy they are the proven bounds. Raises `ConfigurationError` if the policy was made for another
     precision, or if the job's policy is `exact`.
     """
-    if not job.is_logged:
+    if job is None or not job.is_logged:
         if policy is not None:
             raise ConfigurationError("expected no policy file for a job of policy exact, got one")
         return None

@@ -92,10 +92,6 @@ def calibrate_subjects(
     return calibration.policy(margin=margin, share=share, environment=environment)
 
 
-Policy = LoggedPolicy | str | Path
-"""A policy, or the path of a file that holds one."""
-
-
 def calibrate(
     *tasks: Task, precision: int = MAX_PRECISION, steps: int = STEPS,
     orders: int = ORDERS, margin: float = MARGIN, share: float = SHARE, threads: int | None = None, seed: int = 0,
@@ -119,8 +115,3 @@ def _subject(task: object) -> Subject:
     if not isinstance(task, Task):
         raise ConfigurationError(f"expected tasks of tiebreak.make_task, got {type(task).__name__}")
     return subject_of(task.name, capture_bundle(task))
-
-
-def as_policy(policy: Policy | None) -> LoggedPolicy | None:
-    """Loads the policy if it is given as a path. Raises `EncodingError` if the file is not a policy."""
-    return LoggedPolicy.load(Path(policy)) if isinstance(policy, str | Path) else policy

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
+from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree
 from tiebreak.api.training.trainer import Step
 from tiebreak.engine.capture.task import Clip
@@ -166,8 +167,8 @@ class TiebreakTrainer(Trainer):
             self.model, self._loss, optimizer=self.optimizer, schedule=self.lr_scheduler, data=arrays,
             batch=args.per_device_train_batch_size, steps=steps, directory=Path(str(args.output_dir), "run"),
             seed=args.seed, checkpoint_every=self._interval(steps), accumulation=args.gradient_accumulation_steps,
-            clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm > 0 else None, device=str(args.device),
-            **self._job,
+            clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm > 0 else None,
+            machine=Machine(device=str(args.device)), **self._job,
         )  # fmt: skip
 
     def _loss(self, model: Any, **batch: Tensor) -> Tensor:

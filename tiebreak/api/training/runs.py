@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -12,22 +13,22 @@ from torch import Tensor, nn
 from tiebreak.api.auditing.audits import audit_chosen, segments_of
 from tiebreak.api.auditing.progress import Tally, on_stderr
 from tiebreak.api.disputing.disputes import Dispute, dispute, open_both
-from tiebreak.api.machine.running import Machine
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import Policy, as_policy, make_interpreter
 from tiebreak.api.signing.keys import new_key
-from tiebreak.api.training.bundle import ORIGINS, Bundle, origins_of
-from tiebreak.api.training.calibrating import Policy, as_policy
+from tiebreak.api.training.bundle import ORIGINS, Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import AnyOptimizer, Data, Schedule, as_state_dict, capture, make_task, state_names
+from tiebreak.api.training.tasks import as_state_dict, make_task, state_names
 from tiebreak.api.training.trainer import OnStep, Step, tell
+from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import Compiled
-from tiebreak.engine.capture.task import Batch, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter, follow
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
-from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import NotFiniteError
@@ -51,15 +52,12 @@ MAX_NAMES_BYTES: Final = 1 << 26
 class Run:
     """A run in its directory. `tiebreak.train` and `tiebreak.agree` make one, `tiebreak.open_run` opens it again."""
 
-    def __init__(
-        self, opened: RunDirectory, *, device: str = "cpu", threads: int | None = None, task: Task | None = None
-    ) -> None:
+    def __init__(self, opened: RunDirectory, machine: Machine = Machine(), task: Task | None = None) -> None:
         self.metrics: dict[int, dict[str, float]] = {}
         """The results of the task's `evaluate` in this process, by step; empty for a run that `open_run` opened."""
         self._task = task
         self._run = opened
-        self._device = device
-        self._threads = threads
+        self._machine = machine
 
     def __repr__(self) -> str:
         return f"<tiebreak run of job {self.job.id.hex()[:16]} in {self.directory}: step {self.step} of {self.steps}>"
@@ -150,7 +148,7 @@ class Run:
                 tally.commit(commit)
                 self._evaluate(commit.record.step, callbacks)
 
-            machine = machine_of(self._run, threads=self._threads, device=self._device, exchange=exchange)
+            machine = replace(self._machine, exchange=exchange)
             continue_run(self._run, machine, key=key, until=until, keep=keep, on_progress=told, on_commit=committed)
         return self
 
@@ -166,15 +164,14 @@ class Run:
 
     def audit(
         self, *, sample: int | None = None, seed: str | None = None, from_step: int | None = None,
-        to_step: int | None = None, policy: Policy | None = None, progress: bool = False,
+        to_step: int | None = None, progress: bool = False,
     ) -> SegmentAudit:  # fmt: skip
         """Computes all or part of the run again and compares every record on the way. Writes nothing.
 
         Without arguments it checks everything that is committed, from the initial state. from_step, to_step: check the
         segments that contain these steps. sample, seed: check that many segments, drawn from the seed and the run root
-        (see `tiebreak audit`). Only the signed part of a signed run is checked. policy: this machine's own thresholds,
-        for a run of policy `logged` [default: the proven bounds]. The result's `agrees` and `fraud` tell the outcome.
-        Raises `CannotCheck` if something that the audit needs is missing.
+        (see `tiebreak audit`). Only the signed part of a signed run is checked. The result's `agrees` and `fraud` tell
+        the outcome. Raises `CannotCheck` if something that the audit needs is missing.
         """
         records, root = self._run.records(), Digest(bytes.fromhex(self.root))
         if self.signed:
@@ -188,8 +185,7 @@ class Run:
             chosen = draw_segments(len(records), sample, seed.encode(), root)
         else:
             chosen = segments_of(self._run, len(records), from_step, to_step)
-        machine = Machine(threads=self._threads, device=self._device, policy=as_policy(policy))
-        return audit_chosen(self._run, chosen, records, machine, quiet=not progress)
+        return audit_chosen(self._run, chosen, records, self._machine, quiet=not progress)
 
     def dispute(self, replay: str | Path, *, count: int | None = None) -> Dispute | None:
         """Plays the verification game over a signed head of this run, against the auditor's replay of the same job.
@@ -200,19 +196,7 @@ class Run:
         that the referee convicts. Raises `ConfigurationError` if there is no such head, or the replay is of another
         job.
         """
-        machine = Machine(threads=self._threads, device=self._device)
-        return dispute(*open_both(self.directory, Path(replay)), machine, count)
-
-
-def machine_of(
-    run: RunDirectory, *, threads: int | None = None, permute: int | None = None, device: str = "cpu",
-    exchange: Exchange | None = None, memory: int | None = None, check_every: int | None = None, graphs: bool = False,
-) -> Machine:  # fmt: skip
-    """The machine that computes a run into its directory, with the thresholds that lie there."""
-    return Machine(
-        threads=threads, permute=permute, device=device, policy=policy_of(run), exchange=exchange, memory=memory,
-        check_every=check_every, graphs=graphs,
-    )  # fmt: skip
+        return dispute(*open_both(self.directory, Path(replay)), self._machine, count)
 
 
 def continue_run(
@@ -221,16 +205,18 @@ def continue_run(
 ) -> Digest:  # fmt: skip
     """Computes from the last complete checkpoint to step `until` (default: the end). Returns the root of the run tree.
 
-    diverging: continue even if the state is no longer finite. Of several workers the first one needs the key, and does
-    all that concerns the directory. Raises `ConfigurationError` if the key is not the
-    trainer's, or if the job has no such step.
+    machine: without thresholds of its own it has those in the directory. diverging: continue even if the state is no
+    longer finite. Of several workers the first one needs the key, and does all that concerns the directory. Raises
+    `ConfigurationError` if the key is not the trainer's, or if the job has no such step.
     """
     job, kept = run.job, Keep.parse(keep)
     if key is not None and key.address != job.trainer:
         raise ConfigurationError(f"expected the key of trainer 0x{job.trainer.hex()}, got 0x{key.address.hex()}")
     if until is not None and not 1 <= until <= job.steps:
         raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
-    interpreter = machine.interpreter(run)
+    if machine.policy is None:
+        machine = replace(machine, policy=policy_of(run))
+    interpreter = make_interpreter(run.program, machine, job)
     if isinstance(interpreter, SharedInterpreter) and interpreter.arithmetic.exchange.worker:
         follow(run, interpreter, until, check_finite=bool(interpreter.agreed(bytes(1))[0]))
         return Digest(interpreter.agreed(bytes(32)))
@@ -245,50 +231,35 @@ def continue_run(
 
 
 def train(
-    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
-    steps: int, directory: str | Path, seed: int = 0, schedule: Schedule | None = None,
-    checkpoint_every: int | None = None,
-    client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
-    policy: Policy | None = None, precision: int | None = None,
-    device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all",
-    unchecked: bool = False, callbacks: Sequence[OnStep] = (), distributed: bool = False, **options: Any,
+    model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, trainer: PrivateKey | None = None,
+    machine: Machine = Machine(), progress: bool = True, keep: str = "all", callbacks: Sequence[OnStep] = (),
+    distributed: bool = False, **options: Any,
 ) -> Run:  # fmt: skip
     """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
 
-    The arguments up to `checkpoint_every`, and `options`, are those of `tiebreak.make_task`. For client, trainer and
-    terms see `tiebreak.agree`; without keys the run is committed and can be audited, but it is not signed. The module
-    is not changed: use `model.load_state_dict(run.state_dict())`. For keep and callbacks see `Run.resume`.
+    options: the other arguments of `tiebreak.agree`, with those of `tiebreak.make_task` among them: at least optimizer,
+    data, batch and steps. Without keys the run is committed and can be audited, but it is not signed. The module is not
+    changed: use `model.load_state_dict(run.state_dict())`. For progress, keep and callbacks see `Run.resume`.
 
     distributed: the workers that `torchrun` has started all call this, and compute one run together, the same for any
     number of them. The first one captures, signs, reports and calls the callbacks.
     """
-
-    def agreed() -> Run:
-        return agree(
-            model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
-            schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
-            policy=policy, precision=precision, device=device, threads=threads, unchecked=unchecked, **options,
-        )  # fmt: skip
-
+    agreed = partial(agree, model, loss, directory=directory, trainer=trainer, machine=machine, **options)
     if not distributed:
         return agreed().resume(trainer, progress=progress, keep=keep, callbacks=callbacks)
-    with joined(device) as exchange:
+    with joined(machine.device) as exchange:
         if not exchange.worker:
             run = agreed()
             exchange.meet()
             return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks, exchange=exchange)
         exchange.meet()  # the run is there
-        run = Run(RunDirectory.open(Path(directory)), device=device, threads=threads)
-        return run.resume(progress=False, keep=keep, exchange=exchange)
+        return Run(RunDirectory.open(Path(directory)), machine).resume(progress=False, keep=keep, exchange=exchange)
 
 
 def agree(
-    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
-    steps: int, directory: str | Path, seed: int = 0, schedule: Schedule | None = None,
-    checkpoint_every: int | None = None,
-    client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
-    policy: Policy | None = None, precision: int | None = None,
-    domain: Domain | None = None, device: str = "cpu", threads: int | None = None, unchecked: bool = False,
+    model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, client: PrivateKey | None = None,
+    trainer: PrivateKey | None = None, terms: Terms | None = None, policy: Policy | None = None,
+    precision: int | None = None, domain: Domain | None = None, machine: Machine = Machine(), unchecked: bool = False,
     **options: Any,
 ) -> Run:  # fmt: skip
     """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
@@ -296,16 +267,14 @@ def agree(
     client, trainer: both keys, or neither; without them, throwaway keys sign the job and no head is ever signed. terms:
     reward, stakes, windows. domain: the chain and contract on which disputes are played [default: none]. policy: a
     policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default: `exact`]. precision: bits of
-    results, 16 to 32 [default: the policy's, or 32]. If the directory already holds a run, that run is opened, provided
-    that it is the same job over the same model, data and settings. unchecked: see `tiebreak.capture`; the run says so.
+    results, 16 to 32 [default: the policy's, or 32]. machine: how this process computes the run. If the directory
+    already holds a run, that run is opened, provided that it is the same job over the same model, data and settings.
+    unchecked: see `tiebreak.capture`; the run says so. options: the arguments of `tiebreak.make_task`.
     """
     if (client is None) != (trainer is None):
         raise ConfigurationError("expected the keys of both client and trainer, or neither, got one")
     folder = Path(directory)
-    task = make_task(
-        model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, seed=seed, schedule=schedule,
-        checkpoint_every=checkpoint_every, **options,
-    )  # fmt: skip
+    task = make_task(model, loss, **options)
     if task.evaluate_every is not None and task.evaluate_every % task.checkpoint_interval:
         raise ConfigurationError(
             f"expected evaluate_every to be a multiple of checkpoint_every, {task.checkpoint_interval}, got "
@@ -314,20 +283,18 @@ def agree(
     there = (folder / "job.bin").exists()
     if not there and folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
-    compiled = capture(task, unchecked=unchecked)
-    client, trainer = client or new_key(), trainer or new_key()
-    logged = as_policy(policy)
-    job = draft(
-        compiled, task.steps, task.checkpoint_interval, client, trainer.address, terms or Terms(), logged, precision
-    )
+    bundle = capture_bundle(task, unchecked=unchecked)
+    client, trainer, terms, policy = client or new_key(), trainer or new_key(), terms or Terms(), as_policy(policy)
     if there:
         opened = RunDirectory.open(folder)
-        _check_same(opened.job, job, folder)
-        return Run(opened, device=device, threads=threads, task=task)
-    where, origins = domain or OFF_CHAIN, origins_of(compiled)
-    made = _create(folder, compiled, job, where, client, trainer, logged, origins)
+        _check_same(opened.job, draft(bundle, client, trainer.address, terms, policy, precision), folder)
+        return Run(opened, machine, task)
+    made = agree_on(
+        bundle, folder, client=client, trainer=trainer, terms=terms, domain=domain or OFF_CHAIN, policy=policy,
+        precision=precision,
+    )  # fmt: skip
     write_file(folder / NAMES, "".join(f"{key}\t{entry}\n" for key, entry in state_names(model).items()).encode())
-    return Run(made, device=device, threads=threads, task=task)
+    return Run(made, machine, task)
 
 
 def agree_on(
@@ -335,19 +302,21 @@ def agree_on(
     policy: Policy | None = None, precision: int | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Does what `agree` does, for a job that was captured into files earlier (`tiebreak capture`)."""
-    compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
-    job = draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer.address, terms, logged, precision)
-    return _create(directory, compiled, job, domain, client, trainer, logged, bundle.origins)
+    logged = as_policy(policy)
+    job = draft(bundle, client, trainer.address, terms, logged, precision)
+    signed = sign_job(job, domain, client=client, trainer=trainer)
+    more = notice(bundle) | ({} if logged is None else {POLICY: logged.encode()})
+    return RunDirectory.create(directory, signed, bundle.program, bundle.state, bundle.data, more)
 
 
 def draft(
-    compiled: Compiled, steps: int, interval: int, client: PrivateKey, trainer: Address, terms: Terms,
-    policy: LoggedPolicy | None, precision: int | None,
+    bundle: Bundle, client: PrivateKey, trainer: Address, terms: Terms, policy: LoggedPolicy | None,
+    precision: int | None,
 ) -> Job:  # fmt: skip
     """The job over a captured task. Its nonce commits to the client's secret if it has seats."""
     drafted = partial(
-        draft_job, compiled, steps=steps, checkpoint_interval=interval, client=client.address, trainer=trainer,
-        terms=terms,
+        draft_job, Compiled(bundle.program, bundle.state, bundle.data), steps=bundle.steps,
+        checkpoint_interval=bundle.checkpoint_interval, client=client.address, trainer=trainer, terms=terms,
     )  # fmt: skip
     if policy is None:
         job = drafted(precision=PRECISION_F32 if precision is None else precision)
@@ -359,19 +328,10 @@ def draft(
     return drafted(policy=rounding.Policy.LOGGED, precision=policy.precision, tolerances=policy.tolerances_packed)
 
 
-def _create(
-    folder: Path, compiled: Compiled, job: Job, domain: Domain, client: PrivateKey, trainer: PrivateKey,
-    policy: LoggedPolicy | None, origins: bytes,
-) -> RunDirectory:  # fmt: skip
-    signed = sign_job(job, domain, client=client, trainer=trainer)
-    more = notice(compiled.checked, origins) | ({} if policy is None else {POLICY: policy.encode()})
-    return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, more)
-
-
-def notice(checked: bool, origins: bytes) -> dict[str, bytes]:
+def notice(bundle: Bundle) -> dict[str, bytes]:
     """Files that tell of a run's capture: the origin of each instruction, and a mark if nobody has checked it."""
-    unchecked = {} if checked else {UNCHECKED: b"captured with --unchecked: never compared with eager PyTorch\n"}
-    return unchecked | ({ORIGINS: origins} if origins else {})
+    mark = b"captured with --unchecked: never compared with eager PyTorch\n"
+    return ({} if bundle.checked else {UNCHECKED: mark}) | ({ORIGINS: bundle.origins} if bundle.origins else {})
 
 
 def open_directory(directory: Path) -> RunDirectory:
@@ -381,12 +341,12 @@ def open_directory(directory: Path) -> RunDirectory:
     return RunDirectory.open(directory)
 
 
-def open_run(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> Run:
+def open_run(directory: str | Path, *, machine: Machine = Machine()) -> Run:
     """Opens an existing run, which may come from a stranger.
 
     Raises `VerificationError` if its files do not match its job.
     """
-    return Run(open_directory(Path(directory)), device=device, threads=threads)
+    return Run(open_directory(Path(directory)), machine)
 
 
 def _check_same(there: Job, wanted: Job, folder: Path) -> None:

@@ -14,10 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import TensorDataset
 
 from tiebreak.api.data import hugging_face
+from tiebreak.engine.capture.check import checked
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
-from tiebreak.engine.run.eager import checked
+from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError
 
 Schedule = Sequence[float] | Callable[[int], float] | LRScheduler
@@ -154,7 +155,7 @@ def capture(task: Task, *, unchecked: bool = False) -> Compiled:
     The check takes about as long as capture itself and a few steps; `unchecked` skips it. Raises `ConfigurationError`
     if the program is not the model, or if there is none; it then lists every operator that has no exact form.
     """
-    return compile_task(task) if unchecked else checked(task)
+    return compile_task(task) if unchecked else checked(task, exact_step)
 
 
 def state_names(model: nn.Module) -> dict[str, str]:

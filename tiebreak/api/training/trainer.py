@@ -11,20 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tiebreak.api.auditing.progress import on_stderr
+from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import (
-    CHECKPOINTS,
-    AnyOptimizer,
-    Data,
-    Schedule,
-    as_state_dict,
-    capture,
-    make_task,
-    state_names,
-)
+from tiebreak.api.training.tasks import CHECKPOINTS, as_state_dict, capture, make_task, state_names
 from tiebreak.engine.capture.compile import Compiled
-from tiebreak.engine.capture.task import Batch, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import read_tensors, write_tensors
@@ -84,8 +76,8 @@ class Trainer:
     """
 
     def __init__(
-        self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None, device: str = "cpu",
-        threads: int | None = None, unchecked: bool = False, callbacks: Sequence[OnStep] = (),
+        self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None,
+        machine: Machine = Machine(), unchecked: bool = False, callbacks: Sequence[OnStep] = (),
     ) -> None:  # fmt: skip
         if save_every is not None and (directory is None or save_every < 1):
             raise ConfigurationError(f"expected a directory and save_every >= 1, got {directory} and {save_every}")
@@ -107,7 +99,7 @@ class Trainer:
             "data_root": data_tree(data_identities(self._compiled.data, cache=FactsCache())).root.hex(),
         }
         state = self._compiled.state if self.directory is None else self._restore(self.directory)
-        self._interpreter = make_interpreter(self._compiled.program, threads=threads, device=device)
+        self._interpreter = make_interpreter(self._compiled.program, machine)
         self._state: State = self._interpreter.to_device(state)
         self._data = self._interpreter.place_data(self._compiled.data)
 
@@ -210,35 +202,25 @@ class Trainer:
 
 
 def reproducible(
-    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
-    steps: int, seed: int = 0, schedule: Schedule | None = None, directory: str | Path | None = None,
-    save_every: int | None = None, device: str = "cpu", threads: int | None = None, unchecked: bool = False,
+    model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path | None = None,
+    save_every: int | None = None, machine: Machine = Machine(), unchecked: bool = False,
     callbacks: Sequence[OnStep] = (), **options: Any,
 ) -> Trainer:  # fmt: skip
     """Prepares training whose every byte is fixed by model, data and settings, on any machine, with any thread count.
 
-    The arguments up to `schedule`, and `options`, are those of `tiebreak.make_task`. The initial weights are those that
-    the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file if others
-    are to repeat the run. directory: the place to save, every `save_every` steps and at the end; if it holds a save of
-    the same run, training continues from it. device: qualified before the first step. unchecked: see
+    options: the arguments of `tiebreak.make_task`: at least optimizer, data, batch and steps. The initial weights are
+    those that the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file
+    if others are to repeat the run. directory: the place to save, every `save_every` steps and at the end; if it holds
+    a save of the same run, training continues from it. machine: how this process computes. unchecked: see
     `tiebreak.capture`. callbacks: called with each `Step`; those of `evaluate` (`tiebreak.Task`) have metrics.
 
     Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an exact
     form.
     """
-    task = make_task(
-        model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, seed=seed, schedule=schedule,
-        checkpoint_every=1, **options,
-    )  # fmt: skip
     return Trainer(
-        task,
-        directory=directory,
-        save_every=save_every,
-        device=device,
-        threads=threads,
-        unchecked=unchecked,
-        callbacks=callbacks,
-    )
+        make_task(model, loss, checkpoint_every=1, **options), directory=directory, save_every=save_every,
+        machine=machine, unchecked=unchecked, callbacks=callbacks,
+    )  # fmt: skip
 
 
 def _state_root(state: State) -> str:

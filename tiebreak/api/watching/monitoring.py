@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from math import isfinite, isnan
 from typing import Final
 
+from tiebreak.api.auditing.validating import losses_in
 from tiebreak.api.watching import alarms
 from tiebreak.api.watching.alarms import MONITOR, ProcessStart, Rule, Sample, Troubles, WorkerStanding
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import MAX_METRIC_CHARACTERS, MAX_METRICS_BYTES, METRICS, RunDirectory
-from tiebreak.engine.run.forward import losses_in
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.errors import CannotCheck, EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import to_float

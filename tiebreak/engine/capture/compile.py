@@ -51,7 +51,7 @@ def compile_task(task: Task) -> Compiled:
     """Captures the task's step as a program. The task's model stays as it is, in the modes that the user gave it.
 
     Raises `ConfigurationError` if the step cannot be a program. This does not compare the program with PyTorch's own
-    step; `tiebreak.engine.run.eager.checked` does.
+    step; `tiebreak.engine.capture.check.checked` does.
     """
     with untouched(task.model):
         return compile_in_place(task)

@@ -8,7 +8,7 @@ Whatever is drawn is made of `random`, u = k * 2^-24 in [0, 1), and of `shuffle`
     permutation  shuffle of 0 ... n-1, with the step as its epoch
 
 u and v are the two halves of one `random`. Each rule also notes what its result was made of (u, z, e, the integer
-before the modulus, the permutation), which `tiebreak.engine.run.eager` gives to eager PyTorch.
+before the modulus, the permutation), which `tiebreak.engine.capture.check` gives to eager PyTorch.
 """
 
 import math

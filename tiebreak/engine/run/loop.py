@@ -4,11 +4,15 @@ Algorithms 1 and 2 of the paper meet here: a trainer's steps record how sums nea
 else's steps follow what was recorded. The caller supplies the object that does either for each step.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
+from torch import Tensor
+
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.run.cost import require_memory
 from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult, Sums
+from tiebreak.protocol.program.program import Program
 
 S = TypeVar("S", bound=Sums)
 
@@ -43,3 +47,17 @@ def steps(
 def exact(_step: int, _arithmetic: Arithmetic) -> Sums | None:
     """The `sums` of policy `exact`, which has no logged sums to settle."""
     return None
+
+
+def exact_step(
+    program: Program, data: Mapping[str, Tensor], number: int, state: Mapping[str, Tensor], observe: Observer
+) -> tuple[State, float]:
+    """The state after one step on the CPU, and its loss, both even if not finite.
+
+    Raises `ConfigurationError` if the memory here is too little.
+    """
+    require_memory(program)
+    interpreter = Interpreter(program, Arithmetic())
+    held, placed = interpreter.to_device(state), interpreter.place_data(data)
+    result = interpreter.step(number, held, placed, observe, check_finite=False)
+    return result.state, result.loss

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from tiebreak.engine.run.agreement import Terms
-from tiebreak.protocol.commitments.terms import pool_bond
+from tiebreak.protocol.commitments.terms import Terms, pool_bond
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.adversaries.base import BUILDER, TRAINER, Adversary, Catch, Role
 from tiebreak.sim.adversaries.blocks import deep

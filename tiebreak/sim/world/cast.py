@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.sim.world.agents import Agent, AuditorAgent, BlockBuilder, ClientAgent, TrainerAgent
 from tiebreak.sim.world.weather import Weather

@@ -14,7 +14,6 @@ from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.logged.recording import Recorder
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence, tree_of_values
 from tiebreak.engine.run.interpreter import Interpreter, State
@@ -24,6 +23,7 @@ from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.sides import Oracle
 from tiebreak.protocol.program.isa import Opcode

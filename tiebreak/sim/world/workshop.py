@@ -18,9 +18,9 @@ from typing import Final
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging
+from tiebreak.engine.capture.agreement import Terms, draft_job
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job

@@ -16,7 +16,6 @@ import simpy
 from eth.abc import MiningChainAPI
 from simpy.events import URGENT
 
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.chain import ChainError, InsufficientFunds, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call, read_game
 from tiebreak.protocol.chain.embedded import GAS_LIMIT
@@ -24,6 +23,7 @@ from tiebreak.protocol.chain.records import GameRecord
 from tiebreak.protocol.chain.simulated import BASE_FEE, TRANSACTION_WEI, Draft, SimulatedChain
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState

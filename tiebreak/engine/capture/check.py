@@ -28,7 +28,6 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
 from tiebreak.engine.capture.purity import LossModule, as_written, same_tensors, untouched
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
@@ -37,11 +36,10 @@ from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.optimizers.averaging import AVERAGE
 from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.engine.optimizers.translate import torchs
-from tiebreak.engine.run.cost import require_memory
-from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import ShuffleParams
+from tiebreak.protocol.program.program import Program
 
 NOISE: Final = 16.0
 """A result may be this many times as far from FP64 as eager FP32 is."""
@@ -57,17 +55,22 @@ SHIFT: Final = 86_413
 
 Outputs = list[tuple[str, Tensor]]
 """The output of each call of a module, with the module's path."""
+Tensors = Mapping[str, Tensor]
+RunStep = Callable[[Program, Tensors, int, Tensors, Callable[[int, Tensor], Tensor]], tuple[Tensors, float]]
+"""Computes a step exactly, from the program, its data, the step's number (from 1) and the state before it.
+
+It gives each value of the body to the function, and returns the state after the step and its loss, finite or not.
+"""
 
 
-def checked(task: Task) -> Compiled:
+def checked(task: Task, run_step: RunStep) -> Compiled:
     """Captures a task and checks the program. Raises `ConfigurationError` if it is not the task's own step."""
     with untouched(task.model):
         compiled = compile_in_place(task)
-        require_memory(compiled.program)
         with disturbed():
             _same_programs(compiled, compile_in_place(task))
     with untouched(task.model), torch.enable_grad():
-        _same_steps(task, compiled)
+        _same_steps(task, compiled, run_step)
     return replace(compiled, checked=True)
 
 
@@ -113,8 +116,8 @@ class _Outcome:
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
     outputs: Outputs = field(default_factory=list)
-    before: Mapping[str, Tensor] = field(default_factory=dict)
-    state: Mapping[str, Tensor] = field(default_factory=dict)
+    before: Tensors = field(default_factory=dict)
+    state: Tensors = field(default_factory=dict)
     """The whole state before and after, where the engine has run."""
     drawn: Sequence[Tensor | None] = ()
     """The numbers from which each draw is made (None if the program leaves it out), where the engine has run."""
@@ -125,36 +128,32 @@ class _Outcome:
         yield from ((f"the gradient of {name}", tensor) for name, tensor in self.gradients.items())
 
 
-def _same_steps(task: Task, compiled: Compiled) -> None:
-    found = [_engine(task, compiled, 1, compiled.state)]
+def _same_steps(task: Task, compiled: Compiled, run_step: RunStep) -> None:
+    found = [_engine(task, compiled, 1, compiled.state, run_step)]
     if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in found[0].state.values()):  # others stop the run
-        found.append(_engine(task, compiled, 2, found[0].state))
-    wide = _eager(task, compiled, found, torch.float64)
-    narrow = _eager(task, compiled, found, torch.float32)
-    reference = narrow if wide is None else wide
-    assert reference is not None  # FP32 raises where it fails
-    others = [narrow] if wide is not None else []
+        found.append(_engine(task, compiled, 2, found[0].state, run_step))
+    runs = [_eager(task, compiled, found, dtype) for dtype in (torch.float64, torch.float32)]
+    reference, *others = [run for run in runs if run]
     for step, ours in enumerate(found):
-        more: list[list[_Outcome] | None] = others
-        departing = _departing(ours, reference[step], _at(step, more))
-        if departing or wide is None:
+        near = others
+        departing = _departing(ours, reference[step], [run[step] for run in near])
+        if departing or not others:
             # A second look: how far do the model's own results move if its weights move by one rounding?
             dtype = reference[step].loss.dtype
-            more = [*others, *(_eager(task, compiled, found, dtype, seed) for seed in range(PERTURBED))]
-            departing = _departing(ours, reference[step], _at(step, more))
+            moved = [_eager(task, compiled, found, dtype, seed) for seed in range(PERTURBED)]
+            near = [run for run in (*others, *moved) if run]
+            departing = _departing(ours, reference[step], [run[step] for run in near])
         if departing:
             name, distance, allowed = departing[0]
-            first = _first_module(task, reference[0], _at(0, more)) if step == 0 else "step 1 agrees, so it reads state"
+            first = "step 1 agrees, so it reads state"
+            if step == 0:
+                first = _first_module(task, reference[0], [run[0] for run in near], run_step)
             raise ConfigurationError(
                 f"the program is not the model: in step {step + 1}, {name} is {distance:.3g} from that of eager PyTorch"
                 f", where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
                 f"{first}. Please report this with the model; `unchecked` skips the check"
             )
     _same_updates(task, compiled, found)
-
-
-def _at(step: int, runs: Sequence[Sequence[_Outcome] | None]) -> list[_Outcome]:
-    return [run[step] for run in runs if run is not None]
 
 
 def _same_updates(task: Task, compiled: Compiled, found: Sequence[_Outcome]) -> None:
@@ -173,9 +172,7 @@ def _same_updates(task: Task, compiled: Compiled, found: Sequence[_Outcome]) -> 
                 )
 
 
-def _updates(
-    task: Task, state: Mapping[str, Tensor], gradients: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
-) -> list[dict[str, Tensor]]:
+def _updates(task: Task, state: Tensors, gradients: Sequence[Tensors], dtype: torch.dtype) -> list[dict[str, Tensor]]:
     """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients."""
     kept = _dtypes(task, dtype)
     own = {
@@ -243,7 +240,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 # The engine's side
 
 
-def _engine(task: Task, compiled: Compiled, step: int, state: Mapping[str, Tensor]) -> _Outcome:
+def _engine(task: Task, compiled: Compiled, step: int, state: Tensors, run_step: RunStep) -> _Outcome:
     values = dict[int, Tensor]()
     drawn = {value for value in compiled.draws if value is not None}
     wanted = {ref.value for ref in compiled.gradients.values()} | drawn
@@ -253,13 +250,11 @@ def _engine(task: Task, compiled: Compiled, step: int, state: Mapping[str, Tenso
             values[leaf] = tensor.clone() if leaf in drawn else tensor
         return tensor
 
-    machine = Interpreter(compiled.program, Arithmetic())
-    held, data = machine.to_device(state), machine.place_data(compiled.data)
-    result = machine.step(step, held, data, observe, check_finite=False)
+    after, loss = run_step(compiled.program, compiled.data, step, state, observe)
     gradients = {name: _read(values[ref.value], ref) for name, ref in compiled.gradients.items()}
-    buffers = {name: result.state[MODEL + name] for name, _ in task.model.named_buffers()}
+    buffers = {name: after[MODEL + name] for name, _ in task.model.named_buffers()}
     numbers = [None if value is None else values[value] for value in compiled.draws]
-    return _Outcome(torch.tensor(result.loss), gradients, buffers, [], state, result.state, numbers)
+    return _Outcome(torch.tensor(loss), gradients, buffers, [], state, after, numbers)
 
 
 def _read(value: Tensor, ref: Ref) -> Tensor:
@@ -372,8 +367,8 @@ def _outputs(model: nn.Module) -> Iterator[Outputs]:
 
 def _eager(
     task: Task, compiled: Compiled, given: Sequence[_Outcome], dtype: torch.dtype, seed: int | None = None
-) -> list[_Outcome] | None:
-    """Steps of plain PyTorch, each from the state that the engine's step was given; None if FP64 does not run.
+) -> list[_Outcome]:
+    """Steps of plain PyTorch, each from the state that the engine's step was given; none if FP64 does not run.
 
     seed: moves every weight by one rounding.
     """
@@ -387,7 +382,7 @@ def _eager(
         raise
     except Exception as error:
         if dtype == torch.float64:
-            return None
+            return []
         raise refusal(error, task.model, "the step fails in plain PyTorch already", "mend it first") from error
     finally:
         torch.set_default_dtype(default)
@@ -436,7 +431,7 @@ def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
 # The first module that departs
 
 
-def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome]) -> str:
+def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome], run_step: RunStep) -> str:
     """Captures the task again with every module's output as state, and says which is the first that departs."""
 
     def loss(probed: Any, *batch: Tensor) -> Tensor:
@@ -453,7 +448,7 @@ def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome]) -
     probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
     try:
         compiled = compile_in_place(probed)
-        ours = _engine(probed, compiled, 1, compiled.state)
+        ours = _engine(probed, compiled, 1, compiled.state, run_step)
     except ConfigurationError as error:
         return f"the module cannot be told ({error})"
     for number, (path, wanted) in enumerate(reference.outputs):
