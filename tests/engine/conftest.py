@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiebreak.engine.arithmetic import threads
+from tiebreak.engine.arithmetic.c import threads
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged import journal
