@@ -41,7 +41,7 @@ def test_this_machine_is_exact_with_kernels_and_without(command: Commands) -> No
     assert rows["torch"] == torch.__version__
     assert rows["torch threads"] == "1"
     assert rows["torch instruction set"] == torch.backends.cpu.get_cpu_capability()
-    assert {rows[f"kernel {name}"] for name in ("reduce", "scatter", "elementwise")} == {builds()["reduce"].reason}
+    assert {rows[f"kernel {name}"] for name in ("sums", "scatter", "chains")} == {builds()["sums"].reason}
     assert rows["kernel hasher"].startswith("compiled with")
 
 
@@ -61,7 +61,7 @@ def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, command: C
     assert document["qualification"][0]["cases"] > 1000
     assert document["environment"]["torch"] == torch.__version__
     assert [(k["name"], k["compiled"], k["detail"]) for k in document["kernels"]] == [
-        (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("reduce", "scatter", "elementwise", "hasher")
+        (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("sums", "scatter", "chains", "hasher")
     ]
 
 

@@ -74,7 +74,7 @@ def lines(found: tuple[KernelStatus, ...]) -> Iterator[tuple[str, str]]:
 
 def worst_factors(kernels: tuple[KernelStatus, ...]) -> dict[str, Slowdown]:
     """The time of hostile data over that of ordinary data, with compiled kernels (if there are any) and without."""
-    accelerated = any(kernel.compiled for kernel in kernels if kernel.name == "reduce")
+    accelerated = any(kernel.compiled for kernel in kernels if kernel.name == "sums")
     found = {"compiled": worst()} if accelerated else {}
     return found | {"without compiler": worst(compiled=False)}
 

@@ -80,7 +80,7 @@ def calibrate_subjects(
     for name in ("cpu", *devices):
         qualify(Arithmetic(device=usable_device(name)))
     counts = sorted({1, max(2, usable_cores()) if threads is None else threads})
-    compiled = builds()["reduce"].library is not None
+    compiled = builds()["sums"].library is not None
     settings = variants_of(orders, threads=counts, compiled=compiled, devices=devices, seed=seed)
     calibration = Calibration(settings, precision=precision, seed=seed)
     for subject in subjects:

@@ -33,7 +33,7 @@ def launches(device: torch.device) -> bool:
 
 def builds() -> dict[str, Build]:
     """The kernels in C, by what they compute, or the reasons why there are none."""
-    return {"reduce": sums.build(), "scatter": scatter.build(), "elementwise": chains.build()}
+    return {"sums": sums.build(), "scatter": scatter.build(), "chains": chains.build()}
 
 
 def is_host(device: torch.device) -> bool:
