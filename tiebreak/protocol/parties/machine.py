@@ -16,6 +16,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
 from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.terms import Means, Pace
@@ -184,7 +185,7 @@ class PartyMachine:
     def _collect(self) -> None:
         """Withdraw only once nothing more can come, to need one transaction instead of many."""
         if self.board.credit(self.address) > 0 and not self.has_business():
-            self.want(("withdraw",), e.Withdraw(to=self.address))
+            self.want(("withdraw",), tx.Withdraw(to=self.address))
 
     def has_business(self) -> bool:
         """Whether its own money may still move, because a job or game that it takes part in goes on."""
@@ -241,7 +242,7 @@ class PartyMachine:
             self.do(e.Start(work=work))
 
     def want(
-        self, place: Place, transaction: e.Transaction, *, deadline: int | None = None, untried: bool = False,
+        self, place: Place, transaction: tx.Transaction, *, deadline: int | None = None, untried: bool = False,
         wei: int = 0,
     ) -> None:  # fmt: skip
         """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block.
