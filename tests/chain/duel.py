@@ -94,11 +94,8 @@ class Duel:
 
     def try_timeout(self) -> bool:
         """Claim the clock in both places."""
-        return self._try(
-            lambda: self.chain.send(CLIENT, Call.of(tx.ClaimTimeout(game_id=self.id))),
-            lambda now: game.timeout(self.state, now),
-            None,
-        )
+        call = Call.of(tx.ClaimTimeout(game_id=self.id))
+        return self._try(lambda: self.chain.send(CLIENT, call), lambda now: game.timeout(self.state, now), None)
 
     def _try(self, act: Callable[[], Receipt], rule: Callable[[int], GameState], phase: Phase | None) -> bool:
         pending = self.chain.now() + 1

@@ -60,9 +60,13 @@ def new_chain() -> EmbeddedChain:
     return chain
 
 
+def create(chain: Chain, job: Job) -> Call:
+    return Call.of(tx.CreateJob(job=job, signature=TRAINER.sign(job.digest(chain.domain))))
+
+
 def offer(chain: Chain, job: Job) -> Digest:
     """Offer a job."""
-    chain.send(CLIENT, Call.of(tx.CreateJob(job=job, signature=TRAINER.sign(job.digest(chain.domain)))))
+    chain.send(CLIENT, create(chain, job))
     return job.id
 
 

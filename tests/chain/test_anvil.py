@@ -104,9 +104,8 @@ def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
             rpc(chain, "evm_mine")
             assert [event.name for event in accepting.result(30).events] == ["JobAccepted"]
     with pytest.raises(Reverted, match="WrongJobStatus"):
-        chain.send(
-            TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake)
-        )  # nothing waits: it is refused and not sent
+        # Nothing waits: it is refused and not sent.
+        chain.send(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
 
 
 def fresh_outbox(chain: Chain, secret: int, **settings: object) -> Outbox:

@@ -17,6 +17,7 @@ from tests.chain.support import (
     TRAINER,
     WINDOW,
     activate,
+    create,
     head,
     numbered,
 )
@@ -48,7 +49,7 @@ def test_ids_and_digests_agree_with_python(chain: EmbeddedChain) -> None:
 def test_an_honest_job_from_offer_to_withdrawal(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     before = chain.balance(CLIENT.address)
-    receipt = chain.send(CLIENT, Call.of(tx.CreateJob(job=job, signature=TRAINER.sign(job.digest(chain.domain)))))
+    receipt = chain.send(CLIENT, create(chain, job))
     assert receipt.event("JobCreated").values["reward"] == job.reward
     assert chain.balance(CLIENT.address) <= before - job.reward
     chain.send(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
@@ -119,7 +120,7 @@ def test_an_account_without_wei_is_told_what_it_needs(chain: EmbeddedChain) -> N
     with pytest.raises(
         InsufficientFunds, match=r"expected at least [\d.]+ ether, got [\d.]+ ether; fund it first"
     ) as error:
-        chain.send(PAUPER, Call.of(tx.CreateJob(job=job, signature=TRAINER.sign(job.digest(chain.domain)))))
+        chain.send(PAUPER, create(chain, job))
     assert (error.value.account, error.value.available) == (PAUPER.address, 0)
     assert error.value.needed >= job.reward
 

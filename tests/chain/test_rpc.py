@@ -17,7 +17,6 @@ from tiebreak.protocol.chain.embedded import new_tester
 from tiebreak.protocol.chain.rpc import HOST, MAX_BODY_BYTES, RpcServer
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
-from tiebreak.protocol.parties import transactions as tx
 
 KEYS = [PrivateKey.from_int(secret) for secret in dev_secrets(2)]
 
@@ -61,7 +60,7 @@ def test_the_contracts_through_it(server: RpcServer, tmp_path: Any) -> None:
     assert [c.name for c in made] == list(deployment.named())
     assert Chain.connect(server.url).attach(deployment.board) == deployment
     with pytest.raises(Reverted) as refused:
-        chain.send(KEYS[1], Call.of(tx.Settle(job_id=bytes(32))))  # type: ignore[arg-type]
+        chain.send(KEYS[1], Call("settle", (bytes(32),)))
     assert refused.value.name == "WrongJobStatus"
 
     path = tmp_path / "deployment.json"

@@ -309,11 +309,8 @@ class Town:
             ("WrongSealOpened", not fits),
             ("WrongRoot", settled and not agrees),
         )
-        if not self.make(
-            TRAINER,
-            Call.of(tx.ClaimSeat(job_id=one.job.id, seat=seat, auditor=auditor, run_root=root, salt=SALT)),
-            *broken,
-        ):
+        claim = tx.ClaimSeat(job_id=one.job.id, seat=seat, auditor=auditor, run_root=root, salt=SALT)
+        if not self.make(TRAINER, Call.of(claim), *broken):
             return
         amount = BOND
         if settled or not agrees:

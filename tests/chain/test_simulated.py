@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.chain.support import CLIENT, JOB, TRAINER
+from tests.chain.support import CLIENT, JOB, TRAINER, create
 from tiebreak.protocol.chain import Call, InsufficientFunds, JobStatus, NodeError, Reverted
 from tiebreak.protocol.chain.simulated import BASE_FEE, SimulatedChain
-from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import transactions as tx
@@ -23,10 +22,6 @@ def contracts() -> SimulatedChain:
 @pytest.fixture
 def chain(contracts: SimulatedChain) -> SimulatedChain:
     return contracts.begin({CLIENT.address: RICH, TRAINER.address: RICH, POOR.address: 5}, START)
-
-
-def create(chain: SimulatedChain, job: Job) -> Call:
-    return Call.of(tx.CreateJob(job=job, signature=TRAINER.sign(job.digest(chain.domain))))
 
 
 def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: SimulatedChain) -> None:

@@ -43,7 +43,7 @@ def test_what_vanished_from_the_board_is_refused_as_the_contract_would(wanted: t
 def test_stakes_are_those_of_the_board() -> None:
     board = Board()
     board.jobs[JOB.id] = PublicJob(job=JOB, last_progress=0)
-    assert call_of(tx.AcceptJob(job_id=JOB.id), board) == Call.of(tx.AcceptJob(job_id=JOB.id), JOB.trainer_stake)
+    assert call_of(tx.AcceptJob(job_id=JOB.id), board) == Call("acceptJob", (JOB.id,), JOB.trainer_stake)
     assert call_of(tx.Challenge(head=HEAD, nonce=3, more=2), board).value == 4 * JOB.challenger_stake
     assert call_of(tx.JoinPool(bond=5), board) == Call("joinPool", (0,), 5)
-    assert call_of(tx.Withdraw(to=CHALLENGER.address), board) == Call.of(tx.Withdraw(to=CHALLENGER.address))
+    assert call_of(tx.Withdraw(to=CHALLENGER.address), board) == Call("withdraw", (CHALLENGER.address,))

@@ -152,10 +152,10 @@ def wanted_of(call: Call, board: WorldBoard) -> tx.Transaction | None:  # noqa: 
             ]
             return tx.ReportInconsistency(position=v["position"], first=opened[0], second=opened[1])
         case "reportConcession":
-            conceded = Concession(head=_head(v["head"]), prover=v["prover"], signature=v["concession"])
+            conceded = Concession(head=Head(**vars(v["head"])), prover=v["prover"], signature=v["concession"])
             return tx.ReportConcession(concession=conceded)
         case "acknowledge":
-            return tx.Acknowledge(receipt=LogReceipt(head=_head(v["head"]), signature=v["clientSignature"]))
+            return tx.Acknowledge(receipt=LogReceipt(head=Head(**vars(v["head"])), signature=v["clientSignature"]))
         case "challenge":
             return tx.Challenge(head=call.heads[0], nonce=v["nonce"])
         case "concede":
@@ -170,10 +170,6 @@ def wanted_of(call: Call, board: WorldBoard) -> tx.Transaction | None:  # noqa: 
         game = board.games[Digest(call.game_id or b"")]
         return tx.MakeMove(game_id=game.id, sequence=game.state.moves, move=call.move)
     return None
-
-
-def _head(shown: Any) -> Head:
-    return Head(job_id=Digest(shown.job_id), count=shown.count, run_root=Digest(shown.run_root))
 
 
 class Beside(Compared):

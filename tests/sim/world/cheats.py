@@ -9,7 +9,6 @@ from torch import Tensor
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
-from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.adversaries.tampering import Cheat
@@ -126,7 +125,7 @@ class Spammer(AuditorAgent):
 
     def follow(self, job: PublicJob) -> Process:
         for _ in range(3):
-            self.world.submit(self, Call.of(tx.Settle(job_id=job.id)), untried=True)
+            self.world.submit(self, Call("settle", (job.id,)), untried=True)
         self.world.submit(self, Call(None, raw=b"\x01\x02\x03\x04"), untried=True)
         yield from super().follow(job)
 

@@ -72,10 +72,8 @@ class Board:
         self.chain.send(KEYS[who], Call.of(tx.Reclaim(game_id=self.games[who])))
 
     def settle(self) -> None:
-        self.chain.send(
-            support.TRAINER,
-            Call.of(tx.PostHead(head=support.head(self.chain, self.job, self.job.checkpoints, TREE.root))),
-        )
+        claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root)
+        self.chain.send(support.TRAINER, Call.of(tx.PostHead(head=claim)))
         self.chain.advance(self.job.challenge_window + 2)
         self.chain.send(support.TRAINER, Call.of(tx.Settle(job_id=self.job.id)))
 

@@ -194,9 +194,8 @@ class Griefer(Scripted):
             if job.is_over:
                 return
             # Of two challenges in one block the second is too cheap.
-            yield from self.attempt(
-                Call.of(tx.Challenge(head=heads[-1].head, nonce=nonce), self.world.board.price(job))
-            )
+            second = tx.Challenge(head=heads[-1].head, nonce=nonce)
+            yield from self.attempt(Call.of(second, self.world.board.price(job)))
             yield from self.sleep(self.rng.randint(1, 20) * self.world.block_seconds)
 
 
@@ -215,13 +214,11 @@ class Tardy(Scripted):
         yield from self.sleep(job.window_end + 1 - self.world.now)
         heads = self.world.mail.heads_of(job.id)
         for known in (heads[0], heads[-1]):
-            self.world.submit(
-                self, Call.of(tx.Challenge(head=known.head, nonce=0), self.world.board.price(job)), untried=True
-            )
+            first = tx.Challenge(head=known.head, nonce=0)
+            self.world.submit(self, Call.of(first, self.world.board.price(job)), untried=True)
         yield from self.until(lambda: job.is_over)
-        self.world.submit(
-            self, Call.of(tx.Challenge(head=heads[-1].head, nonce=1), self.world.board.price(job)), untried=True
-        )
+        late = tx.Challenge(head=heads[-1].head, nonce=1)
+        self.world.submit(self, Call.of(late, self.world.board.price(job)), untried=True)
 
 
 # ---------------------------------------------------------------- everywhere at once
@@ -285,9 +282,8 @@ class Swarm(Scripted):
         yield from self.until(lambda: job.is_over or job.has_final_head)
         head, board = self.heads_of(job.id)[-1], self.world.board
         for nonce in range(self.games):
-            self.world.submit(
-                self, Call.of(tx.Challenge(head=head, nonce=nonce), board.price(job, nonce)), untried=True
-            )
+            one = tx.Challenge(head=head, nonce=nonce)
+            self.world.submit(self, Call.of(one, board.price(job, nonce)), untried=True)
 
     def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
         return True

@@ -192,9 +192,8 @@ class PriceRaiser(Scripted):
         yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.id)))
         head, board = self.world.mail.heads_of(job.id)[0].head, self.world.board
         for nonce in range(self.games):
-            self.world.submit(
-                self, Call.of(tx.Challenge(head=head, nonce=nonce), board.price(job, nonce)), untried=True
-            )
+            one = tx.Challenge(head=head, nonce=nonce)
+            self.world.submit(self, Call.of(one, board.price(job, nonce)), untried=True)
 
 
 def seat_price_raiser(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:

@@ -80,9 +80,8 @@ class SealCopier(Absent):
         for seat in range(job.job.seats):
             if theirs is None or job.is_over or self.world.board.seat_owner(job, seat) != self.address:
                 continue
-            if (
-                yield from self.attempt(Call.of(tx.SealRoot(job_id=job.id, seat=seat, seal=theirs), job.job.seat_bond))
-            ):
+            sealed = tx.SealRoot(job_id=job.id, seat=seat, seal=theirs)
+            if (yield from self.attempt(Call.of(sealed, job.job.seat_bond))):
                 copied.append(seat)
         yield from self.until(lambda: job.is_over)
         if not copied:

@@ -72,9 +72,8 @@ class DisputeMarket:
     def open(self, agreement: SignedJob) -> int:
         """Puts a job on the board: the client pays the reward, the trainer its stake. Returns the gas used."""
         job = agreement.job
-        offered = self.chain.send(
-            self.parties.client, Call.of(tx.CreateJob(job=job, signature=agreement.trainer_signature))
-        )
+        offer = tx.CreateJob(job=job, signature=agreement.trainer_signature)
+        offered = self.chain.send(self.parties.client, Call.of(offer))
         accepted = self.chain.send(self.parties.trainer, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
         return offered.gas_used + accepted.gas_used
 
