@@ -267,11 +267,10 @@ class AuditorParty(Player, Sitter, WatcherParty):
             self.alarm(f"{_name(head)} is false, but nobody can challenge it now", is_error=not job.is_sealed)
             return False
         # Games that others start just before this one raise its price; each try pays for one more.
-        more = self.refusals(place)
-        price = self.board.price(job, more)
-        if not self.affords(place, job.job, price):
+        challenge = tx.Challenge(head=head, nonce=nonce, more=self.refusals(place))
+        if not self.affords(place, job.job, self.board.stake_of(challenge)):
             return False
-        self.want(place, tx.Challenge(head=head, nonce=nonce, more=more), deadline=job.window_end, wei=price)
+        self.want(place, challenge, deadline=job.window_end)
         return True
 
 

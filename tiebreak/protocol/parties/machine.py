@@ -242,18 +242,14 @@ class PartyMachine:
             self.do(e.Start(work=work))
 
     def want(
-        self, place: Place, transaction: tx.Transaction, *, deadline: int | None = None, untried: bool = False,
-        wei: int = 0,
-    ) -> None:  # fmt: skip
-        """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block.
-
-        wei: the amount that it puts up, if `affords` was asked about it.
-        """
+        self, place: Place, transaction: tx.Transaction, *, deadline: int | None = None, untried: bool = False
+    ) -> None:
+        """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block."""
         assert self._key is not None, "a party without a key sends no transaction"
         sending = self._sending.setdefault(place, _Sending())
         if sending.is_pending or sending.is_given_up or not self.has_come(sending.retry_at):
             return
-        sending.is_pending, sending.wei = True, wei
+        sending.is_pending, sending.wei = True, self.board.stake_of(transaction)
         self.do(e.Transact(place=place, transaction=transaction, deadline=deadline, untried=untried))
 
     def refusals(self, place: Place) -> int:

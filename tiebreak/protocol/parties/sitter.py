@@ -76,7 +76,7 @@ class Sitter(PartyMachine):
             return
         place, spare = ("join", bond), bond + max(0, self.means.most_stake - stake)
         if self.affords(place, job.job, bond + stake, spare=spare, urgent=False):
-            self.want(place, tx.JoinPool(bond=bond), wei=bond)
+            self.want(place, tx.JoinPool(bond=bond))
 
     def _seal(self, job: PublicJob) -> None:
         """Seal the root that it computed. The root is in the journal before, so the seal can be opened in any case."""
@@ -97,7 +97,7 @@ class Sitter(PartyMachine):
                 self.record(place, pack([root, salt_of(self.key, job.id)]))
             seal = root_seal(job.id, self.address, *self._sealed(place))
             sealing = tx.SealRoot(job_id=job.id, seat=seat, seal=seal)
-            self.want(("sit", job.id, seat), sealing, deadline=job.window_end, wei=bond)
+            self.want(("sit", job.id, seat), sealing, deadline=job.window_end)
 
     def _claim(self, job: PublicJob) -> None:
         for place in self._claims(job):

@@ -164,7 +164,7 @@ class TrainerParty(Player):
 
     def _follow(self, job: PublicJob) -> None:
         if job.status is JobStatus.OFFERED and self.accepts(job):
-            self.want(("accept", job.id), tx.AcceptJob(job_id=job.id), wei=job.job.trainer_stake)
+            self.want(("accept", job.id), tx.AcceptJob(job_id=job.id))
         for game in self.board.games_of(job.id):
             self.play(game, Side.DEFENDER)
         if not is_active(job):

@@ -2,9 +2,8 @@
 
 Each declares its fields once, in the order of its post (SPEC section 12), and in addition the contracts' function, its
 gas, and the words by which others hear of it. The post's encoding, the call (`tiebreak.protocol.chain.calls`), the gas
-limit, the stories and the pages follow from that. Two things are written elsewhere: the wei that it pays if they depend
-on the board (`tiebreak.protocol.chain.transacting`), and its effect where there is no chain
-(`tiebreak.protocol.parties.ledger`).
+limit, the stories and the pages follow from that. Two things are written elsewhere: the stake that it puts up
+(`Board.stake_of`), and its effect where there is no chain (`tiebreak.protocol.parties.ledger`).
 """
 
 from dataclasses import dataclass
