@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.job import Account, Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.game.moves import AnyMove, Move, Prove, kind_name
+from tiebreak.protocol.game.moves import MAX_SIBLINGS, AnyMove, Move, Prove, kind_name
 from tiebreak.protocol.game.snapshot import Fork, Snapshot, opened
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.packing import (
@@ -30,8 +30,6 @@ from tiebreak.protocol.packing import (
     camel_case,
 )
 from tiebreak.protocol.tags import Digest
-
-MAX_SIBLINGS: Final = 64
 
 # ---------------------------------------------------------------- kinds of fields
 
