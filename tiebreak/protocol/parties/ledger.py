@@ -278,8 +278,8 @@ class Ledger:
 
         return effect
 
-    def _play(self, sender: Address, wanted: tx.Transaction, game_id: Digest, now: int) -> Effect:
-        game = self.board.games.get(game_id)
+    def _play(self, sender: Address, wanted: tx.Transaction, number: Digest, now: int) -> Effect:
+        game = self.board.games.get(number)
         if game is None:
             raise Refusal("NoSuchGame")
         _require(not game.is_over, "GameIsOver")
