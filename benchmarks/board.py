@@ -11,10 +11,11 @@ from pathlib import Path
 import click
 
 from benchmarks.table import Row, placed, publish
-from tiebreak.protocol.chain import EmbeddedChain, Receipt, calls
+from tiebreak.protocol.chain import Call, EmbeddedChain
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
@@ -37,12 +38,12 @@ class Bench:
     jobs: int = 0
     slots: int = 0
 
-    def take(self, name: str, receipt: Receipt) -> None:
-        """Records the gas.
+    def take(self, name: str, key: PrivateKey, call: Call) -> None:
+        """Makes a call, and records its gas.
 
         The last one of equal operations counts, when the parties' credits and counters already exist.
         """
-        self.gas[name] = receipt.gas_used
+        self.gas[name] = self.chain.send(key, call).gas_used
 
     def secret(self) -> bytes:
         """The secret of the client of the newest job."""
@@ -61,14 +62,14 @@ class Bench:
             audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=TERMS.descent_levels,
             seats=seats, seat_fee=FEE if seats else 0, seat_bond=BOND if seats else 0, nonce=nonce,
         )  # fmt: skip
-        receipt = self.chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(self.chain.domain))))
-        self.take("create job with seats" if seats else "create job", receipt)
+        offer = tx.CreateJob(job=job, signature=TRAINER.sign(job.digest(self.chain.domain)))
+        self.take("create job with seats" if seats else "create job", CLIENT, Call.of(offer))
         return job
 
     def accepted(self, seats: int = 0, policy: Policy = Policy.EXACT) -> Job:
         job = self.job(seats, policy)
-        receipt = self.chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))
-        self.take("accept job with seats" if seats else "accept job", receipt)
+        call = Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake)
+        self.take("accept job with seats" if seats else "accept job", TRAINER, call)
         return job
 
     def head(self, job: Job, count: int, run: str = "run") -> SignedHead:
@@ -77,80 +78,81 @@ class Bench:
     def challenge(self, job: Job, challenger: PrivateKey) -> Digest:
         """Opens a game against the last head."""
         game, receipt = self.chain.challenge(challenger, self.head(job, job.checkpoints), nonce=0)
-        self.take("challenge", receipt)
+        self.gas["challenge"] = receipt.gas_used
         return game
 
     def settled(self) -> None:
         job = self.accepted()
         for count in range(1, job.checkpoints + 1):
-            receipt = self.chain.send(TRAINER, calls.post_head(self.head(job, count)))
-            self.take("first head" if count == 1 else "post head", receipt)
+            call = Call.of(tx.PostHead(head=self.head(job, count)))
+            self.take("first head" if count == 1 else "post head", TRAINER, call)
         self.chain.advance(max(TERMS.challenge_window, job.checkpoints * TERMS.audit_time) + 2)
-        self.take("settle", self.chain.send(TRAINER, calls.settle(job.id)))
-        self.take("withdraw", self.chain.send(TRAINER, calls.withdraw(TRAINER.address)))
+        self.take("settle", TRAINER, Call.of(tx.Settle(job_id=job.id)))
+        self.take("withdraw", TRAINER, Call.of(tx.Withdraw(to=TRAINER.address)))
 
     def ended_early(self) -> None:
-        self.take("cancel job", self.chain.send(CLIENT, calls.cancel_job(self.job().id)))
+        self.take("cancel job", CLIENT, Call.of(tx.CancelJob(job_id=self.job().id)))
         job = self.accepted()
         self.chain.advance(TERMS.challenge_window + 2)
-        self.take("abandon", self.chain.send(CLIENT, calls.abandon(job.id)))
+        self.take("abandon", CLIENT, Call.of(tx.Abandon(job_id=job.id)))
 
     def parted(self) -> None:
         job = self.accepted(policy=Policy.LOGGED)
         head = self.head(job, 2)
-        self.chain.send(TRAINER, calls.post_head(head))
+        self.chain.send(TRAINER, Call.of(tx.PostHead(head=head)))
         receipt = LogReceipt.sign(head.head, self.chain.domain, CLIENT)
-        self.take("acknowledge", self.chain.send(TRAINER, calls.acknowledge(receipt)))
+        self.take("acknowledge", TRAINER, Call.of(tx.Acknowledge(receipt=receipt)))
         self.chain.advance(max(TERMS.challenge_window, 2 * TERMS.audit_time) + 2)
-        self.take("part", self.chain.send(TRAINER, calls.part(job.id)))
-        self.chain.send(TRAINER, calls.withdraw(TRAINER.address))  # `settle` is measured without a credit there
+        self.take("part", TRAINER, Call.of(tx.Part(job_id=job.id)))
+        # So `settle` is measured without a credit there.
+        self.chain.send(TRAINER, Call.of(tx.Withdraw(to=TRAINER.address)))
 
     def slashed(self) -> None:
         """Measures slashing: conflicting heads during an open game, concessions, and a challenger out of time."""
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
-        receipt = self.chain.send(SECOND, calls.report_equivocation(self.head(job, 3), self.head(job, 3, "another")))
-        self.take("report equivocation", receipt)
-        self.take("reclaim", self.chain.send(CHALLENGER, calls.reclaim(game)))
+        report = tx.Report(first=self.head(job, 3), second=self.head(job, 3, "another"))
+        self.take("report equivocation", SECOND, Call.of(report))
+        self.take("reclaim", CHALLENGER, Call.of(tx.Reclaim(game_id=game)))
         head = self.head(self.accepted(), 3).head
         conceded = Concession.sign(head, SECOND.address, self.chain.domain, TRAINER)
-        self.take("report concession", self.chain.send(SECOND, calls.report_concession(conceded)))
+        self.take("report concession", SECOND, Call.of(tx.ReportConcession(concession=conceded)))
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
-        self.take("concede", self.chain.send(TRAINER, calls.concede(game)))
+        self.take("concede", TRAINER, Call("concede", (game,)))
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
         self.chain.advance(TERMS.clock + TERMS.replay_time + 2)
-        self.take("timeout", self.chain.send(CHALLENGER, calls.timeout(game)))
+        self.take("timeout", CHALLENGER, Call.of(tx.ClaimTimeout(game_id=game)))
 
     def seated(self) -> None:
         """A job with two seats, the deposit of whose auditor comes back in the end."""
         slot = self.slots
         self.slots += 1
-        self.take("join pool", self.chain.send(CHALLENGER, calls.join_pool(slot, BOND)))
+        self.take("join pool", CHALLENGER, Call("joinPool", (slot,), BOND))
         job = self.accepted(seats=2)
         last, salt = job.checkpoints, digest("salt")
         self.chain.advance(TERMS.challenge_window // 2 + 1)
         for count in (1, last):
             head = tagged_hash(Tag.HEAD_SEAL, job.id, count.to_bytes(8, "big"), digest("run"), salt)
-            receipt = self.chain.send(TRAINER, calls.seal_head(job.id, count, head))
-            self.take("seal final head" if count == last else "seal head", receipt)
-        self.take("draw seats", self.chain.send(CLIENT, calls.draw_seats(job, self.secret())))
+            call = Call.of(tx.SealHead(job_id=job.id, count=count, seal=head))
+            self.take("seal final head" if count == last else "seal head", TRAINER, call)
+        self.take("draw seats", CLIENT, Call.of(tx.DrawSeats(job=job, secret=self.secret())))
         root = tagged_hash(Tag.ROOT_SEAL, job.id, CHALLENGER.address, digest("run"), salt)
         for seat in range(2):
-            self.take("seal root", self.chain.send(CHALLENGER, calls.seal_root(job.id, seat, root, BOND)))
+            self.take("seal root", CHALLENGER, Call.of(tx.SealRoot(job_id=job.id, seat=seat, seal=root), BOND))
         wait = max(TERMS.challenge_window, last * TERMS.audit_time) + 2
         self.chain.advance(wait)
-        self.take("open head", self.chain.send(TRAINER, calls.open_head(self.head(job, last), salt)))
+        self.take("open head", TRAINER, Call.of(tx.OpenHead(head=self.head(job, last), salt=salt)))
         self.chain.advance(wait)
-        self.take("settle with seats", self.chain.send(TRAINER, calls.settle(job.id)))
-        self.chain.send(TRAINER, calls.withdraw(TRAINER.address))  # as after a job without seats
-        claim = calls.claim_seat(job.id, 0, CHALLENGER.address, digest("run"), salt)
-        self.take("claim seat", self.chain.send(CHALLENGER, claim))
+        self.take("settle with seats", TRAINER, Call.of(tx.Settle(job_id=job.id)))
+        self.chain.send(TRAINER, Call.of(tx.Withdraw(to=TRAINER.address)))  # as after a job without seats
+        claim = tx.ClaimSeat(job_id=job.id, seat=0, auditor=CHALLENGER.address, run_root=digest("run"), salt=salt)
+        self.take("claim seat", CHALLENGER, Call.of(claim))
         self.chain.advance(wait)
-        self.take("close seats", self.chain.send(CLIENT, calls.close_seats(job.id)))
+        self.take("close seats", CLIENT, Call.of(tx.CloseSeats(job_id=job.id)))
         self.chain.advance(1 << 21)
-        self.take("leave pool", self.chain.send(CHALLENGER, calls.leave_pool(BOND, slot)))
+        self.take("leave pool", CHALLENGER, Call.of(tx.LeavePool(bond=BOND, slot=slot)))
 
 
 def measure() -> dict[str, int]:

@@ -28,7 +28,7 @@ from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.node.up import free_port
-from tiebreak.protocol.chain import Chain, Receipt, calls
+from tiebreak.protocol.chain import Call, Chain, Receipt
 from tiebreak.protocol.chain.devnet import dev_secrets, running_node
 from tiebreak.protocol.commitments.job import Concession, Head, Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -37,6 +37,7 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Prove, Side
 from tiebreak.protocol.game.snapshot import Standing
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus
 from tiebreak.protocol.program.isa import MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
@@ -159,17 +160,17 @@ def settle(market: DisputeMarket, head: SignedHead, match: Match, talked: int | 
     signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
     if talked is None:
         conceded = Concession.sign(head.head, keys.challenger.address, chain.domain, keys.trainer)
-        return [chain.send(keys.challenger, calls.report_concession(conceded))]
+        return [chain.send(keys.challenger, Call.of(tx.ReportConcession(concession=conceded)))]
     game, started = chain.challenge(keys.challenger, head, 0)
     sent, left = [started], match.moves[talked:]
     state, move = left[0].before, left[0].move
     if isinstance(move, Prove):
         signature = keys.trainer.sign(Standing.of(state).digest(chain.domain))
-        return [started, chain.send(keys.challenger, calls.enter_and_prove(state, signature, move))]
+        return [started, chain.send(keys.challenger, Call.of(tx.EnterAndProve.of(state, signature, move)))]
     if talked:
         maker = match.moves[talked - 1].by
         signature = signers[maker].sign(Standing.of(state).digest(chain.domain))
-        sent.append(chain.send(signers[maker.other], calls.enter(state, signature)))
+        sent.append(chain.send(signers[maker.other], Call.of(tx.Enter.of(state, signature))))
     for item in left:
         if isinstance(item.move, Prove):
             chain.pass_until(chain.game_state(game).last + item.before.job.clock)

@@ -6,7 +6,7 @@ from itertools import count
 
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER, activate
 from tests.chain.tiny import Liar, Run, Setting, make_job
-from tiebreak.protocol.chain import Chain, GameRecord, JobStatus, Outcome, Receipt, Reverted, calls
+from tiebreak.protocol.chain import Call, Chain, GameRecord, JobStatus, Outcome, Receipt, Reverted
 from tiebreak.protocol.chain.moves import move_in
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -18,6 +18,7 @@ from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle, Party
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import Reason
+from tiebreak.protocol.parties import transactions as tx
 
 NONCES = count(1)
 SECRET = b"\x5e" * 32
@@ -93,9 +94,8 @@ class Duel:
 
     def try_timeout(self) -> bool:
         """Claim the clock in both places."""
-        return self._try(
-            lambda: self.chain.send(CLIENT, calls.timeout(self.id)), lambda now: game.timeout(self.state, now), None
-        )
+        call = Call.of(tx.ClaimTimeout(game_id=self.id))
+        return self._try(lambda: self.chain.send(CLIENT, call), lambda now: game.timeout(self.state, now), None)
 
     def _try(self, act: Callable[[], Receipt], rule: Callable[[int], GameState], phase: Phase | None) -> bool:
         pending = self.chain.now() + 1

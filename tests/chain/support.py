@@ -5,11 +5,11 @@ from hashlib import sha256
 
 from eth_typing import Hash32
 
-from tiebreak.protocol.chain import Chain, EmbeddedChain, Event, calls
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import Call, Chain, EmbeddedChain, Event
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
 
 CLIENT = PrivateKey.from_int(0xC11E)
@@ -60,16 +60,20 @@ def new_chain() -> EmbeddedChain:
     return chain
 
 
+def create(chain: Chain, job: Job) -> Call:
+    return Call.of(tx.CreateJob(job=job, signature=TRAINER.sign(job.digest(chain.domain))))
+
+
 def offer(chain: Chain, job: Job) -> Digest:
     """Offer a job."""
-    chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(chain.domain))))
+    chain.send(CLIENT, create(chain, job))
     return job.id
 
 
 def activate(chain: EmbeddedChain, job: Job) -> Digest:
     """Offer and accept a job."""
     offer(chain, job)
-    chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))
+    chain.send(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
     return job.id
 
 

@@ -12,14 +12,15 @@ from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER, mo
 from tests.chain.tiny import EVERY, FUNCTIONS
 from tests.waiting import until
 from tiebreak.node.up import free_port
-from tiebreak.protocol.chain import Chain, JobStatus, NodeError, Reverted, calls
-from tiebreak.protocol.chain.calls import move_call
+from tiebreak.protocol.chain import Chain, JobStatus, NodeError, Reverted
+from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, dev_secrets, find_anvil, run_anvil
 from tiebreak.protocol.chain.outbox import BLOCKS_TO_RAISE, Fate, Outbox
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Prove, Side
 from tiebreak.protocol.game.rules import Reason
+from tiebreak.protocol.parties import transactions as tx
 
 LOSS = len(FUNCTIONS.program.body) - 1
 
@@ -93,17 +94,18 @@ def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
     job = numbered(77)
     offer(chain, job)
     with mined_by_hand(chain):
-        decoy = chain.post(CLIENT, calls.cancel_job(job.id))
+        decoy = chain.post(CLIENT, Call.of(tx.CancelJob(job_id=job.id)))
         assert chain.job_state(job.id).status is JobStatus.OFFERED, "what waits is not there yet"
         with ThreadPoolExecutor(1) as pool:
-            accepting = pool.submit(chain.send, TRAINER, calls.accept_job(job.id, job.trainer_stake))
+            accepting = pool.submit(chain.send, TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
             until(lambda: accepting.done() or int(rpc(chain, "txpool_status")["pending"], 16) == 2)  # type: ignore[index]
             rpc(chain, "anvil_dropTransaction", "0x" + decoy.hashes[-1].hex())
             chain.outbox(CLIENT).waiting.clear()
             rpc(chain, "evm_mine")
             assert [event.name for event in accepting.result(30).events] == ["JobAccepted"]
     with pytest.raises(Reverted, match="WrongJobStatus"):
-        chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))  # nothing waits: it is refused and not sent
+        # Nothing waits: it is refused and not sent.
+        chain.send(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
 
 
 def fresh_outbox(chain: Chain, secret: int, **settings: object) -> Outbox:

@@ -17,15 +17,16 @@ from tests.chain.support import (
     TRAINER,
     WINDOW,
     activate,
+    create,
     head,
     numbered,
 )
-from tiebreak.protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Reverted, calls
-from tiebreak.protocol.chain.calls import Call, create_job
+from tiebreak.protocol.chain import Call, Chain, EmbeddedChain, InsufficientFunds, JobStatus, Reverted
 from tiebreak.protocol.commitments import eip712
 from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.program.rounding import Policy
 
 NONCES = count(1)
@@ -48,12 +49,12 @@ def test_ids_and_digests_agree_with_python(chain: EmbeddedChain) -> None:
 def test_an_honest_job_from_offer_to_withdrawal(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     before = chain.balance(CLIENT.address)
-    receipt = chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(chain.domain))))
+    receipt = chain.send(CLIENT, create(chain, job))
     assert receipt.event("JobCreated").values["reward"] == job.reward
     assert chain.balance(CLIENT.address) <= before - job.reward
-    chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))
+    chain.send(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
     for counted in range(1, job.checkpoints + 1):
-        posted = chain.send(STRANGER, calls.post_head(head(chain, job, counted))).event("HeadPosted").values
+        posted = chain.send(STRANGER, Call.of(tx.PostHead(head=head(chain, job, counted)))).event("HeadPosted").values
         assert (posted["count"], posted["isFinal"]) == (counted, counted == job.checkpoints)
     state = chain.job_state(job.id)
     assert (state.status, state.head_count, state.head_root) == (JobStatus.ACTIVE, 3, RUN)
@@ -62,14 +63,14 @@ def test_an_honest_job_from_offer_to_withdrawal(chain: EmbeddedChain) -> None:
     for moment in (end - 1, end):
         chain.travel_to(moment)
         with pytest.raises(Reverted) as error:
-            chain.send(STRANGER, calls.settle(job.id))
+            chain.send(STRANGER, Call.of(tx.Settle(job_id=job.id)))
         assert refusal(error) == ("WindowOpen", {"end": end, "current": moment})
     chain.travel_to(end + 1)
-    chain.send(STRANGER, calls.settle(job.id))
+    chain.send(STRANGER, Call.of(tx.Settle(job_id=job.id)))
     assert chain.job_state(job.id).status is JobStatus.SETTLED
     assert chain.credit(TRAINER.address) == job.reward + job.trainer_stake
     poor = chain.balance(TRAINER.address)
-    withdrawn = chain.send(TRAINER, calls.withdraw(TRAINER.address))
+    withdrawn = chain.send(TRAINER, Call.of(tx.Withdraw(to=TRAINER.address)))
     assert withdrawn.event("Withdrawn").values["amount"] == job.reward + job.trainer_stake
     assert chain.balance(TRAINER.address) > poor + job.reward
     assert chain.credit(TRAINER.address) == 0
@@ -90,7 +91,7 @@ def test_policies_are_taken_and_refused_as_in_python(chain: EmbeddedChain, cases
     taken = 0
     for policy, precision, packed in asked:
         job = numbered(next(NONCES))
-        offer = create_job(job, bytes(65))
+        offer = Call.of(tx.CreateJob(job=job, signature=bytes(65)))
         at = [*Job.kinds()].index("policy")
         changed = (*job.values[:at], policy, precision, packed, *job.values[at + 3 :])
         with pytest.raises(Reverted) as error:
@@ -109,7 +110,7 @@ def test_a_refused_transaction_costs_and_changes_nothing(chain: EmbeddedChain) -
     activate(chain, job)
     before = (chain.balance(STRANGER.address), chain.now(), chain.job_state(job.id))
     with pytest.raises(Reverted) as error:
-        chain.send(STRANGER, calls.settle(job.id))
+        chain.send(STRANGER, Call.of(tx.Settle(job_id=job.id)))
     assert refusal(error) == ("FinalHeadMissing", {"count": 0, "checkpoints": 3})
     assert (chain.balance(STRANGER.address), chain.now(), chain.job_state(job.id)) == before
 
@@ -119,7 +120,7 @@ def test_an_account_without_wei_is_told_what_it_needs(chain: EmbeddedChain) -> N
     with pytest.raises(
         InsufficientFunds, match=r"expected at least [\d.]+ ether, got [\d.]+ ether; fund it first"
     ) as error:
-        chain.send(PAUPER, calls.create_job(job, TRAINER.sign(job.digest(chain.domain))))
+        chain.send(PAUPER, create(chain, job))
     assert (error.value.account, error.value.available) == (PAUPER.address, 0)
     assert error.value.needed >= job.reward
 
@@ -150,8 +151,8 @@ def test_receipts_are_signed_and_read_as_python_says(chain: EmbeddedChain) -> No
     found.verify(job, chain.domain)
     assert chain._read(Call("receiptDigest", (found.head.values,))) == found.head.receipt_digest(chain.domain)
     assert LogReceipt.decode(found.encode()) == found
-    assert Call.decode(calls.acknowledge(found).data) == calls.acknowledge(found)
-    assert calls.acknowledge(found).heads == ()  # it shows no head that the trainer signed
+    assert Call.decode(Call.of(tx.Acknowledge(receipt=found)).data) == Call.of(tx.Acknowledge(receipt=found))
+    assert Call.of(tx.Acknowledge(receipt=found)).heads == ()  # it shows no head that the trainer signed
     for broken, other in (
         (receipt(chain, job, 2, TRAINER), job),
         (LogReceipt(head=found.head, signature=head(chain, job, 2, key=CLIENT).signature), job),

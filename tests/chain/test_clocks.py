@@ -8,7 +8,7 @@ from tests.chain.duel import Duel, lying_duel, new_job, parties, play_until
 from tests.chain.support import STRANGER, moves_in
 from tests.chain.tiny import EVERY, Run
 from tests.parts import slow_except
-from tiebreak.protocol.chain import EmbeddedChain, Reverted, calls
+from tiebreak.protocol.chain import Call, EmbeddedChain, Reverted
 from tiebreak.protocol.game.moves import Concede, Move, Phase
 from tiebreak.protocol.game.rules import Reason
 
@@ -79,7 +79,7 @@ def test_whoever_is_to_move_may_concede(chain: EmbeddedChain, phase: Phase) -> N
     play_until(duel, players, phase)
     mover = duel.state.mover
     with pytest.raises(Reverted) as refused:
-        chain.send(STRANGER, calls.concede(duel.id))
+        chain.send(STRANGER, Call("concede", (duel.id,)))
     assert refused.value.name == "NotASide"
     assert duel.try_move(Concede())
     verdict = duel.state.verdict
@@ -87,5 +87,5 @@ def test_whoever_is_to_move_may_concede(chain: EmbeddedChain, phase: Phase) -> N
     assert (verdict.winner, verdict.reason) == (mover.other, Reason.CONCEDED)
     assert moves_in(chain, duel.id, duel.started.block)[-1] == Concede()
     with pytest.raises(Reverted) as over:
-        chain.send(duel.signers()[mover], calls.concede(duel.id))
+        chain.send(duel.signers()[mover], Call("concede", (duel.id,)))
     assert over.value.name == "GameIsOver"

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 from tests.chain.support import JOB, RUN
-from tiebreak.protocol.chain import calls
 from tiebreak.protocol.chain.abi import entries
 from tiebreak.protocol.chain.artifacts import BOARD, GAMES, load_artifact
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.gas import BASE, EXECUTED, MOST, UNMEASURED, gas_limit
 from tiebreak.protocol.packing import camel_case
+from tiebreak.protocol.parties import transactions as tx
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {"first head": "postHead", "post head": "postHead"}
@@ -49,7 +49,7 @@ def test_no_measurement_is_above_the_table() -> None:
 
 
 def test_a_limit_follows_from_the_call_alone() -> None:
-    settle = calls.settle(JOB.id)
+    settle = Call.of(tx.Settle(job_id=JOB.id))
     zeros = settle.data.count(0)
     calldata = 10 * zeros + 40 * (len(settle.data) - zeros)
     assert gas_limit(settle) == BASE + calldata + EXECUTED["settle"] * 3 // 2

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trie import HexaryTrie
 
-from tests.chain.support import CLIENT, ETHER, TRAINER, new_chain, numbered
-from tiebreak.protocol.chain import Chain, NodeError, calls
+from tests.chain.support import CLIENT, ETHER, new_chain, numbered, offer
+from tiebreak.protocol.chain import Chain, NodeError
 from tiebreak.protocol.chain.devnet import dev_secrets
 from tiebreak.protocol.chain.headers import Header, header_in, logs_under, rlp, tree_root
 from tiebreak.protocol.commitments.eip712 import Address
@@ -63,7 +63,7 @@ def logging(request: pytest.FixtureRequest) -> Logging:
 
 def with_logs(chain: Chain, first: int) -> Logging:
     job = numbered(4)
-    chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(chain.domain))))
+    offer(chain, job)
     return Logging(chain, first)
 
 

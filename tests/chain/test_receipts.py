@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from tests.chain.support import CLIENT, JOB, OTHER_RUN, RUN, STRANGER, TRAINER, WINDOW, activate, head
-from tiebreak.protocol.chain import EmbeddedChain, JobStatus, Receipt, Reverted, calls
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import Call, EmbeddedChain, JobStatus, Receipt, Reverted
 from tiebreak.protocol.commitments.job import Head, Job, LogReceipt
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.program.rounding import Policy
 
@@ -109,11 +109,11 @@ def test_random_lives_go_on_as_in_python(chain: EmbeddedChain, cases: Callable[.
             who = rng.choice((CLIENT, TRAINER, STRANGER))
             call = rng.choice(
                 (
-                    calls.acknowledge(acknowledged),
-                    calls.post_head(head(chain, job.job, max(1, count), root)),
-                    calls.part(job.id),
-                    calls.abandon(job.id),
-                    calls.settle(job.id),
+                    Call.of(tx.Acknowledge(receipt=acknowledged)),
+                    Call.of(tx.PostHead(head=head(chain, job.job, max(1, count), root))),
+                    Call.of(tx.Part(job_id=job.id)),
+                    Call.of(tx.Abandon(job_id=job.id)),
+                    Call.of(tx.Settle(job_id=job.id)),
                 )
             )
             end = rng.choice((job.window_end, job.parting, job.due))

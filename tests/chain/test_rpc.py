@@ -10,7 +10,7 @@ import pytest
 
 from tests.chain.support import PAUPER
 from tests.waiting import until
-from tiebreak.protocol.chain import Chain, InsufficientFunds, NodeError, Reverted, calls
+from tiebreak.protocol.chain import Call, Chain, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.deployments import check_deployment, document
 from tiebreak.protocol.chain.devnet import BALANCE, MNEMONIC, dev_secrets
 from tiebreak.protocol.chain.embedded import new_tester
@@ -60,7 +60,7 @@ def test_the_contracts_through_it(server: RpcServer, tmp_path: Any) -> None:
     assert [c.name for c in made] == list(deployment.named())
     assert Chain.connect(server.url).attach(deployment.board) == deployment
     with pytest.raises(Reverted) as refused:
-        chain.send(KEYS[1], calls.settle(bytes(32)))  # type: ignore[arg-type]
+        chain.send(KEYS[1], Call("settle", (bytes(32),)))
     assert refused.value.name == "WrongJobStatus"
 
     path = tmp_path / "deployment.json"

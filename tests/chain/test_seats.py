@@ -12,12 +12,12 @@ from random import Random
 import pytest
 
 from tests.chain.support import CHALLENGER, CLIENT, JOB, OTHER_RUN, PAUPER, RUN, STRANGER, TRAINER, head, new_chain
-from tiebreak.protocol.chain import EmbeddedChain, JobStatus, Receipt, Reverted, calls
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import Call, EmbeddedChain, JobStatus, Receipt, Reverted
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import ATTEMPTS, POOL_SECONDS, head_seal, nonce_of, root_seal, seed_of, slot_of
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
 
 pytestmark = pytest.mark.slow
@@ -162,7 +162,7 @@ class Town:
         times = {"challenge_window": WINDOW, "audit_time": AUDIT, "deadline": DEADLINE}
         job = replace(JOB, seats=self.rng.randint(1, 4), seat_fee=FEE, seat_bond=BOND, nonce=nonce, **times)
         signed = TRAINER.sign(job.digest(self.chain.domain))
-        assert self.make(CLIENT, calls.create_job(job, signed))
+        assert self.make(CLIENT, Call.of(tx.CreateJob(job=job, signature=signed)))
         self.jobs.append(Seated(job, secret, self.rng.choice((RUN, RUN, OTHER_RUN))))
 
     def change_pool(self) -> None:
@@ -170,7 +170,7 @@ class Town:
         slot = self.pool[at] if at < len(self.pool) else None
         if self.rng.random() < 0.6:
             free = at <= len(self.pool) and slot is None
-            if self.make(auditor, calls.join_pool(at, BOND), ("SlotNotFree", not free)):
+            if self.make(auditor, Call("joinPool", (at,), BOND), ("SlotNotFree", not free)):
                 self.pool[at : at + 1] = [(auditor.address, self.clock)]
             return
         known = {key.address: key for key in AUDITORS}
@@ -178,7 +178,7 @@ class Town:
             auditor = known[slot[0]]
         foreign = slot is None or slot[0] != auditor.address
         early = ("WindowOpen", slot is not None and self.clock <= slot[1] + POOL)
-        if self.make(auditor, calls.leave_pool(BOND, at), ("WrongCaller", foreign), early):
+        if self.make(auditor, Call.of(tx.LeavePool(bond=BOND, slot=at)), ("WrongCaller", foreign), early):
             self.pool[at] = None
             self.pay(auditor.address, BOND)
 
@@ -186,12 +186,12 @@ class Town:
         return "WrongJobStatus", one.status is not status
 
     def cancel(self, one: Seated) -> None:
-        if self.make(CLIENT, calls.cancel_job(one.job.id), self.is_not(one, JobStatus.OFFERED)):
+        if self.make(CLIENT, Call.of(tx.CancelJob(job_id=one.job.id)), self.is_not(one, JobStatus.OFFERED)):
             one.status = JobStatus.CANCELLED
             self.pay(CLIENT.address, one.job.reward + one.job.seats * FEE)
 
     def accept(self, one: Seated) -> None:
-        if self.make(TRAINER, calls.accept_job(one.job.id, STAKE), self.is_not(one, JobStatus.OFFERED)):
+        if self.make(TRAINER, Call.of(tx.AcceptJob(job_id=one.job.id), STAKE), self.is_not(one, JobStatus.OFFERED)):
             one.status, one.last, one.due = JobStatus.ACTIVE, self.clock, self.clock + DEADLINE
             one.audit_end = self.clock
             self.clock += self.rng.choice((0, WINDOW // 2, WINDOW // 2))  # until nobody joins any more
@@ -200,7 +200,7 @@ class Town:
     def seal_head(self, one: Seated) -> None:
         count = self.rng.choice((0, 1, 2, 3, 3, 3, 3, 4))
         who = self.rng.choice((TRAINER,) * 9 + (CLIENT,))
-        call = calls.seal_head(one.job.id, count, head_seal(one.job.id, count, one.root, SALT))
+        call = Call.of(tx.SealHead(job_id=one.job.id, count=count, seal=head_seal(one.job.id, count, one.root, SALT)))
         broken = (
             self.is_not(one, JobStatus.ACTIVE),
             ("WrongCaller", who is not TRAINER),
@@ -226,7 +226,7 @@ class Town:
             ("WindowClosed", self.clock > one.end),
             ("WrongSecret", secret != one.secret),
         )
-        if self.make(STRANGER, calls.draw_seats(one.job, secret), *broken):
+        if self.make(STRANGER, Call.of(tx.DrawSeats(job=one.job, secret=secret)), *broken):
             one.seed = seed_of(one.job.id, one.entropy, secret)
             one.last, one.audit_end = self.clock, max(one.audit_end, self.clock) + 3 * AUDIT
 
@@ -245,7 +245,7 @@ class Town:
             ("AlreadySealed", seat in one.seals),
             ("WindowClosed", self.clock > one.end),
         )
-        if self.make(who, calls.seal_root(one.job.id, seat, seal, paid), *broken):
+        if self.make(who, Call.of(tx.SealRoot(job_id=one.job.id, seat=seat, seal=seal), paid), *broken):
             one.seals[seat] = (who.address, seal)
             one.pot += BOND
 
@@ -258,7 +258,7 @@ class Town:
             ("WindowOpen", self.clock <= one.end),
             ("WindowClosed", self.clock > one.end + WINDOW),
         )
-        if self.make(STRANGER, calls.open_head(head(self.chain, one.job, 3, root), SALT), *broken):
+        if self.make(STRANGER, Call.of(tx.OpenHead(head=head(self.chain, one.job, 3, root), salt=SALT)), *broken):
             one.is_sealed, one.is_opened, one.last = False, True, self.clock
 
     def settle(self, one: Seated) -> None:
@@ -268,7 +268,7 @@ class Town:
             ("FinalHeadSealed", one.is_sealed),
             ("WindowOpen", self.clock <= one.end),
         )
-        if self.make(STRANGER, calls.settle(one.job.id), *broken):
+        if self.make(STRANGER, Call.of(tx.Settle(job_id=one.job.id)), *broken):
             self.finish(one, JobStatus.SETTLED)
             self.pay(TRAINER.address, one.job.reward + STAKE)
 
@@ -279,7 +279,7 @@ class Town:
             ("FinalHeadPosted", one.is_opened),
             ("WindowOpen", self.clock <= due),
         )
-        if self.make(STRANGER, calls.abandon(one.job.id), *broken):
+        if self.make(STRANGER, Call.of(tx.Abandon(job_id=one.job.id)), *broken):
             self.finish(one, JobStatus.ABANDONED)
             self.pay(CLIENT.address, one.job.reward + STAKE)
 
@@ -287,7 +287,7 @@ class Town:
         if self.rng.random() < 0.8:  # it ends a job
             return
         two = (head(self.chain, one.job, 1), head(self.chain, one.job, 1, OTHER_RUN))
-        if self.make(STRANGER, calls.report_equivocation(*two), self.is_not(one, JobStatus.ACTIVE)):
+        if self.make(STRANGER, Call.of(tx.Report(first=two[0], second=two[1])), self.is_not(one, JobStatus.ACTIVE)):
             self.finish(one, JobStatus.SLASHED)
             half = STAKE // 2
             share = half // (1 + one.job.seats)
@@ -309,7 +309,8 @@ class Town:
             ("WrongSealOpened", not fits),
             ("WrongRoot", settled and not agrees),
         )
-        if not self.make(TRAINER, calls.claim_seat(one.job.id, seat, auditor, root, SALT), *broken):
+        claim = tx.ClaimSeat(job_id=one.job.id, seat=seat, auditor=auditor, run_root=root, salt=SALT)
+        if not self.make(TRAINER, Call.of(claim), *broken):
             return
         amount = BOND
         if settled or not agrees:
@@ -327,7 +328,7 @@ class Town:
             ("WindowOpen", self.clock <= one.last + WINDOW),
             ("PotEmpty", one.pot == 0),
         )
-        if self.make(STRANGER, calls.close_seats(one.job.id), *broken):
+        if self.make(STRANGER, Call.of(tx.CloseSeats(job_id=one.job.id)), *broken):
             wasted = one.status is JobStatus.SETTLED and one.seed is None
             to_client = 0 if wasted else (one.job.seats - one.paid) * FEE
             self.pay(CLIENT.address, to_client)

@@ -2,13 +2,12 @@
 
 import pytest
 
-from tests.chain.support import CLIENT, JOB, TRAINER
-from tiebreak.protocol.chain import InsufficientFunds, JobStatus, NodeError, Reverted, calls
-from tiebreak.protocol.chain.calls import Call
+from tests.chain.support import CLIENT, JOB, TRAINER, create
+from tiebreak.protocol.chain import Call, InsufficientFunds, JobStatus, NodeError, Reverted
 from tiebreak.protocol.chain.simulated import BASE_FEE, SimulatedChain
-from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.parties import transactions as tx
 
 DEPLOYER, POOR = (PrivateKey.from_int(n) for n in (71, 74))
 START = 2_000_000_000
@@ -25,14 +24,10 @@ def chain(contracts: SimulatedChain) -> SimulatedChain:
     return contracts.begin({CLIENT.address: RICH, TRAINER.address: RICH, POOR.address: 5}, START)
 
 
-def create(chain: SimulatedChain, job: Job) -> Call:
-    return calls.create_job(job, TRAINER.sign(job.digest(chain.domain)))
-
-
 def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: SimulatedChain) -> None:
     job, draft = JOB, chain.draft(START + 12)
     offered = draft.add(CLIENT, create(chain, job))
-    accepted = draft.add(TRAINER, calls.accept_job(job.id, job.trainer_stake))
+    accepted = draft.add(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
     assert draft.read(Call("job", (job.id,))).status is JobStatus.ACTIVE
     assert chain.job_state(job.id).status is JobStatus.NONE, "the block is not there yet"
     draft.seal()
@@ -44,7 +39,7 @@ def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: Simula
 
 
 def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: SimulatedChain) -> None:
-    draft, call = chain.draft(START + 1), calls.accept_job(JOB.id, 5)
+    draft, call = chain.draft(START + 1), Call.of(tx.AcceptJob(job_id=JOB.id), 5)
     with pytest.raises(Reverted) as caught:
         draft.add(TRAINER, call)
     assert caught.value.name == "WrongJobStatus"
@@ -63,7 +58,7 @@ def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
         draft.add(CLIENT, create(chain, job))
         for _ in range(reads):
             draft.read(Call("job", (job.id,)))
-        gas.append(draft.add(TRAINER, calls.accept_job(job.id, job.trainer_stake)).gas_used)
+        gas.append(draft.add(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake)).gas_used)
         draft.seal()
         gas.append(chain.evm.get_canonical_head().gas_used)
     assert gas[:2] == gas[2:], "warm slots are cheaper: a reader must leave none behind"
@@ -87,7 +82,7 @@ def test_contracts_stand_at_the_same_place_on_every_chain(contracts: SimulatedCh
 
 def test_who_cannot_pay_sends_nothing(chain: SimulatedChain) -> None:
     with pytest.raises(InsufficientFunds, match=r"got 0\.000000000000000005 ether"):
-        chain.draft(START + 1).add(POOR, calls.withdraw(POOR.address))
+        chain.draft(START + 1).add(POOR, Call.of(tx.Withdraw(to=POOR.address)))
 
 
 def test_a_transaction_that_no_block_takes(chain: SimulatedChain) -> None:
@@ -109,4 +104,4 @@ def test_a_chain_has_to_begin(contracts: SimulatedChain) -> None:
 
 def test_a_call_that_is_refused_when_read(chain: SimulatedChain) -> None:
     with pytest.raises(Reverted, match="WrongJobStatus"):
-        chain.draft(START + 1).read(calls.settle(JOB.id))
+        chain.draft(START + 1).read(Call.of(tx.Settle(job_id=JOB.id)))

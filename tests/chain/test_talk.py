@@ -9,13 +9,14 @@ from tests.chain.support import CHALLENGER, STRANGER, TRAINER
 from tests.chain.tiny import EVERY, Run
 from tests.parts import slow_except
 from tests.protocol.runs import ordinary_element
-from tiebreak.protocol.chain import EmbeddedChain, Outcome, Reverted, calls
+from tiebreak.protocol.chain import Call, EmbeddedChain, Outcome, Reverted
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.moves import Move, Phase, Prove, Side
 from tiebreak.protocol.game.snapshot import Fork, Snapshot, Standing
 from tiebreak.protocol.game.state import GameState, Reason
+from tiebreak.protocol.parties import transactions as tx
 
 TALK = 3000
 SUM = max(k for k, i in enumerate(EVERY.program.body) if i.is_reduction and i.terms > 4)
@@ -55,7 +56,7 @@ def test_every_state_of_a_walk_enters_and_is_proved_on_the_chain(chain: Embedded
     for state, _ in walk[1:]:
         maker = signer(state)
         sender = TRAINER if maker is CHALLENGER else CHALLENGER
-        receipt = chain.send(sender, calls.enter(state, sign(duel, maker, state)))
+        receipt = chain.send(sender, Call.of(tx.Enter.of(state, sign(duel, maker, state))))
         duel.state = game.enter(duel.state, state, receipt.timestamp)
         duel.compare()
         entered = receipt.event("Entered").values
@@ -75,7 +76,7 @@ def test_a_dispute_of_two_transactions(chain: EmbeddedChain, leaf: int) -> None:
     assert isinstance(proof, Prove)
     if leaf == 24:  # nor does it matter when that is
         chain.travel_to(duel.started.timestamp + TALK)
-    receipt = chain.send(CHALLENGER, calls.enter_and_prove(state, sign(duel, TRAINER, state), proof))
+    receipt = chain.send(CHALLENGER, Call.of(tx.EnterAndProve.of(state, sign(duel, TRAINER, state), proof)))
     assert receipt.event("GameEnded").values["verdict"] is Outcome.DEFENDER_LOST
     record = chain.game_state(duel.id)
     assert (record.phase, record.reason, record.step) == (Phase.OVER, Reason.RECOMPUTED, 0)
@@ -86,7 +87,7 @@ def test_a_dispute_that_is_conceded(chain: EmbeddedChain) -> None:
     """By the defender, though it is the challenger's turn."""
     duel, walk = talked(chain)
     assert duel.try_move(walk[0][1])
-    receipt = chain.send(TRAINER, calls.concede(duel.id))
+    receipt = chain.send(TRAINER, Call("concede", (duel.id,)))
     duel.state = game.concede(duel.state, Side.DEFENDER, receipt.timestamp)
     duel.compare()
     assert duel.started.gas_used + receipt.gas_used < 300_000
@@ -96,14 +97,14 @@ def test_a_stale_state_and_one_that_comes_too_late(chain: EmbeddedChain) -> None
     duel, walk = talked(chain)
     states = [state for state, _ in walk]
     late, early = states[6], states[4]
-    chain.send(TRAINER, calls.enter(late, sign(duel, CHALLENGER, late)))
+    chain.send(TRAINER, Call.of(tx.Enter.of(late, sign(duel, CHALLENGER, late))))
     with pytest.raises(Reverted) as stale:
-        chain.send(TRAINER, calls.enter(early, sign(duel, CHALLENGER, early)))
+        chain.send(TRAINER, Call.of(tx.Enter.of(early, sign(duel, CHALLENGER, early))))
     assert stale.value.name == "StaleState"
     assert stale.value.values == {"standing": late.moves, "offered": early.moves}
     chain.travel_to(duel.started.timestamp + TALK)
     with pytest.raises(Reverted) as over:
-        chain.send(CHALLENGER, calls.enter(states[7], sign(duel, TRAINER, states[7])))
+        chain.send(CHALLENGER, Call.of(tx.Enter.of(states[7], sign(duel, TRAINER, states[7]))))
     assert over.value.name == "TalkIsOver"
     duel.state = game.enter(duel.state, late, duel.started.timestamp + 1)
     assert duel.try_move(walk[6][1]), "the game goes on by moves"
@@ -119,8 +120,8 @@ def test_a_fork_loses_the_game(chain: EmbeddedChain) -> None:
                 second=second.snapshot, second_signature=signatures[1])  # fmt: skip
     fork.verify(chain.domain, TRAINER.address)
     with pytest.raises(Reverted) as none:
-        chain.send(STRANGER, calls.report_fork(replace(fork, second=fork.first)))
+        chain.send(STRANGER, Call.of(tx.ReportFork(fork=replace(fork, second=fork.first))))
     assert none.value.name == "NoFork"
-    receipt = chain.send(STRANGER, calls.report_fork(fork))
+    receipt = chain.send(STRANGER, Call.of(tx.ReportFork(fork=fork)))
     ended = receipt.event("GameEnded").values
     assert (ended["verdict"], ended["reason"]) == (Outcome.DEFENDER_LOST, Reason.FORKED)

@@ -35,6 +35,7 @@ from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Concede, Descend, Phase, Prove, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import GRACE_BLOCKS
 from tiebreak.protocol.parties.machine import PASSING, PartyMachine
@@ -79,7 +80,7 @@ def gather_of(played: PublicGame) -> e.Gather:
     return e.Gather(game_id=played.id, sequence=played.state.moves, snapshot=Snapshot.of(played.state).id)
 
 
-def calls(actions: tuple[e.Action, ...]) -> list[e.Transaction]:
+def calls(actions: tuple[e.Action, ...]) -> list[tx.Transaction]:
     return [action.transaction for action in actions if isinstance(action, e.Transact)]
 
 
@@ -205,7 +206,7 @@ def test_a_timeout_is_claimed_after_the_deadline(
     played = with_game(board)
     due = played.state.deadline + grace
     actions = kind(**known(board, key)).observe(e.Tick(at=due + after))
-    assert (e.ClaimTimeout(game_id=played.id) in calls(actions)) is claims
+    assert (tx.ClaimTimeout(game_id=played.id) in calls(actions)) is claims
     assert claims or e.Wake(at=due + 1) in actions
 
 
@@ -221,10 +222,10 @@ def late_board() -> Board:
     return board
 
 
-CLIENTS: dict[str, tuple[Board, int, list[e.Transaction]]] = {
-    "an offer that nobody accepts": (board_with(JobStatus.OFFERED), WINDOW - 1, [e.CancelJob(job_id=JOB.id)]),
-    "a silent trainer": (board_with(heads=1), WINDOW, [e.Abandon(job_id=JOB.id)]),
-    "a late trainer": (late_board(), 600, [e.Abandon(job_id=JOB.id)]),
+CLIENTS: dict[str, tuple[Board, int, list[tx.Transaction]]] = {
+    "an offer that nobody accepts": (board_with(JobStatus.OFFERED), WINDOW - 1, [tx.CancelJob(job_id=JOB.id)]),
+    "a silent trainer": (board_with(heads=1), WINDOW, [tx.Abandon(job_id=JOB.id)]),
+    "a late trainer": (late_board(), 600, [tx.Abandon(job_id=JOB.id)]),
     "a whole run": (board_with(heads=JOB.checkpoints), WINDOW, []),
 }
 """What a client sees, the last second in which it waits, and what it sends after that."""
@@ -239,7 +240,7 @@ def test_a_client_takes_its_money_back_after_the_last_second(what: str) -> None:
 
 
 def test_a_trainer_settles_after_the_window() -> None:
-    board, settle = board_with(heads=JOB.checkpoints), e.Settle(job_id=JOB.id)
+    board, settle = board_with(heads=JOB.checkpoints), tx.Settle(job_id=JOB.id)
     for after, sent in ((-1, []), (0, []), (1, [settle])):
         trainer = KnowingTrainer(**known(board, TRAINER, TRAINED))
         assert calls(trainer.observe(e.Tick(at=START + WINDOW + after))) == sent
@@ -257,7 +258,7 @@ def test_no_move_after_the_deadline(after: int, moves: bool) -> None:
     assert e.Start(work=gather) in trainer.observe(e.Tick(at=START + 1))
     shown = Descend(nodes=(bytes(32), bytes(32)))
     actions = trainer.observe(e.Done(at=played.state.deadline + after, work=gather, move=shown))
-    made = e.MakeMove(game_id=played.id, sequence=0, move=shown)
+    made = tx.MakeMove(game_id=played.id, sequence=0, move=shown)
     assert (made in calls(actions)) is moves
     assert any(isinstance(action, e.Alarm) and action.is_error for action in actions) is not moves
 
@@ -380,7 +381,7 @@ A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
 )
 def test_only_two_equal_replays_count_against_a_head(roots: list[bytes], challenges: bool, errors: int) -> None:
     actions, told = looked_at(roots)
-    assert calls(actions) == ([e.Challenge(head=TRUTH.head(1), nonce=0)] if challenges else [])
+    assert calls(actions) == ([tx.Challenge(head=TRUTH.head(1), nonce=0)] if challenges else [])
     assert sum(alarm.is_error for alarm in told) == errors
 
 
@@ -398,7 +399,7 @@ def test_a_challenge_waits_for_the_window_that_opens_with_the_head(seats: int) -
     assert not calls(actions)
     assert [one.is_error for one in actions if isinstance(one, e.Alarm)] == [False, not seats]
     job.last_progress = now
-    assert calls(auditor.observe(e.BoardChanged(at=now, block=now))) == [e.Challenge(head=head, nonce=0)]
+    assert calls(auditor.observe(e.BoardChanged(at=now, block=now))) == [tx.Challenge(head=head, nonce=0)]
 
 
 def test_a_replay_that_agrees_in_the_end_clears_the_head() -> None:
@@ -416,7 +417,7 @@ def test_two_heads_of_one_count_are_reported_whatever_the_order() -> None:
         auditor.observe(e.HeadShown(at=START, head=first))
         assert calls(auditor.observe(e.HeadShown(at=START, head=first))) == []
         actions = auditor.observe(e.HeadShown(at=START, head=second))
-        assert calls(actions) == [e.Report(first=first, second=second)]
+        assert calls(actions) == [tx.Report(first=first, second=second)]
 
 
 def test_an_auditor_settles_what_was_conceded_to_it_and_opens_no_game() -> None:
@@ -434,16 +435,16 @@ def test_an_auditor_settles_what_was_conceded_to_it_and_opens_no_game() -> None:
     auditor.observe(e.HeadShown(at=START, head=head))
     actions = auditor.observe(e.ConcessionShown(at=START, concession=good))
     journal += [action for action in actions if isinstance(action, e.AppendRecord)]
-    assert calls(actions) == [e.ReportConcession(concession=good)]
+    assert calls(actions) == [tx.ReportConcession(concession=good)]
     again = KnowingAuditor(**known(board_with(), CHALLENGER, journal))
     (sent,) = (one for one in again.observe(e.Started(at=START)) if isinstance(one, e.Transact))
-    assert sent.transaction == e.ReportConcession(concession=good)
+    assert sent.transaction == tx.ReportConcession(concession=good)
     again.observe(e.Refused(at=START, place=sent.place, error="WrongSigner"))
     for attempt in range(2):
         work = e.Replay(job_id=JOB.id, head=head, attempt=attempt)
         again.observe(e.HeadShown(at=START, head=head))
         actions = again.observe(e.Done(at=START, work=work, root=A))
-    assert calls(actions) == [e.Challenge(head=head, nonce=0)], "one that is refused keeps nobody from a game"
+    assert calls(actions) == [tx.Challenge(head=head, nonce=0)], "one that is refused keeps nobody from a game"
 
 
 def test_a_trainer_concedes_only_what_it_decides_to_and_says_it_again() -> None:
@@ -481,10 +482,10 @@ def test_records_that_change_are_reported_without_a_replay() -> None:
     for head, shown in ((truth, leaves(TRUTH, 2)), (false, ()), (false, (*leaves(FALSE, 2), bytes(32)))):
         actions = auditor.observe(e.HeadShown(at=START, head=head, leaves=shown))
         journal += [action for action in actions if isinstance(action, e.AppendRecord)]
-        assert not [sent for sent in calls(actions) if isinstance(sent, e.ReportInconsistency)]
+        assert not [sent for sent in calls(actions) if isinstance(sent, tx.ReportInconsistency)]
     again = KnowingAuditor(**known(board_with(), CHALLENGER, journal))
     (sent,) = calls(again.observe(e.HeadShown(at=START, head=false, leaves=leaves(FALSE, 3))))
-    assert isinstance(sent, e.ReportInconsistency)
+    assert isinstance(sent, tx.ReportInconsistency)
     assert (sent.position, sent.first.head, sent.second.head) == (place, truth, false)
     for opened in (sent.first, sent.second):
         verify(opened.head.head.run_root, JOB.run_depth, place, opened.leaf, opened.siblings)
@@ -565,4 +566,4 @@ def test_who_gives_up_says_so_once() -> None:
     played = with_game(board)
     played.state = replace(played.state, phase=Phase.SELECT)
     actions = Tired(**known(board, CHALLENGER)).observe(e.Tick(at=START + 1))
-    assert calls(actions) == [e.MakeMove(game_id=played.id, sequence=0, move=Concede())]
+    assert calls(actions) == [tx.MakeMove(game_id=played.id, sequence=0, move=Concede())]

@@ -13,6 +13,7 @@ from tests.protocol.town import root as root_of
 from tiebreak.protocol.commitments.seats import head_seal, nonce_of, root_seal, seed_of
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import sitter
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PoolSlot, PublicJob
 from tiebreak.protocol.parties.terms import Means, objections_to_sitting
 
@@ -45,10 +46,10 @@ class SeatedTown(Town):
             return e.Done(at=self.now, work=work, root=root_of(self.truth, SEATED.checkpoints))
         return super().done(work)
 
-    def execute(self, sender: bytes, wanted: e.Transaction) -> str:
-        if isinstance(wanted, e.OnSeats):
+    def execute(self, sender: bytes, wanted: tx.Transaction) -> str:
+        if isinstance(wanted, tx.OnSeats):
             return self.seat(sender, wanted)
-        if isinstance(wanted, e.PostHead):
+        if isinstance(wanted, tx.PostHead):
             return "HeadMustBeSealed"
         return super().execute(sender, wanted)
 
@@ -59,13 +60,13 @@ class SeatedTown(Town):
     def seat(self, sender: Any, wanted: Any) -> str:  # noqa: C901  # one case a transaction
         now, pools = self.now, self.board.pools
         match wanted:
-            case e.JoinPool(bond=bond):
+            case tx.JoinPool(bond=bond):
                 slots = pools.setdefault(bond, [])
                 number = self.board.free_slot(bond)
                 slots[number : number + 1] = [PoolSlot(owner=sender, since=now)]
                 self.held += bond
                 return ""
-            case e.LeavePool(bond=bond, slot=number):
+            case tx.LeavePool(bond=bond, slot=number):
                 if now <= pools[bond][number].since + POOL_SECONDS:
                     return "WindowOpen"
                 pools[bond][number].owner = None
@@ -74,29 +75,29 @@ class SeatedTown(Town):
         job = self.job
         late = now > job.window_end
         match wanted:
-            case e.SealHead(count=count, seal=seal):
+            case tx.SealHead(count=count, seal=seal):
                 assert count < SEATED.checkpoints or now > job.joining_end
                 job.seal(count, now, len(pools.get(SEATED.seat_bond, [])))
                 self.seal, self.held = seal, self.held + (2 * SEATED.seat_fee if count == 1 else 0)
-            case e.DrawSeats(job=drawn, secret=secret):
+            case tx.DrawSeats(job=drawn, secret=secret):
                 assert nonce_of(secret) == drawn.nonce
                 assert job.is_sealed
                 job.draw(seed_of(job.id, bytes(32), secret), now)
-            case e.SealRoot(seat=seat, seal=seal):
+            case tx.SealRoot(seat=seat, seal=seal):
                 if late:
                     return "WindowClosed"
                 assert self.board.seat_owner(job, seat) == sender
                 job.seating.seals[seat] = (sender, seal)
                 self.held += SEATED.seat_bond
-            case e.OpenHead(head=head, salt=salt):
+            case tx.OpenHead(head=head, salt=salt):
                 if not late:
                     return "WindowOpen"
                 assert head_seal(job.id, head.head.count, head.head.run_root, salt) == self.seal
                 job.post(head.head.count, now)
                 self.posted.append(head)
-            case e.ClaimSeat(seat=seat, auditor=auditor, run_root=root, salt=salt):
+            case tx.ClaimSeat(seat=seat, auditor=auditor, run_root=root, salt=salt):
                 return self.claim(seat, auditor, root, salt)
-            case e.CloseSeats():
+            case tx.CloseSeats():
                 if now <= job.claim_end:
                     return "WindowOpen"
                 job.seating.is_closed = True
@@ -132,7 +133,7 @@ def test_a_seat_is_audited_before_it_is_sealed_and_paid_after_the_job() -> None:
     assert town.held == 0
     order = [type(a.work if isinstance(a, e.Start) else a.transaction) for a in town.seen["auditor"].actions
              if isinstance(a, e.Start | e.Transact)]  # fmt: skip
-    assert order[:4] == [e.JoinPool, e.Audit, e.SealRoot, e.SealRoot]
+    assert order[:4] == [tx.JoinPool, e.Audit, tx.SealRoot, tx.SealRoot]
     assert e.Replay not in order, "what it computed for its seat says that the head is true"
 
 
@@ -172,7 +173,7 @@ class Elsewhere(KnowingAuditor):
 def test_a_client_that_never_draws_has_no_fees_to_take_back() -> None:
     town = SeatedTown(kinds={"client": Silent}).play(3000)
     assert (town.job.status, town.job.seating.seals) == (JobStatus.SETTLED, {})
-    assert town.told("client", e.CloseSeats) == []
+    assert town.told("client", tx.CloseSeats) == []
 
 
 def test_a_client_takes_back_the_fees_of_empty_seats() -> None:
@@ -180,8 +181,8 @@ def test_a_client_takes_back_the_fees_of_empty_seats() -> None:
     town.at(START + 2400, town.mine)  # a block long after the job, when nobody else sends anything
     town.play(3000)
     assert town.job.status is JobStatus.SETTLED
-    assert town.told("auditor", e.JoinPool) == []
-    assert len(town.told("client", e.CloseSeats)) == 1
+    assert town.told("auditor", tx.JoinPool) == []
+    assert len(town.told("client", tx.CloseSeats)) == 1
     assert not any(town.board.credits.values())
     assert town.held == 0
 
@@ -215,7 +216,7 @@ def auditor_of(*jobs: PublicJob, **means: Any) -> KnowingAuditor:
 def joined(auditor: KnowingAuditor) -> list[int]:
     actions = auditor.observe(e.BoardChanged(at=START, block=START))
     wanted = [action.transaction for action in actions if isinstance(action, e.Transact)]
-    return [transaction.bond for transaction in wanted if isinstance(transaction, e.JoinPool)]
+    return [transaction.bond for transaction in wanted if isinstance(transaction, tx.JoinPool)]
 
 
 BOND, STAKE = SEATED.seat_bond, SEATED.challenger_stake
@@ -277,7 +278,7 @@ def test_a_deposit_comes_back_whatever_is_only_offered() -> None:
     auditor.board.pools[BOND] = [PoolSlot(owner=CHALLENGER.address, since=START - POOL_SECONDS - 1)]
     (leaving,) = auditor.observe(e.BoardChanged(at=START, block=START))
     assert isinstance(leaving, e.Transact)
-    assert leaving.transaction == e.LeavePool(bond=BOND, slot=0)
+    assert leaving.transaction == tx.LeavePool(bond=BOND, slot=0)
 
 
 @pytest.mark.parametrize("name", ["trainer", "auditor"])
@@ -289,7 +290,7 @@ def test_a_stake_waits_for_the_money_and_nothing_is_sent_before(name: str) -> No
     town.machines[name].means = Means(floor=5, balance=lambda: purse[0])
     town.play(120)
     assert isinstance(town.machines[name], kind)
-    assert not town.told(name, e.AcceptJob if name == "trainer" else e.JoinPool)
+    assert not town.told(name, tx.AcceptJob if name == "trainer" else tx.JoinPool)
     texts = [action.text for action in town.seen[name].actions if isinstance(action, e.Alarm)]
     assert any("expected a balance of at least" in text for text in texts)
     purse[0] = 10_000
@@ -301,8 +302,8 @@ def test_a_seat_is_taken_only_with_the_money_for_a_challenge_left(money: int, *,
     town = SeatedTown(FALSE)
     town.at(START + 40, lambda: setattr(town.machines["auditor"], "means", Means(balance=lambda: money)))
     town.play(3000)
-    assert bool(town.told("auditor", e.SealRoot)) is sent
-    assert town.told("auditor", e.Challenge), "the stake is there"
+    assert bool(town.told("auditor", tx.SealRoot)) is sent
+    assert town.told("auditor", tx.Challenge), "the stake is there"
 
 
 # ---------------------------------------------------------------- terms

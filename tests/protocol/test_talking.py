@@ -23,14 +23,15 @@ from tiebreak.protocol.game.moves import Concede, Move, Side
 from tiebreak.protocol.game.snapshot import SignedStanding, Standing
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.parties.player import GameView
 from tiebreak.protocol.parties.terms import objections
 
-OF_GAMES = (e.MakeMove, e.Enter, e.EnterAndProve, e.ReportFork, e.ClaimTimeout)
+OF_GAMES = (tx.MakeMove, tx.Enter, tx.EnterAndProve, tx.ReportFork, tx.ClaimTimeout)
 
 
-def sent(town: Town) -> list[e.Transaction]:
+def sent(town: Town) -> list[tx.Transaction]:
     """What was sent about games, by both sides; each is asked for once, unless a machine died."""
     found = [action for seen in town.seen.values() for action in seen.actions if isinstance(action, e.Transact)]
     return [action.transaction for action in found if isinstance(action.transaction, OF_GAMES)]
@@ -44,7 +45,7 @@ def check_statements(town: Town) -> None:
 
 def test_a_talked_dispute_is_two_transactions() -> None:
     town = Town(TALKED_FALSE).play()
-    assert [type(one) for one in sent(town)] == [e.EnterAndProve]
+    assert [type(one) for one in sent(town)] == [tx.EnterAndProve]
     assert town.verdict == (Side.CHALLENGER, Reason.RECOMPUTED)
     played = town.game
     assert (played.state.step, played.state.leaf) == LIE
@@ -67,7 +68,7 @@ class Damaged(Town):
 def test_a_trainer_with_nothing_to_show_tells_its_owner_and_sends_nothing() -> None:
     town = Damaged(TALKED_FALSE).play()
     assert town.verdict == (Side.CHALLENGER, Reason.TIMEOUT)
-    assert {type(one) for one in sent(town)} == {e.ClaimTimeout}
+    assert {type(one) for one in sent(town)} == {tx.ClaimTimeout}
     (alarm,) = set(town.alarms("trainer"))
     assert alarm.is_error
     assert "ties to its signed head" in alarm.text
@@ -77,14 +78,14 @@ class Conceding(KnowingTrainer):
     """A cheat that gives up when its opponent has sealed an answer."""
 
     def acknowledges(self, view: GameView) -> bool:
-        move = e.MakeMove(game_id=view.game.id, sequence=view.game.state.moves, move=Concede())
+        move = tx.MakeMove(game_id=view.game.id, sequence=view.game.state.moves, move=Concede())
         self.want(("concede", view.game.id), move)
         return False
 
 
 def test_a_cheat_that_sees_it_is_wrong_concedes() -> None:
     town = Town(TALKED_FALSE, kinds={"trainer": Conceding}).play()
-    assert [type(one) for one in sent(town)] == [e.MakeMove]
+    assert [type(one) for one in sent(town)] == [tx.MakeMove]
     assert town.verdict == (Side.CHALLENGER, Reason.CONCEDED)
 
 
@@ -162,7 +163,7 @@ class Forking(KnowingAuditor):
 
 def test_who_signs_two_states_in_one_place_loses() -> None:
     town = Town(TALKED_FALSE, kinds={"auditor": Forking}).play()
-    assert e.ReportFork in map(type, sent(town))
+    assert tx.ReportFork in map(type, sent(town))
     assert town.verdict == (Side.DEFENDER, Reason.FORKED), "even against a false run"
 
 

@@ -22,6 +22,7 @@ from tiebreak.protocol.game.sides import Challenger, Defender, resume
 from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot, Standing, opened
 from tiebreak.protocol.game.state import GameState, Reason, Verdict
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.auditor import AuditorParty, WatcherParty
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import ClientParty
@@ -44,7 +45,7 @@ MOVES: dict[tuple[int, bytes, int, bytes], Move] = {}
 """What each side of a game answers, whenever it is asked: computed once for all towns."""
 
 
-OnBoard = e.MakeMove | e.Enter | e.EnterAndProve | e.ReportFork | e.ClaimTimeout | e.Reclaim
+OnBoard = tx.MakeMove | tx.Enter | tx.EnterAndProve | tx.ReportFork | tx.ClaimTimeout | tx.Reclaim
 
 
 @cache
@@ -265,51 +266,51 @@ class Town:
         ):
             self.at(self.now + BLOCK, self.mine)
 
-    def execute(self, sender: bytes, wanted: e.Transaction) -> str:  # noqa: C901  # one case a transaction
+    def execute(self, sender: bytes, wanted: tx.Transaction) -> str:  # noqa: C901  # one case a transaction
         """The contract's name for why not, or nothing."""
         board, now = self.board, self.now
-        if isinstance(wanted, e.CreateJob):
+        if isinstance(wanted, tx.CreateJob):
             if wanted.job.id in board.jobs:
                 return "JobExists"
             board.jobs[wanted.job.id] = PublicJob(job=wanted.job, last_progress=now)
             return ""
-        if isinstance(wanted, e.Withdraw):
+        if isinstance(wanted, tx.Withdraw):
             return "" if board.credits.pop(wanted.to, 0) else "NothingToWithdraw"
         if isinstance(wanted, OnBoard):
             return self.play_on(sender, wanted)
         job = board.jobs.get(job_of(wanted))
         if job is None:
             return "WrongJobStatus"
-        end = job.due if isinstance(wanted, e.Abandon) else job.window_end
+        end = job.due if isinstance(wanted, tx.Abandon) else job.window_end
         late, busy = now > end, bool(board.open_games(job.id))
-        needed = JobStatus.OFFERED if isinstance(wanted, e.AcceptJob | e.CancelJob) else JobStatus.ACTIVE
+        needed = JobStatus.OFFERED if isinstance(wanted, tx.AcceptJob | tx.CancelJob) else JobStatus.ACTIVE
         if job.status is not needed:
             return "WrongJobStatus"
         match wanted:
-            case e.AcceptJob():
+            case tx.AcceptJob():
                 job.accept(now)
-            case e.CancelJob():
+            case tx.CancelJob():
                 self.end(job, JobStatus.CANCELLED, {job.job.client: job.job.reward})
-            case e.PostHead(head=head):
+            case tx.PostHead(head=head):
                 if head.head.count <= job.head_count:
                     return "StaleHead"
                 job.post(head.head.count, now)
                 self.posted.append(head)
-            case e.Settle() | e.Abandon():
+            case tx.Settle() | tx.Abandon():
                 if not late:
                     return "WindowOpen"
                 if busy:
                     return "OpenGames"
                 paid = job.job.reward + job.job.trainer_stake
-                if job.has_final_head is isinstance(wanted, e.Abandon):
+                if job.has_final_head is isinstance(wanted, tx.Abandon):
                     return "FinalHeadPosted" if job.has_final_head else "FinalHeadMissing"
-                settled = isinstance(wanted, e.Settle)
+                settled = isinstance(wanted, tx.Settle)
                 owner = job.job.trainer if settled else job.job.client
                 self.end(job, JobStatus.SETTLED if settled else JobStatus.ABANDONED, {owner: paid})
-            case e.Report() | e.ReportInconsistency() | e.ReportConcession():
+            case tx.Report() | tx.ReportInconsistency() | tx.ReportConcession():
                 relief = job.relief * len(board.open_games(job.id))
                 self.end(job, JobStatus.SLASHED, {sender: job.share - relief, job.job.client: job.job.reward})
-            case e.Challenge(head=head, nonce=nonce):
+            case tx.Challenge(head=head, nonce=nonce):
                 number = game_id(head.head, DOMAIN, sender, nonce)
                 if late or number in board.games:
                     return "WindowClosed"
@@ -320,14 +321,14 @@ class Town:
         return ""
 
     def play_on(self, sender: bytes, wanted: OnBoard) -> str:
-        entered = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
-        played = self.board.games[entered.fork.game_id if isinstance(entered, e.ReportFork) else entered.game_id]
-        if played.is_stopped or isinstance(wanted, e.Reclaim):
+        entered = wanted.entered if isinstance(wanted, tx.EnterAndProve) else wanted
+        played = self.board.games[entered.fork.game_id if isinstance(entered, tx.ReportFork) else entered.game_id]
+        if played.is_stopped or isinstance(wanted, tx.Reclaim):
             return "GameIsOver"
         try:
             error = self.apply(played, sender, wanted)
         except IllegalMove:
-            return "ClockRunning" if isinstance(wanted, e.ClaimTimeout) else "IllegalMove"
+            return "ClockRunning" if isinstance(wanted, tx.ClaimTimeout) else "IllegalMove"
         if error:
             return error
         if played.state.verdict is not None:
@@ -343,33 +344,33 @@ class Town:
         """What a transaction does to its game, or the contract's name for why not."""
         is_trainer = sender == played.job.job.trainer
         match wanted:
-            case e.ClaimTimeout():
+            case tx.ClaimTimeout():
                 played.state = game.timeout(played.state, self.now)
-            case e.MakeMove(move=Concede()):
+            case tx.MakeMove(move=Concede()):
                 side = Side.DEFENDER if is_trainer else Side.CHALLENGER
                 played.state = game.concede(played.state, side, self.now)
-            case e.MakeMove():
+            case tx.MakeMove():
                 if played.mover() != sender or played.state.moves != wanted.sequence:
                     return "NotYourTurn"
                 played.state = game.apply(played.state, wanted.move, self.now)
                 played.moves.append(wanted.move)
-            case e.ReportFork(fork=fork):
+            case tx.ReportFork(fork=fork):
                 signer = played.challenger if is_trainer else played.job.job.trainer
                 fork.verify(DOMAIN, signer)
                 verdict = Verdict(
                     winner=Side.DEFENDER if is_trainer else Side.CHALLENGER, reason=Reason.FORKED, detail=""
                 )
                 played.state = replace(played.state, verdict=verdict, phase=Phase.OVER)
-            case e.Enter() | e.EnterAndProve():
+            case tx.Enter() | tx.EnterAndProve():
                 return self.enter(played, sender, wanted)
         return ""
 
-    def enter(self, played: PublicGame, sender: bytes, wanted: e.Enter | e.EnterAndProve) -> str:
-        entered = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
+    def enter(self, played: PublicGame, sender: bytes, wanted: tx.Enter | tx.EnterAndProve) -> str:
+        entered = wanted.entered if isinstance(wanted, tx.EnterAndProve) else wanted
         number, signer = entered.sequence, played.challenger if sender == played.job.job.trainer else TRAINER.address
-        if isinstance(wanted, e.Enter) and number <= played.state.moves:
+        if isinstance(wanted, tx.Enter) and number <= played.state.moves:
             return "StaleState"
-        if isinstance(wanted, e.Enter) and not played.state.talks(self.now):
+        if isinstance(wanted, tx.Enter) and not played.state.talks(self.now):
             return "TalkIsOver"
         snapshot = Snapshot.decode(entered.snapshot)
         standing = Standing(game_id=played.id, sequence=number, snapshot=snapshot.id)
@@ -381,7 +382,7 @@ class Town:
         later = resume(Defender(self.run), start, line)
         assert later.moves == number
         played.moves, played.entries = list(line), played.entries + 1
-        if isinstance(wanted, e.EnterAndProve):
+        if isinstance(wanted, tx.EnterAndProve):
             assert wanted.opened == opened(later)
             played.state = game.prove_signed(played.state, later, wanted.move)
             played.moves.append(wanted.move)
@@ -420,8 +421,8 @@ class Town:
 
 def job_of(wanted: Any) -> Any:
     """The job that a transaction is about."""
-    if isinstance(wanted, e.PostHead | e.Challenge):
+    if isinstance(wanted, tx.PostHead | tx.Challenge):
         return wanted.head.head.job_id
-    if isinstance(wanted, e.ReportConcession):
+    if isinstance(wanted, tx.ReportConcession):
         return wanted.concession.head.job_id
-    return wanted.first.head.job_id if isinstance(wanted, e.Report) else wanted.job_id
+    return wanted.first.head.job_id if isinstance(wanted, tx.Report) else wanted.job_id

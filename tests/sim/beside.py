@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.sim.adversaries.playing import stage
-from tiebreak.protocol.chain import GameRecord, Receipt, Reverted
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import Call, GameRecord, Receipt, Reverted
 from tiebreak.protocol.chain.following import FollowedBoard, Seen
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt
@@ -19,7 +18,7 @@ from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import Concede, Move, OpenSteps
 from tiebreak.protocol.game.snapshot import Fork
 from tiebreak.protocol.game.state import Reason
-from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import BURNED, PublicGame
 from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.player import Player
@@ -126,66 +125,51 @@ def bare(move: Move) -> Move:
 # ---------------------------------------------------------------- beside a ledger
 
 
-def wanted_of(call: Call, board: WorldBoard) -> e.Transaction | None:  # noqa: C901  # one case a function
+PLAIN = {
+    wanted.FUNCTION: wanted
+    for wanted in (tx.CancelJob, tx.AcceptJob, tx.Settle, tx.Abandon, tx.Part, tx.ClaimTimeout, tx.Reclaim, tx.Enter)
+}
+"""Those whose arguments are their fields."""
+
+
+def wanted_of(call: Call, board: WorldBoard) -> tx.Transaction | None:  # noqa: C901  # one case a function
     """What a party would have asked for; None for what cannot be asked for, and for pay."""
     v = call.values
+    if (plain := PLAIN.get(call.kind)) is not None:
+        return plain(**dict(zip(plain.kinds(), v.values(), strict=True)))
     match call.kind:
         case "createJob":
             assert call.job is not None
-            return e.CreateJob(job=call.job, signature=v["trainerSignature"])
-        case "cancelJob":
-            return e.CancelJob(job_id=v["jobId"])
-        case "acceptJob":
-            return e.AcceptJob(job_id=v["jobId"])
+            return tx.CreateJob(job=call.job, signature=v["trainerSignature"])
         case "postHead":
-            return e.PostHead(head=call.heads[0])
+            return tx.PostHead(head=call.heads[0])
         case "reportEquivocation":
-            return e.Report(first=call.heads[0], second=call.heads[1])
+            return tx.Report(first=call.heads[0], second=call.heads[1])
         case "reportInconsistency":
             opened = [
-                e.OpenedHead(head=head, leaf=one.leaf, siblings=tuple(one.siblings))
+                tx.OpenedHead(head=head, leaf=one.leaf, siblings=tuple(one.siblings))
                 for head, one in zip(call.heads, (v["first"], v["second"]), strict=True)
             ]
-            return e.ReportInconsistency(position=v["position"], first=opened[0], second=opened[1])
+            return tx.ReportInconsistency(position=v["position"], first=opened[0], second=opened[1])
         case "reportConcession":
-            conceded = Concession(head=_head(v["head"]), prover=v["prover"], signature=v["concession"])
-            return e.ReportConcession(concession=conceded)
+            conceded = Concession(head=Head(**vars(v["head"])), prover=v["prover"], signature=v["concession"])
+            return tx.ReportConcession(concession=conceded)
         case "acknowledge":
-            return e.Acknowledge(receipt=LogReceipt(head=_head(v["head"]), signature=v["clientSignature"]))
-        case "settle":
-            return e.Settle(job_id=v["jobId"])
-        case "abandon":
-            return e.Abandon(job_id=v["jobId"])
-        case "part":
-            return e.Part(job_id=v["jobId"])
+            return tx.Acknowledge(receipt=LogReceipt(head=Head(**vars(v["head"])), signature=v["clientSignature"]))
         case "challenge":
-            return e.Challenge(head=call.heads[0], nonce=v["nonce"])
-        case "timeout":
-            return e.ClaimTimeout(game_id=v["gameId"])
-        case "reclaim":
-            return e.Reclaim(game_id=v["gameId"])
+            return tx.Challenge(head=call.heads[0], nonce=v["nonce"])
         case "concede":
-            return e.MakeMove(game_id=v["gameId"], sequence=0, move=Concede())
-        case "enter":
-            return e.Enter(
-                game_id=v["gameId"], sequence=v["sequence"], snapshot=v["snapshot"], signature=v["signature"]
-            )
+            return tx.MakeMove(game_id=v["gameId"], sequence=0, move=Concede())
         case "enterAndProve":
-            entered = e.Enter(
-                game_id=v["gameId"], sequence=v["sequence"], snapshot=v["snapshot"], signature=v["signature"]
-            )
+            entered = tx.Enter(**dict(zip(tx.Enter.kinds(), v.values(), strict=False)))
             assert call.entered_proof is not None
-            return e.EnterAndProve(entered=entered, move=call.entered_proof, opened=tuple(v["opened"]))
+            return tx.EnterAndProve(entered=entered, move=call.entered_proof, opened=tuple(v["opened"]))
         case "reportFork":
-            return e.ReportFork(fork=Fork(**dict(zip(Fork.kinds(), call.arguments, strict=True))))
+            return tx.ReportFork(fork=Fork(**dict(zip(Fork.kinds(), call.arguments, strict=True))))
     if call.move is not None and call.game_id in board.games:
         game = board.games[Digest(call.game_id or b"")]
-        return e.MakeMove(game_id=game.id, sequence=game.state.moves, move=call.move)
+        return tx.MakeMove(game_id=game.id, sequence=game.state.moves, move=call.move)
     return None
-
-
-def _head(shown: Any) -> Head:
-    return Head(job_id=Digest(shown.job_id), count=shown.count, run_root=Digest(shown.run_root))
 
 
 class Beside(Compared):

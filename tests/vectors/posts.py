@@ -14,8 +14,8 @@ from tiebreak.protocol.game.messages import Message, message_hash
 from tiebreak.protocol.game.moves import Concede, Descend, Prove, TensorOpening
 from tiebreak.protocol.game.snapshot import Fork, SignedStanding
 from tiebreak.protocol.packing import pack
-from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
 
 HUB = PrivateKey.from_int(4)
@@ -33,44 +33,44 @@ CONCESSION = Concession.sign(HEAD.head, CHALLENGER.address, DOMAIN, TRAINER)
 STANDING = SignedStanding(game_id=GAME, sequence=3, snapshot=_digest("snapshot"), signature=bytes(range(65)))
 
 
-def transactions() -> list[e.Transaction]:
+def transactions() -> list[tx.Transaction]:
     """One of every type, in the order of their numbers."""
     receipt = LogReceipt.sign(HEAD.head, DOMAIN, CLIENT)
-    opened = e.OpenedHead(head=HEAD, leaf=_digest("leaf"), siblings=(_digest("a"), _digest("b")))
-    entered = e.Enter(game_id=GAME, sequence=3, snapshot=bytes(144), signature=bytes(65))
+    opened = tx.OpenedHead(head=HEAD, leaf=_digest("leaf"), siblings=(_digest("a"), _digest("b")))
+    entered = tx.Enter(game_id=GAME, sequence=3, snapshot=bytes(144), signature=bytes(65))
     tensor = TensorOpening(value=1, dtype=0, dims=(2, 3), chunk_root=_digest("c"), siblings=(_digest("d"),))
     proof = Prove(instruction=b"\1\2", tensors=(tensor,))
     fork = Fork.of(STANDING, STANDING)
     return [
-        e.CreateJob(job=JOB, signature=bytes(65)),
-        e.CancelJob(job_id=JOB.id),
-        e.AcceptJob(job_id=JOB.id),
-        e.PostHead(head=HEAD),
-        e.Report(first=HEAD, second=HEAD),
-        e.ReportInconsistency(position=1, first=opened, second=opened),
-        e.Acknowledge(receipt=receipt),
-        e.Settle(job_id=JOB.id),
-        e.Abandon(job_id=JOB.id),
-        e.Part(job_id=JOB.id),
-        e.JoinPool(bond=1 << 100),
-        e.LeavePool(bond=1 << 100, slot=7),
-        e.SealHead(job_id=JOB.id, count=2, seal=_digest("seal")),
-        e.DrawSeats(job=JOB, secret=_digest("secret")),
-        e.SealRoot(job_id=JOB.id, seat=1, seal=_digest("seal")),
-        e.OpenHead(head=HEAD, salt=_digest("salt")),
-        e.ClaimSeat(
+        tx.CreateJob(job=JOB, signature=bytes(65)),
+        tx.CancelJob(job_id=JOB.id),
+        tx.AcceptJob(job_id=JOB.id),
+        tx.PostHead(head=HEAD),
+        tx.Report(first=HEAD, second=HEAD),
+        tx.ReportInconsistency(position=1, first=opened, second=opened),
+        tx.Acknowledge(receipt=receipt),
+        tx.Settle(job_id=JOB.id),
+        tx.Abandon(job_id=JOB.id),
+        tx.Part(job_id=JOB.id),
+        tx.JoinPool(bond=1 << 100),
+        tx.LeavePool(bond=1 << 100, slot=7),
+        tx.SealHead(job_id=JOB.id, count=2, seal=_digest("seal")),
+        tx.DrawSeats(job=JOB, secret=_digest("secret")),
+        tx.SealRoot(job_id=JOB.id, seat=1, seal=_digest("seal")),
+        tx.OpenHead(head=HEAD, salt=_digest("salt")),
+        tx.ClaimSeat(
             job_id=JOB.id, seat=1, auditor=CHALLENGER.address, run_root=_digest("run"), salt=_digest("salt")
         ),
-        e.CloseSeats(job_id=JOB.id),
-        e.Challenge(head=HEAD, nonce=5, more=1),
-        e.MakeMove(game_id=GAME, sequence=0, move=Descend(nodes=(_digest("n"), _digest("m")))),
+        tx.CloseSeats(job_id=JOB.id),
+        tx.Challenge(head=HEAD, nonce=5, more=1),
+        tx.MakeMove(game_id=GAME, sequence=0, move=Descend(nodes=(_digest("n"), _digest("m")))),
         entered,
-        e.EnterAndProve(entered=entered, move=proof, opened=(_digest("run"), b"\1\2")),
-        e.ReportFork(fork=fork),
-        e.ClaimTimeout(game_id=GAME),
-        e.Reclaim(game_id=GAME),
-        e.Withdraw(to=Address(bytes(20))),
-        e.ReportConcession(concession=CONCESSION),
+        tx.EnterAndProve(entered=entered, move=proof, opened=(_digest("run"), b"\1\2")),
+        tx.ReportFork(fork=fork),
+        tx.ClaimTimeout(game_id=GAME),
+        tx.Reclaim(game_id=GAME),
+        tx.Withdraw(to=Address(bytes(20))),
+        tx.ReportConcession(concession=CONCESSION),
     ]  # fmt: skip
 
 

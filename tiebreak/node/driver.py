@@ -47,6 +47,7 @@ from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.auditor import Finding
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame
 from tiebreak.protocol.parties.machine import PartyMachine, is_active
@@ -347,7 +348,7 @@ class Driver:
                 self._say(action)
 
     def _transact(self, action: e.Transact) -> None:
-        if isinstance(action.transaction, e.Challenge):
+        if isinstance(action.transaction, tx.Challenge):
             head, nonce = action.transaction.head, action.transaction.nonce
             found = game_id(head.head, self.ground.domain, self.machine.address, nonce)
             self.post(head.head.job_id, posts.GameBody(head=head, nonce=nonce), found)

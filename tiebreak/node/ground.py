@@ -488,7 +488,7 @@ class HubGround:
             now = self.now()
             self._told.append(e.Refused(at=now, place=own, error=error) if error else e.Mined(at=now, place=own))
         if not error:
-            self._told += [e.HeadShown(at=self.now(), head=head) for head in _heads_of(body.transaction)]
+            self._told += [e.HeadShown(at=self.now(), head=head) for head in body.transaction.heads]
             self._told.append(e.BoardChanged(at=self.now(), block=at))
 
     def poll(self) -> list[e.Event]:
@@ -515,18 +515,6 @@ class HubGround:
         body = posts.TransactionBody(transaction=wanted.transaction)
         self._waiting[body.encode()] = wanted.place
         self._post(job, body, write_place(wanted.place) + self._place.to_bytes(8, "big"))
-
-
-def _heads_of(transaction: e.Transaction) -> list[SignedHead]:
-    """The signed heads that a transaction shows."""
-    match transaction:
-        case e.PostHead(head=head) | e.Challenge(head=head):
-            return [head]
-        case e.Report(first=first, second=second):
-            return [first, second]
-        case e.ReportInconsistency(first=opened, second=other):
-            return [opened.head, other.head]
-    return []
 
 
 def _talk_of(machine: Player, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:

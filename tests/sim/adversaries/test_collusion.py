@@ -7,8 +7,7 @@ import pytest
 import simpy
 
 from tests.sim.adversaries.playing import HALF, party, played, stage
-from tiebreak.protocol.chain import ChainError
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import Call, ChainError
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.base import TRAINER, false_sum, seat_trainer
 from tiebreak.sim.adversaries.collusion import BaitingTrainer

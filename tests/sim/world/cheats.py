@@ -6,7 +6,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
@@ -125,8 +125,8 @@ class Spammer(AuditorAgent):
 
     def follow(self, job: PublicJob) -> Process:
         for _ in range(3):
-            self.world.submit(self, calls.settle(job.id), untried=True)
-        self.world.submit(self, calls.Call(None, raw=b"\x01\x02\x03\x04"), untried=True)
+            self.world.submit(self, Call("settle", (job.id,)), untried=True)
+        self.world.submit(self, Call(None, raw=b"\x01\x02\x03\x04"), untried=True)
         yield from super().follow(job)
 
 

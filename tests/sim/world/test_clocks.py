@@ -6,7 +6,8 @@ from random import Random
 import pytest
 
 from tests.sim.world.cheats import Staller, cheating, duel, party, tardy
-from tiebreak.protocol.chain import Reverted, calls
+from tiebreak.protocol.chain import Reverted
+from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase
@@ -70,10 +71,10 @@ class Pressed(AuditorAgent):
         after = game.apply(game_.state, plain.move, self.world.next_block)
         if after.phase is Phase.PROVE:
             self.rushed = True
-            self.spawn(self.rush(calls.move_call(after, self.party_of(game_.game).move(after, plain.move))))
+            self.spawn(self.rush(move_call(after, self.party_of(game_.game).move(after, plain.move))))
         return plain
 
-    def rush(self, proof: calls.Call) -> Process:
+    def rush(self, proof: Call) -> Process:
         yield from self.sleep(1)  # its selection waits for the block; the proof joins it
         try:
             yield from self.send(proof, untried=True)

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.game import seat
 from tiebreak.sim.world.workshop import Workshop
@@ -13,7 +13,7 @@ def test_what_is_refused_while_nothing_waits_does_not_stop_the_clock() -> None:
     world, agents = seat(Cast(workshop=Workshop.open("exact")), Random(1))
     client = agents["client"]
     for _ in range(3):
-        refused = world.submit(client, calls.withdraw(client.address))
+        refused = world.submit(client, Call("withdraw", (client.address,)))
         assert not refused.ok
         assert world._draft_of_next().draft.timestamp == world.next_block
         world.env.run(until=world.env.now + BLOCK_SECONDS)

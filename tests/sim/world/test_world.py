@@ -5,11 +5,11 @@ from typing import Any
 
 import simpy
 
-from tiebreak.protocol.chain import InsufficientFunds, JobStatus, Receipt, Reverted, calls
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import Call, InsufficientFunds, JobStatus, Receipt, Reverted
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.sim.world.agents import Agent, BlockBuilder
 from tiebreak.sim.world.cast import FUNDS, TERMS
 from tiebreak.sim.world.game import simulated_chain
@@ -50,7 +50,7 @@ class Yard:
         """A job, and the call that offers it."""
         trainer = KEYS["trainer"]
         job = self.world.workshop.job(client=KEYS["client"].address, trainer=trainer.address, nonce=nonce, terms=TERMS)
-        return job, calls.create_job(job, trainer.sign(job.digest(self.world.domain)))
+        return job, Call.of(tx.CreateJob(job=job, signature=trainer.sign(job.digest(self.world.domain))))
 
     def send(self, name: str, call: Call, *, untried: bool = False) -> simpy.Event:
         return self.world.submit(self.agents[name], call, untried=untried)
@@ -74,7 +74,7 @@ def test_what_waits_stands_in_one_block_at_the_next_slot(workshop: Workshop) -> 
     yard.run(0)
     sent = [
         yard.send("client", offer),
-        yard.send("trainer", calls.accept_job(job.id, job.trainer_stake), untried=True),
+        yard.send("trainer", Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake), untried=True),
         yard.send("client", other),
     ]
     assert yard.agents["trainer"].pending == ["createJob", "createJob"]
@@ -99,17 +99,17 @@ def test_no_block_without_transactions(workshop: Workshop) -> None:
 def test_what_would_revert_is_not_sent(workshop: Workshop) -> None:
     yard = Yard(workshop)
     job, offer = yard.job()
-    early = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
+    early = yard.send("trainer", Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
     assert refusal(early).name == "WrongJobStatus"
     assert (yard.world.pending, yard.agents["client"].pending) == ([], [])
     assert yard.agents["trainer"].account.gas == 0
     yard.send("client", offer)
-    early = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
+    early = yard.send("trainer", Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
     assert refusal(early).name == "WrongJobStatus", "the offer that waits may never be mined"
     yard.run(60)
     withdrawn, accepted = (
-        yard.send("client", calls.cancel_job(job.id)),
-        yard.send("trainer", calls.accept_job(job.id, job.trainer_stake)),
+        yard.send("client", Call.of(tx.CancelJob(job_id=job.id))),
+        yard.send("trainer", Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake)),
     )
     assert not accepted.triggered, "and the cancellation that waits may never be mined either"
     yard.run(120)
@@ -119,7 +119,7 @@ def test_what_would_revert_is_not_sent(workshop: Workshop) -> None:
 def test_who_sends_untried_pays_for_what_reverts(workshop: Workshop) -> None:
     yard = Yard(workshop)
     job, _ = yard.job()
-    sent = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake), untried=True)
+    sent = yard.send("trainer", Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake), untried=True)
     yard.run(60)
     assert refusal(sent).name == "WrongJobStatus"
     account = yard.agents["trainer"].account
@@ -129,7 +129,7 @@ def test_who_sends_untried_pays_for_what_reverts(workshop: Workshop) -> None:
 
 def test_who_cannot_pay_sends_nothing(workshop: Workshop) -> None:
     yard = Yard(workshop)
-    sent = yard.send("poor", calls.withdraw(KEYS["poor"].address))
+    sent = yard.send("poor", Call.of(tx.Withdraw(to=KEYS["poor"].address)))
     assert isinstance(refusal(sent), InsufficientFunds)
 
 
@@ -143,7 +143,7 @@ def test_a_builder_mixes_senders_but_not_what_one_sent(workshop: Workshop) -> No
     (job, offer), (_, second), (_, third) = yard.job(1), yard.job(2), yard.job(3)
     for call in (offer, second, third):
         yard.send("client", call)
-    accepted = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake), untried=True)
+    accepted = yard.send("trainer", Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake), untried=True)
     yard.run(60)
     (block,) = yard.world.blocks
     assert [item.pending.call for item in block.transactions][1:] == [offer, second, third]
@@ -164,7 +164,7 @@ def test_what_a_builder_leaves_out_waits(workshop: Workshop) -> None:
     sent = yard.send("client", offer)
     yard.run(59)
     assert (sent.triggered, yard.world.blocks) == (False, [])
-    accepted = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake), untried=True)
+    accepted = yard.send("trainer", Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake), untried=True)
     yard.run(100)
     assert sent.value.timestamp == accepted.value.timestamp == GENESIS + 60
 
@@ -173,7 +173,7 @@ class Runner(BlockBuilder):
     """Takes an offer's place: its own transaction stands before it, and nobody saw it."""
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        return [self.own(calls.withdraw(Address(bytes(19) + b"\x01"))), *pending]
+        return [self.own(Call.of(tx.Withdraw(to=Address(bytes(19) + b"\x01")))), *pending]
 
 
 def test_a_builder_puts_in_its_own(workshop: Workshop) -> None:

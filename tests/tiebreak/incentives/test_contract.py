@@ -8,13 +8,13 @@ import pytest
 from tests.chain import support
 from tests.tiebreak.incentives.rules import BURNED, CLIENT, SYBIL, TRAINER, Ledger, auditor
 from tiebreak.incentives.economics import JobEconomics
-from tiebreak.protocol.chain import EmbeddedChain, calls
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import Call, EmbeddedChain
 from tiebreak.protocol.commitments.job import Concession, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.game.moves import Descend
 from tiebreak.protocol.game.rules import start
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
 
 KEYS = {CLIENT: support.CLIENT, TRAINER: support.TRAINER, SYBIL: support.STRANGER, auditor(0): support.CHALLENGER}
@@ -50,33 +50,32 @@ class Board:
         self.paid[who] = self.paid.get(who, 0) + stake
 
     def convicted(self, who: str) -> None:
-        self.send(support.TRAINER, calls.concede(self.games[who]))
+        self.send(support.TRAINER, Call("concede", (self.games[who],)))
 
     def defended(self, who: str) -> None:
         """The trainer shows true nodes, and the challenger gives up."""
         claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root).head
         state = start(self.job, claim, self.games[who], self.chain.now())
         self.chain.play(support.TRAINER, state, Descend(nodes=tuple(TREE.below(TREE.depth, 0, 1))))
-        self.send(KEYS[who], calls.concede(self.games[who]))
+        self.send(KEYS[who], Call("concede", (self.games[who],)))
 
     def equivocation(self, who: str) -> None:
         heads = [support.head(self.chain, self.job, 2, run) for run in (support.RUN, support.OTHER_RUN)]
-        self.send(KEYS[who], calls.report_equivocation(*heads))
+        self.send(KEYS[who], Call.of(tx.Report(first=heads[0], second=heads[1])))
 
     def concession(self, who: str) -> None:
         claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root).head
         conceded = Concession.sign(claim, KEYS[who].address, self.chain.domain, support.TRAINER)
-        self.send(support.CLIENT, calls.report_concession(conceded))
+        self.send(support.CLIENT, Call.of(tx.ReportConcession(concession=conceded)))
 
     def reclaim(self, who: str) -> None:
-        self.chain.send(KEYS[who], calls.reclaim(self.games[who]))
+        self.chain.send(KEYS[who], Call.of(tx.Reclaim(game_id=self.games[who])))
 
     def settle(self) -> None:
-        self.chain.send(
-            support.TRAINER, calls.post_head(support.head(self.chain, self.job, self.job.checkpoints, TREE.root))
-        )
+        claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root)
+        self.chain.send(support.TRAINER, Call.of(tx.PostHead(head=claim)))
         self.chain.advance(self.job.challenge_window + 2)
-        self.chain.send(support.TRAINER, calls.settle(self.job.id))
+        self.chain.send(support.TRAINER, Call.of(tx.Settle(job_id=self.job.id)))
 
 
 CHALLENGER = auditor(0)

@@ -17,8 +17,8 @@ from tiebreak.node.mail import Mail
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN as DOMAIN
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
-from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
 
 
@@ -91,7 +91,7 @@ def test_jobs_of_a_hub_are_listed_without_a_chain(hands: Hands, tmp_path: Path) 
     assert hands.tell("jobs", "list", *where) == hands.tell("games", "list", *where) == []
     opened = RunDirectory.open(tmp_path / "client")
     key = load_key(hands.people.path("client.pem"))
-    created = e.CreateJob(job=opened.job, signature=opened.agreement.trainer_signature)
+    created = tx.CreateJob(job=opened.job, signature=opened.agreement.trainer_signature)
     publisher = exchange.Publisher(Mail(hands.hub.url, DOMAIN), opened.job, DOMAIN, key)
     assert publisher.say(posts.TransactionBody(transaction=created))
     (row,) = hands.tell("jobs", "list", *where)

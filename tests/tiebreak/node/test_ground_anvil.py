@@ -15,6 +15,7 @@ from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.devnet import MNEMONIC, dev_secrets, find_anvil, run_anvil
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus
 from tiebreak.protocol.parties.terms import Pace
 
@@ -58,10 +59,10 @@ def test_a_reorganisation_of_three_blocks_on_anvil(chain: Chain) -> None:
     places: dict[str, ChainGround] = {"create": client, "accept": trainer}
     client.poll()
     signature = TRAINER.sign(job.digest(client.domain))
-    client.send(e.Transact(place=("create",), transaction=e.CreateJob(job=job, signature=signature)))
+    client.send(e.Transact(place=("create",), transaction=tx.CreateJob(job=job, signature=signature)))
     for ground in (trainer, watcher):
         until(partial(sees, ground, job.id, JobStatus.OFFERED))
-    trainer.send(e.Transact(place=("accept",), transaction=e.AcceptJob(job_id=job.id)))
+    trainer.send(e.Transact(place=("accept",), transaction=tx.AcceptJob(job_id=job.id)))
     until(partial(sees, watcher, job.id, JobStatus.ACTIVE))
 
     rpc(chain, "evm_mine")

@@ -29,6 +29,7 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import ledger, posts
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus
 from tiebreak.protocol.parties.ledger import Ledger
 from tiebreak.protocol.parties.terms import Pace
@@ -267,7 +268,7 @@ def placed(entry: posts.ReceivedPost, wire: bytes, place: int, at: int, hub: Pri
 def test_a_transcript_that_was_cut_or_added_to_is_not_believed(judge: Judge) -> None:
     """The convicted trainer posts that it settles, and hands over what was posted without challenge, moves, ending."""
     job, export = FALSE.job, lived(FALSE).export
-    settle = posts.TransactionBody(transaction=e.Settle(job_id=job.id))
+    settle = posts.TransactionBody(transaction=tx.Settle(job_id=job.id))
     late = posts.Post.of(settle, job_id=job.id, number=1 << 20, sender=TRAINER.address)
     wire = posts.SignedPost.sign(late, OFF_CHAIN, TRAINER).encode()
     place, at = export[-1].place + 1, export[-1].at + job.challenge_window + 1

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from tiebreak.api.certification.ownership import Posting
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.chain import Chain, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt, calls
+from tiebreak.protocol.chain import Call, Chain, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt
 from tiebreak.protocol.chain.deployments import require_chain
 from tiebreak.protocol.commitments.certificate import Certificate, Logged, Seat
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -25,16 +25,17 @@ from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.game.state import Level, Reason
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.posts import Body, Post, TransactionBody
 from tiebreak.protocol.tags import Digest
 
 ENDINGS: Final = {
-    "settle": calls.settle,
-    "cancel": calls.cancel_job,
-    "abandon": calls.abandon,
-    "part": calls.part,
+    "settle": tx.Settle,
+    "cancel": tx.CancelJob,
+    "abandon": tx.Abandon,
+    "part": tx.Part,
 }
 """The ways in which a job ends by somebody's call."""
 
@@ -77,13 +78,13 @@ def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = N
     job, state = run.job, chain.job_state(run.job.id)
     if state.status is JobStatus.NONE:
         _require_owner(key, job.client, "client, to create the job")
-        call = calls.create_job(job, run.agreement.trainer_signature)
+        call = Call.of(tx.CreateJob(job=job, signature=run.agreement.trainer_signature))
         return SentTransaction(what=f"the job, with {ether(call.value)} for it", receipt=chain.send(key, call))
     if state.status is JobStatus.OFFERED:
         _require_owner(key, job.trainer, "trainer, to accept the job")
         stake = ether(job.trainer_stake)
         return SentTransaction(what=f"its acceptance, with a stake of {stake}",
-                    receipt=chain.send(key, calls.accept_job(job.id, job.trainer_stake)))  # fmt: skip
+                    receipt=chain.send(key, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake)))  # fmt: skip
     if state.status is not JobStatus.ACTIVE:
         raise StateError(f"expected a job that goes on, got one that is {state.status.name.lower()}")
     _require_owner(key, job.trainer, "trainer, to post a head")
@@ -93,7 +94,7 @@ def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = N
     if head.head.count <= state.head_count:
         raise StateError(f"expected a head of more than {state.head_count} checkpoints, got one of {head.head.count}")
     return SentTransaction(
-        what=f"head {head.head.count} of {job.checkpoints}", receipt=chain.send(key, calls.post_head(head))
+        what=f"head {head.head.count} of {job.checkpoints}", receipt=chain.send(key, Call.of(tx.PostHead(head=head)))
     )
 
 
@@ -120,7 +121,8 @@ def challenge(
 
 def end(chain: Chain, run: RunDirectory, key: PrivateKey, how: str) -> SentTransaction:
     """Ends a job in one of the `ENDINGS`. Raises `Reverted` with the contract's reason if it is too early."""
-    return SentTransaction(what=f"{how} of job {run.job.id.hex()}", receipt=chain.send(key, ENDINGS[how](run.job.id)))
+    call = Call.of(ENDINGS[how](job_id=run.job.id))
+    return SentTransaction(what=f"{how} of job {run.job.id.hex()}", receipt=chain.send(key, call))
 
 
 def withdraw(chain: Chain, key: PrivateKey, to: Address | None = None) -> SentTransaction:
@@ -129,7 +131,7 @@ def withdraw(chain: Chain, key: PrivateKey, to: Address | None = None) -> SentTr
     if not amount:
         raise StateError(f"expected credit of 0x{key.address.hex()} on the board, got none")
     return SentTransaction(
-        what=ether(amount), receipt=chain.send(key, calls.withdraw(key.address if to is None else to))
+        what=ether(amount), receipt=chain.send(key, Call.of(tx.Withdraw(to=key.address if to is None else to)))
     )
 
 

@@ -33,8 +33,8 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.numbers.float32 import to_float
-from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts as p
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
 
@@ -385,18 +385,6 @@ _SAID: Final = {
     p.PostKind.CONCESSION: "signs that a head is false",
     p.PostKind.LIBRARY: "publishes what a replay needs",
 }
-_POSTED: Final[dict[type, str]] = {
-    e.CreateJob: "puts the job on the board",
-    e.AcceptJob: "accepts the job",
-    e.PostHead: "posts a head",
-    e.ReportConcession: "shows that the trainer has conceded a head",
-    e.Settle: "settles the job",
-    e.Challenge: "stakes on a challenge",
-    e.Enter: "enters a signed state of the game",
-    e.EnterAndProve: "enters a signed state of the game, and proves",
-    e.ClaimTimeout: "claims that a clock has run out",
-}
-"""Transactions, where they are posts."""
 
 
 def _happenings(seen: Sequence[ReadPost], agreed: Job) -> list[Happening]:
@@ -422,7 +410,7 @@ def _moved_in(one: ReadPost) -> Digest | None:
     match one.body:
         case p.MoveBody():
             return one.post.game_id
-        case p.TransactionBody(transaction=e.MakeMove(game_id=game_id)):
+        case p.TransactionBody(transaction=tx.MakeMove(game_id=game_id)):
             return game_id
     return None
 
@@ -438,7 +426,7 @@ def _told(one: ReadPost) -> str | None:
         case p.ReplayedBody(count=count, agrees=agrees):
             return f"replayed to head {count}: {'the same root' if agrees else 'another root'}"
         case p.TransactionBody(transaction=wanted):
-            return _POSTED.get(type(wanted), "posts what would be a transaction")
+            return wanted.WORDS
     return _SAID[p.PostKind(one.post.kind)]
 
 

@@ -1,6 +1,5 @@
-"""Transactions to the board: a function to build each kind, and a class to read those of anyone."""
+"""Calls of the contracts: made from transactions as they are declared, and read from anybody's calldata."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -8,14 +7,14 @@ from typing import Any, Final
 from tiebreak.protocol.chain.abi import Entry, entries, function_owners, named
 from tiebreak.protocol.chain.artifacts import BOARD
 from tiebreak.protocol.chain.errors import ChainError
-from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MOVES, Move, Prove, kind_name, unpack_move
-from tiebreak.protocol.game.snapshot import Fork, Snapshot, opened
+from tiebreak.protocol.game.snapshot import Fork, opened
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.packing import Packed, camel_case
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
 
 MOVE_KINDS: Final = {camel_case(kind_name(move)): kind for kind, move in MOVES.items()}
@@ -33,6 +32,14 @@ class Call:
     arguments: tuple[Any, ...] = ()
     value: int = 0
     raw: bytes = b""
+
+    @classmethod
+    def of(cls, wanted: tx.Transaction, value: int | None = None) -> "Call":
+        """The call for a transaction. value: the wei to send, if the board says how many.
+
+        A slot of the pool (`transacting.call_of`) and what a proof shows again (`move_call`) are asked for elsewhere.
+        """
+        return cls(wanted.function, _arguments(wanted), wanted.wei if value is None else value)
 
     @classmethod
     def decode(cls, data: bytes, value: int = 0) -> "Call":
@@ -139,159 +146,41 @@ def _signed(job_id: bytes, count: int, run_root: bytes, signature: bytes) -> Sig
     return SignedHead(head=head, signature=signature)
 
 
-# ---------------------------------------------------------------- jobs
+# ---------------------------------------------------------------- arguments
 
 
-def create_job(job: Job, trainer_signature: bytes) -> Call:
-    """Offer a job and pay its reward, and the fees of its seats."""
-    return Call("createJob", (job.values, trainer_signature), job.reward + job.seats * job.seat_fee)
+def _arguments(wanted: tx.Transaction) -> tuple[Any, ...]:
+    """A transaction's arguments in ABI order: its fields, unless its function asks for something else."""
+    match wanted:
+        case tx.Report(first=first, second=second):
+            return (*first.head.values, first.signature, second.head.run_root, second.signature)
+        case tx.ReportInconsistency(position=position, first=first, second=second):
+            shown = (
+                (one.head.head.count, one.head.head.run_root, one.head.signature, one.leaf, one.siblings)
+                for one in (first, second)
+            )
+            return (first.head.head.job_id, position, *shown)
+        case tx.Challenge(head=head, nonce=nonce):
+            return (head.head.values, head.signature, nonce)
+        case tx.JoinPool() | tx.MakeMove():
+            raise TypeError(f"expected a transaction that names all its arguments, got {type(wanted).__name__}")
+    return tuple(argument for value in wanted.values for argument in _spread(value))
 
 
-def cancel_job(job_id: Digest) -> Call:
-    """Take back an offer that was not accepted."""
-    return Call("cancelJob", (job_id,))
-
-
-def accept_job(job_id: Digest, trainer_stake: int) -> Call:
-    """Accept an offer and pay the trainer's stake."""
-    return Call("acceptJob", (job_id,), trainer_stake)
-
-
-def post_head(head: SignedHead) -> Call:
-    """Post a head that the trainer signed."""
-    return Call("postHead", (head.head.values, head.signature))
-
-
-def report_equivocation(first: SignedHead, second: SignedHead) -> Call:
-    """Report two heads with the same count and different roots."""
-    job_id, count, root = first.head.values
-    return Call("reportEquivocation", (job_id, count, root, first.signature, second.head.run_root, second.signature))
-
-
-def report_inconsistency(position: int, *opened: tuple[SignedHead, Digest, Sequence[Digest]]) -> Call:
-    """Report two heads, each with its leaf at this position and the siblings, whose leaves differ."""
-    shown = ((h.head.count, h.head.run_root, h.signature, leaf, tuple(siblings)) for h, leaf, siblings in opened)
-    return Call("reportInconsistency", (opened[0][0].head.job_id, position, *shown))
-
-
-def report_concession(concession: Concession) -> Call:
-    """Show that the trainer has conceded a head, for which whoever it names is paid."""
-    return Call("reportConcession", (concession.head.values, concession.prover, concession.signature))
-
-
-def settle(job_id: Digest) -> Call:
-    """End a job whose final head stood through a whole challenge window."""
-    return Call("settle", (job_id,))
-
-
-def abandon(job_id: Digest) -> Call:
-    """End a job whose trainer stopped posting heads."""
-    return Call("abandon", (job_id,))
-
-
-def acknowledge(receipt: LogReceipt) -> Call:
-    """Show the client's receipt for the logs of a head that is on the board, or of an earlier one."""
-    return Call("acknowledge", (receipt.head.values, receipt.signature))
-
-
-def part(job_id: Digest) -> Call:
-    """End a job of policy `logged` whose client did not sign for all its logs, or whose trainer stopped."""
-    return Call("part", (job_id,))
-
-
-def withdraw(to: Address) -> Call:
-    """Withdraw the sender's whole credit."""
-    return Call("withdraw", (to,))
-
-
-# ---------------------------------------------------------------- seats
-
-
-def join_pool(slot: int, bond: int) -> Call:
-    """Deposit a bond for a slot of its pool: an empty one, or the next after the last."""
-    return Call("joinPool", (slot,), bond)
-
-
-def leave_pool(bond: int, slot: int) -> Call:
-    """Take back the deposit of a slot that the sender has held for long enough."""
-    return Call("leavePool", (bond, slot))
-
-
-def seal_head(job_id: Digest, count: int, seal: Digest) -> Call:
-    """Post progress on a job with seats, and with the final count what the head's root is sealed as."""
-    return Call("sealHead", (job_id, count, seal))
-
-
-def draw_seats(job: Job, secret: bytes) -> Call:
-    """Draw the seats with the secret that the job's nonce commits to, once the final head is sealed."""
-    return Call("drawSeats", (job.values, secret))
-
-
-def seal_root(job_id: Digest, seat: int, seal: Digest, bond: int) -> Call:
-    """Seal the root that the sender, whose seat it is, has computed, and put up the seat's bond."""
-    return Call("sealRoot", (job_id, seat, seal), bond)
-
-
-def open_head(head: SignedHead, salt: bytes) -> Call:
-    """Post the final head that was sealed, after the time for audits."""
-    return Call("openHead", (head.head.values, head.signature, salt))
-
-
-def claim_seat(job_id: Digest, seat: int, auditor: Address, run_root: Digest, salt: bytes) -> Call:
-    """Open what an auditor sealed, after the job's end, to have the auditor paid."""
-    return Call("claimSeat", (job_id, seat, auditor, run_root, salt))
-
-
-def close_seats(job_id: Digest) -> Call:
-    """Pay out what no seat claimed in time."""
-    return Call("closeSeats", (job_id,))
-
-
-# ---------------------------------------------------------------- games
-
-
-def read_game(game_id: Digest) -> Call:
-    """Read what the board stores about a game; the result is a `GameRecord`."""
-    return Call("game", (game_id,))
-
-
-def challenge(head: SignedHead, nonce: int, challenger_stake: int) -> Call:
-    """Start a game against a head and pay the challenger's stake."""
-    return Call("challenge", (head.head.values, head.signature, nonce), challenger_stake)
-
-
-def concede(game_id: Digest) -> Call:
-    """Give up a game, whoever is to move in it. The sender is one of its sides."""
-    return Call("concede", (game_id,))
-
-
-def enter(state: GameState, signature: bytes) -> Call:
-    """Go on from a state that the other side signed, and that is later than the one on the chain."""
-    return Call("enter", _signed_state(state, signature))
-
-
-def enter_and_prove(state: GameState, signature: bytes, move: Prove) -> Call:
-    """Enter the state before a proof, which the defender signed, and have the proof judged at once."""
-    return Call("enterAndProve", (*_signed_state(state, signature), proof_argument(move), move.salt, opened(state)))
-
-
-def report_fork(fork: Fork) -> Call:
-    """Show that one side signed two snapshots for one sequence number of a game."""
-    return Call("reportFork", fork.values)
-
-
-def _signed_state(state: GameState, signature: bytes) -> tuple[Any, ...]:
-    return (state.game_id, state.moves, Snapshot.of(state).encode(), signature)
-
-
-def timeout(game_id: Digest) -> Call:
-    """Claim that the side to move has run out of time."""
-    return Call("timeout", (game_id,))
-
-
-def reclaim(game_id: Digest) -> Call:
-    """Give back the challenger's stake of a game whose job was slashed in the meantime."""
-    return Call("reclaim", (game_id,))
+def _spread(value: Any) -> tuple[Any, ...]:
+    """The arguments for one field: a struct, the parts of what somebody signed, or the value itself."""
+    match value:
+        case Job():
+            return (value.values,)
+        case SignedHead() | LogReceipt():
+            return value.head.values, value.signature
+        case Concession():
+            return value.head.values, value.prover, value.signature
+        case Fork() | tx.Enter():
+            return value.values
+        case Prove():
+            return proof_argument(value), value.salt
+    return (value,)
 
 
 def move_call(state: GameState, move: Move) -> Call:

@@ -7,7 +7,6 @@ from typing import Any, Final, Self
 from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
 
-from tiebreak.protocol.chain import calls
 from tiebreak.protocol.chain.abi import decode_revert, read_log
 from tiebreak.protocol.chain.artifacts import (
     BOARD,
@@ -18,7 +17,7 @@ from tiebreak.protocol.chain.artifacts import (
     creation_code,
     creation_gas,
 )
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
 from tiebreak.protocol.chain.gas import gas_limit
 from tiebreak.protocol.chain.headers import rlp
@@ -31,6 +30,7 @@ from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties.fees import first_bid
+from tiebreak.protocol.parties.transactions import Challenge
 from tiebreak.protocol.tags import Digest
 
 RECEIPT_SECONDS: Final = 180
@@ -153,7 +153,7 @@ class Chain:
     # ------------------------------------------------------------------ transactions
 
     def send(self, signer: Signer, call: Call) -> Receipt:
-        """Make one of the calls that `tiebreak.protocol.chain.calls` builds."""
+        """Make a call, such as that of a transaction (`Call.of`)."""
         data = call.data
         to = self.deployment.named()[call.contract]
         return self._receipt(self._transact(signer, to, data, call.value, gas_limit(call)), len(data))
@@ -196,12 +196,12 @@ class Chain:
         """Start a game against a head and pay the challenger's stake. Returns the game's id and the receipt."""
         state = self.job_state(head.head.job_id)
         stake = state.challenger_stake << state.open_games
-        receipt = self.send(challenger, calls.challenge(head, nonce, stake))
+        receipt = self.send(challenger, Call.of(Challenge(head=head, nonce=nonce), stake))
         return Digest(receipt.event("GameStarted").values["gameId"]), receipt
 
     def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
         """Make a move. `state` is the game before it, as the mover knows it; a proof shows again what was opened."""
-        return self.send(mover, calls.move_call(state, move))
+        return self.send(mover, move_call(state, move))
 
     def pass_until(self, instant: int) -> None:
         """Let time pass to an instant, unless it has come. Raises `NodeError` for all but development nodes."""
@@ -221,7 +221,7 @@ class Chain:
 
     def game_state(self, game_id: Digest) -> GameRecord:
         """The board's record of a game. Its phase is 0 if there is no such game."""
-        found: GameRecord = self._read(calls.read_game(game_id))
+        found: GameRecord = self._read(Call("game", (game_id,)))
         return found
 
     @property

@@ -9,6 +9,7 @@ from typing import Final
 
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
+from tiebreak.protocol.parties.transactions import MOVE_GAS, TRANSACTIONS, MakeMove
 
 BASE: Final = 21_000
 BYTE: Final = 40
@@ -20,48 +21,10 @@ MARGIN: Final = (3, 2)
 MOST: Final = 1 << 24
 """The most gas that one transaction may have (EIP-7825)."""
 UNMEASURED: Final = 400_000
-EXECUTED: Final = {
-    "createJob": 276_315,
-    "cancelJob": 46_000,
-    "acceptJob": 66_935,
-    "postHead": 70_763,
-    "settle": 70_000,
-    "abandon": 67_835,
-    "acknowledge": 64_000,
-    "part": 75_000,
-    "withdraw": 31_000,
-    "joinPool": 69_441,
-    "leavePool": 51_100,
-    "sealHead": 89_728,
-    "drawSeats": 91_502,
-    "sealRoot": 175_000,
-    "openHead": 85_083,
-    "claimSeat": 70_039,
-    "closeSeats": 69_161,
-    "reportEquivocation": 135_000,
-    "reportInconsistency": 135_000,
-    "reportConcession": 135_000,
-    "challenge": 175_000,
-    "reclaim": 58_000,
-    "timeout": 135_000,
-    "concede": 135_000,
-    "reportFork": 135_000,
-    "enter": 150_000,
-    "descend": 75_000,
-    "select": 76_000,
-    "openSteps": 95_101,
-    "openValues": 103_644,
-    "openTensor": 123_000,
-    "openChunk": 89_876,
-    "selectElement": 62_000,
-    "openTerms": 109_283,
-    "prove": 790_000,
-    "enterAndProve": 790_000,
-}
-"""The most gas that a transaction of each function was measured to use, at least.
+EXECUTED: Final = {wanted.FUNCTION: wanted.GAS for wanted in TRANSACTIONS if wanted is not MakeMove} | MOVE_GAS
+"""The most gas that a transaction of each function was measured to use, at least, as it is declared.
 
-A function that ends a game with a payout has the payout's gas. Those of seats allow for an account's first credit or a
-first slot, and `sealRoot` for 31 empty slots that are drawn before. `tests/chain/test_gas.py` compares this table with
+A function that ends a game with a payout has the payout's gas. `tests/chain/test_gas.py` compares this table with
 `contracts/snapshots`, `contracts/.gas-snapshot` and `benchmarks/results`.
 """
 

@@ -15,6 +15,7 @@ from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import Data, Fields, Uint, pack, unpack
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.machine import PartyMachine, is_active
@@ -146,7 +147,7 @@ class WatcherParty(PartyMachine):
             if other is not head:
                 yield other, head
 
-    def contradiction(self, job: PublicJob) -> e.ReportInconsistency | None:
+    def contradiction(self, job: PublicJob) -> tx.ReportInconsistency | None:
         """Two heads of a job with different records in one place; None if there are none among the leaves it was shown.
 
         No replay is needed for it. Heads of one count are `conflicts`.
@@ -157,7 +158,7 @@ class WatcherParty(PartyMachine):
             if not theirs.startswith(ours):
                 position = next(i for i in count() if ours[32 * i : 32 * i + 32] != theirs[32 * i : 32 * i + 32])
                 opened = (_opened(job.job, head, data, position) for head, data in ((first, ours), (second, theirs)))
-                return e.ReportInconsistency(position=position, first=next(opened), second=next(opened))
+                return tx.ReportInconsistency(position=position, first=next(opened), second=next(opened))
         return None
 
     def finding(self, head: SignedHead) -> Finding | None:
@@ -234,11 +235,11 @@ class AuditorParty(Player, Sitter, WatcherParty):
     def _watch(self, job: PublicJob) -> None:
         conceded, place = self.records.get(("conceded", job.id)), ("concession", job.id)
         if is_active(job) and conceded is not None and not self.is_given_up(place):
-            self.want(place, e.ReportConcession(concession=Concession.decode(conceded)))
+            self.want(place, tx.ReportConcession(concession=Concession.decode(conceded)))
             return  # a game would be dearer, and bring no more
         for first, second in self.conflicts(job.id):
             if is_active(job) and self.reports(first, second):
-                self.want(("report", job.id), e.Report(first=first, second=second))
+                self.want(("report", job.id), tx.Report(first=first, second=second))
                 break
         found = self.contradiction(job) if is_active(job) else None
         if found is not None and self.reports(found.first.head, found.second.head):
@@ -266,11 +267,10 @@ class AuditorParty(Player, Sitter, WatcherParty):
             self.alarm(f"{_name(head)} is false, but nobody can challenge it now", is_error=not job.is_sealed)
             return False
         # Games that others start just before this one raise its price; each try pays for one more.
-        more = self.refusals(place)
-        price = self.board.price(job, more)
-        if not self.affords(place, job.job, price):
+        challenge = tx.Challenge(head=head, nonce=nonce, more=self.refusals(place))
+        if not self.affords(place, job.job, self.board.stake_of(challenge)):
             return False
-        self.want(place, e.Challenge(head=head, nonce=nonce, more=more), deadline=job.window_end, wei=price)
+        self.want(place, challenge, deadline=job.window_end)
         return True
 
 
@@ -282,9 +282,9 @@ def _leaves_of(head: SignedHead) -> Place:
     return ("leaves", head.head.job_id, head.head.count, head.head.run_root)
 
 
-def _opened(job: Job, head: SignedHead, leaves: bytes, position: int) -> e.OpenedHead:
+def _opened(job: Job, head: SignedHead, leaves: bytes, position: int) -> tx.OpenedHead:
     tree = Tree([leaves[i : i + 32] for i in range(0, len(leaves), 32)], job.run_depth)
-    return e.OpenedHead(head=head, leaf=tree.node(0, position), siblings=tuple(tree.proof(position)))
+    return tx.OpenedHead(head=head, leaf=tree.node(0, position), siblings=tuple(tree.proof(position)))
 
 
 def _name(head: SignedHead) -> str:

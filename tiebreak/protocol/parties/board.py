@@ -15,6 +15,7 @@ from tiebreak.protocol.commitments.seats import ATTEMPTS, slot_of
 from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
 
 BURNED: Final = Address(bytes(18) + b"\xde\xad")
@@ -275,6 +276,19 @@ class Board:
     def price(self, job: PublicJob, more: int = 0) -> int:
         """Wei that a challenge costs now, or once `more` games are open in addition."""
         return job.job.challenger_stake << min(len(self.open_games(job.id)) + more, MAX_GAMES - 1)
+
+    def stake_of(self, wanted: tx.Transaction) -> int:
+        """Wei that a transaction puts up now: a stake, a bond or a deposit. Raises `KeyError` without its job."""
+        match wanted:
+            case tx.AcceptJob(job_id=job_id):
+                return self.jobs[job_id].job.trainer_stake
+            case tx.Challenge(head=head, more=more):
+                return self.price(self.jobs[head.head.job_id], more)
+            case tx.JoinPool(bond=bond):
+                return bond
+            case tx.SealRoot(job_id=job_id):
+                return self.jobs[job_id].job.seat_bond
+        return 0
 
     def credit(self, account: Address) -> int:
         """Wei that an account can withdraw."""

@@ -11,6 +11,7 @@ from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.terms import objections_to_paying, objections_to_seats
@@ -149,7 +150,7 @@ class ClientParty(PartyMachine):
             if signature is None:
                 self._offer(draft)
             else:
-                self.want(("create", job_id), e.CreateJob(job=draft, signature=signature))
+                self.want(("create", job_id), tx.CreateJob(job=draft, signature=signature))
         for job in self.jobs():
             if job.job.client == self.address:
                 with self.apart(f"job {job.id.hex()[:8]}"):
@@ -165,7 +166,7 @@ class ClientParty(PartyMachine):
 
     def _follow(self, job: PublicJob) -> None:
         if job.status is JobStatus.OFFERED and self.has_come(job.last_progress + self.patience(job)):
-            self.want(("cancel", job.id), e.CancelJob(job_id=job.id))
+            self.want(("cancel", job.id), tx.CancelJob(job_id=job.id))
         if job.job.seats:
             self._seat(job)
         if not is_active(job):
@@ -176,13 +177,13 @@ class ClientParty(PartyMachine):
         grace = GRACE_BLOCKS * self.pace.block_seconds
         for game in games:  # a game that nobody ends would keep the job from ending
             if self.has_come(game.state.deadline + grace + 1):
-                self.want(("timeout", game.id, game.state.moves), e.ClaimTimeout(game_id=game.id))
+                self.want(("timeout", game.id, game.state.moves), tx.ClaimTimeout(game_id=game.id))
                 return
         parts = job.job.is_logged and job.head_count > 0
         if games or not (job.lacks_receipts or not job.has_final_head):
             return
         if self.has_come((job.parting + grace if parts else job.due) + 1) and self.gives_up(job):
-            ending = e.Part(job_id=job.id) if parts else e.Abandon(job_id=job.id)
+            ending = tx.Part(job_id=job.id) if parts else tx.Abandon(job_id=job.id)
             self.want(("part" if parts else "abandon", job.id, job.head_count), ending)
 
     def _sign_for_logs(self, job: PublicJob) -> None:
@@ -204,16 +205,16 @@ class ClientParty(PartyMachine):
         place = ("receipt", job.id, job.head_count)
         if job.receipts < job.head_count and place in self.records and self.has_come(job.parting - window // LOOKS):
             receipt = LogReceipt.decode(self.records[place])
-            self.want(("acknowledge", job.id, job.head_count), e.Acknowledge(receipt=receipt))
+            self.want(("acknowledge", job.id, job.head_count), tx.Acknowledge(receipt=receipt))
 
     def _seat(self, job: PublicJob) -> None:
         """Draw the seats when the trainer is bound, and take back the fees that nobody earned."""
         secret, seating = self.records.get(("secret", job.id)), job.seating
         waits = is_active(job) and job.is_sealed and seating.seed is None and self.now <= job.window_end
         if waits and secret is not None and self.draws(job):
-            self.want(("draw", job.id), e.DrawSeats(job=job.job, secret=secret), deadline=job.window_end)
+            self.want(("draw", job.id), tx.DrawSeats(job=job.job, secret=secret), deadline=job.window_end)
         if self._has_fees(job) and self.has_come(job.claim_end + 1):
-            self.want(("close", job.id), e.CloseSeats(job_id=job.id))
+            self.want(("close", job.id), tx.CloseSeats(job_id=job.id))
 
     def _has_fees(self, job: PublicJob) -> bool:
         """Whether fees of a job that has ended are its own again: not if it is settled without a draw."""

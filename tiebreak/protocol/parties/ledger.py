@@ -24,7 +24,7 @@ from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Concede, Phase, Side
 from tiebreak.protocol.game.snapshot import Standing, opened
 from tiebreak.protocol.game.state import GameState
-from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import BURNED, Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.posts import Body, MoveBody, Post, ReceiptBody, TransactionBody
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
@@ -35,9 +35,6 @@ MAX_EARLY: Final = 64
 """Messages that are kept of a game that has not begun here."""
 MAX_EARLY_BYTES: Final = 1 << 24
 """Bytes of such messages of all games; those of the game that was talked about first are forgotten first."""
-_ON_SEATS: Final = (
-    e.JoinPool, e.LeavePool, e.SealHead, e.DrawSeats, e.SealRoot, e.OpenHead, e.ClaimSeat, e.CloseSeats,
-)  # fmt: skip
 
 Effect = Callable[[], None]
 
@@ -112,29 +109,31 @@ class Ledger:
         self._early_bytes -= sum(_size(data) for _, data in found)
         return found
 
-    def take(self, sender: Address, wanted: e.Transaction, now: int) -> None:
+    def take(self, sender: Address, wanted: tx.Transaction, now: int) -> None:
         """Carry out a transaction, at an instant not before the last. Raises `Refusal`; then nothing has changed."""
         self.judge(sender, wanted, now)()
         self.board.height += 1
 
-    def judge(self, sender: Address, wanted: e.Transaction, now: int) -> Effect:
+    def judge(self, sender: Address, wanted: tx.Transaction, now: int) -> Effect:
         """The effect of a transaction. Raises `Refusal` for one that the contracts would refuse."""
         match wanted:
-            case e.CreateJob():
+            case tx.CreateJob():
                 return self._create(sender, wanted, now)
-            case e.Withdraw():
+            case tx.Withdraw():
                 raise Refusal("NothingToWithdraw", "there is no money without a chain")
-            case e.Challenge():
+            case tx.Challenge():
                 return self._challenge(sender, wanted, now)
-            case e.MakeMove() | e.Enter() | e.EnterAndProve() | e.ReportFork() | e.ClaimTimeout() | e.Reclaim():
-                return self._play(sender, wanted, now)
-        if isinstance(wanted, _ON_SEATS):
-            raise Refusal("NoSeats", "there are no seats without a chain")
-        return self._on_job(sender, wanted, now)
+            case tx.OnSeats():
+                raise Refusal("NoSeats", "there are no seats without a chain")
+        job, game = tx.subject_of(wanted)
+        if game is not None:
+            return self._play(sender, wanted, game, now)
+        assert job is not None, "all others name a job"
+        return self._on_job(sender, wanted, self.board.jobs.get(job), now)
 
     # ------------------------------------------------------------------ jobs
 
-    def _create(self, sender: Address, wanted: e.CreateJob, now: int) -> Effect:
+    def _create(self, sender: Address, wanted: tx.CreateJob, now: int) -> Effect:
         job = wanted.job
         _require(sender == job.client, "WrongCaller")
         _require(not job.seats, "InvalidJob", "seats need a chain")
@@ -147,44 +146,45 @@ class Ledger:
 
         return effect
 
-    def _on_job(self, sender: Address, wanted: Any, now: int) -> Effect:  # noqa: C901  # one case a transaction
-        found = self.board.jobs.get(_job_of(wanted))
-        needed = JobStatus.OFFERED if isinstance(wanted, e.CancelJob | e.AcceptJob) else JobStatus.ACTIVE
+    def _on_job(  # noqa: C901  # one case a transaction
+        self, sender: Address, wanted: tx.Transaction, found: PublicJob | None, now: int
+    ) -> Effect:
+        needed = JobStatus.OFFERED if isinstance(wanted, tx.CancelJob | tx.AcceptJob) else JobStatus.ACTIVE
         if found is None or found.status is not needed:
             raise Refusal("WrongJobStatus", f"expected {needed.name}, got {'none' if found is None else found.status}")
         job, both = found.job, found.job.reward + found.job.trainer_stake
         match wanted:
-            case e.CancelJob():
+            case tx.CancelJob():
                 _require(sender == job.client, "WrongCaller")
                 return partial(self._end, found, JobStatus.CANCELLED, now, {job.client: job.reward})
-            case e.AcceptJob():
+            case tx.AcceptJob():
                 _require(sender == job.trainer, "WrongCaller")
                 return partial(self._accept, found, now)
-            case e.PostHead(head=head):
+            case tx.PostHead(head=head):
                 self._check_head(head, job)
                 _require(head.head.count > found.head_count, "HeadNotAscending")
                 _require(now <= found.due, "WindowClosed")
                 return partial(self._post, found, head, now)
-            case e.Report(first=first, second=second):
+            case tx.Report(first=first, second=second):
                 same = (first.head.job_id, first.head.count) == (second.head.job_id, second.head.count)
                 _require(same and first.head.run_root != second.head.run_root, "NoEquivocation")
                 return self._slashing(found, sender, now, (first, second), "equivocation")
-            case e.ReportInconsistency():
+            case tx.ReportInconsistency():
                 for opening in (wanted.first, wanted.second):
                     _check_opened(wanted.position, opening, job)
                 _require(wanted.first.leaf != wanted.second.leaf, "NoInconsistency")
                 return self._slashing(found, sender, now, (wanted.first.head, wanted.second.head), "inconsistency")
-            case e.ReportConcession(concession=conceded):
+            case tx.ReportConcession(concession=conceded):
                 _signed(lambda: conceded.verify(job, self.domain))
                 return partial(self._slash, found, conceded.prover, now)
-            case e.Acknowledge(receipt=receipt):
+            case tx.Acknowledge(receipt=receipt):
                 return self._acknowledge(found, receipt)
-            case e.Settle():
+            case tx.Settle():
                 _require(found.has_final_head, "FinalHeadMissing")
                 _require(not found.lacks_receipts, "ReceiptMissing")
                 self._require_over(found, found.window_end, now)
                 return partial(self._end, found, JobStatus.SETTLED, now, {job.trainer: both})
-            case e.Abandon():
+            case tx.Abandon():
                 _require(not (job.is_logged and found.head_count), "HeadsPosted")
                 _require(not found.has_final_head, "FinalHeadPosted")
                 self._require_over(found, found.due, now)
@@ -256,7 +256,7 @@ class Ledger:
 
     # ------------------------------------------------------------------ games
 
-    def _challenge(self, sender: Address, wanted: e.Challenge, now: int) -> Effect:
+    def _challenge(self, sender: Address, wanted: tx.Challenge, now: int) -> Effect:
         head = wanted.head
         found = self.board.jobs.get(head.head.job_id)
         if found is None or found.status is not JobStatus.ACTIVE:
@@ -278,18 +278,17 @@ class Ledger:
 
         return effect
 
-    def _play(self, sender: Address, wanted: Any, now: int) -> Effect:
-        named = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
-        game = self.board.games.get(named.fork.game_id if isinstance(named, e.ReportFork) else named.game_id)
+    def _play(self, sender: Address, wanted: tx.Transaction, number: Digest, now: int) -> Effect:
+        game = self.board.games.get(number)
         if game is None:
             raise Refusal("NoSuchGame")
         _require(not game.is_over, "GameIsOver")
-        if isinstance(wanted, e.Reclaim):
+        if isinstance(wanted, tx.Reclaim):
             _require(game.job.status is JobStatus.SLASHED, "WrongJobStatus")
             return partial(self._void, game, now)
         state, line = self._after(game, sender, wanted, now)
         _require(not state.is_over or game.job.status is JobStatus.ACTIVE, "WrongJobStatus")
-        return partial(self._moved, game, state, line, now, entered=isinstance(wanted, e.Enter | e.EnterAndProve))
+        return partial(self._moved, game, state, line, now, entered=isinstance(wanted, tx.Enter | tx.EnterAndProve))
 
     def _after(self, game: PublicGame, sender: Address, wanted: Any, now: int) -> tuple[GameState, list[Any]]:
         """The state that a transaction leads to, and the line of moves to it."""
@@ -297,21 +296,21 @@ class Ledger:
         if sender == game.job.job.trainer == game.challenger:
             side = Side.DEFENDER
         match wanted:
-            case e.ClaimTimeout():
+            case tx.ClaimTimeout():
                 return _ruled("ClockRunning", lambda: rules.timeout(game.state, now)), game.moves
-            case e.ReportFork(fork=fork):
+            case tx.ReportFork(fork=fork):
                 return rules.forked(game.state, self._forked(game, fork)), game.moves
-            case e.MakeMove(move=Concede() as move):
+            case tx.MakeMove(move=Concede() as move):
                 if side is None:
                     raise Refusal("NotASide")
                 return rules.concede(game.state, side, now), [*game.moves, move]
-            case e.MakeMove(move=move):
+            case tx.MakeMove(move=move):
                 _require(move.KIND is game.state.phase and wanted.sequence == game.state.moves, "WrongPhase")
                 _require(sender == game.mover(), "NotYourTurn")
                 _require(now <= game.state.deadline, "ClockExhausted")
                 _require(now >= game.state.earliest, "TooEarly")
                 return _ruled("IllegalMove", lambda: rules.apply(game.state, move, now)), [*game.moves, move]
-            case e.Enter():
+            case tx.Enter():
                 _require(side is not None, "NotASide")
                 _require(game.state.talks(now), "TalkIsOver")
                 _require(wanted.sequence > game.state.moves, "StaleState")
@@ -324,7 +323,7 @@ class Ledger:
         _require(wanted.opened == opened(later), "WrongOpened")
         return _ruled("IllegalMove", lambda: rules.prove_signed(game.state, later, wanted.move)), [*line, wanted.move]
 
-    def _signed(self, game: PublicGame, sender: Address, wanted: e.Enter) -> tuple[GameState, list[Any]]:
+    def _signed(self, game: PublicGame, sender: Address, wanted: tx.Enter) -> tuple[GameState, list[Any]]:
         other = game.challenger if sender == game.job.job.trainer else game.job.job.trainer
         snapshot = tagged_hash(Tag.SNAPSHOT, wanted.snapshot)
         standing = Standing(game_id=game.id, sequence=wanted.sequence, snapshot=snapshot)
@@ -395,40 +394,14 @@ def _ruled(name: str, rule: Callable[[], GameState]) -> GameState:
         raise Refusal(name, str(error)) from error
 
 
-def _check_opened(position: int, opening: e.OpenedHead, job: Job) -> None:
+def _check_opened(position: int, opening: tx.OpenedHead, job: Job) -> None:
     head = opening.head.head
     _require(position < head.count, "NoRecord")
     _require(len(opening.siblings) == job.run_depth, "WrongSiblingCount")
     _require(fold(opening.leaf, position, opening.siblings) == head.run_root, "WrongRoot")
 
 
-def job_of(wanted: Any, board: Board) -> Digest | None:
+def job_of(wanted: tx.Transaction, board: Board) -> Digest | None:
     """The job that a transaction is about; None if it is about none that the board shows."""
-    named = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
-    match named:
-        case e.CreateJob(job=job):
-            return job.id
-        case e.Challenge(head=head):
-            return head.head.job_id
-        case e.MakeMove() | e.Enter() | e.ClaimTimeout() | e.Reclaim() | e.ReportFork():
-            number = named.fork.game_id if isinstance(named, e.ReportFork) else named.game_id
-            return board.games[number].job.id if number in board.games else None
-        case e.Withdraw():
-            return None
-    return _job_of(named)
-
-
-def _job_of(wanted: Any) -> Digest:
-    match wanted:
-        case e.PostHead(head=head):
-            return head.head.job_id
-        case e.Report(first=first):
-            return first.head.job_id
-        case e.ReportInconsistency(first=first):
-            return first.head.head.job_id
-        case e.Acknowledge(receipt=receipt):
-            return receipt.head.job_id
-        case e.ReportConcession(concession=concession):
-            return concession.head.job_id
-    found: Digest = wanted.job_id
-    return found
+    job, game = tx.subject_of(wanted)
+    return board.games[game].job.id if game in board.games else job

@@ -16,6 +16,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
 from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.terms import Means, Pace
@@ -184,7 +185,7 @@ class PartyMachine:
     def _collect(self) -> None:
         """Withdraw only once nothing more can come, to need one transaction instead of many."""
         if self.board.credit(self.address) > 0 and not self.has_business():
-            self.want(("withdraw",), e.Withdraw(to=self.address))
+            self.want(("withdraw",), tx.Withdraw(to=self.address))
 
     def has_business(self) -> bool:
         """Whether its own money may still move, because a job or game that it takes part in goes on."""
@@ -241,18 +242,14 @@ class PartyMachine:
             self.do(e.Start(work=work))
 
     def want(
-        self, place: Place, transaction: e.Transaction, *, deadline: int | None = None, untried: bool = False,
-        wei: int = 0,
-    ) -> None:  # fmt: skip
-        """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block.
-
-        wei: the amount that it puts up, if `affords` was asked about it.
-        """
+        self, place: Place, transaction: tx.Transaction, *, deadline: int | None = None, untried: bool = False
+    ) -> None:
+        """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again each block."""
         assert self._key is not None, "a party without a key sends no transaction"
         sending = self._sending.setdefault(place, _Sending())
         if sending.is_pending or sending.is_given_up or not self.has_come(sending.retry_at):
             return
-        sending.is_pending, sending.wei = True, wei
+        sending.is_pending, sending.wei = True, self.board.stake_of(transaction)
         self.do(e.Transact(place=place, transaction=transaction, deadline=deadline, untried=untried))
 
     def refusals(self, place: Place) -> int:

@@ -14,10 +14,11 @@ from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, Transcript, leads_on
 from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Prove, Side
-from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Snapshot, opened
+from tiebreak.protocol.game.snapshot import Fork, Snapshot
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.packing import pack, unpack
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.machine import PartyMachine
@@ -123,7 +124,7 @@ class Player(PartyMachine):
         if game.is_stopped:
             waits = not game.is_over and game.job.status is JobStatus.SLASHED  # by another game or a report
             if waits and side is Side.CHALLENGER and self.reclaims(game):
-                self.want(("reclaim", game.id), e.Reclaim(game_id=game.id))
+                self.want(("reclaim", game.id), tx.Reclaim(game_id=game.id))
             return
         if not self.plays(game) or self._talk(game, side):
             return
@@ -131,7 +132,7 @@ class Player(PartyMachine):
         if game.state.mover is side:
             self._in_turn(view)
         elif self.has_come(game.state.deadline + 1) and self.claims_timeout(view):
-            self.want(("timeout", game.id, game.state.moves), e.ClaimTimeout(game_id=game.id))
+            self.want(("timeout", game.id, game.state.moves), tx.ClaimTimeout(game_id=game.id))
 
     # ------------------------------------------------------------------ decisions
 
@@ -212,7 +213,7 @@ class Player(PartyMachine):
             self.record(place, pack(_MOVE.pack(move)))  # from here on, the party never makes another move in this turn
         self.want(
             place,
-            e.MakeMove(game_id=view.game.id, sequence=turn[1], move=move),
+            tx.MakeMove(game_id=view.game.id, sequence=turn[1], move=move),
             deadline=view.state.deadline,
             untried=untried,
         )
@@ -247,7 +248,7 @@ class Player(PartyMachine):
     def _talk(self, game: PublicGame, side: Side) -> bool:
         """Go on with the talk, or take it to the chain. Returns False if it is time to play on the chain."""
         if (evidence := self.records.get(("fork", game.id))) and self.reports_fork(game):
-            self.want(("forked", game.id), e.ReportFork(fork=Fork.decode(evidence)))
+            self.want(("forked", game.id), tx.ReportFork(fork=Fork.decode(evidence)))
         chain, talk = game.state, self.transcript(game)
         view = GameView(game=game, side=side, talk=talk)
         if not chain.talks(self.now) or not talk.passed(chain):
@@ -260,7 +261,7 @@ class Player(PartyMachine):
         if found is None or found[0].moves <= chain.moves or not self.enters(view):
             return False
         place: Place = ("enter", game.id, found[0].moves)
-        self.want(place, _entering(*found), deadline=chain.last - 1)
+        self.want(place, tx.Enter.of(found[0], found[1].signature), deadline=chain.last - 1)
         self.has_come(chain.last)
         return not self.is_given_up(place)
 
@@ -271,7 +272,7 @@ class Player(PartyMachine):
         is_over = self.has_come(chain.last - self.pace.sending(ENTERING if state.mover is view.side else 1))
         move = self._due_in_talk(view)
         if isinstance(move, Concede):
-            self.want(("concede", view.game.id), e.MakeMove(game_id=view.game.id, sequence=chain.moves, move=move))
+            self.want(("concede", view.game.id), tx.MakeMove(game_id=view.game.id, sequence=chain.moves, move=move))
             return True
         if isinstance(move, Prove):
             proves = self._proves(view, move)
@@ -293,7 +294,7 @@ class Player(PartyMachine):
         if signed is None or signed[0].moves < view.state.moves:
             return False if view.game.state.moves == view.state.moves else None
         place: Place = ("prove", view.game.id, view.state.moves)
-        proof = e.EnterAndProve(entered=_entering(*signed), move=move, opened=opened(view.state))
+        proof = tx.EnterAndProve.of(signed[0], signed[1].signature, move)
         # A party that sees it and seals its answer can prove that a clock later.
         self.want(place, proof, deadline=self.now + view.game.job.job.clock)
         return not self.is_given_up(place)
@@ -412,11 +413,6 @@ def _turn_in(view: GameView) -> Turn:
 
 def _turn_of(work: e.Gather) -> Turn:
     return (work.game_id, work.sequence, work.snapshot, work.said is not None)
-
-
-def _entering(state: GameState, signed: SignedStanding) -> e.Enter:
-    snapshot = Snapshot.of(state).encode()
-    return e.Enter(game_id=signed.game_id, sequence=signed.sequence, snapshot=snapshot, signature=signed.signature)
 
 
 def _move_in(data: bytes) -> Move:

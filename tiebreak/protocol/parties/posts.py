@@ -16,22 +16,20 @@ sender signed the content. `check_author` then decides (5) whether this sender m
 """
 
 import re
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
-from typing import Annotated, Any, ClassVar, Final, Self, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from eth_hash.auto import keccak
 
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
-from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
-from tiebreak.protocol.commitments.job import Account, Concession, Head, Job, LogReceipt, SignedHead, game_id
+from tiebreak.protocol.commitments.eip712 import Address, Domain, TypedData, hash_struct, typed_digest
+from tiebreak.protocol.commitments.job import Account, Job, game_id
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
-from tiebreak.protocol.game.moves import AnyMove, Move, Prove
-from tiebreak.protocol.game.snapshot import MAX_RECEIPT_BYTES, Fork, Signature, SignedStanding
+from tiebreak.protocol.game.snapshot import MAX_RECEIPT_BYTES, Signature, SignedStanding
 from tiebreak.protocol.packing import (
     U64,
     Data,
@@ -39,7 +37,6 @@ from tiebreak.protocol.packing import (
     FieldType,
     ListOf,
     OneOf,
-    Packed,
     Raw,
     Record,
     Root,
@@ -48,6 +45,15 @@ from tiebreak.protocol.packing import (
     unpack,
 )
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.transactions import (
+    AnyConcession,
+    AnyHead,
+    AnyJob,
+    AnyReceipt,
+    AnyTransaction,
+    Transaction,
+    subject_of,
+)
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 MAX_BODY_BYTES: Final = 1 << 18
@@ -57,7 +63,6 @@ MAX_LEAVES: Final = 7_000
 """Leaves of a run tree in one post. A longer run is shown without its leaves; they are in the files it publishes."""
 MAX_FILES: Final = 1_500
 MAX_LOSSES: Final = 4_096
-MAX_SIBLINGS: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,63}){0,3}")
 
 
@@ -76,114 +81,6 @@ class PostKind(IntEnum):
     CONCESSION = 12
 
 
-# ---------------------------------------------------------------- kinds of fields
-
-
-@dataclass(frozen=True, slots=True)
-class Signed(FieldType):
-    """A head with a signature, packed as job id, count, run root, signature."""
-
-    type: type[SignedHead] | type[LogReceipt]
-
-    def check(self, name: str, value: Any) -> None:
-        if type(value) is not self.type:
-            raise EncodingError(f"{name}: expected {self.type.__name__}, got {type(value).__name__}")
-        Raw(keys.SIGNATURE_BYTES).check(name, value.signature)
-
-    def pack(self, value: Any) -> Packed:
-        return (*value.head.pack(), value.signature)
-
-    def unpack(self, name: str, item: Any) -> Any:
-        found = Fields(name, item, 4)
-        head = Head.unpack(name, [found.next()[1] for _ in range(3)])
-        return self.type(head=head, signature=found.take(Raw(keys.SIGNATURE_BYTES)))
-
-
-@dataclass(frozen=True, slots=True)
-class Whole(FieldType):
-    """A value of a plain dataclass of transactions, packed as the array of its fields."""
-
-    type: type[Any]
-
-    def check(self, name: str, value: Any) -> None:
-        if type(value) is not self.type:
-            raise EncodingError(f"{name}: expected {self.type.__name__}, got {type(value).__name__}")
-        for field, kind in _kinds(cast("Hashable", self.type)).items():
-            kind.check(f"{self.type.__name__}.{field}", getattr(value, field))
-
-    def pack(self, value: Any) -> Packed:
-        return tuple(kind.pack(getattr(value, name)) for name, kind in _kinds(cast("Hashable", self.type)).items())
-
-    def unpack(self, name: str, item: Any) -> Any:
-        kinds = _kinds(cast("Hashable", self.type))
-        found = Fields(name, item, len(kinds))
-        return self.type(**{field: kind.unpack(*found.next()) for field, kind in kinds.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class AnyProof(AnyMove):
-    def check(self, name: str, value: Any) -> None:
-        if type(value) is not Prove:
-            raise EncodingError(f"{name}: expected a proof, got {type(value).__name__}")
-
-
-TRANSACTIONS: Final[tuple[type[Any], ...]] = (
-    e.CreateJob, e.CancelJob, e.AcceptJob, e.PostHead, e.Report, e.ReportInconsistency, e.Acknowledge, e.Settle,
-    e.Abandon, e.Part, e.JoinPool, e.LeavePool, e.SealHead, e.DrawSeats, e.SealRoot, e.OpenHead, e.ClaimSeat,
-    e.CloseSeats, e.Challenge, e.MakeMove, e.Enter, e.EnterAndProve, e.ReportFork, e.ClaimTimeout, e.Reclaim,
-    e.Withdraw, e.ReportConcession,
-)  # fmt: skip
-"""The transactions by their number in a post, which never changes."""
-_BYTES: Final = Data(4096)
-_FIELDS: Final[dict[Any, FieldType]] = {
-    Digest: Raw(32),
-    Address: Raw(ADDRESS_BYTES),
-    int: Uint(64),
-    bytes: _BYTES,
-    Job: OneOf((Job,)),
-    Fork: OneOf((Fork,)),
-    Concession: OneOf((Concession,)),
-    SignedHead: Signed(SignedHead),
-    LogReceipt: Signed(LogReceipt),
-    Move: AnyMove(),
-    Prove: AnyProof(),
-    e.Enter: Whole(e.Enter),
-    e.OpenedHead: Whole(e.OpenedHead),
-}
-
-
-@cache
-def _kinds(transaction: Any) -> dict[str, FieldType]:
-    hints = get_type_hints(transaction)
-    return {field.name: _kind_of(field.name, hints[field.name]) for field in fields(transaction)}
-
-
-def _kind_of(name: str, hint: Any) -> FieldType:
-    if get_origin(hint) is tuple:
-        return ListOf(_FIELDS[get_args(hint)[0]], MAX_SIBLINGS)
-    return Uint(256) if name == "bond" else _FIELDS[hint]
-
-
-@dataclass(frozen=True, slots=True)
-class AnyTransaction(FieldType):
-    """A transaction, packed as its number and the array of its fields."""
-
-    def check(self, name: str, value: Any) -> None:
-        if type(value) not in TRANSACTIONS:
-            raise EncodingError(f"{name}: expected a transaction, got {type(value).__name__}")
-        Whole(type(value)).check(name, value)
-
-    def pack(self, value: Any) -> Packed:
-        return TRANSACTIONS.index(type(value)), Whole(type(value)).pack(value)
-
-    def unpack(self, name: str, item: Any) -> Any:
-        found = Fields(name, item, 2)
-        number = found.take(Uint(8))
-        if number >= len(TRANSACTIONS):
-            raise EncodingError(f"{name}: expected a transaction below {len(TRANSACTIONS)}, got {number}")
-        return Whole(TRANSACTIONS[number]).unpack(*found.next())
-
-
 # ---------------------------------------------------------------- bodies
 
 
@@ -198,10 +95,7 @@ class Body(Record):
 
     def subject(self) -> tuple[Digest | None, Digest | None]:
         """The job and the game that the body itself names; None where it names none."""
-        return None, None
-
-
-_ANY_JOB: Final = OneOf((Job,))
+        return subject_of(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,10 +103,7 @@ class OfferBody(Body):
     """A client's job that asks for its trainer's signature."""
 
     KIND = PostKind.OFFER
-    job: Annotated[Job, _ANY_JOB]
-
-    def subject(self) -> tuple[Digest | None, Digest | None]:
-        return self.job.id, None
+    job: AnyJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,11 +111,8 @@ class AnswerBody(Body):
     """The trainer's signature under a job, or an empty one that declines."""
 
     KIND = PostKind.ANSWER
-    job: Annotated[Job, _ANY_JOB]
+    job: AnyJob
     signature: Annotated[bytes, Data(keys.SIGNATURE_BYTES)]
-
-    def subject(self) -> tuple[Digest | None, Digest | None]:
-        return self.job.id, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,11 +120,8 @@ class HeadBody(Body):
     """The trainer's head, perhaps with the leaves of its run tree."""
 
     KIND = PostKind.HEAD
-    head: Annotated[SignedHead, Signed(SignedHead)]
+    head: AnyHead
     leaves: Annotated[tuple[Digest, ...], ListOf(Raw(32), MAX_LEAVES)] = ()
-
-    def subject(self) -> tuple[Digest | None, Digest | None]:
-        return self.head.head.job_id, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,10 +129,7 @@ class LogReceiptBody(Body):
     """The client's receipt for the logs of a head."""
 
     KIND = PostKind.LOG_RECEIPT
-    receipt: Annotated[LogReceipt, Signed(LogReceipt)]
-
-    def subject(self) -> tuple[Digest | None, Digest | None]:
-        return self.receipt.head.job_id, None
+    receipt: AnyReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,11 +137,8 @@ class GameBody(Body):
     """A challenger's choice of a head, and the nonce of its game. It opens the game's mailbox."""
 
     KIND = PostKind.GAME
-    head: Annotated[SignedHead, Signed(SignedHead)]
+    head: AnyHead
     nonce: U64
-
-    def subject(self) -> tuple[Digest | None, Digest | None]:
-        return self.head.head.job_id, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +226,7 @@ class TransactionBody(Body):
     """A transaction that anybody would have sent to a chain, where there is none."""
 
     KIND = PostKind.TRANSACTION
-    transaction: Annotated[e.Transaction, AnyTransaction()]
+    transaction: Annotated[Transaction, AnyTransaction()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,10 +234,7 @@ class ConcessionBody(Body):
     """The trainer gives up a head, and names whom to pay for it."""
 
     KIND = PostKind.CONCESSION
-    concession: Annotated[Concession, OneOf((Concession,))]
-
-    def subject(self) -> tuple[Digest | None, Digest | None]:
-        return self.concession.head.job_id, None
+    concession: AnyConcession
 
 
 BODIES: Final[dict[int, type[Body]]] = {

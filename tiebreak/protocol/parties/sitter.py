@@ -5,6 +5,7 @@ from typing import Any
 from tiebreak.protocol.commitments.seats import POOL_SECONDS, SALT_BYTES, root_seal, salt_of
 from tiebreak.protocol.packing import Data, Fields, pack, unpack
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.terms import objections_to_sitting
@@ -55,7 +56,7 @@ class Sitter(PartyMachine):
         for bond, number in self.board.slots_of(self.address):
             since = self.board.pools[bond][number].since
             if self.leaves(bond) and self.has_come(since + POOL_SECONDS + 1):
-                self.want(("leave", bond, number, since), e.LeavePool(bond=bond, slot=number))
+                self.want(("leave", bond, number, since), tx.LeavePool(bond=bond, slot=number))
         super().plan()
 
     def has_business(self) -> bool:
@@ -75,7 +76,7 @@ class Sitter(PartyMachine):
             return
         place, spare = ("join", bond), bond + max(0, self.means.most_stake - stake)
         if self.affords(place, job.job, bond + stake, spare=spare, urgent=False):
-            self.want(place, e.JoinPool(bond=bond), wei=bond)
+            self.want(place, tx.JoinPool(bond=bond))
 
     def _seal(self, job: PublicJob) -> None:
         """Seal the root that it computed. The root is in the journal before, so the seal can be opened in any case."""
@@ -95,13 +96,13 @@ class Sitter(PartyMachine):
                     return
                 self.record(place, pack([root, salt_of(self.key, job.id)]))
             seal = root_seal(job.id, self.address, *self._sealed(place))
-            sealing = e.SealRoot(job_id=job.id, seat=seat, seal=seal)
-            self.want(("sit", job.id, seat), sealing, deadline=job.window_end, wei=bond)
+            sealing = tx.SealRoot(job_id=job.id, seat=seat, seal=seal)
+            self.want(("sit", job.id, seat), sealing, deadline=job.window_end)
 
     def _claim(self, job: PublicJob) -> None:
         for place in self._claims(job):
             root, salt = self._sealed(("seat", *place[1:]))
-            claim = e.ClaimSeat(job_id=job.id, seat=int(place[2]), auditor=self.address, run_root=root, salt=salt)
+            claim = tx.ClaimSeat(job_id=job.id, seat=int(place[2]), auditor=self.address, run_root=root, salt=salt)
             self.want(place, claim, deadline=job.claim_end)
 
     def _claims(self, job: PublicJob) -> list[Any]:

@@ -13,6 +13,7 @@ from tiebreak.protocol.commitments.seats import head_seal, salt_of
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.parties.player import Player
@@ -163,7 +164,7 @@ class TrainerParty(Player):
 
     def _follow(self, job: PublicJob) -> None:
         if job.status is JobStatus.OFFERED and self.accepts(job):
-            self.want(("accept", job.id), e.AcceptJob(job_id=job.id), wei=job.job.trainer_stake)
+            self.want(("accept", job.id), tx.AcceptJob(job_id=job.id))
         for game in self.board.games_of(job.id):
             self.play(game, Side.DEFENDER)
         if not is_active(job):
@@ -173,12 +174,12 @@ class TrainerParty(Player):
         if not self._is_through(job):
             return
         if job.is_sealed and self.has_come(job.window_end + 1) and self.opens(job):
-            opened = e.OpenHead(head=self.head(job.job, job.job.checkpoints), salt=salt_of(self.key, job.id))
+            opened = tx.OpenHead(head=self.head(job.job, job.job.checkpoints), salt=salt_of(self.key, job.id))
             self.want(("open", job.id), opened, deadline=job.due)
         if not job.has_final_head or job.lacks_receipts or not self.settles(job):
             return
         if self.has_come(job.window_end + 1) and not self.board.open_games(job.id):
-            self.want(("settle", job.id), e.Settle(job_id=job.id))
+            self.want(("settle", job.id), tx.Settle(job_id=job.id))
 
     def _follow_receipts(self, job: PublicJob) -> None:
         """Post the last receipt once the job can settle with it, or the client could soon part without it; or part."""
@@ -187,11 +188,11 @@ class TrainerParty(Player):
             is_last = count == job.job.checkpoints
             if is_last or self.has_come(job.parting - job.job.challenge_window // _LAST_CALL):
                 receipt = LogReceipt.decode(self.records["receipt", job.id, count])
-                self.want(("acknowledge", job.id, count), e.Acknowledge(receipt=receipt))
+                self.want(("acknowledge", job.id, count), tx.Acknowledge(receipt=receipt))
             return
         is_over = job.head_count > 0 and self.has_come(job.window_end + 1) and not self.board.open_games(job.id)
         if is_over and self.parts(job):
-            self.want(("part", job.id, job.head_count), e.Part(job_id=job.id))
+            self.want(("part", job.id, job.head_count), tx.Part(job_id=job.id))
 
     def _is_through(self, job: PublicJob) -> bool:
         """Ask for the next segment or head. Returns True if none is left."""
@@ -218,7 +219,7 @@ class TrainerParty(Player):
             if head not in self._post_at:
                 self._post_at[head] = self.posts_at(job, head)
             if self.has_come(self._post_at[head]):
-                self.want(place, e.PostHead(head=head), deadline=job.due)
+                self.want(place, tx.PostHead(head=head), deadline=job.due)
             return False
         return True
 
@@ -232,7 +233,7 @@ class TrainerParty(Player):
         if count == job.job.checkpoints and not self.has_come(job.joining_end + 1):
             return False
         seal = head_seal(job.id, count, self.head(job.job, count).head.run_root, salt_of(self.key, job.id))
-        self.want(place, e.SealHead(job_id=job.id, count=count, seal=seal), deadline=job.due)
+        self.want(place, tx.SealHead(job_id=job.id, count=count, seal=seal), deadline=job.due)
         return False
 
     def _show(self, job: PublicJob, count: int) -> None:

@@ -7,7 +7,7 @@ deep a reorganisation may be (`confirmations`): within that, nothing may be lost
 from random import Random
 from typing import ClassVar, Final
 
-from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Prove, Select, SelectElement, Side
 from tiebreak.protocol.game.sides import Party, resume
@@ -108,7 +108,7 @@ class Unsealing(Resealing):
             if game.mover() == self.address and made < len(self.shown) - 1:
                 sealed = self.copied(game, self.shown[made])
                 if sealed is not None:
-                    self.world.submit(self, calls.move_call(game.state, sealed), untried=True)
+                    self.world.submit(self, move_call(game.state, sealed), untried=True)
 
 
 class Retaking(Accusing, BlockBuilder):
@@ -155,7 +155,7 @@ class Retaking(Accusing, BlockBuilder):
             if other != own[0].call.move:
                 self.answers_met += 1
                 others = [waiting for waiting in pending if waiting.sender is not self]
-                return [self.own(calls.move_call(game.state, other)), *others, *own]
+                return [self.own(move_call(game.state, other)), *others, *own]
         return pending
 
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.job import SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import NO_SEAL, Descend, Move, OpenChunk, Phase, Prove, Select, SelectElement
 from tiebreak.protocol.game.sides import Challenger, Oracle, Party
 from tiebreak.protocol.game.state import GameState, Level
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.sim.adversaries.base import (
     EARLY,
@@ -149,7 +150,7 @@ class Forging(Accusing):
         plain = super().reply(game)
         if not isinstance(plain.move, Prove):
             return plain
-        self.spam([calls.move_call(game.state, proof) for proof in forgeries(plain.move, self.rng)])
+        self.spam([move_call(game.state, proof) for proof in forgeries(plain.move, self.rng)])
         return Reply(move=None)
 
 
@@ -169,7 +170,7 @@ class GarblingChallenger(Wanderer):
         if isinstance(plain.move, SelectElement):
             found.append(replace(plain.move, chunk=flipped(plain.move.chunk, self.rng)))
             found.append(replace(plain.move, index=1 << 31))
-        self.spam(calls.move_call(state, move) for move in found)
+        self.spam(move_call(state, move) for move in found)
         return plain
 
 
@@ -193,7 +194,8 @@ class Griefer(Scripted):
             if job.is_over:
                 return
             # Of two challenges in one block the second is too cheap.
-            yield from self.attempt(calls.challenge(heads[-1].head, nonce, self.world.board.price(job)))
+            second = tx.Challenge(head=heads[-1].head, nonce=nonce)
+            yield from self.attempt(Call.of(second, self.world.board.price(job)))
             yield from self.sleep(self.rng.randint(1, 20) * self.world.block_seconds)
 
 
@@ -212,9 +214,11 @@ class Tardy(Scripted):
         yield from self.sleep(job.window_end + 1 - self.world.now)
         heads = self.world.mail.heads_of(job.id)
         for known in (heads[0], heads[-1]):
-            self.world.submit(self, calls.challenge(known.head, 0, self.world.board.price(job)), untried=True)
+            first = tx.Challenge(head=known.head, nonce=0)
+            self.world.submit(self, Call.of(first, self.world.board.price(job)), untried=True)
         yield from self.until(lambda: job.is_over)
-        self.world.submit(self, calls.challenge(heads[-1].head, 1, self.world.board.price(job)), untried=True)
+        late = tx.Challenge(head=heads[-1].head, nonce=1)
+        self.world.submit(self, Call.of(late, self.world.board.price(job)), untried=True)
 
 
 # ---------------------------------------------------------------- everywhere at once
@@ -278,7 +282,8 @@ class Swarm(Scripted):
         yield from self.until(lambda: job.is_over or job.has_final_head)
         head, board = self.heads_of(job.id)[-1], self.world.board
         for nonce in range(self.games):
-            self.world.submit(self, calls.challenge(head, nonce, board.price(job, nonce)), untried=True)
+            one = tx.Challenge(head=head, nonce=nonce)
+            self.world.submit(self, Call.of(one, board.price(job, nonce)), untried=True)
 
     def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
         return True

@@ -7,10 +7,11 @@ from typing import Final
 
 import torch
 
-from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.terms import PATIENCE
 from tiebreak.sim.adversaries.base import TRAINER, Catch, between, client, with_a_cheat
@@ -42,7 +43,7 @@ class Abandoning(ClientAgent):
         yield from self.until(lambda: job.is_over or bool(self.world.board.open_games(job.id)))
         while not job.is_over:
             moves = self._moves(job)
-            self.world.submit(self, calls.abandon(job.id), untried=True)
+            self.world.submit(self, Call.of(tx.Abandon(job_id=job.id)), untried=True)
             yield from self.until(partial(self._has_changed, job, moves))
 
     def _moves(self, job: PublicJob) -> int:
@@ -67,11 +68,11 @@ class Cancelling(ClientAgent):
         call = pending.call
         job = None if call.job_id is None else self.world.board.jobs.get(call.job_id)
         if not self.heads and call.kind == "acceptJob" and job is not None:
-            self.world.submit(self, calls.cancel_job(job.id), untried=True)
+            self.world.submit(self, Call.of(tx.CancelJob(job_id=job.id)), untried=True)
 
     def follow(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.status is not JobStatus.OFFERED and job.head_count >= self.heads)
-        self.world.submit(self, calls.cancel_job(job.id), untried=True)
+        self.world.submit(self, Call.of(tx.CancelJob(job_id=job.id)), untried=True)
 
 
 class NeverWithdrawing(ClientAgent):
@@ -151,12 +152,12 @@ class RepeatingClient(Dealing):
         signature = self.signature_of(job)
         if signature is None:
             return
-        yield from self.attempt(calls.create_job(job, signature))
-        self.world.submit(self, calls.create_job(job, signature), untried=True)
+        yield from self.attempt(Call.of(tx.CreateJob(job=job, signature=signature)))
+        self.world.submit(self, Call.of(tx.CreateJob(job=job, signature=signature)), untried=True)
         richer = replace(job, reward=job.reward // 2)
         if self.signature_of(richer) is None:
             self.account.refused += 1
-        self.world.submit(self, calls.create_job(richer, signature), untried=True)
+        self.world.submit(self, Call.of(tx.CreateJob(job=richer, signature=signature)), untried=True)
 
 
 _REFUSED: Final = {Catch.REFUSED}

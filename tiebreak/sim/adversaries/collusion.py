@@ -8,8 +8,8 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from tiebreak.protocol.chain import ChainError, calls
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import ChainError
+from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
 from tiebreak.protocol.game.moves import Descend, Phase
 from tiebreak.protocol.game.rules import start
@@ -17,6 +17,7 @@ from tiebreak.protocol.game.sides import Challenger, Party, choose
 from tiebreak.protocol.game.snapshot import Snapshot, Standing
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.packing import Uint
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.protocol.parties.events import JobDrafted
 from tiebreak.protocol.tags import Digest
@@ -86,7 +87,7 @@ class Hoarder(BlockBuilder):
         """Send a report of two heads signed by its friend, the trainer, once the first head is there."""
         heads = self.world.mail.heads
         yield from self.until(lambda: bool(heads))
-        self.world.submit(self, calls.report_equivocation(heads[0].head, second_head(self, heads[0].head)))
+        self.world.submit(self, Call.of(tx.Report(first=heads[0].head, second=second_head(self, heads[0].head))))
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
         """The other transactions; its own only when it can do nothing any more."""
@@ -175,11 +176,11 @@ class Delaying(Scripted):
             yield from self.sleep(last_call(self.world, job.due))  # each new head extends the window
         if not job.is_over:
             head = self.world.mail.heads_of(job.id)[-1].head
-            yield from self.attempt(calls.challenge(head, 0, self.world.board.price(job)))
+            yield from self.attempt(Call.of(tx.Challenge(head=head, nonce=0), self.world.board.price(job)))
         master, count = self.world.party_at(job.job.trainer), job.head_count + 1
         while isinstance(master, TrainerAgent) and ("trained", job.id, count) in master.records and not job.is_over:
             yield from self.sleep(first_late(self.world, job.due) or job.job.challenge_window // 4)
-            self.world.submit(self, calls.post_head(master.head(job.job, count)), untried=True)
+            self.world.submit(self, Call.of(tx.PostHead(head=master.head(job.job, count))), untried=True)
 
 
 class PriceRaiser(Scripted):
@@ -191,7 +192,8 @@ class PriceRaiser(Scripted):
         yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.id)))
         head, board = self.world.mail.heads_of(job.id)[0].head, self.world.board
         for nonce in range(self.games):
-            self.world.submit(self, calls.challenge(head, nonce, board.price(job, nonce)), untried=True)
+            one = tx.Challenge(head=head, nonce=nonce)
+            self.world.submit(self, Call.of(one, board.price(job, nonce)), untried=True)
 
 
 def seat_price_raiser(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
@@ -206,7 +208,7 @@ class SelfReporter(Scripted):
         yield from self.until(lambda: job.is_over or bool(self.world.board.games_of(job.id)))
         if not job.is_over:
             first = self.world.mail.heads_of(job.id)[0].head
-            yield from self.attempt(calls.report_equivocation(first, second_head(self, first)))
+            yield from self.attempt(Call.of(tx.Report(first=first, second=second_head(self, first))))
 
 
 def garbled(state: GameState, rng: Random) -> tuple[Snapshot, tuple[bytes, ...]]:
@@ -242,7 +244,7 @@ class Garbler(Scripted):
         world, heads = self.world, self.world.mail.heads_of
         yield from self.until(lambda: job.is_over or bool(heads(job.id)))
         if job.is_over or not (
-            yield from self.attempt(calls.challenge(heads(job.id)[0].head, 0, world.board.price(job)))
+            yield from self.attempt(Call.of(tx.Challenge(head=heads(job.id)[0].head, nonce=0), world.board.price(job)))
         ):
             return
         game = world.board.games[game_id(heads(job.id)[0].head.head, world.domain, self.address, 0)]
@@ -260,7 +262,7 @@ class Garbler(Scripted):
                 (Phase.SELECT, self, choose(nodes, self.rng.randrange(len(nodes)) * (self.rng.random() < 0.2))),
             ):
                 if game.state.phase is phase and not game.is_stopped:
-                    mover.spam([calls.move_call(game.state, move)])
+                    mover.spam([move_call(game.state, move)])
                     yield from self.sleep(2 * world.block_seconds)
 
 
@@ -306,7 +308,7 @@ class BaitingTrainer(TrainerAgent):
         state = start(job, head.head, identity, self.world.next_block)
         shown = tuple(work.oracle.run_tree(head.head.count).below(state.height, 0, state.levels))
         try:
-            yield from self.send(calls.move_call(state, Descend(nodes=shown)), untried=True)
+            yield from self.send(move_call(state, Descend(nodes=shown)), untried=True)
         except ChainError:
             return
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from tiebreak.protocol.chain import calls
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
@@ -151,7 +151,7 @@ class RefusedHeads(TrainerAgent):
         found = self.bad(job, head)
         for other in found:
             self.publish_head(other)
-        return [calls.post_head(other) for other in found]
+        return [Call.of(tx.PostHead(head=other)) for other in found]
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:
         """Posts the correct head in the next block."""
@@ -203,7 +203,7 @@ class RepeatedHeads(RefusedHeads):
     """Posts all its old heads again before each new one."""
 
     def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:  # noqa: ARG002
-        return [calls.post_head(self.head(job.job, count)) for count in range(1, job.head_count + 1)]
+        return [Call.of(tx.PostHead(head=self.head(job.job, count))) for count in range(1, job.head_count + 1)]
 
 
 _REFUSED: Final = {Catch.REFUSED}

@@ -10,8 +10,8 @@ from functools import partial
 from random import Random
 from typing import ClassVar, Final
 
-from tiebreak.protocol.chain import ChainError, calls
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import ChainError
+from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -252,7 +252,7 @@ class Mirror(Copying):
             yield from self.until(partial(self.can_copy, game))
             if not game.is_stopped:
                 move = self.copied(game, self.shown[moves_of(game, Side.CHALLENGER)])
-                if move is None or not (yield from self.attempt(calls.move_call(game.state, move))):
+                if move is None or not (yield from self.attempt(move_call(game.state, move))):
                     yield from self.sleep(self.world.next_block - self.world.now)
 
     def copied(self, game: PublicGame, move: Move) -> Move | None:  # noqa: ARG002  # for who does not copy blindly
@@ -328,7 +328,7 @@ class Copier(Copying, BlockBuilder):
             yield from self._seal_late(game, move)
             return
         try:
-            yield from self.send(calls.move_call(game.state, move), untried=True)
+            yield from self.send(move_call(game.state, move), untried=True)
         except ChainError:
             if not game.is_stopped:
                 yield from self.until(lambda: game.is_stopped, game.state.deadline + 1)
@@ -346,13 +346,13 @@ class Copier(Copying, BlockBuilder):
             after = apply(state, sealed, self.world.next_block)
         except IllegalMove:
             return  # the victim has talked, and its moves are of another place
-        self.world.submit(self, calls.move_call(state, sealed), untried=True)
+        self.world.submit(self, move_call(state, sealed), untried=True)
         yield from self.prove(game, replace(proof, salt=self.secret), after)
 
     def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
         """Send the proof at once, directly after the seal."""
         if after.phase is Phase.PROVE:
-            self.world.submit(self, calls.move_call(after, proof), untried=True)
+            self.world.submit(self, move_call(after, proof), untried=True)
         yield from self.until(lambda: game.is_stopped)
 
 
@@ -392,7 +392,7 @@ class Withholder(Copier):
         if after.phase is Phase.PROVE:
             yield from self.until(lambda: game.is_stopped, after.earliest)
             if not game.is_stopped:
-                yield from self.send(calls.move_call(after, proof), untried=True)
+                yield from self.send(move_call(after, proof), untried=True)
         yield from self.until(lambda: game.is_stopped)
 
 

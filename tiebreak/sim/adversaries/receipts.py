@@ -9,9 +9,10 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.base import Catch, client, false_sum, first_late, last_call, one_of, trainer
 from tiebreak.sim.adversaries.heads import CHECKPOINTS
@@ -37,7 +38,7 @@ class Taking(SilentClient):
         yield from self.until(lambda: job.is_over or job.head_count > 0)
         yield from self.sleep(job.due - self.world.now)
         while not job.is_over:
-            self.world.submit(self, calls.abandon(job.id), untried=True)
+            self.world.submit(self, Call.of(tx.Abandon(job_id=job.id)), untried=True)
             yield self.world.news
 
     def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
@@ -53,9 +54,9 @@ class LateReceipts(ClientAgent):
         if not isinstance(statement, e.ShowLogReceipt):
             super().say(statement)
 
-    def want(self, place: e.Place, transaction: e.Transaction, **how: object) -> None:
+    def want(self, place: e.Place, transaction: tx.Transaction, **how: object) -> None:
         """Leave it to the script below when to acknowledge."""
-        if not isinstance(transaction, e.Acknowledge):
+        if not isinstance(transaction, tx.Acknowledge):
             super().want(place, transaction, **how)  # type: ignore[arg-type]
 
     def follow(self, job: PublicJob) -> Process:
@@ -65,9 +66,9 @@ class LateReceipts(ClientAgent):
         yield from self.sleep(last_call(self.world, job.window_end))
         if not job.is_over:
             (head,) = (head for head in self._heads[job.id] if head.head.count == job.head_count)
-            yield from self.attempt(calls.acknowledge(self.receipt(head)))
+            yield from self.attempt(Call.of(tx.Acknowledge(receipt=self.receipt(head))))
             yield from self.sleep(first_late(self.world, job.due))
-            self.world.submit(self, calls.abandon(job.id), untried=True)
+            self.world.submit(self, Call.of(tx.Abandon(job_id=job.id)), untried=True)
 
     def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
         """Never part, as that would win no stake."""

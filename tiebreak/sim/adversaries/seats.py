@@ -9,10 +9,11 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.simulated import TRANSACTION_WEI
 from tiebreak.protocol.commitments.terms import least_challenger_stake, pool_bond
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.parties.events import Work
 from tiebreak.protocol.tags import Digest
@@ -79,7 +80,8 @@ class SealCopier(Absent):
         for seat in range(job.job.seats):
             if theirs is None or job.is_over or self.world.board.seat_owner(job, seat) != self.address:
                 continue
-            if (yield from self.attempt(calls.seal_root(job.id, seat, theirs, job.job.seat_bond))):
+            sealed = tx.SealRoot(job_id=job.id, seat=seat, seal=theirs)
+            if (yield from self.attempt(Call.of(sealed, job.job.seat_bond))):
                 copied.append(seat)
         yield from self.until(lambda: job.is_over)
         if not copied:
@@ -87,9 +89,12 @@ class SealCopier(Absent):
         yield from self.until(lambda: bool(self._claims_of(job)), job.claim_end - self.world.block_seconds)
         for shown in self._claims_of(job)[:1]:
             _, _, _, root, salt = shown.arguments
-            self.spam(calls.claim_seat(job.id, seat, self.address, root, salt) for seat in copied)
+            self.spam(
+                Call.of(tx.ClaimSeat(job_id=job.id, seat=seat, auditor=self.address, run_root=root, salt=salt))
+                for seat in copied
+            )
 
-    def _claims_of(self, job: PublicJob) -> list[calls.Call]:
+    def _claims_of(self, job: PublicJob) -> list[Call]:
         done = (included.pending.call for block in self.world.blocks for included in block.transactions)
         return [call for call in done if call.job_id == job.id and call.kind == "claimSeat"]
 
@@ -172,9 +177,9 @@ class Draining(ClientAgent):
             terms = replace(terms, challenger_stake=max(terms.challenger_stake, least_challenger_stake(**worth)))
             parties = {"client": self.address, "trainer": accomplice.address}
             job = self.world.workshop.job(**parties, nonce=self.rng.getrandbits(128), terms=terms)
-            yield from self.attempt(calls.create_job(job, job.sign(self.domain, accomplice.key)))
+            yield from self.attempt(Call.of(tx.CreateJob(job=job, signature=job.sign(self.domain, accomplice.key))))
             if number % 2:
-                self.world.submit(accomplice, calls.accept_job(job.id, job.trainer_stake))
+                self.world.submit(accomplice, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
         yield from self.sleep(3 * self.world.block_seconds)
         yield from super().run()
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.game.messages import Message, Transcript, leads_on, open_wire, seal
 from tiebreak.protocol.game.moves import Concede, Move, Opening, Phase, Select, Side
 from tiebreak.protocol.game.sides import Defender, Party, choose
 from tiebreak.protocol.game.snapshot import SignedStanding, Standing
 from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.sim.adversaries.base import EARLY, Catch, between, challenger, false_sum, last_call, one_of, trainer
 from tiebreak.sim.adversaries.challengers import Careful, Wanderer
@@ -182,7 +183,7 @@ class Stale(WithholdingTalker):
         if (yield from while_they_talk(self, game, lambda: talk.state.moves >= self.after)):
             yield from self.sleep(last_call(self.world, game.state.last - 1) if self.late else 0)
             signed = talk.signed(Side.CHALLENGER)[:2]
-            self.spam([calls.enter(state, found.signature) for state, found in signed])
+            self.spam([Call.of(tx.Enter.of(state, found.signature)) for state, found in signed])
 
 
 class EnteringTrainer(TrainerAgent):
@@ -197,9 +198,9 @@ class EnteringTrainer(TrainerAgent):
         while not game.is_stopped and game.state.talks(self.world.now):
             found = talk.latest(Side.CHALLENGER)
             if found is not None and found[0].moves > game.state.moves:
-                self.spam([calls.enter(found[0], found[1].signature)])
+                self.spam([Call.of(tx.Enter.of(found[0], found[1].signature))])
             elif game.state.mover is Side.DEFENDER:
-                self.spam([calls.move_call(game.state, defender.move(game.state, game.answered))])
+                self.spam([move_call(game.state, defender.move(game.state, game.answered))])
             yield from self.sleep(2 * self.world.block_seconds)
 
 
@@ -212,7 +213,7 @@ class TwoFaced(WithholdingTalker):
             return honest
         other = other_nodes(scene_of(self, view.state, honest.move))
         if other is not None:
-            self.spam([calls.move_call(view.state, other)])
+            self.spam([move_call(view.state, other)])
         return honest if other is None else Reply(move=None)
 
 
@@ -238,12 +239,12 @@ class TwoWays(Strolling):
             return
         state, other = forks_in(talk)[0]
         signed = next(found for at, found in talk.signed(Side.DEFENDER) if at is state)
-        yield from self.attempt(calls.enter(state, signed.signature))
-        yield from self.attempt(calls.move_call(state, other))
+        yield from self.attempt(Call.of(tx.Enter.of(state, signed.signature)))
+        yield from self.attempt(move_call(state, other))
         yield from self.sleep(3 * self.world.block_seconds)
         latest, signed = talk.signed(Side.DEFENDER)[-1]
         if self.back:
-            yield from self.attempt(calls.enter(latest, signed.signature))
+            yield from self.attempt(Call.of(tx.Enter.of(latest, signed.signature)))
 
 
 _STEPWISE: Final = false_sum(stepwise=True)

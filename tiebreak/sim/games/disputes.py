@@ -20,7 +20,7 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.chain import Chain, EmbeddedChain, GameRecord, Outcome, calls
+from tiebreak.protocol.chain import Call, Chain, EmbeddedChain, GameRecord, Outcome
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -29,6 +29,7 @@ from tiebreak.protocol.game.match import Courier, Match, by_hand, by_message, by
 from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Prove, Side
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.logs import LogCheat
@@ -71,13 +72,14 @@ class DisputeMarket:
     def open(self, agreement: SignedJob) -> int:
         """Puts a job on the board: the client pays the reward, the trainer its stake. Returns the gas used."""
         job = agreement.job
-        offered = self.chain.send(self.parties.client, calls.create_job(job, agreement.trainer_signature))
-        accepted = self.chain.send(self.parties.trainer, calls.accept_job(job.id, job.trainer_stake))
+        offer = tx.CreateJob(job=job, signature=agreement.trainer_signature)
+        offered = self.chain.send(self.parties.client, Call.of(offer))
+        accepted = self.chain.send(self.parties.trainer, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
         return offered.gas_used + accepted.gas_used
 
     def post(self, head: SignedHead) -> int:
         """Posts a signed head. Returns the gas used."""
-        return self.chain.send(self.parties.trainer, calls.post_head(head)).gas_used
+        return self.chain.send(self.parties.trainer, Call.of(tx.PostHead(head=head))).gas_used
 
     def worth(self, key: PrivateKey) -> int:
         """The wei that a party can withdraw. Gas is paid from its balance and counted separately."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import Final
 
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.records import Event, GameRecord
@@ -11,33 +12,12 @@ from tiebreak.protocol.game import moves
 from tiebreak.protocol.game.moves import Move, Phase
 from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.game.state import Level
+from tiebreak.protocol.parties.transactions import TRANSACTIONS, MakeMove
 from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.mail import SaidInGame
 from tiebreak.sim.world.world import GENESIS, Included, World
 
-_CALLS = {
-    "createJob": "offers the job and pays the reward",
-    "cancelJob": "takes the offer back",
-    "acceptJob": "accepts the job and pays its stake",
-    "settle": "settles the job",
-    "abandon": "ends the job, for want of heads",
-    "reportEquivocation": "reports two signed heads of one count",
-    "reportInconsistency": "reports two signed heads with different records of one segment",
-    "reportConcession": "shows that the trainer has conceded a head",
-    "joinPool": "joins the pool of auditors",
-    "leavePool": "leaves the pool of auditors",
-    "sealHead": "seals a head",
-    "drawSeats": "opens its secret, which draws the seats",
-    "sealRoot": "seals the root that it has for its seat, and pays the bond",
-    "openHead": "opens the final head that it sealed",
-    "claimSeat": "opens its seal, and claims what its seat earned",
-    "closeSeats": "takes back the fees that nobody earned",
-    "timeout": "claims that the mover's clock ran out",
-    "reclaim": "takes back the stake of a game that has no object any more",
-    "concede": "concedes",
-    "reportFork": "reports that its opponent signed two states in one place",
-    "withdraw": "withdraws",
-}
+_WORDS: Final = {wanted.FUNCTION: wanted.WORDS for wanted in TRANSACTIONS if wanted is not MakeMove}
 
 
 def tell(world: World, result: GameResult) -> Iterator[str]:
@@ -116,7 +96,7 @@ def _act(call: Call, record: GameRecord | None, games: dict[bytes, str]) -> str:
         return f"{where}{_move(call.move)}{'' if record is None else _position(record)}"
     if not call.kind:
         return f"sends {len(call.raw)} bytes that are no call"
-    return f"{where}{_CALLS.get(call.kind, call.kind)}"
+    return f"{where}{_WORDS.get(call.kind, call.kind)}"
 
 
 def _move(move: Move) -> str:
@@ -139,7 +119,7 @@ def _move(move: Move) -> str:
             return f"opens the sum: {len(move.nodes)} nodes over its partial sums"
         case moves.Prove():
             return f"proves: {len(move.tensors)} tensors, {len(move.chunks)} chunks opened"
-    return move.KIND.name.lower().replace("_", " ")
+    return "concedes"
 
 
 def _position(record: GameRecord) -> str:

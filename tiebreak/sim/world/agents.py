@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Final
 
 import simpy
 
-from tiebreak.protocol.chain import ChainError, Receipt, Reverted
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import Call, ChainError, Receipt, Reverted
 from tiebreak.protocol.chain.simulated import TRANSACTION_WEI
 from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.job import Job, SignedHead

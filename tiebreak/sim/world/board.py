@@ -4,8 +4,7 @@ A Python referee runs beside each game. Every move that the contract accepts is 
 contract refuses must be illegal there. `disagreements` lists the places where the two differ.
 """
 
-from tiebreak.protocol.chain import GameRecord, Outcome, Receipt, Reverted
-from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.chain import Call, GameRecord, Outcome, Receipt, Reverted
 from tiebreak.protocol.chain.following import FollowedBoard, Seen, TalkOf
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import verify

@@ -16,8 +16,7 @@ import simpy
 from eth.abc import MiningChainAPI
 from simpy.events import URGENT
 
-from tiebreak.protocol.chain import ChainError, InsufficientFunds, Receipt, Reverted
-from tiebreak.protocol.chain.calls import Call, read_game
+from tiebreak.protocol.chain import Call, ChainError, InsufficientFunds, Receipt, Reverted
 from tiebreak.protocol.chain.embedded import GAS_LIMIT
 from tiebreak.protocol.chain.records import GameRecord
 from tiebreak.protocol.chain.simulated import BASE_FEE, TRANSACTION_WEI, Draft, SimulatedChain
@@ -268,7 +267,7 @@ class World:
         applied = drafting.draft.add(pending.sender.key, call, even_if_it_reverts=in_block)
         record = None
         if applied.reverted is None and (game_id := _game_of(call, applied)) is not None:
-            record = drafting.draft.read(read_game(game_id))
+            record = drafting.draft.read(Call("game", (game_id,)))
         drafting.included.append(Included(pending=pending, applied=applied, record=record))
 
     def _try_to_include(self, drafting: _Drafting, pending: Pending) -> None:

@@ -1,0 +1,497 @@
+"""Transactions: one type for each thing that a party can have the board do.
+
+Each declares its fields once, in the order of its post (SPEC section 12), and in addition the contracts' function, its
+gas, and the words by which others hear of it. The post's encoding, the call (`tiebreak.protocol.chain.calls`), the gas
+limit, the stories and the pages follow from that. Two things are written elsewhere: the stake that it puts up
+(`Board.stake_of`), and its effect where there is no chain (`tiebreak.protocol.parties.ledger`).
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final
+
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.job import Account, Concession, Head, Job, LogReceipt, SignedHead
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.game.moves import MAX_SIBLINGS, AnyMove, Move, Prove, kind_name
+from tiebreak.protocol.game.snapshot import Fork, Snapshot, opened
+from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.packing import (
+    U64,
+    Data,
+    Fields,
+    FieldType,
+    ListOf,
+    OneOf,
+    Packed,
+    Raw,
+    Record,
+    Root,
+    Uint,
+    camel_case,
+)
+from tiebreak.protocol.tags import Digest
+
+# ---------------------------------------------------------------- kinds of fields
+
+
+@dataclass(frozen=True, slots=True)
+class Signed(FieldType):
+    """A head with a signature, packed as job id, count, run root, signature."""
+
+    type: type[SignedHead] | type[LogReceipt]
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not self.type:
+            raise EncodingError(f"{name}: expected {self.type.__name__}, got {type(value).__name__}")
+        Raw(keys.SIGNATURE_BYTES).check(name, value.signature)
+
+    def pack(self, value: Any) -> Packed:
+        return (*value.head.pack(), value.signature)
+
+    def unpack(self, name: str, item: Any) -> Any:
+        found = Fields(name, item, 4)
+        head = Head.unpack(name, [found.next()[1] for _ in range(3)])
+        return self.type(head=head, signature=found.take(Raw(keys.SIGNATURE_BYTES)))
+
+
+@dataclass(frozen=True, slots=True)
+class AnyProof(AnyMove):
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not Prove:
+            raise EncodingError(f"{name}: expected a proof, got {type(value).__name__}")
+
+
+Bytes = Annotated[bytes, Data(4096)]
+Bond = Annotated[int, Uint(256)]
+AnyJob = Annotated[Job, OneOf((Job,))]
+AnyHead = Annotated[SignedHead, Signed(SignedHead)]
+AnyReceipt = Annotated[LogReceipt, Signed(LogReceipt)]
+AnyConcession = Annotated[Concession, OneOf((Concession,))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedHead(Record):
+    """A head with one leaf of its run tree: the digest of a record, and its siblings from the leaf upwards."""
+
+    head: AnyHead
+    leaf: Root
+    siblings: Annotated[tuple[Digest, ...], ListOf(Raw(32), MAX_SIBLINGS)]
+
+
+AnyOpenedHead = Annotated[OpenedHead, OneOf((OpenedHead,))]
+
+
+def subject_of(record: Record) -> tuple[Digest | None, Digest | None]:
+    """The job and the game that a record names, itself or by what it shows; None where it names none."""
+    job, game = getattr(record, "job_id", None), getattr(record, "game_id", None)
+    for value in record.values:
+        match value:
+            case Job():
+                job = job or value.id
+            case SignedHead(head=head) | LogReceipt(head=head) | Concession(head=head):
+                job = job or head.job_id
+            case OpenedHead(head=shown):
+                job = job or shown.head.job_id
+            case Fork() | Enter():
+                game = value.game_id
+    return job, game
+
+
+# ---------------------------------------------------------------- jobs
+
+
+class Transaction(Record):
+    """Base class of transactions."""
+
+    __slots__ = ()
+    FUNCTION: ClassVar[str]
+    """The contracts' function."""
+    GAS: ClassVar[int]
+    """The most gas that a transaction was measured to use, at least (`tiebreak.protocol.chain.gas`)."""
+    WORDS: ClassVar[str]
+    """The predicate of a sentence that tells of it, with the sender as its subject."""
+
+    @property
+    def function(self) -> str:
+        return self.FUNCTION
+
+    @property
+    def wei(self) -> int:
+        """The wei to send with it, as far as its own fields say."""
+        return 0
+
+    @property
+    def heads(self) -> tuple[SignedHead, ...]:
+        """The signed heads that it shows."""
+        shown = (value.head if isinstance(value, OpenedHead) else value for value in self.values)
+        return tuple(head for head in shown if isinstance(head, SignedHead))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateJob(Transaction):
+    """Offer a job that its trainer has signed, and pay the reward."""
+
+    FUNCTION = "createJob"
+    GAS = 276_315
+    WORDS = "puts the job on the board and pays the reward"
+    job: AnyJob
+    signature: Bytes
+
+    @property
+    def wei(self) -> int:
+        return self.job.reward + self.job.seats * self.job.seat_fee
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelJob(Transaction):
+    """Cancel an offer."""
+
+    FUNCTION = "cancelJob"
+    GAS = 46_000
+    WORDS = "takes the offer back"
+    job_id: Root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptJob(Transaction):
+    """Accept an offer, and pay the trainer's stake."""
+
+    FUNCTION = "acceptJob"
+    GAS = 66_935
+    WORDS = "accepts the job and pays its stake"
+    job_id: Root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostHead(Transaction):
+    """Post a head on the board."""
+
+    FUNCTION = "postHead"
+    GAS = 70_763
+    WORDS = "posts a head"
+    head: AnyHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Transaction):
+    """Report two heads with the same count and different roots."""
+
+    FUNCTION = "reportEquivocation"
+    GAS = 135_000
+    WORDS = "reports two signed heads of one count"
+    first: AnyHead
+    second: AnyHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportInconsistency(Transaction):
+    """Report two heads with different leaves at one position."""
+
+    FUNCTION = "reportInconsistency"
+    GAS = 135_000
+    WORDS = "reports two signed heads with different records of one segment"
+    position: U64
+    first: AnyOpenedHead
+    second: AnyOpenedHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConcession(Transaction):
+    """Show the board that the trainer has conceded a head, and to whom."""
+
+    FUNCTION = "reportConcession"
+    GAS = 135_000
+    WORDS = "shows that the trainer has conceded a head"
+    concession: AnyConcession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settle(Transaction):
+    """End a job whose final head stood through its challenge window."""
+
+    FUNCTION = "settle"
+    GAS = 70_000
+    WORDS = "settles the job"
+    job_id: Root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandon(Transaction):
+    """End a job whose trainer missed its window or its deadline."""
+
+    FUNCTION = "abandon"
+    GAS = 67_835
+    WORDS = "ends the job, for want of heads"
+    job_id: Root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledge(Transaction):
+    """Show the board the client's receipt for the logs of a head."""
+
+    FUNCTION = "acknowledge"
+    GAS = 64_000
+    WORDS = "shows a receipt for the logs of a head"
+    receipt: AnyReceipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Transaction):
+    """End a job of policy `logged` in which a receipt, or the next head, does not come."""
+
+    FUNCTION = "part"
+    GAS = 75_000
+    WORDS = "ends the job, for want of a receipt or a head"
+    job_id: Root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw(Transaction):
+    """Withdraw the party's whole credit."""
+
+    FUNCTION = "withdraw"
+    GAS = 31_000
+    WORDS = "withdraws"
+    to: Account
+
+
+# ---------------------------------------------------------------- seats
+
+
+class OnSeats(Transaction):
+    """Base class of transactions about seats, whose draw needs a chain.
+
+    Their gas allows for an account's first credit or a first slot, and `SealRoot`'s for 31 empty slots drawn before.
+    """
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinPool(OnSeats):
+    """Take a slot of the pool for seats of one bond, and deposit as much."""
+
+    FUNCTION = "joinPool"
+    GAS = 69_441
+    WORDS = "joins the pool of auditors"
+    bond: Bond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeavePool(OnSeats):
+    """Give a slot back, and get the deposit."""
+
+    FUNCTION = "leavePool"
+    GAS = 51_100
+    WORDS = "leaves the pool of auditors"
+    bond: Bond
+    slot: U64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealHead(OnSeats):
+    """Post the seal of a head, in a job with seats."""
+
+    FUNCTION = "sealHead"
+    GAS = 89_728
+    WORDS = "seals a head"
+    job_id: Root
+    count: U64
+    seal: Root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawSeats(OnSeats):
+    """Draw the seats of a job whose final head is sealed, by opening the client's secret."""
+
+    FUNCTION = "drawSeats"
+    GAS = 91_502
+    WORDS = "opens its secret, which draws the seats"
+    job: AnyJob
+    secret: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealRoot(OnSeats):
+    """Post the seal of the root that the auditor of a seat computed, and pay the bond."""
+
+    FUNCTION = "sealRoot"
+    GAS = 175_000
+    WORDS = "seals the root that it has for its seat, and pays the bond"
+    job_id: Root
+    seat: U64
+    seal: Root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenHead(OnSeats):
+    """Post the final head that was sealed, once the auditors' time is over."""
+
+    FUNCTION = "openHead"
+    GAS = 85_083
+    WORDS = "opens the final head that it sealed"
+    head: AnyHead
+    salt: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimSeat(OnSeats):
+    """Open an auditor's seal when the job has ended, and get what its seat earned."""
+
+    FUNCTION = "claimSeat"
+    GAS = 70_039
+    WORDS = "opens its seal, and claims what its seat earned"
+    job_id: Root
+    seat: U64
+    auditor: Account
+    run_root: Root
+    salt: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseSeats(OnSeats):
+    """Pay out what nobody claimed: fees to the client."""
+
+    FUNCTION = "closeSeats"
+    GAS = 69_161
+    WORDS = "takes back the fees that nobody earned"
+    job_id: Root
+
+
+# ---------------------------------------------------------------- games
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Challenge(Transaction):
+    """Start a game against a head, and pay the challenger's stake."""
+
+    FUNCTION = "challenge"
+    GAS = 175_000
+    WORDS = "challenges a head and pays its stake"
+    head: AnyHead
+    nonce: U64
+    more: U64 = 0
+    """The number of games, beyond those open now, that the stake allows for; an excess comes back."""
+
+
+MOVE_GAS: Final = {
+    "descend": 75_000,
+    "select": 76_000,
+    "openSteps": 95_101,
+    "openValues": 103_644,
+    "openTensor": 123_000,
+    "openChunk": 89_876,
+    "selectElement": 62_000,
+    "openTerms": 109_283,
+    "prove": 790_000,
+    "concede": 135_000,
+}
+"""The gas of the moves, by function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeMove(Transaction):
+    """Make move number `sequence` in a game. Each kind of move has a function with its name and its fields."""
+
+    WORDS = "makes a move"
+    game_id: Root
+    sequence: U64
+    move: Annotated[Move, AnyMove()]
+
+    @property
+    def function(self) -> str:
+        return camel_case(kind_name(self.move))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enter(Transaction):
+    """Enter a state that the opponent signed, with its snapshot's 144 bytes."""
+
+    FUNCTION = "enter"
+    GAS = 150_000
+    WORDS = "enters a signed state of the game"
+    game_id: Root
+    sequence: U64
+    snapshot: Bytes
+    signature: Bytes
+
+    @classmethod
+    def of(cls, state: GameState, signature: bytes) -> "Enter":
+        game_id, snapshot = Digest(state.game_id), Snapshot.of(state).encode()
+        return cls(game_id=game_id, sequence=state.moves, snapshot=snapshot, signature=signature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnterAndProve(Transaction):
+    """Enter the sealed state that the defender acknowledged, and prove its answer."""
+
+    FUNCTION = "enterAndProve"
+    GAS = 790_000
+    WORDS = "enters a signed state of the game, and proves"
+    entered: Annotated[Enter, OneOf((Enter,))]
+    move: Annotated[Prove, AnyProof()]
+    opened: Annotated[tuple[bytes, ...], ListOf(Data(4096), MAX_SIBLINGS)]
+    """The values opened on the way (`snapshot.opened`)."""
+
+    @classmethod
+    def of(cls, state: GameState, signature: bytes, move: Prove) -> "EnterAndProve":
+        return cls(entered=Enter.of(state, signature), move=move, opened=opened(state))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFork(Transaction):
+    """Report that one side signed two snapshots for one sequence number of a game."""
+
+    FUNCTION = "reportFork"
+    GAS = 135_000
+    WORDS = "reports that its opponent signed two states in one place"
+    fork: Annotated[Fork, OneOf((Fork,))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimTimeout(Transaction):
+    """Claim that the side to move in a game has run out of time."""
+
+    FUNCTION = "timeout"
+    GAS = 135_000
+    WORDS = "claims that the mover's clock ran out"
+    game_id: Root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim(Transaction):
+    """Take back the stake of a game whose job was slashed for another reason."""
+
+    FUNCTION = "reclaim"
+    GAS = 58_000
+    WORDS = "takes back the stake of a game that has no object any more"
+    game_id: Root
+
+
+# ---------------------------------------------------------------- all of them
+
+TRANSACTIONS: Final[tuple[type[Transaction], ...]] = (
+    CreateJob, CancelJob, AcceptJob, PostHead, Report, ReportInconsistency, Acknowledge, Settle, Abandon, Part,
+    JoinPool, LeavePool, SealHead, DrawSeats, SealRoot, OpenHead, ClaimSeat, CloseSeats, Challenge, MakeMove, Enter,
+    EnterAndProve, ReportFork, ClaimTimeout, Reclaim, Withdraw, ReportConcession,
+)  # fmt: skip
+"""The transactions by their number in a post, which never changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnyTransaction(FieldType):
+    """A transaction, packed as its number and the array of its fields."""
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) not in TRANSACTIONS:
+            raise EncodingError(f"{name}: expected a transaction, got {type(value).__name__}")
+
+    def pack(self, value: Any) -> Packed:
+        return TRANSACTIONS.index(type(value)), value.pack()
+
+    def unpack(self, name: str, item: Any) -> Any:
+        found = Fields(name, item, 2)
+        number = found.take(Uint(8))
+        if number >= len(TRANSACTIONS):
+            raise EncodingError(f"{name}: expected a transaction below {len(TRANSACTIONS)}, got {number}")
+        return TRANSACTIONS[number].unpack(*found.next())
