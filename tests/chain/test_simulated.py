@@ -30,7 +30,7 @@ def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: Simula
     accepted = draft.add(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
     assert draft.read(Call("job", (job.id,))).status is JobStatus.ACTIVE
     assert chain.job_state(job.id).status is JobStatus.NONE, "the block is not there yet"
-    draft.seal()
+    draft.mine()
     record = chain.job_state(job.id)
     assert (record.status, record.last_progress, chain.now()) == (JobStatus.ACTIVE, START + 12, START + 12)
     assert [event.name for event in offered.events + accepted.events] == ["JobCreated", "JobAccepted"]
@@ -46,7 +46,7 @@ def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: S
     failed = draft.add(TRAINER, call, even_if_it_reverts=True)
     assert failed.reverted is not None
     assert (failed.reverted.name, failed.events) == ("WrongJobStatus", ())
-    draft.seal()
+    draft.mine()
     assert chain.balance(TRAINER.address) == RICH - failed.gas_used * BASE_FEE, "the gas, and nothing else, is gone"
 
 
@@ -59,7 +59,7 @@ def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
         for _ in range(reads):
             draft.read(Call("job", (job.id,)))
         gas.append(draft.add(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake)).gas_used)
-        draft.seal()
+        draft.mine()
         gas.append(chain.evm.get_canonical_head().gas_used)
     assert gas[:2] == gas[2:], "warm slots are cheaper: a reader must leave none behind"
 
@@ -68,7 +68,7 @@ def test_chains_that_begin_know_nothing_of_each_other(contracts: SimulatedChain)
     first, second = (contracts.begin({CLIENT.address: RICH}, START) for _ in range(2))
     job, draft = JOB, first.draft(START + 1)
     draft.add(CLIENT, create(first, job))
-    draft.seal()
+    draft.mine()
     assert first.job_state(job.id).status is JobStatus.OFFERED
     assert second.job_state(job.id).status is JobStatus.NONE
     assert second.balance(CLIENT.address) == RICH

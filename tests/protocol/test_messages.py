@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.protocol.records import any_record
 from tests.protocol.runs import CHALLENGER, DOMAIN
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, Message, message_hash, open_wire, seal
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, Message, message_hash, open_wire, sign
 from tiebreak.protocol.game.moves import (
     ChunkOpening,
     Descend,
@@ -172,6 +172,6 @@ def test_the_largest_proof_fits() -> None:
         instruction=bytes(4096), previous=bytes(97), siblings=siblings, tensors=(tensor,) * 8, chunks=(chunk,) * 8,
         salt=bytes(32),
     )  # fmt: skip
-    wire = seal(message(proof), DOMAIN, CHALLENGER, None)
+    wire = sign(message(proof), DOMAIN, CHALLENGER, None)
     assert len(wire) < MAX_MESSAGE_BYTES // 2
     assert Message.decode(open_wire(wire)[0]).move == proof

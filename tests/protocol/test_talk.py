@@ -28,7 +28,7 @@ from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, VerificationError
 from tiebreak.protocol.game import match, rules
-from tiebreak.protocol.game.messages import Message, Transcript, open_wire, seal
+from tiebreak.protocol.game.messages import Message, Transcript, open_wire, sign
 from tiebreak.protocol.game.moves import Concede, Descend, Move, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender, Party, choose
@@ -44,7 +44,7 @@ def talked(moves: int, name: str = "terms") -> Transcript:
     steps = WALKS[name]
     log = Transcript(steps[0][0], domain=DOMAIN, challenger=CHALLENGER.address)
     for before, move, after in steps[:moves]:
-        wire = log.seal(move, KEYS[before.mover])
+        wire = log.sign(move, KEYS[before.mover])
         assert log.append(wire) == move
         assert log.wires[-1] == wire
         state, signed = log.latest(before.mover)  # type: ignore[misc]
@@ -60,7 +60,7 @@ def talked(moves: int, name: str = "terms") -> Transcript:
 @pytest.mark.parametrize("name", WALKS)
 def test_a_proof_leaves_no_state_to_sign(name: str) -> None:
     log = talked(-1, name)
-    log.append(log.seal(WALKS[name][-1][1], CHALLENGER))
+    log.append(log.sign(WALKS[name][-1][1], CHALLENGER))
     assert log.is_closed
     assert log.messages == len(WALKS[name])
 
@@ -116,7 +116,7 @@ def test_a_transcript_refuses_everything_else() -> None:
     good = log.next_message(first)
 
     def changed(key: PrivateKey = TRAINER, then: GameState | None = after, **fields: object) -> bytes:
-        return seal(replace(good, **fields), DOMAIN, key, then)  # type: ignore[arg-type]
+        return sign(replace(good, **fields), DOMAIN, key, then)  # type: ignore[arg-type]
 
     refused(log, changed(CHALLENGER), SignatureError, "expected a signature by")
     refused(log, changed(then=None), SignatureError, "expected a signature by")
@@ -130,9 +130,9 @@ def test_a_transcript_refuses_everything_else() -> None:
     refused(log, changed()[:-1], EncodingError, "expected one msgpack value")
     assert log.append(changed()) == first
     refused(log, changed(), VerificationError, "sequence: expected 1, got 0")  # replayed
-    refused(log, seal(log.next_message(first), DOMAIN, TRAINER, None), VerificationError, "a move of the challenger")
-    refused(log, seal(log.next_message(second), DOMAIN, CLIENT, None), SignatureError, "expected a signature by")
-    encoded, signature = open_wire(log.seal(second, CHALLENGER))
+    refused(log, sign(log.next_message(first), DOMAIN, TRAINER, None), VerificationError, "a move of the challenger")
+    refused(log, sign(log.next_message(second), DOMAIN, CLIENT, None), SignatureError, "expected a signature by")
+    encoded, signature = open_wire(log.sign(second, CHALLENGER))
     for wire in ([encoded, signature[:64]], [encoded, signature, 0], [encoded], [[], signature]):
         refused(log, pack(wire), EncodingError, "expected")
     log.append(pack([encoded, signature]))
@@ -143,8 +143,8 @@ def test_a_transcript_refuses_everything_else() -> None:
 @pytest.mark.parametrize("moves", [0, 1, 5])
 def test_3_each_side_concedes_for_itself_alone(side: Side, moves: int) -> None:
     log = talked(moves)
-    wire = log.seal(Concede(), KEYS[side])
-    refused(log, log.seal(Concede(), CLIENT), SignatureError, "expected a signature by")
+    wire = log.sign(Concede(), KEYS[side])
+    refused(log, log.sign(Concede(), CLIENT), SignatureError, "expected a signature by")
     log.append(wire)
     assert (log.conceded, log.is_closed) == (side, True)
     refused(log, wire, VerificationError, "sequence: expected no more")
@@ -155,7 +155,7 @@ def test_3_a_replay_knows_who_conceded(side: Side) -> None:
     run = Run(JOB)
     start = rules.start(JOB, run.head().head, game_id(run.head().head, DOMAIN, CHALLENGER.address, 0), 5)
     log = Transcript(start, domain=DOMAIN, challenger=CHALLENGER.address)
-    log.append(log.seal(Concede(), KEYS[side]))
+    log.append(log.sign(Concede(), KEYS[side]))
     verdict = match.replay(JOB, run.head(), log, [5, 6]).verdict
     assert (verdict.winner, verdict.reason) == (side.other, Reason.CONCEDED)
 
@@ -165,8 +165,8 @@ def test_nobody_says_what_does_not_tie() -> None:
     first = WALKS["terms"][0][1]
     broken = replace(first, nodes=(other(first.nodes[0]), *first.nodes[1:]))
     with pytest.raises(IllegalMove, match="do not fold to the node above"):
-        log.seal(broken, TRAINER)
-    refused(log, seal(log.next_message(broken), DOMAIN, TRAINER, None), IllegalMove, "do not fold to the node above")
+        log.sign(broken, TRAINER)
+    refused(log, sign(log.next_message(broken), DOMAIN, TRAINER, None), IllegalMove, "do not fold to the node above")
     assert (log.messages, log.latest(D), log.is_closed) == (0, None, False)
 
 
@@ -182,10 +182,10 @@ def test_another_message_at_an_old_place_is_a_fork() -> None:
     message = Message(job_id=JOB.id, game_id=GAME, sequence=1, previous=previous, move=another)
     after = rules.apply(before, another, before.last)
     with pytest.raises(VerificationError, match="sequence: expected 6, got 1"):
-        log.append(seal(message, DOMAIN, CLIENT, after))
+        log.append(sign(message, DOMAIN, CLIENT, after))
     assert log.fork is None, "a stranger's signature says nothing"
     with pytest.raises(VerificationError, match="sequence: expected 6, got 1"):
-        log.append(seal(message, DOMAIN, CHALLENGER, after))
+        log.append(sign(message, DOMAIN, CHALLENGER, after))
     log.fork.verify(DOMAIN, CHALLENGER.address)
     assert (log.fork.sequence, log.fork.second) == (2, Snapshot.of(after).id)
     with pytest.raises(SignatureError):

@@ -177,10 +177,10 @@ class Journal:
 
     # ------------------------------------------------------------------ posts
 
-    def post(self, job: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
+    def post(self, job: Digest, content: bytes, sign: Callable[[int], bytes]) -> bool:
         """Keep a statement to be made about a job, unless the same was made before. Returns whether it is new.
 
-        `content` identifies it. `seal` makes the signed bytes, given the number in the job that is its place for good.
+        `content` identifies it. `sign` makes the signed bytes, given the number in the job that is its place for good.
         """
         with self._mutex:
             if self._read("SELECT 1 FROM posts WHERE content = ?", content):
@@ -188,7 +188,7 @@ class Journal:
             number = self._read("SELECT COALESCE(MAX(number) + 1, 0) FROM posts WHERE job = ?", job)[0][0]
             values = "VALUES (?1, ?2, ?3, ?4, digest_of(?1, ?2, ?3, ?4, NULL))"
             fields = f"INSERT INTO posts (job, number, content, wire, digest) {values}"
-            self._write(fields, job, number, content, seal(number))
+            self._write(fields, job, number, content, sign(number))
             return True
 
     def unheard(self, after: int = 0, limit: int = 64) -> list[Waiting]:

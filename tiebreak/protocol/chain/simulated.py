@@ -123,7 +123,7 @@ class Draft:
         }
         return self.vm.get_transaction_builder().decode(sign_transaction(signer, fields))
 
-    def seal(self) -> None:
+    def mine(self) -> None:
         vm = self.vm
         block = vm.set_block_transactions_and_withdrawals(
             vm.get_block(), self._header, self._transactions, self._receipts
@@ -164,7 +164,7 @@ class SimulatedChain(EmbeddedChain):
         draft = Draft(begun, timestamp)
         for account, wei in balances.items():
             draft.vm.state.set_balance(EvmAddress(account), wei)
-        draft.seal()
+        draft.mine()
         return begun
 
     def extend(self, block: BlockAPI) -> None:

@@ -77,7 +77,7 @@ def by_message(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -> Co
     """A courier that sends moves as signed messages and delivers what the transcript accepts."""
 
     def carry(side: Side, move: Move) -> tuple[Move, int]:
-        wire = transcript.seal(move, signers[side])
+        wire = transcript.sign(move, signers[side])
         return transcript.append(wire), len(wire)
 
     return carry

@@ -84,7 +84,7 @@ def signing_digest(domain: Domain, encoded: bytes, after: GameState | None) -> D
     return signing_data(domain, encoded, after).digest
 
 
-def seal(message: Message, domain: Domain, key: keys.PrivateKey, after: GameState | None) -> bytes:
+def sign(message: Message, domain: Domain, key: keys.PrivateKey, after: GameState | None) -> bytes:
     """The signed message as it travels on the wire. `after` is as in `signing_data`."""
     encoded = message.encode()
     typed = signing_data(domain, encoded, after)
@@ -169,9 +169,9 @@ class Transcript:
             job_id=self.job_id, game_id=self.game_id, sequence=self.messages, previous=self._previous, move=move
         )
 
-    def seal(self, move: Move, key: keys.PrivateKey) -> bytes:
+    def sign(self, move: Move, key: keys.PrivateKey) -> bytes:
         """The next message of this game, signed. Raises `IllegalMove` for a move that the rules refuse."""
-        return seal(self.next_message(move), self.domain, key, _after(self.state, move))
+        return sign(self.next_message(move), self.domain, key, _after(self.state, move))
 
     def append(self, wire: bytes) -> Move:
         """Check a message, store it and return its move. Raises `VerificationError` if a check fails."""

@@ -180,7 +180,7 @@ class Player(PartyMachine):
     def wire(self, view: GameView, move: Move) -> bytes | None:
         """The signed message to send along with a move, or None to send none, as after a move that went unsaid."""
         try:
-            return self.transcript(view.game).seal(move, self.key)
+            return self.transcript(view.game).sign(move, self.key)
         except VerificationError:
             return None
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, seal
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, sign
 from tiebreak.protocol.game.moves import (
     MAX_NODES,
     Descend,
@@ -192,7 +192,7 @@ class Spoiling(TrainerAgent):
         if other is not None and game.talk is None:
             self.spam([move_call(game.state, other)])
         elif other is not None and game.talk is not None:
-            wire = seal(game.talk.next_message(other), self.domain, self.key, None)
+            wire = sign(game.talk.next_message(other), self.domain, self.key, None)
             self.world.mail.deliver(game.game, wire, self.account)
             self._send(game.game, wire=wire)
         return honest if other is None else Reply(move=None)
@@ -245,7 +245,7 @@ class Babbling(TrainerAgent):
         while game.game.state is state and not game.game.is_stopped:
             move = self.rng.choice(moves)
             self.world.submit(self, move_call(state, move), untried=True)
-            wire = seal(self.transcript(game.game).next_message(move), self.domain, self.key, None)
+            wire = sign(self.transcript(game.game).next_message(move), self.domain, self.key, None)
             self.world.mail.deliver(game.game, flipped(wire, self.rng), self.account)
             yield from self.sleep(pause)
 

@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from tiebreak.protocol.chain.calls import Call, move_call
-from tiebreak.protocol.game.messages import Message, Transcript, leads_on, open_wire, seal
+from tiebreak.protocol.game.messages import Message, Transcript, leads_on, open_wire, sign
 from tiebreak.protocol.game.moves import Concede, Move, Opening, Phase, Select, Side
 from tiebreak.protocol.game.sides import Defender, Party, choose
 from tiebreak.protocol.game.snapshot import SignedStanding, Standing
@@ -98,7 +98,7 @@ class Conceding(TrainerAgent):
         plain = super().reply(view)
         if view.talk is None or view.state.moves < self.after:
             return plain
-        wire = self.transcript(view.game).seal(Concede(), self.key)
+        wire = self.transcript(view.game).sign(Concede(), self.key)
         for _ in range(COPIES):
             self._deliver(view.game, wire)
         return Reply(move=None)
@@ -148,7 +148,7 @@ class ForkingChallenger(Strolling):
             if state.moves >= self.after:
                 previous = Message.decode(open_wire(talk.wires[state.moves - 1])[0]).hash
                 message = replace(talk.next_message(other), sequence=state.moves, previous=previous)
-                return seal(message, self.domain, self.key, leads_on(state, other))
+                return sign(message, self.domain, self.key, leads_on(state, other))
         return None
 
 

@@ -329,7 +329,7 @@ class World:
             return
         self._undo.append(self.chain.evm)
         self.board.begin_block()
-        drafting.draft.seal()
+        drafting.draft.mine()
         for included in drafting.included:
             self._drop(included.pending)
             self._settle(included)
