@@ -321,8 +321,13 @@ def victims_loss(s: JobEconomics) -> Fraction:
 
 def conditions(s: JobEconomics) -> tuple[Condition, ...]:
     """Every condition. Decoys and fees count."""
+    return participation(s), *conditions_once_accepted(s)
+
+
+def conditions_once_accepted(s: JobEconomics) -> tuple[Condition, ...]:
+    """The conditions that matter once a trainer has accepted the job."""
     seats = (disbelief(s), stuffing(s)) if s.seated else ()
-    return participation(s), honesty(s), diligence(s), *seats, no_false_challenge(s), compensated(s), made_whole(s)
+    return honesty(s), diligence(s), *seats, no_false_challenge(s), compensated(s), made_whole(s)
 
 
 # ---------------------------------------------------------------- harm for its own sake

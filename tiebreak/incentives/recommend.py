@@ -12,6 +12,7 @@ from tiebreak.incentives.figures import Figures
 from tiebreak.incentives.model import (
     Condition,
     conditions,
+    conditions_once_accepted,
     disbelief,
     first_share,
     honesty,
@@ -269,7 +270,7 @@ def margins(f: Figures, gas: Mapping[str, int], found: Recommendation) -> tuple[
         if at is None:
             return ""
         s = at.economics(found.terms, gas, joined_for=joined.stranger_gain)
-        return next((each.name for each in (perseverance(s), *conditions(s)[1:]) if not each.holds), "")
+        return next((each.name for each in (perseverance(s), *conditions_once_accepted(s)) if not each.holds), "")
 
     table = []
     for words, names in _SCALED.items():

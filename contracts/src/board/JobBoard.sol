@@ -224,7 +224,7 @@ abstract contract JobBoard is IJobBoard {
         uint256 stake = _stakeOf(state, rank);
         if (msg.value < stake) revert WrongPayment(stake, msg.value);
         (, digest) = _checkHead(state, head, signature);
-        // SAFETY: a game ends within two clocks and its allowances, and none starts after the window, so nobody can hold up
+        // SAFETY: a game ends within three clocks and its allowances, and none starts after the window, so nobody can hold up
         // `settle` or `abandon` for good: not a challenger, and not a trainer that challenges itself (its stake comes back to it).
         _requireWindow(state);
         // SAFETY: an allowance that a side has counted on does not shrink while its game is open.
