@@ -249,5 +249,5 @@ def test_a_model_that_cannot_run_in_double_precision_is_compared_in_single(monke
     weight = torch.eye(4)
     checked(task(Layer(lambda _, x: x.float() @ weight), lambda model, x, y: F.mse_loss(model(x), y.float())))
     undo_examining(monkeypatch)
-    with pytest.raises(ConfigurationError, match="captured again"):
+    with pytest.raises(ConfigurationError, match="two captures"):
         checked(task(Layer(lambda _, x: x.float() @ weight * next(CYCLE)), lambda model, x, y: (model(x) - y).sum()))

@@ -43,15 +43,15 @@ class AuditFailure(VerificationError):
 @click.option("--segment", type=click.IntRange(0), help="Check only the steps up to this checkpoint (from 0).")
 @click.option("--from-step", type=click.IntRange(1), help="Check the segments from the one with this step on.")
 @click.option("--to-step", type=click.IntRange(1), help="Check the segments up to the one with this step.")
-@click.option("--sample", type=click.IntRange(1), help="Check so many segments, drawn at random.")
-@click.option("--seed", help="Of the draw, to repeat one. Secret until the head is signed.  [default: a new one]")
+@click.option("--sample", type=click.IntRange(1), help="Check this many segments, drawn at random.")
+@click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of words.")
-@click.option("--jobs", type=click.IntRange(1), help="Replay segments by so many processes at once; with --ray, by "
-              "at most so many.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), help="Number of processes that replay segments at once; with "
+              "--ray, the most.")  # fmt: skip
 @click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Replay segments on a Ray cluster.  "
               "[default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
 @click.option("--ledger", type=NEW_FILE, default=Path("audit.sqlite"), show_default=True,
-              help="With --jobs or --ray: what is done is kept here; repeat the command to go on.")  # fmt: skip
+              help="With --jobs or --ray: the file that keeps progress; repeat the command to go on.")  # fmt: skip
 @machine_options("threads", "permute", "device", "memory", "policy")
 def audit(
     run: Path, output: Path, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,

@@ -28,7 +28,7 @@ def _told(sent: "SentTransaction", as_json: bool, **more: str) -> None:
 @click.argument("run", type=FOLDER)
 @key_option
 @rpc_option(required=True)
-@click.option("--count", type=click.IntRange(1), help="Post the head of so many checkpoints.  [default: the last]")
+@click.option("--count", type=click.IntRange(1), help="Number of checkpoints of the head to post.  [default: the last]")
 @json_option
 def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> None:
     """Send the chain what the job in RUN needs next from the owner of a key.
@@ -48,7 +48,7 @@ def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> No
 @rpc_option(required=True)
 @click.option("--replay", type=FOLDER, help="Your own replay of the job (tiebreak audit), which contradicts the head.")
 @click.option("--anyway", is_flag=True, help="Challenge without a replay, and lose the stake if the head is true.")
-@click.option("--count", type=click.IntRange(1), help="Challenge the head of so many checkpoints.  [default: the last]")
+@click.option("--count", type=click.IntRange(1), help="Checkpoints of the challenged head.  [default: the last]")
 @number("--nonce", 0, None, 0, "Tells your games against one head apart.")
 @json_option
 def challenge(

@@ -32,13 +32,15 @@ STEPS, ORDERS, MARGIN, SHARE = 3, 4, 8.0, 0.99
 @number("--steps", 1, None, STEPS, "Steps of each program.")
 @number("--orders", 1, MAX_ORDERS, ORDERS, "Random orders of the terms of each sum, on each kernel and device.")
 @click.option("--margin", type=click.FloatRange(1, MAX_MARGIN), default=MARGIN, show_default=True,
-              help="The thresholds are so many times what was seen.")  # fmt: skip
+              help="Safety factor on the measured differences.")  # fmt: skip
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=SHARE, show_default=True,
-              help="Elements that stay loggable; open ones of the rest are computed exactly.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="Threads beside one [default: all cores, two at least].")
-@click.option("--device", "devices", multiple=True, help="Torch device beside the CPU [default: every CUDA device].")
-@number("--seed", 0, (1 << 62) - 1, 0, "Of the orders, and of which elements are compared.")
-@click.option("--proven", is_flag=True, help="Measure nothing: the proven bounds, with which nothing can fail.")
+              help="Share of elements that may be logged; others near a tie are computed exactly.")  # fmt: skip
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads to compare with one [default: all cores, at least two]."
+)
+@click.option("--device", "devices", multiple=True, help="Device to compare with the CPU [default: every CUDA device].")
+@number("--seed", 0, (1 << 62) - 1, 0, "Seed of the orders and of the sample of elements.")
+@click.option("--proven", is_flag=True, help="Skip measuring; use the proven bounds.")
 @click.option("--output", "-o", type=NEW_FILE, default=Path("policy.json"), show_default=True,
               help="New file for the policy.")  # fmt: skip
 def calibrate(

@@ -27,9 +27,9 @@ NEW = click.Path(dir_okay=False, path_type=Path)
 @click.argument("run", type=FOLDER)
 @click.option("--weights", type=MODEL, required=True, help="The .safetensors file of the run's final weights, or a "
               "folder as `save_pretrained` writes it (see `tiebreak weights`).")  # fmt: skip
-@click.option("--key", type=FILE, help="Key file of whoever signs.  [default: only show the certificate]")
+@click.option("--key", type=FILE, help="Key file of the signer.  [default: only show the certificate]")
 @click.option("--output", "-o", type=NEW, default=Path("certificate.json"),
-              show_default=True, help="The certificate; one that is there gets one more signature.")  # fmt: skip
+              show_default=True, help="The certificate. If it exists, your signature is added.")  # fmt: skip
 @rpc_option(required=False)
 @number("--from-block", 0, None, 0, "With --rpc: the first block in which the job may have been settled.")
 @click.option("--attestation", type=(str, FILE), metavar="TYPE FILE", help="Put evidence that hardware gave of itself "
@@ -86,7 +86,7 @@ def certify(
 @rpc_option(required=False)
 @click.option("--attestation-verifier", "verifier", metavar="COMMAND", help="Run `COMMAND TYPE NONCE` on the "
               "evidence in the certificate, which is its standard input, and show what it says.")  # fmt: skip
-@click.option("--require-attestation", is_flag=True, help="Exit with 2 unless that command ends with 0.")
+@click.option("--require-attestation", is_flag=True, help="Fail (exit 2) unless the attestation command succeeds.")
 @json_option
 def verify(
     model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, others: bool, rpc: str | None,

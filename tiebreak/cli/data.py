@@ -107,7 +107,7 @@ def hf(
 
 @data.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--no-cache", is_flag=True, help="Read every byte, whatever was read before.")
+@click.option("--no-cache", is_flag=True, help="Ignore cached digests.")
 def root(paths: tuple[Path, ...], no_cache: bool) -> None:
     """Show name, type, shape and id of the arrays in PATHS: .npy and .safetensors files, and imported folders.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", type=FOLDER)
 @click.argument("replay", type=FOLDER)
-@click.option("--count", type=click.IntRange(1), help="Dispute the head of so many checkpoints [default: the last].")
+@click.option("--count", type=click.IntRange(1), help="Checkpoints of the disputed head [default: the last head].")
 @machine_options("threads", "device")
 def dispute(run: Path, replay: Path, count: int | None, machine: Machine) -> None:
     """Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).

@@ -17,8 +17,8 @@ from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )  # fmt: skip
 @click.option("--hub", type=AddressType(), help="Address of the key of the hub that the parties used (GET /key).")
-@click.option("--chain-id", type=click.IntRange(0), default=OFF_CHAIN.chain_id, help="Of the domain that was signed.")
-@click.option("--board", type=AddressType(), help="Contract of the domain that was signed; by default none.")
+@click.option("--chain-id", type=click.IntRange(0), default=OFF_CHAIN.chain_id, help="Chain id of the signed domain.")
+@click.option("--board", type=AddressType(), help="Contract of the signed domain; none by default.")
 @json_option
 def judge(
     transcripts: tuple[Path, ...], hub: Address | None, chain_id: int, board: Address | None, as_json: bool

@@ -42,9 +42,9 @@ def new_key(path: Path) -> PrivateKey:
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--show", is_flag=True, help="Make nothing: print the address of the key that is there.")
-@click.option("--card", is_flag=True, help="Make nothing: print the card of the key that is there.")
-@click.option("--public", is_flag=True, help="Make nothing: print the public key for cosign and in-toto (PEM).")
+@click.option("--show", is_flag=True, help="Print the address of an existing key; make nothing.")
+@click.option("--card", is_flag=True, help="Print the card of an existing key; make nothing.")
+@click.option("--public", is_flag=True, help="Print the public key of an existing key for cosign and in-toto (PEM).")
 def key(file: Path, show: bool, card: bool, public: bool) -> None:
     """Make a signing key in FILE and print its address.
 

@@ -30,7 +30,7 @@ POLL: Final = click.FloatRange(0.01, 3600)
 @click.option("--once", is_flag=True, help="Look once, and do not wait for more.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines instead of words.")
 @click.option("--step-seconds", type=click.FloatRange(min=0, min_open=True),
-              help="What a step should take on the machine that was agreed on; half to twice of it fits.")  # fmt: skip
+              help="Expected seconds per step on the agreed machine; half to twice as long passes.")  # fmt: skip
 @click.option("--states", is_flag=True, help="Compare the losses of all steps before kept states, not of checkpoints "
               "alone. Reads every kept state.")  # fmt: skip
 @click.option("--prometheus", type=NEW_FILE, help="Also keep the newest figures in this file, for node_exporter.")

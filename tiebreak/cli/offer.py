@@ -26,7 +26,7 @@ MAX_PATH: Final = 1024
 @click.option("--key", type=FILE, required=True, help="Key file of the client, who offers and pays.")
 @click.option("--trainer", type=AddressType(), required=True, help="Address of the trainer.")
 @click.option("--seal-to", multiple=True, metavar="CARD",
-              help="Seal the job to this reader, for its way through hubs: a card (tiebreak key --card) or a file that "
+              help="Encrypt the published job to this reader as well: a card (tiebreak key --card) or a file that "
               "holds one. May be given several times; you are always among the readers.")  # fmt: skip
 @output_option("offer", "New or empty folder for the offer.")
 @job_options
@@ -68,7 +68,7 @@ def _card(text: str) -> "Card":
 @number("--block-seconds", 1, 3600, 12, "Seconds between blocks of the chain that the job is for.")
 @click.option("--step-seconds", type=click.IntRange(1),
               help="Seconds that a step takes on your machine.  [default: it is measured here]")  # fmt: skip
-@number("--slowdown", 1, 10_000, 1, "How many times longer a step takes on the worst data (tiebreak doctor --worst).")
+@number("--slowdown", 1, 10_000, 1, "Factor by which the worst data slow a step down (tiebreak doctor --worst).")
 @click.option("--anyway", is_flag=True, help="Sign although honest work could lose your stake by these terms.")
 @machine_options("threads", "device", "policy")
 def accept(

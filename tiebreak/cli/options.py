@@ -70,7 +70,7 @@ _MACHINE: Final[dict[str, dict[str, Any]]] = {
     "check_every": {
         "type": click.IntRange(1),
         "metavar": "STEPS",
-        "help": "Under torchrun: the steps from one in which workers check each other to the next.",
+        "help": "Under torchrun: cross-check workers every STEPS steps.",
     },
 }
 """The options for fields of `Machine`."""

@@ -31,7 +31,7 @@ MOST = (1 << 63) - 1
 @click.argument("run", type=FOLDER)
 @click.option("--output", "-o", "proof", type=click.Path(file_okay=False, path_type=Path), default=Path("proof"),
               show_default=True, help="Folder of the proof.")  # fmt: skip
-@click.option("--challenge", type=FILE, help="The checker's.  [default: write the claim, for which it will be]")
+@click.option("--challenge", type=FILE, help="Challenge file from the checker; without it, write the claim.")
 @click.option("--key", type=FILE, help="Key file of the job's trainer or client, who answers.  [default: only say "
               "what an answer would open]")  # fmt: skip
 @json_option
@@ -61,13 +61,15 @@ def prove_ownership(run: Path, proof: Path, challenge: Path | None, key: Path | 
 @click.command()
 @click.argument("proof", type=FOLDER)
 @click.option("--challenge", type=click.Path(dir_okay=False, path_type=Path), required=True,
-              help="The checker's own file: made if it is not there; else PROOF has to answer it.")  # fmt: skip
-@number("--top", 0, MOST, 2, "For a new challenge: draw so many segments with the largest claimed changes.")
-@number("--uniform", 0, MOST, 8, "For a new challenge: and so many of the others.")
+              help="Challenge file: written if it does not exist; otherwise PROOF has to answer it.")  # fmt: skip
+@number("--top", 0, MOST, 2, "For a new challenge: number of segments with the largest claimed changes.")
+@number("--uniform", 0, MOST, 8, "For a new challenge: number of other segments, drawn at random.")
 @click.option("--model", type=click.Path(exists=True, path_type=Path), help="The disputed weights: a .safetensors "
               "file, or a folder as `save_pretrained` writes it.")  # fmt: skip
 @click.option("--certificate", type=FILE, help="With --model: their certificate (`tiebreak certify`).")
-@click.option("--posts", type=FILE, multiple=True, help="What a hub hands out of the job (see `tiebreak judge`).")
+@click.option(
+    "--posts", type=FILE, multiple=True, help="Posts of the job, as a hub serves them (see `tiebreak judge`)."
+)
 @click.option("--hub", type=AddressType(), help="With --posts: the address of the hub's key.")
 @rpc_option(required=False)
 @number("--from-block", 0, None, 0, "With --rpc: the first block in which a head may have been posted.")

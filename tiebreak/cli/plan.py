@@ -10,7 +10,7 @@ from tiebreak.cli.options import FOLDER, json_option, tell
 
 @click.command()
 @click.argument("run", type=FOLDER)
-@click.option("--workers", type=click.IntRange(1, 1 << 16), required=True, help="How many.")
+@click.option("--workers", type=click.IntRange(1, 1 << 16), required=True, help="Number of workers.")
 @json_option
 def plan(run: Path, workers: int, as_json: bool) -> None:
     """Say how several workers would share a step of RUN, and what each of them would send and hold.

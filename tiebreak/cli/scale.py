@@ -55,7 +55,7 @@ def _means(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@number("--parameters", 1, 10**15, 124_439_808, "Size of the model: GPT-2 with AdamW, of about so many parameters.")
+@number("--parameters", 1, 10**15, 124_439_808, "Size of the model: GPT-2 with AdamW, of about this many parameters.")
 @click.option("--program", type=FILE, help="A captured program (program.tbp), instead of --parameters.")
 @number("--sequence", 1, 1 << 20, 1024, "Tokens of a sequence, with --parameters.")
 @number("--batch", 1, 1 << 20, 8, "Sequences of a step, with --parameters.")
@@ -68,9 +68,9 @@ def _means(function: Callable[..., Any]) -> Callable[..., Any]:
 @number("--window", 1, 10**9, 24 * 3600, "Seconds within which a trainer has to post its next head, as in the job.")
 @click.option("--keep", default="all", show_default=True, help="Checkpoints that stay on disk: all, every:M or last.")
 @click.option("--workers", type=click.IntRange(1, 1 << 20),
-              help="Also show what each of so many workers sends and holds, with --parameters.")  # fmt: skip
+              help="With --parameters: also show what each of this many workers sends and holds.")  # fmt: skip
 @click.option("--step-seconds", type=POSITIVE,
-              help="Seconds of a step of yours in plain FP32 PyTorch, on your device [default: one core].")  # fmt: skip
+              help="Seconds per step of your model in FP32 PyTorch, on your device [default: one core].")  # fmt: skip
 @_means
 @click.option("--json", "output", type=NEW_FILE, help="Write costs and limits into this file, too.")
 def scale(**options: Any) -> None:

@@ -11,7 +11,7 @@ from tiebreak.cli.terms import AddressType, DigestType
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.tags import Digest
 
-count_option = click.option("--count", type=click.IntRange(0), help="Up to the head of so many checkpoints; 0: only "
+count_option = click.option("--count", type=click.IntRange(0), help="Up to the head of this many checkpoints; 0: only "
                             "what is there before the first step.  [default: the last signed]")  # fmt: skip
 states_option = click.option("--states", is_flag=True, help="Also all kept states, so that others can audit a sample.")
 
@@ -81,7 +81,7 @@ def publish(run: Path, hub: str, key: Path, count: int | None, states: bool, as_
 @hub_option
 @output_option("fetched", "Folder for the job; one that a fetch began is completed.")
 @click.option("--key", type=FILE, help="Key file of a reader, if the job is sealed.")
-@click.option("--count", type=click.IntRange(0), help="Up to the head of so many checkpoints.  [default: the last]")
+@click.option("--count", type=click.IntRange(0), help="Up to the head of this many checkpoints.  [default: the last]")
 @states_option
 @number("--chain-id", 0, None, 0, "Chain of the job's contract.")
 @click.option("--contract", type=AddressType(), help="Contract that plays the job's disputes.  [default: none]")

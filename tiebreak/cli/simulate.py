@@ -34,7 +34,7 @@ class PromiseBroken(VerificationError):
 @click.option("--mix", "-m", default=ALL, show_default=True, metavar="MIX",
               help=f"Which games: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
               f"{WEAKNESSES}, an adversary, or several adversaries joined by +.")  # fmt: skip
-@click.option("--rough", is_flag=True, help="Lose, double and delay messages, kill parties, let blocks vanish.")
+@click.option("--rough", is_flag=True, help="Inject faults: lost, doubled and late messages; crashes; reorganisations.")
 @click.option("--processes", "-j", type=click.IntRange(1, MAX_PROCESSES),
               help="Processes that play.  [default: one for each core]")  # fmt: skip
 @output_option("simulation", "Folder for games.jsonl, summary.json, summary.md and violations.txt.")

@@ -89,7 +89,7 @@ _OPTIONS: Final = (
         0,
         MAX_GAME_SECONDS,
         DEFAULTS.replay_time,
-        "Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
+        "Seconds, in addition to the clock, for a move that needs re-execution (a segment, a step, a long sum).",
     ),
     number(
         "--talk-time",
@@ -117,7 +117,11 @@ _OPTIONS: Final = (
     ),
     number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals."),
     number(
-        "--nonce", 0, None, 0, "Tells equal jobs apart. Of a job with seats, the client's key and it give the draw."
+        "--nonce",
+        0,
+        None,
+        0,
+        "Distinguishes otherwise equal jobs. With seats, the draw follows from it and the client's key.",
     ),
     click.option(
         "--policy",

@@ -20,14 +20,12 @@ EXPECTED = {True: "slashed", False: "settled"}
 @click.option("--cheat", type=click.Choice(list(CHEATS)), metavar="NAME", help="Let the trainer cheat; see below.")
 @click.option("--seats", type=click.IntRange(0, MAX_SEATS), default=0, metavar="N",
               help="Audits by strangers that the client pays for; a second auditor joins.")  # fmt: skip
-@click.option("--no-chain", is_flag=True, help="Without a chain: the hub's signed receipts are the clock.")
+@click.option("--no-chain", is_flag=True, help="Use no chain: the hub's signed receipts are the clock.")
 @click.option("--embedded", is_flag=True, help="Use the EVM that comes with Tiebreak, even where anvil is installed.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True,
               help="Port of hub and page; 0 takes a free one.")  # fmt: skip
 @output_option("up-output", "Folder for everything; emptied if this command made it.")
-@click.option(
-    "--once", is_flag=True, help="End when the job has ended; exit code 2 if it ended otherwise than it should."
-)
+@click.option("--once", is_flag=True, help="Exit when the job has ended; with code 2 if it did not end as it should.")
 def up(
     task: str, steps: int | None, cheat: str | None, seats: int, no_chain: bool, embedded: bool, port: int,
     output: Path, once: bool,
@@ -38,7 +36,7 @@ def up(
     job over TASK (digits, text, or a Python file of your own that defines task()); the trainer trains it; the auditor
     replays it while it is trained; then the board settles it. Open the page whose address is printed to watch.
 
-    --cheat makes the trainer compute something else than the agreed program, and lose its stake. NAME: `label`, one
+    --cheat makes the trainer compute something other than the agreed program, and lose its stake. NAME: `label`, one
     label of one batch is changed; `rate`, one step uses another learning rate; `weight`, one bit of one weight in a
     checkpoint is flipped; `tf32`, one sum of products is truncated to TF32.
     """

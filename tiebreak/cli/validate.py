@@ -31,8 +31,8 @@ class _Share(click.ParamType[float]):
 
 @click.command()
 @click.argument("run", type=FOLDER)
-@click.option("--share", type=_Share(), default="10%", show_default=True, help="Of the steps that can be drawn.")
-@click.option("--seed", help="Of the draw, to repeat one. Secret until the head is signed.  [default: a new one]")
+@click.option("--share", type=_Share(), default="10%", show_default=True, help="Share of the steps that can be drawn.")
+@click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
 @click.option("--epochs", is_flag=True, help="Also look at each segment as Kang et al. (2023) do at epochs.")
 @machine_options("threads", "permute", "device")
 @json_option

@@ -299,7 +299,7 @@ def check_arguments(args: TrainingArguments) -> None:
     """Raises `ConfigurationError` for the first argument that asks for what a job does not do."""
     if type(args) is not TrainingArguments:
         raise ConfigurationError(
-            f"expected TrainingArguments, got {type(args).__name__}, whose own fields nobody reads"
+            f"expected TrainingArguments, got {type(args).__name__}, so its extra fields would be ignored"
         )
     known = {*_TAKEN.split(), *_ASIDE.split()}
     defaults = TrainingArguments(output_dir=args.output_dir, use_cpu=args.use_cpu)

@@ -102,7 +102,7 @@ def _same_programs(first: Compiled, second: Compiled) -> None:
         named = (i.origin for i in first.program.body if getattr(i.params, "name", "") in differing)
         place = next(named, "the optimizer")
     raise ConfigurationError(
-        f"the step is another one when it is captured again, with other seeds and clocks; the first difference is at "
+        f"two captures with different seeds and clocks gave different programs; the first difference is at "
         f"{place}. It reads Python state that changes from step to step, which a program cannot; make that a buffer, a "
         "schedule or data, and draw random numbers with torch"
     )

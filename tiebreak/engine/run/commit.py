@@ -136,7 +136,7 @@ class Committer:
         if checkpoint < recorded and (known := self._run.record_at(checkpoint)) != record:
             raise StateError(
                 f"step {step}: expected the record committed before, {known.digest.hex()}, got {record.digest.hex()}; "
-                "this machine does not compute what it computed, qualify it again"
+                "this machine no longer reproduces its own result; run `tiebreak doctor`"
             )
         self._run.write_state(step, state)
         if checkpoint == recorded:
