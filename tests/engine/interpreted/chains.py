@@ -183,9 +183,9 @@ def hard_at(precision: int, function: MapFunction) -> int:
 @triton.jit
 def measure(x, y, h, low, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):
     """FP64 and the pairs themselves."""
-    at = tl.arange(0, BLOCK)
-    of_x = kernels.in_pairs(tl.load(x + at), FUNCTION)
-    tl.store(y + at, kernels.in_fp64(tl.load(x + at), FUNCTION))
+    at, module = tl.arange(0, BLOCK), chains._kernels()
+    of_x = module.in_pairs(tl.load(x + at), FUNCTION)
+    tl.store(y + at, module.in_fp64(tl.load(x + at), FUNCTION))
     tl.store(h + at, of_x[0])
     tl.store(low + at, of_x[1])
 
