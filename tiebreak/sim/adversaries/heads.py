@@ -147,11 +147,11 @@ class RefusedHeads(TrainerAgent):
         return []
 
     def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:
-        """The same heads as transactions. They are also shown to everyone."""
+        """Calls that post the same heads, also those that no transaction can carry. They are also shown to everyone."""
         found = self.bad(job, head)
         for other in found:
             self.publish_head(other)
-        return [Call.of(tx.PostHead(head=other)) for other in found]
+        return [Call("postHead", (other.head.values, other.signature)) for other in found]
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:
         """Posts the correct head in the next block."""
