@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import placed, publish, rows_of
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.chain import EmbeddedChain, Receipt, calls
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
@@ -172,7 +172,7 @@ def measure() -> dict[str, int]:
 @placed
 def main(folder: Path) -> None:
     """Measure the gas of the board's transactions."""
-    rows = [Row(metric=f"gas: {name}", case="board", value=gas, unit="gas") for name, gas in measure().items()]
+    rows = rows_of("board", "gas", {f"gas: {name}": gas for name, gas in measure().items()})
     publish("board", rows, "the job board's own transactions", folder=folder, environment=[("chain", "embedded")])
 
 

@@ -20,7 +20,7 @@ import click
 from safetensors.torch import save_file
 
 from benchmarks.commit import filled, gpt2
-from benchmarks.table import Row, interleaved, placed, publish
+from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from tiebreak.api.certification.certificates import read_weights
 from tiebreak.protocol import trees
 from tiebreak.protocol.commitments.certificate import Certificate, Weights, sign
@@ -84,12 +84,11 @@ def main(folder: Path) -> None:
             "openssl dgst -sha256": command("openssl", "dgst", "-sha256", str(weights)),
         }, REPEATS)  # fmt: skip
     case = f"GPT-2 124M, {size / 1e9:.2f} GB in {len(state)} tensors"
-    rows = [Row(metric=name, case=case, value=value, unit="s") for name, value in seconds.items()]
     verify, plain, openssl = seconds.values()
-    rows.append(Row(metric="verify / sha256sum", case=case, value=verify / plain, unit="x", target="<= 1.5"))
-    rows.append(Row(metric="verify / openssl", case=case, value=verify / openssl, unit="x"))
-    rows.append(Row(metric="certificate", case=f"{STEPS:,} steps, two signatures", value=bytes_, unit="bytes",
-                    target="< 20,000"))  # fmt: skip
+    ratios = {"verify / sha256sum": verify / plain, "verify / openssl": verify / openssl}
+    rows = rows_of(case, "s", seconds) + rows_of(case, "x", ratios, {"verify / sha256sum": "<= 1.5"})
+    case = f"{STEPS:,} steps, two signatures"
+    rows.append(Row(metric="certificate", case=case, value=bytes_, unit="bytes", target="< 20,000"))
     publish("certify", rows, "medians of whole commands", folder=folder)
 
 

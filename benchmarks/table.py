@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import click
@@ -32,6 +33,16 @@ class Row:
     value: float
     unit: str
     target: str = ""
+
+
+def rows_of(
+    case: str, unit: str, values: Mapping[str, float], targets: Mapping[str, str] = MappingProxyType({})
+) -> list[Row]:
+    """Rows of one case and unit, by metric, with those targets that there are."""
+    return [
+        Row(metric=metric, case=case, value=value, unit=unit, target=targets.get(metric, ""))
+        for metric, value in values.items()
+    ]
 
 
 def placed(function: Callable[..., Any]) -> Callable[..., Any]:
