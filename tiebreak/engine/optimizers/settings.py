@@ -303,14 +303,9 @@ class Clip:
                 require_number(limit, f"a positive {name} to clip to, at least 2^-126", lambda x: x >= MIN_EPS)
 
 
-def group_of(optimizer: Optimizer, name: str) -> Group | None:
-    """The first group that matches a parameter; None if none does."""
-    return next((group for group in optimizer.groups if group.matches(name)), None)
-
-
 def settings_of(optimizer: Optimizer, name: str) -> tuple[float, float]:
     """(factor of the learning rate, weight decay) of a parameter."""
-    group = group_of(optimizer, name)
+    group = next((group for group in optimizer.groups if group.matches(name)), None)
     if group is None:
         return 1.0, optimizer.weight_decay
     return group.lr_factor, optimizer.weight_decay if group.weight_decay is None else group.weight_decay
