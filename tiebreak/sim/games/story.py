@@ -180,8 +180,10 @@ def _end(result: GameResult) -> Iterator[str]:
         if duel.leaf is not None:
             place += f", value {duel.leaf} ({duel.instruction})"
         winner = f"the {duel.verdict} wins" if duel.verdict in ("trainer", "challenger") else duel.verdict
-        yield f"game {number} by {duel.challenger}: {winner}, {duel.reason}{place}; "
-        f"{duel.moves} moves, {duel.gas:,} gas, {_clock(duel.seconds)}"
+        yield (
+            f"game {number} by {duel.challenger}: {winner}, {duel.reason}{place}; "
+            f"{duel.moves} moves, {duel.gas:,} gas, {_clock(duel.seconds)}"
+        )
     yield f"the job: {result.job_status}, after {_clock(result.seconds)} and {result.blocks} blocks"
     for name in result.adversaries:
         yield f"{name}: {result.catches.get(name, 'nowhere')}"
