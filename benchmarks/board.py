@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -52,14 +52,11 @@ class Bench:
         """A job of eight checkpoints, offered."""
         self.jobs += 1
         nonce = int.from_bytes(tagged_hash(Tag.SECRET, self.secret()), "big") if seats else self.jobs
+        pay = {"seat_fee": FEE, "seat_bond": BOND} if seats else {}
         job = Job(
             client=CLIENT.address, trainer=TRAINER.address, program_root=digest("program"), body_count=4000,
             state_count=400, data_count=2, initial_state_root=digest("state"), data_root=digest("data"), steps=8000,
-            checkpoint_interval=1000, policy=int(policy), reward=TERMS.reward, trainer_stake=TERMS.trainer_stake,
-            challenger_stake=TERMS.challenger_stake, challenge_window=TERMS.challenge_window, clock=TERMS.clock,
-            replay_time=TERMS.replay_time, talk_time=TERMS.talk_time,
-            audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=TERMS.descent_levels,
-            seats=seats, seat_fee=FEE if seats else 0, seat_bond=BOND if seats else 0, nonce=nonce,
+            checkpoint_interval=1000, policy=int(policy), **asdict(replace(TERMS, nonce=nonce, seats=seats, **pay)),
         )  # fmt: skip
         receipt = self.chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(self.chain.domain))))
         self.take("create job with seats" if seats else "create job", receipt)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -43,11 +44,10 @@ def certificate_of(weights: Path) -> bytes:
     ids = {name: Digest(sha256(name.encode()).digest()) for name in gpt2()}
     ids |= {f"model.{name}": digest for name, digest in found.tensors.items()}
     root = Digest(sha256(b"another root").digest())
-    terms = Terms(audit_time=60)
-    agreed = {name: getattr(terms, name) for name in Job.kinds() if hasattr(terms, name)}
     job = Job(
-        **agreed, client=CLIENT.address, trainer=TRAINER.address, program_root=root, body_count=1 << 12,
-        state_count=len(ids), data_count=1, initial_state_root=root, data_root=root, steps=STEPS, checkpoint_interval=1,
+        client=CLIENT.address, trainer=TRAINER.address, program_root=root, body_count=1 << 12, state_count=len(ids),
+        data_count=1, initial_state_root=root, data_root=root, steps=STEPS, checkpoint_interval=1,
+        **asdict(Terms(audit_time=60)),
     )  # fmt: skip
     tree = state_tree(ids)
     record = StepRecord(step=STEPS, state_root=tree.root, loss_bits=0)

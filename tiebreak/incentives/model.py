@@ -278,21 +278,6 @@ def disbelief(s: JobEconomics) -> Condition:
     return Condition(name="auditing pays more than a root that the trainer shows", slack=own - trusting)
 
 
-def no_false_challenge(s: JobEconomics) -> Condition:
-    """A challenge of an honest head costs the challenger money."""
-    return Condition(name="a false challenge costs", slack=-_false_challenge(s, TrainerStrategy.HONEST))
-
-
-def compensated(s: JobEconomics) -> Condition:
-    """The stake of a false challenge covers all costs of an honest trainer in a game that is walked to its end."""
-    return Condition(name="a false challenge pays its victim", slack=s.challenge_to_trainer - victims_loss(s))
-
-
-def made_whole(s: JobEconomics) -> Condition:
-    """A challenger whose game another conviction, or a report, cuts short gets back the gas of having started it."""
-    return Condition(name="a challenger that is overtaken loses no gas", slack=Fraction(s.relief - overtaken_gas(s)))
-
-
 def overtaken_gas(s: JobEconomics) -> int:
     """Gas of starting a game, and of fetching its stake when it was cut short."""
     return s.costs.challenge + s.costs.reclaim + s.costs.withdraw
@@ -306,7 +291,14 @@ def victims_loss(s: JobEconomics) -> Fraction:
 def conditions(s: JobEconomics) -> tuple[Condition, ...]:
     """Every condition. Decoys and fees count."""
     seats = (disbelief(s), stuffing(s)) if s.seated else ()
-    return participation(s), honesty(s), diligence(s), *seats, no_false_challenge(s), compensated(s), made_whole(s)
+    return (
+        participation(s), honesty(s), diligence(s), *seats,
+        Condition(name="a false challenge costs", slack=-_false_challenge(s, TrainerStrategy.HONEST)),
+        # all costs of an honest trainer in a game that is walked to its end
+        Condition(name="a false challenge pays its victim", slack=s.challenge_to_trainer - victims_loss(s)),
+        # the gas of having started a game that another conviction, or a report, cuts short
+        Condition(name="a challenger that is overtaken loses no gas", slack=Fraction(s.relief - overtaken_gas(s))),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- harm for its own sake

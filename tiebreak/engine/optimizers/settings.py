@@ -102,7 +102,7 @@ _NUMBERS: Final[dict[str, tuple[str, Callable[[float], bool]]]] = {
     "eps": ("a positive eps, at least 2^-126", lambda x: x >= MIN_EPS),
     "momentum_decay": ("momentum_decay >= 0", lambda x: x >= 0),
 }
-"""What is expected of the numbers among the settings."""
+"""Expectations of the numbers among the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
