@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.table import Row, interleaved, placed, publish
-from benchmarks.workloads import gpt2
+from benchmarks.table import Row, interleaved, placed, publish, rows_of
+from benchmarks.workloads import gpt2, rows_task
 from tiebreak.api.auditing.audits import Workers, audit_chosen
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.demo.tasks.loader import load_task
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.run import qualify
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
@@ -45,16 +45,8 @@ ALONE, ONE, TWO = "this process", "one worker", "two workers"
 def small() -> Task:
     """A softmax regression of 8 numbers."""
     torch.manual_seed(0)
-    return Task(
-        name=SEGMENTS,
-        model=nn.Linear(8, 4),
-        loss=lambda model, x, y: F.cross_entropy(model(x), y),
-        optimizer=SGD(lr=0.1),
-        data={"x": torch.randn(64, 8), "y": torch.randint(0, 4, (64,))},
-        batch=Batch(size=8, examples=Rows(names=("x", "y"))),
-        steps=1,
-        checkpoint_interval=1,
-    )
+    model, x, y = nn.Linear(8, 4), torch.randn(64, 8), torch.randint(0, 4, (64,))
+    return rows_task(SEGMENTS, model, lambda model, x, y: F.cross_entropy(model(x), y), SGD(lr=0.1), x, y, batch=8)
 
 
 def train(name: str, folder: Path) -> RunDirectory:
@@ -83,14 +75,12 @@ def measure(name: str, folder: Path) -> list[Row]:
     seconds = interleaved({who: partial(audit, jobs) for who, jobs in audits.items()}, REPEATS.get(name, 3), warmup=0)
     first = interleaved({who: partial(audit, jobs, every[:1]) for who, jobs in audits.items()}, 3, warmup=0)
     case = f"{name}, {len(every)} segments of {run.job.checkpoint_interval} steps"
-    return [
-        *(Row(metric=f"an audit by {who}", case=case, value=seconds[who], unit="s") for who in seconds),
-        Row(metric="of which starting a worker", case=case, value=first[ONE] - first[ALONE], unit="s"),
-        Row(metric="one worker / two", case=case, value=seconds[ONE] / seconds[TWO], unit="x",
-            target="" if name == SEGMENTS else ">= 1.8"),
-        Row(metric="one worker / this process", case=case, value=seconds[ONE] / seconds[ALONE], unit="x",
-            target="<= 1.05" if name == SEGMENTS else ""),
-    ]  # fmt: skip
+    rows = rows_of(case, "s", {f"an audit by {who}": seconds[who] for who in seconds})
+    rows += rows_of(case, "s", {"of which starting a worker": first[ONE] - first[ALONE]})
+    target = {"one worker / this process": "<= 1.05"} if name == SEGMENTS else {"one worker / two": ">= 1.8"}
+    return rows + rows_of(case, "x", {
+        "one worker / two": seconds[ONE] / seconds[TWO], "one worker / this process": seconds[ONE] / seconds[ALONE],
+    }, target)  # fmt: skip
 
 
 @click.command()

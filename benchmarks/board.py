@@ -4,13 +4,13 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 import click
 
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import placed, publish, rows_of
 from tiebreak.protocol.chain import Call, EmbeddedChain
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -53,14 +53,11 @@ class Bench:
         """A job of eight checkpoints, offered."""
         self.jobs += 1
         nonce = int.from_bytes(tagged_hash(Tag.SECRET, self.secret()), "big") if seats else self.jobs
+        pay = {"seat_fee": FEE, "seat_bond": BOND} if seats else {}
         job = Job(
             client=CLIENT.address, trainer=TRAINER.address, program_root=digest("program"), body_count=4000,
             state_count=400, data_count=2, initial_state_root=digest("state"), data_root=digest("data"), steps=8000,
-            checkpoint_interval=1000, policy=int(policy), reward=TERMS.reward, trainer_stake=TERMS.trainer_stake,
-            challenger_stake=TERMS.challenger_stake, challenge_window=TERMS.challenge_window, clock=TERMS.clock,
-            replay_time=TERMS.replay_time, talk_time=TERMS.talk_time,
-            audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=TERMS.descent_levels,
-            seats=seats, seat_fee=FEE if seats else 0, seat_bond=BOND if seats else 0, nonce=nonce,
+            checkpoint_interval=1000, policy=int(policy), **asdict(replace(TERMS, nonce=nonce, seats=seats, **pay)),
         )  # fmt: skip
         offer = tx.CreateJob(job=job, signature=TRAINER.sign(job.digest(self.chain.domain)))
         self.take("create job with seats" if seats else "create job", CLIENT, Call.of(offer))
@@ -174,7 +171,7 @@ def measure() -> dict[str, int]:
 @placed
 def main(folder: Path) -> None:
     """Measure the gas of the board's transactions."""
-    rows = [Row(metric=f"gas: {name}", case="board", value=gas, unit="gas") for name, gas in measure().items()]
+    rows = rows_of("board", "gas", {f"gas: {name}": gas for name, gas in measure().items()})
     publish("board", rows, "the job board's own transactions", folder=folder, environment=[("chain", "embedded")])
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ import click
 from safetensors.torch import save_file
 
 from benchmarks.commit import filled, gpt2
-from benchmarks.table import Row, interleaved, placed, publish
+from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from tiebreak.api.certification.certificates import read_weights
 from tiebreak.protocol import trees
 from tiebreak.protocol.commitments.certificate import Certificate, Weights, sign
@@ -43,11 +44,10 @@ def certificate_of(weights: Path) -> bytes:
     ids = {name: Digest(sha256(name.encode()).digest()) for name in gpt2()}
     ids |= {f"model.{name}": digest for name, digest in found.tensors.items()}
     root = Digest(sha256(b"another root").digest())
-    terms = Terms(audit_time=60)
-    agreed = {name: getattr(terms, name) for name in Job.kinds() if hasattr(terms, name)}
     job = Job(
-        **agreed, client=CLIENT.address, trainer=TRAINER.address, program_root=root, body_count=1 << 12,
-        state_count=len(ids), data_count=1, initial_state_root=root, data_root=root, steps=STEPS, checkpoint_interval=1,
+        client=CLIENT.address, trainer=TRAINER.address, program_root=root, body_count=1 << 12, state_count=len(ids),
+        data_count=1, initial_state_root=root, data_root=root, steps=STEPS, checkpoint_interval=1,
+        **asdict(Terms(audit_time=60)),
     )  # fmt: skip
     tree = state_tree(ids)
     record = StepRecord(step=STEPS, state_root=tree.root, loss_bits=0)
@@ -84,12 +84,11 @@ def main(folder: Path) -> None:
             "openssl dgst -sha256": command("openssl", "dgst", "-sha256", str(weights)),
         }, REPEATS)  # fmt: skip
     case = f"GPT-2 124M, {size / 1e9:.2f} GB in {len(state)} tensors"
-    rows = [Row(metric=name, case=case, value=value, unit="s") for name, value in seconds.items()]
     verify, plain, openssl = seconds.values()
-    rows.append(Row(metric="verify / sha256sum", case=case, value=verify / plain, unit="x", target="<= 1.5"))
-    rows.append(Row(metric="verify / openssl", case=case, value=verify / openssl, unit="x"))
-    rows.append(Row(metric="certificate", case=f"{STEPS:,} steps, two signatures", value=bytes_, unit="bytes",
-                    target="< 20,000"))  # fmt: skip
+    ratios = {"verify / sha256sum": verify / plain, "verify / openssl": verify / openssl}
+    rows = rows_of(case, "s", seconds) + rows_of(case, "x", ratios, {"verify / sha256sum": "<= 1.5"})
+    case = f"{STEPS:,} steps, two signatures"
+    rows.append(Row(metric="certificate", case=case, value=bytes_, unit="bytes", target="< 20,000"))
     publish("certify", rows, "medians of whole commands", folder=folder)
 
 

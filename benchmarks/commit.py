@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.table import RESULTS, Row, interleaved, placed, publish
+from benchmarks.table import RESULTS, Row, interleaved, placed, publish, rows_of
 from tiebreak.api.machine.environment import usable_cores
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import write_tensors
@@ -109,8 +109,7 @@ def rates(name: str, state: State, data: np.ndarray) -> Iterator[Row]:
     for n in counts:
         threads = f"{n} thread{'s' if n > 1 else ''}"
         plain_rate, rate = (data.nbytes / seconds[f"{what} {n}"] / 1e9 for what in ("plain", "ids"))
-        yield Row(metric=f"plain SHA-256, {threads}", case=case, value=plain_rate, unit="GB/s")
-        yield Row(metric=f"state ids, {threads}", case=case, value=rate, unit="GB/s")
+        yield from rows_of(case, "GB/s", {f"plain SHA-256, {threads}": plain_rate, f"state ids, {threads}": rate})
         yield Row(
             metric=f"state ids / plain, {threads}", case=case, value=rate / plain_rate, unit="x", target=">= 0.85"
         )
@@ -166,16 +165,13 @@ def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
         pair = interleaved({"work": work, "beside": beside}, 3)
     added, case = pair["beside"] - pair["work"], f"GPT-2 124M with Adam, k = {INTERVAL}"
     yield Row(metric="GPT-2's step", case=source, value=step, unit="s")
-    yield Row(metric="hash the state", case=case, value=alone["hash"], unit="s")
-    yield Row(metric="hash and write the state", case=case, value=alone["commit"], unit="s")
-    yield Row(metric="added to products beside it", case=case, value=added, unit="s")
-    for what, seconds in {
-        "hashing alone": alone["hash"],
-        "one after the other": alone["commit"],
-        "beside": added,
-    }.items():
-        yield Row(metric=f"share of {INTERVAL} steps, {what}", case=case, value=100 * seconds / (INTERVAL * step),
-                  unit="%", target="< 2" if what == "beside" else "")  # fmt: skip
+    yield from rows_of(case, "s", {
+        "hash the state": alone["hash"], "hash and write the state": alone["commit"],
+        "added to products beside it": added,
+    })  # fmt: skip
+    whats = {"hashing alone": alone["hash"], "one after the other": alone["commit"], "beside": added}
+    shares = {f"share of {INTERVAL} steps, {what}": 100 * s / (INTERVAL * step) for what, s in whats.items()}
+    yield from rows_of(case, "%", shares, {f"share of {INTERVAL} steps, beside": "< 2"})
 
 
 @click.command()

@@ -23,7 +23,7 @@ import torch.multiprocessing as processes
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.steps import ExactStep, eager_step
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import Row, placed, publish, rows_of
 from benchmarks.workloads import WORKLOADS
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
@@ -79,10 +79,8 @@ def measure(name: str, workers: int, folder: Path) -> list[Row]:
     found: dict[str, float] = json.loads(results.read_text("utf-8"))
     results.unlink()
     case = f"{name}, {workers} workers of 1 thread"
-    rows = [Row(metric=f"{who}: a step", case=case, value=1e3 * found[who], unit="ms")
-            for who in (EXACT, ALONE, DDP, EAGER)]  # fmt: skip
     return [
-        *rows,
+        *rows_of(case, "ms", {f"{who}: a step": 1e3 * found[who] for who in (EXACT, ALONE, DDP, EAGER)}),
         Row(metric="one worker / all", case=case, value=found[ALONE] / found[EXACT], unit="x",
             target=">= 1.7" if (name, workers) == ("gpt2", 2) else ""),
         Row(metric="one worker / all, eager DDP", case=case, value=found[EAGER] / found[DDP], unit="x"),

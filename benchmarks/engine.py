@@ -18,7 +18,7 @@ import click
 import torch
 
 from benchmarks.steps import ExactStep, eager_step
-from benchmarks.table import Row, interleaved, placed, publish
+from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from benchmarks.workloads import WORKLOADS
 from tiebreak.api.machine.environment import usable_cores
 from tiebreak.engine.arithmetic import Stats
@@ -75,14 +75,10 @@ def measure(name: str, threads: int) -> list[Row]:
         PERMUTED: ExactStep(compiled, task.steps, permute=1),
     }
     seconds = interleaved(candidates, REPEATS[name], warmup=2)
-    rows += [Row(metric=f"{who}: a step", case=case, value=1e3 * s, unit="ms") for who, s in seconds.items()]
-    target = TARGETS.get(name, "")
+    rows += rows_of(case, "ms", {f"{who}: a step": 1e3 * s for who, s in seconds.items()})
     for who in ("trainer", PERMUTED):
-        rows.append(
-            Row(metric=f"{who} / eager FP32", case=case, value=seconds[who] / seconds["eager FP32"], unit="x",
-                target=target)
-        )  # fmt: skip
-        rows.append(Row(metric=f"{who} / eager FP64", case=case, value=seconds[who] / seconds["eager FP64"], unit="x"))
+        ratios = {f"{who} / {base}": seconds[who] / seconds[base] for base in ("eager FP32", "eager FP64")}
+        rows += rows_of(case, "x", ratios, {f"{who} / eager FP32": TARGETS.get(name, "")})
     rows += bound(compiled.program, case, seconds)
     steps = REPEATS[name] + 2
     resolving = trainer.arithmetic.stats.seconds_resolving / steps / seconds["trainer"]
@@ -112,8 +108,8 @@ def undecided(name: str, stats: Stats) -> list[Row]:
             "settled in integers": counts.undecided_twice,
             "FP64-then-round wrong": counts.double_rounded,
         }
-        for what, number in figures.items():
-            rows.append(Row(metric=what, case=f"{name}, {kind}", value=number / counts.elements, unit="of elements"))
+        shares = {what: number / counts.elements for what, number in figures.items()}
+        rows += rows_of(f"{name}, {kind}", "of elements", shares)
     return rows
 
 

@@ -10,7 +10,6 @@ write, per element of a result.
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil, prod
@@ -26,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.kernels import assemble
 from benchmarks.real_models import SMALL, make_real_task
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import placed, publish, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import sums as launching
 from tiebreak.engine.arithmetic.gpu.chains import LaunchedChains
@@ -241,7 +240,12 @@ def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[
     summed, rest, flops = Spent(), Spent(), 0
     for unit in schedule.plan(program, LaunchedChains.functions):
         if schedule.is_elementwise(program.body[unit.members[0]], LaunchedChains.functions):
-            rest.add(0.0, chain_bytes(program, unit.members), TRITON_LAUNCH)
+            # a chain reads each value from outside once, and stores those of its results that others use
+            inside, body = set(unit.members), program.body
+            read = {a.value for n in unit.members for a in body[n].operands} - inside
+            used = {a.value for n, i in enumerate(body) if n not in inside for a in i.operands}
+            used |= {commit.operands[0].value for commit in program.commits}
+            rest.add(0.0, float(sum(body[n].numel * body[n].dtype.size for n in read | (inside & used))), TRITON_LAUNCH)
             continue
         for i in (program.body[n] for n in unit.members):
             if i.opcode == Opcode.SOURCE:  # is there before the step
@@ -265,15 +269,6 @@ def predict(program: Program, others: dict[Kind, tuple[float, float]]) -> tuple[
                 count, each = others[kind_of(i)]
                 rest.add(0.0, each * i.numel, count * TORCH_LAUNCH, round(count))
     return summed, rest, flops
-
-
-def chain_bytes(program: Program, members: Sequence[int]) -> float:
-    """The bytes that a chain reads from outside, each value once, and those that it stores of its results."""
-    inside, body = set(members), program.body
-    read = {a.value for n in members for a in body[n].operands} - inside
-    used = {a.value for n, i in enumerate(body) if n not in inside for a in i.operands}
-    used |= {commit.operands[0].value for commit in program.commits}
-    return float(sum(body[n].numel * body[n].dtype.size for n in read | (inside & used)))
 
 
 def captured(name: str, length: int) -> Program:
@@ -305,10 +300,9 @@ def main(folder: Path) -> None:
                 "launches": summed.launches + rest.launches,
                 "sums at 67 TFLOP/s, ms": 1e3 * flops / 67e12,
             }
-            rows += [Row(metric=metric, case=f"{gpu}: {name}", value=value, unit="") for metric, value in found.items()]
+            rows += rows_of(f"{gpu}: {name}", "", found)
     for case in HOSTILE:
-        for metric, value in zip(("doubled, times", "exactly, times"), hostile(case), strict=True):
-            rows.append(Row(metric=metric, case=case.name, value=value, unit=""))
+        rows += rows_of(case.name, "", dict(zip(("doubled, times", "exactly, times"), hostile(case), strict=True)))
     publish("gpu_model", rows, "predicted, not measured", folder=folder)
 
 

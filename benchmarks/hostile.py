@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import torch
 
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import Row, placed, publish, rows_of
 from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.run.worst import CASES, measure
 
@@ -43,11 +43,7 @@ def main(repeats: int, folder: Path) -> None:
                 named = f"{kernels}, {case.name}"
                 rows.append(Row(metric="worst", case=named, value=top.factor, unit="x", target=target))
                 rows.append(Row(metric="ordinary", case=named, value=1e3 * top.seconds, unit="ms"))
-                rows += [
-                    Row(metric=f"hostile: {factor.pattern}", case=named, value=factor.factor, unit="x")
-                    for factor, share in found
-                    if share == 1
-                ]
+                rows += rows_of(named, "x", {f"hostile: {f.pattern}": f.factor for f, share in found if share == 1})
     publish("hostile", rows, f"torch {torch.__version__}, one thread", folder=folder)
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, cast
@@ -45,13 +45,11 @@ TARGETS: Final = {"p99": "under 0.25 s", "blob": "at least 0.6", "memory": "unde
 
 
 def job_of(number: int, client: PrivateKey, trainer: PrivateKey) -> Job:
-    terms, root = Terms(), Digest(bytes(32))
+    root = Digest(bytes(32))
     return Job(
         client=client.address, trainer=trainer.address, program_root=root, body_count=10, state_count=1, data_count=0,
-        initial_state_root=root, data_root=root, steps=1000, checkpoint_interval=10, reward=terms.reward,
-        trainer_stake=terms.trainer_stake, challenger_stake=terms.challenger_stake,
-        challenge_window=terms.challenge_window, clock=terms.clock, replay_time=terms.replay_time,
-        talk_time=terms.talk_time, audit_time=terms.audit_time, deadline=terms.deadline, descent_levels=4, nonce=number,
+        initial_state_root=root, data_root=root, steps=1000, checkpoint_interval=10,
+        **asdict(Terms(descent_levels=4, nonce=number)),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.real_models import make_real_task
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import placed, publish, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import chains, hashing, scatter, sums
 from tiebreak.engine.arithmetic.gpu import random as draws
@@ -292,10 +292,7 @@ def main(folder: Path, targets: tuple[str, ...]) -> None:
                     "FP64 FMA": machine.count(fma, code=True),
                     "instructions": sum(_operations(machine.code).values()),
                 }
-                rows += [
-                    Row(metric=metric, case=f"{name}, {kernel}", value=value, unit="")
-                    for metric, value in found.items()
-                ]
+                rows += rows_of(f"{name}, {kernel}", "", found)
     if wrong:
         raise click.ClickException("\n".join(wrong))
     publish("kernels", rows, "compiled, not run", folder=folder, environment=(("triton", triton.__version__),))

@@ -15,7 +15,7 @@ from typing import Final
 import click
 import torch
 
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import Row, placed, publish, rows_of
 from tiebreak.api.auditing.audits import audit_chosen
 from tiebreak.api.auditing.validating import validate
 from tiebreak.api.certification import ownership
@@ -94,9 +94,8 @@ def main(folder: Path) -> None:
         for seed in range(1 if cheat is None else PLAYS):
             with published(workshop, cheat, seed) as (run, key):
                 found.append(seen(run, key))
-        for look in LOOKS:
-            share = 100 * sum(one[look] for one in found) / len(found)
-            rows.append(Row(metric=look, case=name, value=share, unit="% of plays"))
+        shares = {look: 100 * sum(one[look] for one in found) / len(found) for look in LOOKS}
+        rows += rows_of(name, "% of plays", shares)
     publish("looks", rows, f"{PLAYS} plays of each", folder=folder)
 
 

@@ -17,7 +17,7 @@ import click
 import torch
 
 from benchmarks.steps import ExactStep, eager_step
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import Row, placed, publish, rows_of
 from benchmarks.workloads import STEPS, WORKLOADS
 from tiebreak.api.training.bundle import Bundle, load_bundle
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -63,12 +63,9 @@ def measure(name: str) -> list[Row]:
         parties = {who: _in_a_process(who, name) for who in EAGER} | {
             who: _in_a_process(who, str(path)) for who in EXACT
         }
-    rows = [Row(metric=f"{who}: peak memory", case=name, value=b / 1e6, unit="MB") for who, b in parties.items()]
-    base = parties["eager FP64"]
-    return rows + [
-        Row(metric=f"{who} / eager FP64", case=name, value=parties[who] / base, unit="x", target="<= 1.6")
-        for who in EXACT
-    ]
+    ratios = {f"{who} / eager FP64": parties[who] / parties["eager FP64"] for who in EXACT}
+    rows = rows_of(name, "MB", {f"{who}: peak memory": peak / 1e6 for who, peak in parties.items()})
+    return rows + rows_of(name, "x", ratios, dict.fromkeys(ratios, "<= 1.6"))
 
 
 def _in_a_process(who: str, source: str) -> int:

@@ -58,12 +58,6 @@ LOSS_BITS = 0x40000000
 """The bits of 2.0, the loss of every step that was not executed."""
 
 
-def made_up(step: int, party: bytes) -> StepRecord:
-    """An invented record. Equal arguments give equal records."""
-    root = tagged_hash(Tag.STEP_RECORD, b"made up" + step.to_bytes(8, "big") + party)
-    return StepRecord(step=step, state_root=root, loss_bits=LOSS_BITS)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StagedRun:
     """The part of a run directory that `Evidence` needs. `state_before` is used as the state after step `step` - 1.
@@ -101,7 +95,10 @@ class StagedRun:
         """The record of any step except the real one."""
         if step == self.step - 1:
             return self.before
-        return made_up(step, b"" if step < self.step else self.party)
+        root = tagged_hash(
+            Tag.STEP_RECORD, b"made up" + step.to_bytes(8, "big") + (b"" if step < self.step else self.party)
+        )
+        return StepRecord(step=step, state_root=root, loss_bits=LOSS_BITS)
 
     def records(self) -> list[StepRecord]:
         return [self.record(self.job.last_step(checkpoint)) for checkpoint in range(self.job.checkpoints)]
@@ -204,16 +201,6 @@ class Stage:
     def honest(self) -> StagedEvidence:
         return StagedEvidence(self.run(b"truth"), self.interpreter)
 
-    def forgery(self, cheat: Cheat) -> StagedForgery:
-        return StagedForgery(self.run(b"lie"), Tampered(self.interpreter, cheat.tamper))
-
-    def fight(self, forgery: StagedForgery, levels: int) -> ChainMatch:
-        """Plays the whole dispute.
-
-        Evidence can be reused, because the trees depend neither on the job's number nor on r.
-        """
-        return dispute(self.market, *self.parties(forgery, levels))
-
     def parties(
         self, forgery: StagedForgery, levels: int, talk_time: int = 0
     ) -> tuple[Job, StagedForgery, StagedEvidence]:
@@ -291,10 +278,11 @@ def main(layers: int, folder: Path) -> None:
         program = stage.compiled.program
         CONSOLE.print(f"{len(program.body)} instructions, D = {program.half_depth}, on {kind}")
         for number, (name, cheat) in enumerate(cheats(program).items()):
-            forgery = stage.forgery(cheat)
+            forgery = StagedForgery(stage.run(b"lie"), Tampered(stage.interpreter, cheat.tamper))
             moves = 0
             for levels in range(1, 6) if number == 0 else (5,):
-                match = stage.fight(forgery, levels)
+                # Evidence can be reused: the trees depend neither on the job's number nor on r.
+                match = dispute(stage.market, *stage.parties(forgery, levels))
                 moves = len(match.moves)
                 CONSOLE.print(f"{name}, r = {levels}: {moves} moves, {match.final.verdict}")
                 rows += rows_of(f"{name}, r = {levels}", match)

@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import Row, placed, publish, rows_of
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.signing.keys import new_key
@@ -71,14 +71,12 @@ def measure(name: str) -> list[Row]:
     plain, monitored, sample = (statistics.median(values) for values in (taken[False], taken[True], each))
     case = f"{name}, one thread"
     added = call + min(1.0, plain / INTERVAL) * sample
+    shares = {"added in turns / step": 100 * (monitored / plain - 1), "added up / step": 100 * added / plain}
     return [
-        Row(metric="step", case=case, value=1e3 * plain, unit="ms"),
-        Row(metric="added in turns / step", case=case, value=100 * (monitored / plain - 1), unit="%",
-            target="< 1"),
-        Row(metric="a call without a sample", case=case, value=1e6 * call, unit="us"),
-        Row(metric="a sample", case=case, value=1e6 * sample, unit="us"),
-        Row(metric="added up / step", case=case, value=100 * added / plain, unit="%", target="< 1"),
-    ]  # fmt: skip
+        *rows_of(case, "ms", {"step": 1e3 * plain}),
+        *rows_of(case, "us", {"a call without a sample": 1e6 * call, "a sample": 1e6 * sample}),
+        *rows_of(case, "%", shares, dict.fromkeys(shares, "< 1")),
+    ]
 
 
 @click.command()

@@ -30,7 +30,6 @@ from tiebreak.api.training.runs import agree_on
 from tiebreak.demo.tasks.digits import TEST_IMAGES, load, loss
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.run.commit import Committer
-from tiebreak.engine.run.interpreter import State
 from tiebreak.engine.run.loop import exact, steps
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.terms import Terms
@@ -150,7 +149,7 @@ def forged(job: Task, plan: Plan) -> Iterator[tuple[ownership.OwnershipClaim, ow
                 for done in steps(interpreter, state, data, numbers, sums=exact):
                     state, bits = done.result.state, done.result.loss_bits
                 if wanted is not None:
-                    state = _with(state, wanted)
+                    state = {**state, **dict(zip(ENTRIES, pol.layers(wanted, PIXELS, CLASSES), strict=True))}
                 committer.wait()
                 committer.submit(numbers[-1], state, bits)
             committer.wait()
@@ -158,10 +157,6 @@ def forged(job: Task, plan: Plan) -> Iterator[tuple[ownership.OwnershipClaim, ow
         challenge = ownership.make_challenge(made, Path(scratch) / "challenge.json", TOP, UNIFORM)
         ownership.answer(run, made, challenge, key)
         yield made, challenge
-
-
-def _with(state: State, weights: Tensor) -> State:
-    return {**state, **dict(zip(ENTRIES, pol.layers(weights, PIXELS, CLASSES), strict=True))}
 
 
 def ours(had: Theft, proofs: dict[str, pol.Proof]) -> dict[str, str]:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,7 @@ from benchmarks.accumulate import cases, tree
 from benchmarks.memory import EXACT
 from benchmarks.scale_workloads import BATCHED, DIVIDED, FITTED, HELD_OUT, gpt
 from benchmarks.steps import ExactStep, eager_step
-from benchmarks.table import Row, placed, publish
+from benchmarks.table import Row, placed, publish, rows_of
 from tiebreak.api.training.bundle import Bundle
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -88,12 +88,9 @@ def steps() -> Iterator[Row]:
         click.echo(f"steps: {name}", err=True)
         task = make()
         compiled = compile_task(task)
-        yield Row(metric="steps: held out", case=name, value=int(name in HELD_OUT), unit="")
         parameters = sum(p.numel() for p in task.model.parameters())
-        yield Row(metric="steps: parameters", case=name, value=parameters, unit="")
-        counts = counts_of(compiled.program)
-        for field in fields(counts):
-            yield Row(metric=f"steps: {field.name}", case=name, value=getattr(counts, field.name), unit="")
+        counts = {"held out": int(name in HELD_OUT), "parameters": parameters, **asdict(counts_of(compiled.program))}
+        yield from rows_of(name, "", {f"steps: {what}": value for what, value in counts.items()})
         yield median("steps: eager", name, cpu_seconds(eager_step(task, torch.float32, keep=False)))
         del task
         yield median("steps: trainer", name, cpu_seconds(ExactStep(compiled, 100)))
@@ -127,9 +124,9 @@ def memory() -> Iterator[Row]:
             del task, compiled
             command = [sys.executable, "-m", "benchmarks.memory", "--party", EXACT[0], str(path)]
             found = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        yield Row(metric="memory: trainer", case=name, value=found, unit="bytes")
-        yield Row(metric="memory: state", case=name, value=counts.state_bytes + counts.data_bytes, unit="bytes")
-        yield Row(metric="memory: live", case=name, value=counts.live_bytes, unit="bytes")
+        state = counts.state_bytes + counts.data_bytes
+        sizes = {"memory: trainer": found, "memory: state": state, "memory: live": counts.live_bytes}
+        yield from rows_of(name, "bytes", sizes)
 
 
 def states() -> Iterator[Row]:
@@ -194,8 +191,7 @@ def workers() -> Iterator[Row]:
             if number > 1:
                 found |= {"sent": max(map(sum, zip(*plan.sent.values(), strict=True)))}
                 found |= {f"sent {k}": v for k, v in sent_features(model, number).items()}
-            for metric, value in found.items():
-                yield Row(metric=f"workers: {metric}", case=case, value=value, unit="bytes")
+            yield from rows_of(case, "bytes", {f"workers: {metric}": value for metric, value in found.items()})
 
 
 # ---------------------------------------------------------------- all of it

@@ -6,14 +6,12 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
-from benchmarks.workloads import STEPS, WORKLOADS, classify, next_token
-from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task
+from benchmarks.workloads import WORKLOADS, classify, next_token, rows_task
+from tiebreak.engine.capture.task import SGD, AdamW, Task
 from tiebreak.incentives.costs import Transformer
-
-INTERVAL: Final = 10
 
 
 def gpt(model: Transformer) -> Task:
@@ -29,20 +27,8 @@ def gpt(model: Transformer) -> Task:
         eos_token_id=0,
     )
     tokens = torch.randint(0, model.vocabulary, (4 * model.batch, model.sequence + 1))
-    return Task(
-        name="gpt",
-        model=GPT2LMHeadModel(config).train(),
-        loss=next_token,
-        optimizer=AdamW(lr=1e-4),
-        data={"x": tokens[:, :-1].contiguous(), "y": tokens[:, 1:].contiguous()},
-        batch=Batch(size=model.batch, examples=Rows(names=("x", "y"))),
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-    )
-
-
-def _labelled(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(net(x), y)
+    net = GPT2LMHeadModel(config)
+    return rows_task("gpt", net, next_token, AdamW(lr=1e-4), tokens[:, :-1], tokens[:, 1:], batch=model.batch)
 
 
 def mlp(width: int, depth: int, batch: int = 64) -> Task:
@@ -50,16 +36,8 @@ def mlp(width: int, depth: int, batch: int = 64) -> Task:
     torch.manual_seed(0)
     inner = [layer for _ in range(depth - 1) for layer in (nn.Linear(width, width), nn.ReLU())]
     net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), *inner, nn.Linear(width, 10))
-    return Task(
-        name="mlp",
-        model=net.train(),
-        loss=_labelled,
-        optimizer=AdamW(lr=1e-3),
-        data={"x": torch.randn(4 * batch, 64), "y": torch.randint(0, 10, (4 * batch,))},
-        batch=Batch(size=batch, examples=Rows(names=("x", "y"))),
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-    )
+    x, y = torch.randn(4 * batch, 64), torch.randint(0, 10, (4 * batch,))
+    return rows_task("mlp", net, lambda net, x, y: F.cross_entropy(net(x), y), AdamW(lr=1e-3), x, y, batch=batch)
 
 
 def resnet(widths: tuple[int, ...], pixels: int, batch: int) -> Task:
@@ -67,16 +45,9 @@ def resnet(widths: tuple[int, ...], pixels: int, batch: int) -> Task:
     torch.manual_seed(0)
     depths = [2] * len(widths)
     config = ResNetConfig(embedding_size=widths[0], hidden_sizes=list(widths), depths=depths, layer_type="basic")
-    return Task(
-        name="resnet",
-        model=ResNetForImageClassification(config).train(),
-        loss=classify,
-        optimizer=SGD(lr=0.01, momentum=0.9),
-        data={"x": torch.randn(2 * batch, 3, pixels, pixels), "y": torch.randint(0, 2, (2 * batch,))},
-        batch=Batch(size=batch, examples=Rows(names=("x", "y"))),
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-    )
+    model = ResNetForImageClassification(config)
+    x, y = torch.randn(2 * batch, 3, pixels, pixels), torch.randint(0, 2, (2 * batch,))
+    return rows_task("resnet", model, classify, SGD(lr=0.01, momentum=0.9), x, y, batch=batch)
 
 
 def _transformer(layers: int, width: int, heads: int, vocabulary: int, sequence: int, batch: int) -> Transformer:

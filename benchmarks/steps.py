@@ -10,7 +10,7 @@ from tiebreak.demo.tasks.plain import batches, make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.run.interpreter import Interpreter, Sums
+from tiebreak.engine.run.interpreter import Interpreter, StepResult, Sums
 
 
 def eager_step(
@@ -55,9 +55,9 @@ class ExactStep:
     def __call__(self) -> None:
         self.advance()
 
-    def advance(self, sums: Sums | None = None) -> float:
-        """Computes the next step, with its logged sums settled by `sums`, and returns its loss."""
+    def advance(self, sums: Sums | None = None) -> StepResult:
+        """Computes the next step, with its logged sums settled by `sums`."""
         self.number = self.number % self._steps + 1
         result = self._machine.step(self.number, self.state, self._data, donate=True, sums=sums)
         self.state = result.state
-        return result.loss
+        return result

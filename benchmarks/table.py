@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import click
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiebreak.api.machine.environment import describe
+from tiebreak.engine.data.disk import write_file
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 OUTPUT: Final = Path("benchmark-results")
@@ -32,6 +34,16 @@ class Row:
     value: float
     unit: str
     target: str = ""
+
+
+def rows_of(
+    case: str, unit: str, values: Mapping[str, float], targets: Mapping[str, str] = MappingProxyType({})
+) -> list[Row]:
+    """Rows of one case and unit, by metric, with those targets that there are."""
+    return [
+        Row(metric=metric, case=case, value=value, unit=unit, target=targets.get(metric, ""))
+        for metric, value in values.items()
+    ]
 
 
 def placed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,9 +95,7 @@ def write(name: str, rows: list[Row], note: str, *, environment: Mapping[str, st
     """Writes NAME.json into the folder, atomically."""
     document = {"name": name, "note": note, "environment": environment, "rows": [asdict(row) for row in rows]}
     folder.mkdir(parents=True, exist_ok=True)
-    made = folder / f".{name}.json.new"
-    made.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    made.replace(folder / f"{name}.json")
+    write_file(folder / f"{name}.json", f"{json.dumps(document, indent=1)}\n".encode())
 
 
 def interleaved(candidates: dict[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, float]:

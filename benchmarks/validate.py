@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from benchmarks.table import Row, interleaved, placed, publish
+from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from benchmarks.workloads import WORKLOADS
 from tiebreak.api.auditing.audits import audit_chosen
 from tiebreak.api.auditing.validating import validate
@@ -61,13 +61,10 @@ def measure(name: str, steps: int, repeats: int) -> list[Row]:
         job = run.job
     taken = {what: sorted(values)[len(values) // 2] for what, values in seconds.items()}
     case = f"{name}, {job.steps} steps, a checkpoint every {job.checkpoint_interval}"
-    return [
-        Row(metric="replay", case=case, value=taken["replay"], unit="s"),
-        Row(metric="validate --share 10%", case=case, value=taken["validate"], unit="s"),
-        Row(metric="validate / replay", case=case, value=100 * taken["validate"] / taken["replay"], unit="%",
-            target="<= 2.5"),
-        Row(metric="the paper's epochs / replay", case=case, value=100 * taken["epochs"] / taken["replay"], unit="%"),
-    ]  # fmt: skip
+    rows = rows_of(case, "s", {"replay": taken["replay"], "validate --share 10%": taken["validate"]})
+    shares = {"validate / replay": taken["validate"], "the paper's epochs / replay": taken["epochs"]}
+    shares = {what: 100 * seconds / taken["replay"] for what, seconds in shares.items()}
+    return rows + rows_of(case, "%", shares, {"validate / replay": "<= 2.5"})
 
 
 @click.command()

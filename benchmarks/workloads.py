@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
 from tiebreak.demo.tasks.loader import load_task
-from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Loss, Optimizer, Rows, Task
 
 STEPS: Final = 100
+INTERVAL: Final = 10
 SEQUENCE: Final = 64
 
 
@@ -25,36 +26,33 @@ def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(pixel_values=x).logits, y)
 
 
+def rows_task(
+    name: str, model: nn.Module, loss: Loss, optimizer: Optimizer, x: Tensor, y: Tensor, *, batch: int,
+    steps: int = STEPS, interval: int = INTERVAL,
+) -> Task:  # fmt: skip
+    """A job whose examples are the rows of x and y."""
+    return Task(
+        name=name, model=model.train(), loss=loss, optimizer=optimizer,
+        data={"x": x.contiguous(), "y": y.contiguous()}, batch=Batch(size=batch, examples=Rows(names=("x", "y"))),
+        steps=steps, checkpoint_interval=interval,
+    )  # fmt: skip
+
+
 def gpt2(layers: int = 12) -> Task:
     """GPT-2 (124M with 12 layers) with its dropout, AdamW; 8 sequences of 64 tokens a step."""
     torch.manual_seed(0)
     config = GPT2Config(n_layer=layers)
     tokens = torch.randint(0, config.vocab_size, (64, SEQUENCE + 1))
-    return Task(
-        name="gpt2",
-        model=GPT2LMHeadModel(config).train(),
-        loss=next_token,
-        optimizer=AdamW(lr=1e-4),
-        data={"x": tokens[:, :-1].contiguous(), "y": tokens[:, 1:].contiguous()},
-        batch=Batch(size=8, examples=Rows(names=("x", "y"))),
-        steps=STEPS,
-        checkpoint_interval=10,
-    )
+    model = GPT2LMHeadModel(config)
+    return rows_task("gpt2", model, next_token, AdamW(lr=1e-4), tokens[:, :-1], tokens[:, 1:], batch=8)
 
 
 def resnet50(pixels: int, batch: int = 16) -> Task:
     """ResNet-50 (23.5M) on images of 3 x pixels x pixels, SGD with momentum."""
     torch.manual_seed(0)
-    return Task(
-        name=f"resnet50-{pixels}",
-        model=ResNetForImageClassification(ResNetConfig()).train(),
-        loss=classify,
-        optimizer=SGD(lr=0.01, momentum=0.9),
-        data={"x": torch.randn(2 * batch, 3, pixels, pixels), "y": torch.randint(0, 2, (2 * batch,))},
-        batch=Batch(size=batch, examples=Rows(names=("x", "y"))),
-        steps=STEPS,
-        checkpoint_interval=10,
-    )
+    model = ResNetForImageClassification(ResNetConfig())
+    x, y = torch.randn(2 * batch, 3, pixels, pixels), torch.randint(0, 2, (2 * batch,))
+    return rows_task(f"resnet50-{pixels}", model, classify, SGD(lr=0.01, momentum=0.9), x, y, batch=batch)
 
 
 WORKLOADS: Final[dict[str, Callable[[], Task]]] = {

@@ -3,8 +3,8 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.gpu.workloads import Context, rows_of
-from benchmarks.table import Row
+from benchmarks.gpu.workloads import Context
+from benchmarks.table import Row, rows_of
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.calibrating import calibrate_subjects, subject_of

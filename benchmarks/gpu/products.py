@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.steps import finish, without_tf32
-from benchmarks.gpu.workloads import Context, rows_of
+from benchmarks.gpu.workloads import Context
 from benchmarks.real_models import make_real_task
-from benchmarks.table import Row, interleaved
+from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import UNIT

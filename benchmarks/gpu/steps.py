@@ -12,8 +12,9 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.workloads import Context, rows_of
-from benchmarks.table import Row, interleaved
+from benchmarks.gpu.workloads import Context
+from benchmarks.steps import ExactStep
+from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.demo.tasks.plain import make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -82,19 +83,15 @@ def eager(
     return step
 
 
-class Exact:
-    """The captured step on a device, as training runs it; each call continues from the state that the last one left."""
+class Exact(ExactStep):
+    """The captured step on a device, as training runs it, up to the end of the device's work."""
 
-    def __init__(self, compiled: Compiled, arithmetic: Arithmetic, steps: int, *, graphs: bool = False) -> None:
-        self._machine = Interpreter(compiled.program, arithmetic, graphs=graphs)
-        self.state = {name: tensor.clone() for name, tensor in self._machine.to_device(compiled.state).items()}
-        self._data = self._machine.place_data(compiled.data)
-        self._number, self._steps = 0, steps
+    def __init__(self, compiled: Compiled, device: torch.device, steps: int, *, graphs: bool = False) -> None:
+        super().__init__(compiled, steps, machine=Interpreter(compiled.program, Arithmetic(device), graphs=graphs))
 
     def __call__(self) -> None:
-        self._number = self._number % self._steps + 1
-        self.state = self._machine.step(self._number, self.state, self._data, donate=True).state
-        finish(self._machine.arithmetic.device)
+        self.advance()
+        finish(self.arithmetic.device)
 
 
 def measure(context: Context, name: str) -> list[Row]:
@@ -110,11 +107,11 @@ def measure(context: Context, name: str) -> list[Row]:
         if (step := attempt(context, base, partial(warmed, how))) is not None:
             candidates[base] = step
     compiled = compile_task(task)
-    exact = candidates[EXACT] = Exact(compiled, Arithmetic(device), task.steps)
+    exact = candidates[EXACT] = Exact(compiled, device, task.steps)
     if device.type == "cuda":
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            graphs = partial(Exact, compiled, Arithmetic(device), task.steps, graphs=True)
+            graphs = partial(Exact, compiled, device, task.steps, graphs=True)
             step = attempt(context, GRAPHS, partial(warmed, graphs, times=3))
         if step is not None and not said:
             candidates[GRAPHS] = step

@@ -55,11 +55,6 @@ class Context:
         return 1 if self.trial else 15
 
 
-def rows_of(case: str, unit: str, values: Mapping[str, float]) -> list[Row]:
-    """Rows of one case and unit, by metric."""
-    return [Row(metric=metric, case=case, value=value, unit=unit) for metric, value in values.items()]
-
-
 Function = Callable[[Context], list[Row]]
 
 

@@ -8,8 +8,7 @@ from benchmarks.logged.context import ORDERS, Context, bits, check_equal
 from benchmarks.logged.names import REORDERED, WITH, WITHOUT
 from benchmarks.logged.steps import Unlogged
 from benchmarks.table import Row
-from tiebreak.engine.capture.compile import MODEL, Compiled
-from tiebreak.engine.capture.task import Task
+from tiebreak.engine.capture.compile import MODEL
 from tiebreak.engine.run.interpreter import State
 
 
@@ -18,9 +17,12 @@ def divergence(c: Context) -> list[Row]:
     rules, steps = c.rules(32), c.task.steps
     trainer = c.trainer(rules)
     auditor = c.auditor(trainer)
+    # The same job over the same examples in another order. Dropout masks stay the same: they follow seed and step.
+    order = torch.randperm(c.task.examples, generator=torch.Generator().manual_seed(ORDERS))
+    moved = {name: c.compiled.data[name][order].contiguous() for name in c.task.batch.examples.arrays()}
     others = {
         WITHOUT: Unlogged(c.compiled, steps, rules, permute=ORDERS),
-        REORDERED: Unlogged(reordered(c.compiled, c.task), steps, rules),
+        REORDERED: Unlogged(replace(c.compiled, data=c.compiled.data | moved), steps, rules),
         WITH: auditor,
     }
     names = [MODEL + name for name, _ in c.task.model.named_parameters()]
@@ -54,10 +56,3 @@ def distance(left: State, right: State, names: list[str]) -> float:
     """Euclidean distance over the named tensors, computed in FP64."""
     squares = [torch.linalg.vector_norm(left[n].double() - right[n].double()).square() for n in names]
     return float(torch.stack(squares).sum().sqrt())
-
-
-def reordered(compiled: Compiled, task: Task) -> Compiled:
-    """The same job over the same examples in another order. Dropout masks stay the same: they follow seed and step."""
-    order = torch.randperm(task.examples, generator=torch.Generator().manual_seed(ORDERS))
-    moved = {name: compiled.data[name][order].contiguous() for name in task.batch.examples.arrays()}
-    return replace(compiled, data=compiled.data | moved)

@@ -96,7 +96,7 @@ class Trainer(ExactStep):
 
     def __call__(self) -> None:
         recorder = Recorder()
-        self.losses.append(self.advance(recorder))
+        self.losses.append(self.advance(recorder).loss)
         started = time.perf_counter()
         log = recorder.log
         self.encoded = encode_sparse(log, self.program, self.number)

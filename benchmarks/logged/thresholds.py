@@ -1,7 +1,5 @@
 """Part `thresholds` of `benchmarks.logged`: Algorithm 3 on a model's own steps. It saves the policies that it finds."""
 
-from collections.abc import Callable
-
 from benchmarks.logged.context import Context
 from benchmarks.logged.names import KINDS
 from benchmarks.table import Row
@@ -17,22 +15,17 @@ def thresholds(c: Context) -> list[Row]:
     settings = variants_of(c.sizes.orders, threads=(usable_cores(),), compiled=True)
     calibration = Calibration(settings, precision=MAX_PRECISION)
     of = c.compiled
-    calibration.examine(of.program, of.state, of.data, steps=c.sizes.calibrated_steps, on_progress=_progress(c))
-    policy = calibration.policy(environment=[f"{name}: {value}" for name, value in describe()])
-    path = c.store.policy(c.unit.model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    policy.save(path)
-    return rows_of(c, policy)
-
-
-def _progress(c: Context) -> Callable[[int, int], None]:
-    """A callback that reports every tenth of the way."""
 
     def told(done: int, count: int) -> None:
         if 10 * done // count > 10 * (done - 1) // count:
             c.say(f"{done} of {count} sums compared")
 
-    return told
+    calibration.examine(of.program, of.state, of.data, steps=c.sizes.calibrated_steps, on_progress=told)
+    policy = calibration.policy(environment=[f"{name}: {value}" for name, value in describe()])
+    path = c.store.policy(c.unit.model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    policy.save(path)
+    return rows_of(c, policy)
 
 
 def rows_of(c: Context, policy: LoggedPolicy) -> list[Row]:
@@ -54,14 +47,11 @@ def rows_of(c: Context, policy: LoggedPolicy) -> list[Row]:
             c.row("elements logged", seen.logged, "of elements", case),
             c.row("elements open and computed exactly", seen.resolved, "of elements", case),
             c.row("distance by the paper's rule", seen.of_exponent, "of 2^exponent", case),
-            c.row("elements that the paper's rule logs", by_the_paper(seen.of_exponent, policy.precision), "", case),
+            c.row(
+                "elements that the paper's rule logs",
+                min(1.0, seen.of_exponent * 2.0 ** (policy.precision - 8)),
+                "",
+                case,
+            ),
         ]
     return rows
-
-
-def by_the_paper(distance: float, precision: int) -> float:
-    """The share of elements within a distance (in units of 2^exponent) of a midpoint.
-
-    An element is at most half a gap of 2^(9 - b) away from a midpoint.
-    """
-    return min(1.0, distance * 2.0 ** (precision - 8))

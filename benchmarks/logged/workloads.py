@@ -6,10 +6,10 @@ from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
-from benchmarks.workloads import classify, gpt2, next_token, resnet50
+from benchmarks.workloads import classify, gpt2, next_token, resnet50, rows_task
 from tiebreak.demo.tasks import digits, text
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, warmup_linear
 
@@ -51,23 +51,17 @@ def small_gpt2() -> Task:
     config = GPT2Config(vocab_size=97, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 97, (16, 9), generator=generator)
-    data = {"x": tokens[:, :-1].contiguous(), "y": tokens[:, 1:].contiguous()}
-    return _small("gpt2", _drawn(lambda: GPT2LMHeadModel(config)), next_token, data, AdamW(lr=1e-3))
+    model, x, y = _drawn(lambda: GPT2LMHeadModel(config)), tokens[:, :-1], tokens[:, 1:]
+    return rows_task("gpt2", model, next_token, AdamW(lr=1e-3), x, y, batch=4, steps=8, interval=8)
 
 
 def small_resnet() -> Task:
     """A ResNet of two blocks, for the same purpose."""
     config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
     generator = torch.Generator().manual_seed(1)
-    data = {"x": torch.randn(16, 3, 16, 16, generator=generator), "y": torch.randint(0, 2, (16,), generator=generator)}
-    return _small("resnet50", _drawn(lambda: ResNetForImageClassification(config)), classify, data, SGD(lr=0.01))
-
-
-def _small(name: str, model: nn.Module, loss: Callable[..., Tensor], data: dict[str, Tensor], by: AdamW | SGD) -> Task:
-    batch = Batch(size=4, examples=Rows(names=("x", "y")))
-    return Task(
-        name=name, model=model.train(), loss=loss, optimizer=by, data=data, batch=batch, steps=8, checkpoint_interval=8
-    )
+    model = _drawn(lambda: ResNetForImageClassification(config))
+    x, y = torch.randn(16, 3, 16, 16, generator=generator), torch.randint(0, 2, (16,), generator=generator)
+    return rows_task("resnet50", model, classify, SGD(lr=0.01), x, y, batch=4, steps=8, interval=8)
 
 
 def _drawn(make: Callable[[], nn.Module]) -> nn.Module:

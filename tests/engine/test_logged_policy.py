@@ -88,8 +88,7 @@ def test_what_the_arithmetic_and_the_job_take() -> None:
     assert logging.thresholds == {SumKind.PLAIN: 12.0, SumKind.PRODUCTS: 48.5, SumKind.SCATTER: None}
     assert [logging.logs(kind) for kind in SumKind] == [True, True, False]
     assert [tolerance_of(policy.tolerances_packed, kind) for kind in SumKind] == [9, 11, 0]
-    assert not policy.proven
-    assert proven_policy(32).proven
+    assert set(proven_policy(32).thresholds.values()) == {None}
 
 
 def test_files(tmp_path: Path) -> None:

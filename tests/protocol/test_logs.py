@@ -24,7 +24,7 @@ from tiebreak.protocol.commitments.log_tree import (
 from tiebreak.protocol.program.isa import Access, DType, MapFunction, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
-from tiebreak.protocol.program.step_log import NO_LOG, Entries, LogError, StepLog
+from tiebreak.protocol.program.step_log import Entries, LogError, StepLog
 from tiebreak.protocol.tags import EMPTY
 from tiebreak.protocol.trees import fold
 
@@ -144,15 +144,15 @@ def test_full_logs(stride: int) -> None:
 
 
 def test_an_empty_log() -> None:
-    tree = LogTree(program(), NO_LOG)
+    tree = LogTree(program(), StepLog())
     assert tree.root == naive_root({}, program())
     assert tree.word(PLAIN, 3) == NO_WORD
     assert word_leaf(NO_WORD) == EMPTY
     assert fold(EMPTY, PLAIN << 6 | 3, tree.proof(PLAIN, 3)) == tree.root
-    assert NO_LOG.count == 0
-    NO_LOG.check(program(), 1)
+    assert StepLog().count == 0
+    StepLog().check(program(), 1)
     without_sums = Program((const(0),), (committed("w", F32, (), 0),))
-    assert LogTree(without_sums, NO_LOG).root == EMPTY
+    assert LogTree(without_sums, StepLog()).root == EMPTY
 
 
 def test_the_logs_tree_of_a_segment() -> None:

@@ -19,6 +19,7 @@ from tests.protocol.runs import (
     duel,
     lie,
     program,
+    replay,
 )
 from tests.protocol.walks import ARGMAX, HONEST, JOB, WALKS
 from tiebreak.protocol.commitments.job import SignedHead, game_id
@@ -71,13 +72,13 @@ def test_a_transcript_replays_to_the_same_verdict() -> None:
     liar = Liar(JOB, 3, 3)
     done, transcript = played(liar, HONEST)
     instants = [*range(5, 5 + transcript.messages), done.final.moved]
-    assert match.replay(JOB, liar.head(), transcript, instants) == done.final
+    assert replay(JOB, liar.head(), transcript, instants) == done.final
     with pytest.raises(IllegalMove, match="expected a move not after"):
-        match.replay(JOB, liar.head(), transcript, [5 + (101 + REPLAY) * k for k in range(len(instants))])
+        replay(JOB, liar.head(), transcript, [5 + (101 + REPLAY) * k for k in range(len(instants))])
     with pytest.raises(IllegalMove, match=f"expected a proof not before {5 + CLOCK}"):
-        match.replay(JOB, liar.head(), transcript, [5] * len(instants))
+        replay(JOB, liar.head(), transcript, [5] * len(instants))
     with pytest.raises(VerificationError, match=r"game: expected [0-9a-f]{64}, got"):
-        match.replay(JOB, liar.head(), transcript, instants, nonce=1)
+        replay(JOB, liar.head(), transcript, instants, nonce=1)
 
 
 def test_a_wrong_challenger_concedes_in_a_message() -> None:
@@ -87,7 +88,7 @@ def test_a_wrong_challenger_concedes_in_a_message() -> None:
     assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.CONCEDED)
     assert verdict.detail == "the challenger conceded in phase PROVE"
     assert Message.decode(open_wire(transcript.wires[-1])[0]).move == done.moves[-1].move == Concede()
-    assert match.replay(JOB, HONEST.head(), transcript, range(5, 6 + transcript.messages)) == done.final
+    assert replay(JOB, HONEST.head(), transcript, range(5, 6 + transcript.messages)) == done.final
     told = describe(done.final, program())
     assert told.leaf == SUB
 
@@ -122,9 +123,9 @@ def test_a_game_needs_a_head_and_a_defender_of_the_trainer() -> None:
     _, transcript = played(HONEST, HONEST)
     instants = range(5, 6 + transcript.messages)
     with pytest.raises(SignatureError):
-        match.replay(JOB, SignedHead.sign(HONEST.head().head, DOMAIN, CLIENT), transcript, instants)
+        replay(JOB, SignedHead.sign(HONEST.head().head, DOMAIN, CLIENT), transcript, instants)
     with pytest.raises(VerificationError, match="expected job"):
-        match.replay(replace(JOB, nonce=1), HONEST.head(), transcript, instants)
+        replay(replace(JOB, nonce=1), HONEST.head(), transcript, instants)
     with pytest.raises(SignatureError, match="expected a signature by"):
         played(HONEST, HONEST, signer=CLIENT)
 

@@ -12,7 +12,20 @@ from hypothesis import strategies as st
 from tests.parts import slow_except
 from tests.protocol.bounds import max_moves
 from tests.protocol.logged import logged_job, random_logs
-from tests.protocol.runs import CHALLENGER, CLIENT, CLOCK, DOMAIN, GAME, REPLAY, SECRET, TRAINER, Liar, Run, make_job
+from tests.protocol.runs import (
+    CHALLENGER,
+    CLIENT,
+    CLOCK,
+    DOMAIN,
+    GAME,
+    REPLAY,
+    SECRET,
+    TRAINER,
+    Liar,
+    Run,
+    make_job,
+    replay,
+)
 from tests.protocol.walks import (
     ARGMAX,
     COMMIT,
@@ -27,7 +40,7 @@ from tests.protocol.walks import (
 from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, VerificationError
-from tiebreak.protocol.game import match, rules
+from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Message, Transcript, open_wire, sign
 from tiebreak.protocol.game.moves import Concede, Descend, Move, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Reason
@@ -156,7 +169,7 @@ def test_3_a_replay_knows_who_conceded(side: Side) -> None:
     start = rules.start(JOB, run.head().head, game_id(run.head().head, DOMAIN, CHALLENGER.address, 0), 5)
     log = Transcript(start, domain=DOMAIN, challenger=CHALLENGER.address)
     log.append(log.sign(Concede(), KEYS[side]))
-    verdict = match.replay(JOB, run.head(), log, [5, 6]).verdict
+    verdict = replay(JOB, run.head(), log, [5, 6]).verdict
     assert (verdict.winner, verdict.reason) == (side.other, Reason.CONCEDED)
 
 

@@ -11,7 +11,7 @@ from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import element, pack, unpack
 from tiebreak.protocol.program.rounding import Direction, Rounding, element_rounding
-from tiebreak.protocol.program.step_log import NO_LOG, StepLog
+from tiebreak.protocol.program.step_log import StepLog
 
 
 def execute(
@@ -22,7 +22,7 @@ def execute(
     precision: int = MAX_PRECISION,
     *,
     tolerances: int = 0,
-    log: StepLog = NO_LOG,
+    log: StepLog | None = None,
     change: Callable[[int, bytes], bytes] = lambda _, found: found,
 ) -> list[bytes]:
     """Run step `step` (from 1) of a validated program. Returns the data of every body value, in order.
@@ -40,7 +40,7 @@ def execute(
             found = _source(i, i.params.name, state if i.function == SourceKind.STATE else data)
         else:
             nearest = element_rounding(i, precision=precision, tolerances=tolerances)
-            entries = log.entries.get(number)
+            entries = None if log is None else log.entries.get(number)
             directions = {} if entries is None else dict(entries.directions())
             found = value_of(program, i, values, step, nearest, directions)
         made.append(change(number, found))

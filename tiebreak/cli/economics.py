@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from tiebreak.cli.options import FILE, NEW_FILE, write_json
 from tiebreak.incentives.figures import FIGURES, PRESETS, Figures, load
-from tiebreak.incentives.findings import Findings, Table, agree_options, document, find, tables
+from tiebreak.incentives.findings import Table, agree_options, document, find, tables
 from tiebreak.incentives.measured import measured
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -58,7 +58,14 @@ def economics(preset: str | None, figures_file: Path | None, json_file: Path | N
     found = _figures(preset, figures_file, {name: value for name, value in given.items() if value is not None})
     findings = find(found, measured(found.descent_levels))
     console = Console(width=None if Console().is_terminal else WIDTH)
-    _show(console, preset, findings)
+    if preset is not None:
+        chosen = PRESETS[preset]
+        console.print(f"{chosen.title}. Assumed: {chosen.source}.", markup=False, highlight=False)
+    values = "; ".join(f"{name} {_plain(getattr(findings.figures, name))}" for name in FIGURES)
+    console.print(f"Figures: {values}.", markup=False, highlight=False)
+    for table in tables(findings):
+        console.print(_rich(table))
+    console.print(f"tiebreak agree {' '.join(agree_options(findings.recommendation))}", highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(json_file, document(findings))
 
@@ -70,17 +77,6 @@ def _figures(preset: str | None, path: Path | None, given: dict[str, Decimal]) -
     if base is None and not given:
         raise ConfigurationError(f"expected --preset ({', '.join(PRESETS)}), --figures or figures as options, got none")
     return Figures.of(given, base)
-
-
-def _show(console: Console, preset: str | None, findings: Findings) -> None:
-    if preset is not None:
-        chosen = PRESETS[preset]
-        console.print(f"{chosen.title}. Assumed: {chosen.source}.", markup=False, highlight=False)
-    values = "; ".join(f"{name} {_plain(getattr(findings.figures, name))}" for name in FIGURES)
-    console.print(f"Figures: {values}.", markup=False, highlight=False)
-    for table in tables(findings):
-        console.print(_rich(table))
-    console.print(f"tiebreak agree {' '.join(agree_options(findings.recommendation))}", highlight=False, soft_wrap=True)
 
 
 def _plain(value: Any) -> str:

@@ -83,7 +83,6 @@ EXTRAS: Final = {
         ["web3", "eth", "eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils"], "chain"
     ),
     **dict.fromkeys(["simpy", "scipy"], "sim"),
-    **dict.fromkeys(["starlette", "uvicorn", "sqlalchemy", "prometheus_client"], "node"),
     "mlflow": "mlflow",
     "psutil": "monitor",
     "pynvml": "monitor",

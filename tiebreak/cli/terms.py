@@ -1,6 +1,7 @@
 """The options by which a job's terms are given, and kinds of values that people write: amounts, addresses and ids."""
 
 import re
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from functools import reduce
 from typing import Any, Final
@@ -63,81 +64,47 @@ class DigestType(click.ParamType[Digest]):
 
 
 DEFAULTS: Final = Terms()
+
+
+def _term(name: str, low: int, high: int, text: str) -> Callable[[AnyFunction], AnyFunction]:
+    """The option for a term that is a number."""
+    return number(f"--{name.replace('_', '-')}", low, high, getattr(DEFAULTS, name), text)
+
+
+def _amount(name: str, text: str, **more: Any) -> Callable[[AnyFunction], AnyFunction]:
+    """The option for a term that is an amount."""
+    return click.option(f"--{name.replace('_', '-')}", type=Ether(), default=getattr(DEFAULTS, name), help=text, **more)
+
+
+# fmt: off
 _OPTIONS: Final = (
-    click.option(
-        "--reward", type=Ether(), default=DEFAULTS.reward, help="What the trainer earns, in ether.  [default: 1]"
-    ),
-    click.option(
-        "--trainer-stake", type=Ether(), default=DEFAULTS.trainer_stake, help="What a lie costs.  [default: 1]"
-    ),
-    click.option(
-        "--challenger-stake",
-        type=Ether(),
-        default=DEFAULTS.challenger_stake,
-        help="What a false challenge costs.  [default: 0.1]",
-    ),
-    number(
-        "--challenge-window",
-        1,
-        MAX_SECONDS,
-        DEFAULTS.challenge_window,
-        "Seconds after the last head in which a challenge may start.",
-    ),
-    number("--clock", 1, MAX_GAME_SECONDS, DEFAULTS.clock, "Seconds each side has in one game, in all."),
-    number(
-        "--replay-time",
-        0,
-        MAX_GAME_SECONDS,
-        DEFAULTS.replay_time,
-        "Seconds, in addition to the clock, for a move that needs re-execution (a segment, a step, a long sum).",
-    ),
-    number(
-        "--talk-time",
-        0,
-        MAX_GAME_SECONDS,
-        DEFAULTS.talk_time,
-        "Seconds that a game's sides may settle it by messages before clocks run.",
-    ),
-    number(
-        "--audit-time",
-        0,
-        MAX_SECONDS,
-        DEFAULTS.audit_time,
-        "Seconds in which each segment can be audited once its head is posted.",
-    ),
-    number("--deadline", 1, MAX_SECONDS, DEFAULTS.deadline, "Seconds after acceptance for the final head."),
-    number("--seats", 0, MAX_SEATS, DEFAULTS.seats, "Receipts of audits that the client pays for."),
-    click.option("--seat-fee", type=Ether(), default=DEFAULTS.seat_fee, help="What each pays its auditor, in ether."),
-    click.option(
-        "--seat-bond",
-        type=Ether(),
-        default=DEFAULTS.seat_bond,
-        callback=lambda _context, _option, wei: pool_bond(wei),
-        help="What its auditor puts up, in ether, rounded up to a power of two in wei; jobs of one bond share a pool.",
-    ),
-    number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals."),
-    number(
-        "--nonce",
-        0,
-        None,
-        0,
-        "Distinguishes otherwise equal jobs. With seats, the draw follows from it and the client's key.",
-    ),
-    click.option(
-        "--policy",
-        "policy_file",
-        type=FILE,
+    _amount("reward", "What the trainer earns, in ether.  [default: 1]"),
+    _amount("trainer_stake", "What a lie costs.  [default: 1]"),
+    _amount("challenger_stake", "What a false challenge costs.  [default: 0.1]"),
+    _term("challenge_window", 1, MAX_SECONDS, "Seconds after the last head in which a challenge may start."),
+    _term("clock", 1, MAX_GAME_SECONDS, "Seconds each side has in one game, in all."),
+    _term("replay_time", 0, MAX_GAME_SECONDS,
+        "Seconds, in addition to the clock, for a move that needs re-execution (a segment, a step, a long sum)."),
+    _term("talk_time", 0, MAX_GAME_SECONDS, "Seconds that a game's sides may settle it by messages before clocks run."),
+    _term("audit_time", 0, MAX_SECONDS, "Seconds in which each segment can be audited once its head is posted."),
+    _term("deadline", 1, MAX_SECONDS, "Seconds after acceptance for the final head."),
+    _term("seats", 0, MAX_SEATS, "Receipts of audits that the client pays for."),
+    _amount("seat_fee", "What each pays its auditor, in ether."),
+    _amount("seat_bond",
+        "What its auditor puts up, in ether, rounded up to a power of two in wei; jobs of one bond share a pool.",
+        callback=lambda _context, _option, wei: pool_bond(wei)),
+    _term("descent_levels", 1, 5, "Levels of a tree that one move reveals."),
+    number("--nonce", 0, None, 0,
+        "Distinguishes otherwise equal jobs. With seats, the draw follows from it and the client's key."),
+    click.option("--policy", "policy_file", type=FILE,
         help="Policy `logged` by this file of `tiebreak calibrate`. Such a job settles only with the "
-        "client's receipts for the logs, and one segment of it is given on trust.  [default: policy exact]",
-    ),
-    click.option(
-        "--precision",
-        type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
-        help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]",
-    ),
+        "client's receipts for the logs, and one segment of it is given on trust.  [default: policy exact]"),
+    click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
+        help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]"),
     number("--chain-id", 0, None, 0, "Chain of the contract."),
     click.option("--contract", type=AddressType(), default=None, help="Contract that plays disputes.  [default: none]"),
 )
+# fmt: on
 """The options of a job, in the order of the help."""
 
 

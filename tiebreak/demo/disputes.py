@@ -5,9 +5,9 @@ import time
 from rich.console import Console
 
 from tiebreak.api.disputing.disputes import narrowed_to
-from tiebreak.demo.report import whole
 from tiebreak.demo.results import DisputeResult, Loser, Move, WalkStep
 from tiebreak.demo.training import Trained
+from tiebreak.node.pages.words import whole
 from tiebreak.protocol.game.moves import Side, kind_name
 from tiebreak.protocol.game.sides import describe
 from tiebreak.protocol.game.state import GameState

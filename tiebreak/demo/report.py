@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from tiebreak.demo.pictures import pictures
 from tiebreak.demo.results import DemoResult
+from tiebreak.node.pages.words import whole
 from tiebreak.protocol.commitments.terms import ether
 
 HTML: Final = "report.html"
@@ -23,11 +24,6 @@ def short(digest: str) -> str:
 def share(part: int, whole: int) -> str:
     """Formats a ratio so that it is readable over many orders of magnitude."""
     return "0" if part == 0 or whole == 0 else f"{part / whole:.1e}"
-
-
-def whole(number: int | None) -> str:
-    """Formats a whole number with separated thousands, or a dash for None."""
-    return "–" if number is None else f"{number:,}"
 
 
 def gain(wei: int) -> str:

@@ -11,9 +11,10 @@ from rich.table import Table
 from tiebreak.api.machine.environment import describe
 from tiebreak.demo import disputes, report, training
 from tiebreak.demo.plain_runs import plain_runs
-from tiebreak.demo.report import short, whole
+from tiebreak.demo.report import short
 from tiebreak.demo.results import DemoResult, DisputeResult
 from tiebreak.demo.tasks.loader import load_task
+from tiebreak.node.pages.words import whole
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.games.disputes import Arena, DisputeMarket

@@ -20,7 +20,6 @@ from tiebreak.api.training.tasks import capture
 from tiebreak.demo.report import short
 from tiebreak.demo.results import AuditResult, JobResult, RoundingCount, Setting
 from tiebreak.demo.tasks import plain
-from tiebreak.engine.arithmetic import Stats
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.audit import compare
@@ -135,23 +134,19 @@ def train(market: DisputeMarket, task: Task, compiled: Compiled, run: RunDirecto
         metric_after=after[metric],
         seconds=done.seconds,
         plain_seconds=plain_run.seconds,
-        rounding=_rounding(interpreter.arithmetic.stats),
+        rounding=tuple(
+            RoundingCount(
+                kind=kind,
+                elements=counts.elements,
+                undecided=counts.undecided,
+                integers=counts.undecided_twice,
+                fp64_differs=counts.double_rounded,
+            )
+            for kind, counts in interpreter.arithmetic.stats.kinds.items()
+            if counts.elements
+        ),
     )
     return Trained(task, compiled, run.agreement, run, interpreter, result)
-
-
-def _rounding(stats: Stats) -> tuple[RoundingCount, ...]:
-    return tuple(
-        RoundingCount(
-            kind=kind,
-            elements=counts.elements,
-            undecided=counts.undecided,
-            integers=counts.undecided_twice,
-            fp64_differs=counts.double_rounded,
-        )
-        for kind, counts in stats.kinds.items()
-        if counts.elements
-    )
 
 
 def audit(trained: Trained, folder: Path, console: Console) -> tuple[AuditResult, RunDirectory]:

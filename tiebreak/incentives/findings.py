@@ -112,10 +112,6 @@ def _span(seconds: int) -> str:
     return f"{seconds:,} ({seconds / 86400:.1f} days)" if seconds >= 86400 else f"{seconds:,} ({seconds / 3600:.1f} h)"
 
 
-def _money(f: Figures, wei: Fraction | int) -> tuple[str, str]:
-    return ether(wei, 4), f"{f.dollars(wei):,.2f}"
-
-
 def tables(found: Findings) -> tuple[Table, ...]:
     return (
         _costs(found), _terms(found), _conditions(found), _margins(found), _rates(found), _regimes(found),
@@ -135,7 +131,7 @@ def _costs(found: Findings) -> Table:
         "reporting two heads of the same length": s.costs.equivocation,
         "sealing a root, claiming fee and bond, withdrawing": s.costs.seal + s.costs.claim,
     }
-    rows = tuple((name, *_money(f, amount)) for name, amount in named.items())
+    rows = tuple((name, ether(amount, 4), f"{f.dollars(amount):,.2f}") for name, amount in named.items())
     return Table(title="What things cost", header=("", "ether", "dollars"), rows=rows)
 
 

@@ -26,7 +26,9 @@ RUNNING: Final = (TrainerStrategy.HEDGED, TrainerStrategy.LEAKING)
 def trainer_payoff(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     """The trainer's expected gain. Not taking the job gives 0."""
     if strategy is TrainerStrategy.HONEST:
-        return _honest(s) + _own_seats(s, strategy)
+        # An exact replay of an honest run never differs, so no audit of it ends in a game.
+        costs = s.training + s.costs.way + s.costs.settle + s.costs.withdraw
+        return s.reward - costs - s.capital(s.trainer_stake, s.job_seconds) + _own_seats(s, strategy)
     if strategy is TrainerStrategy.LEAKING:
         s = _leaked(s)
     common = _own_seats(s, strategy) + s.saved - s.training - s.costs.way - s.capital(s.trainer_stake, s.job_seconds)
@@ -38,12 +40,6 @@ def trainer_payoff(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
         common -= s.costs.challenge + s.costs.concede + s.capital(s.challenger_stake, s.game_seconds)
         settles -= s.challenger_stake - s.challenge_to_trainer
     return common + (1 - s.discovery) * settles + s.discovery * caught
-
-
-def _honest(s: JobEconomics) -> Fraction:
-    """R - K - gas - capital. An exact replay of an honest run never differs, so no audit of it ends in a game."""
-    costs = s.costs.way + s.costs.settle + s.costs.withdraw
-    return s.reward - s.training - costs - s.capital(s.trainer_stake, s.job_seconds)
 
 
 def _leaked(s: JobEconomics) -> JobEconomics:
@@ -105,24 +101,6 @@ def finder_payoff(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     if strategy in RUNNING:
         return first * ((s.share if s.oldest_paid else s.relief) - late)
     return first * (s.relief - late) if strategy is TrainerStrategy.INSURED else ZERO
-
-
-def _diligent(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
-    """A diligent auditor's expected gain from one job that is not a decoy."""
-    if strategy is TrainerStrategy.SELF:
-        return ZERO  # the job is over before anybody could audit it
-    if strategy is TrainerStrategy.HONEST:
-        return s.fee - s.replay
-    return s.fee - s.replay + s.detection * (finder_payoff(s, strategy) - s.second_replay)
-
-
-def _planted(s: JobEconomics) -> Fraction:
-    """A diligent auditor's expected gain from a decoy, which concedes to the first finder.
-
-    An audit may draw any of its segments, and the number of false ones is x, as for a cheat.
-    """
-    won = s.prover_part - s.costs.challenge - s.costs.withdraw
-    return s.fee - s.replay + s.detection * (first_share(s) * won - s.second_replay)
 
 
 def _others_find(s: JobEconomics) -> Fraction:
@@ -189,7 +167,11 @@ def _of_job(s: JobEconomics, own: AuditorStrategy, strategy: TrainerStrategy) ->
     if s.seated and own is not AuditorStrategy.FALSE:
         return _of_seat(s, own, strategy)
     if own is AuditorStrategy.DILIGENT:
-        return _diligent(s, strategy)
+        if strategy is TrainerStrategy.SELF:
+            return ZERO  # the job is over before anybody could audit it
+        if strategy is TrainerStrategy.HONEST:
+            return s.fee - s.replay
+        return s.fee - s.replay + s.detection * (finder_payoff(s, strategy) - s.second_replay)
     if own is AuditorStrategy.COPYING:
         return _copying(s, strategy)
     if own is AuditorStrategy.FALSE:
@@ -200,7 +182,9 @@ def _of_job(s: JobEconomics, own: AuditorStrategy, strategy: TrainerStrategy) ->
 def _of_decoy(s: JobEconomics, own: AuditorStrategy) -> Fraction:
     """The gain from a decoy, which concedes to the first true challenge and lets a false one time out."""
     if own is AuditorStrategy.DILIGENT:
-        return _planted(s)
+        # An audit may draw any segment of a decoy, and the number of false ones is x, as for a cheat.
+        won = s.prover_part - s.costs.challenge - s.costs.withdraw
+        return s.fee - s.replay + s.detection * (first_share(s) * won - s.second_replay)
     if own is AuditorStrategy.FALSE:
         return _false_challenge(s, TrainerStrategy.HONEST)
     return ZERO if s.proven else Fraction(s.fee)
@@ -294,21 +278,6 @@ def disbelief(s: JobEconomics) -> Condition:
     return Condition(name="auditing pays more than a root that the trainer shows", slack=own - trusting)
 
 
-def no_false_challenge(s: JobEconomics) -> Condition:
-    """A challenge of an honest head costs the challenger money."""
-    return Condition(name="a false challenge costs", slack=-_false_challenge(s, TrainerStrategy.HONEST))
-
-
-def compensated(s: JobEconomics) -> Condition:
-    """The stake of a false challenge covers all costs of an honest trainer in a game that is walked to its end."""
-    return Condition(name="a false challenge pays its victim", slack=s.challenge_to_trainer - victims_loss(s))
-
-
-def made_whole(s: JobEconomics) -> Condition:
-    """A challenger whose game another conviction, or a report, cuts short gets back the gas of having started it."""
-    return Condition(name="a challenger that is overtaken loses no gas", slack=Fraction(s.relief - overtaken_gas(s)))
-
-
 def overtaken_gas(s: JobEconomics) -> int:
     """Gas of starting a game, and of fetching its stake when it was cut short."""
     return s.costs.challenge + s.costs.reclaim + s.costs.withdraw
@@ -327,7 +296,14 @@ def conditions(s: JobEconomics) -> tuple[Condition, ...]:
 def conditions_once_accepted(s: JobEconomics) -> tuple[Condition, ...]:
     """The conditions that matter once a trainer has accepted the job."""
     seats = (disbelief(s), stuffing(s)) if s.seated else ()
-    return honesty(s), diligence(s), *seats, no_false_challenge(s), compensated(s), made_whole(s)
+    return (
+        honesty(s), diligence(s), *seats,
+        Condition(name="a false challenge costs", slack=-_false_challenge(s, TrainerStrategy.HONEST)),
+        # all costs of an honest trainer in a game that is walked to its end
+        Condition(name="a false challenge pays its victim", slack=s.challenge_to_trainer - victims_loss(s)),
+        # the gas of having started a game that another conviction, or a report, cuts short
+        Condition(name="a challenger that is overtaken loses no gas", slack=Fraction(s.relief - overtaken_gas(s))),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- harm for its own sake

@@ -21,7 +21,7 @@ from tiebreak.engine.run.logs import Logs
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
-from tiebreak.protocol.program.step_log import NO_LOG
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.sim.adversaries.base import Deviating
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.forgery import ForgedEvidence, tampered
@@ -194,7 +194,7 @@ def test_logs_that_are_not_the_records_cannot_be_checked() -> None:
     with pytest.raises(CannotCheck, match="expected the log of step 1, got none"):
         workshop.audited(job, replace(work, logs=None))
     with pytest.raises(CannotCheck, match="logs of steps 4 to 6: expected log root"):
-        workshop.audited(job, replace(work, logs=dict(work.logs) | {5: NO_LOG}))
+        workshop.audited(job, replace(work, logs=dict(work.logs) | {5: StepLog()}))
 
 
 def test_words_are_told_by_parties_of_this_process(tmp_path: Path) -> None:

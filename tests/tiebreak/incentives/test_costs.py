@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.figures import MEASURED, STEP, cases, collect
-from benchmarks.scale_workloads import INTERVAL, TRANSFORMERS, gpt
-from benchmarks.workloads import STEPS
+from benchmarks.scale_workloads import TRANSFORMERS, gpt
+from benchmarks.workloads import INTERVAL, STEPS
 from tests.parts import slow_except
 from tiebreak.engine.capture.compile import MODEL, compile_task
 from tiebreak.engine.run import directory

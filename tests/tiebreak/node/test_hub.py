@@ -48,7 +48,7 @@ from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
 from tiebreak.node.hub.limits import Buckets, HubLimits, Recent, address_of, networks_in
 from tiebreak.node.hub.line import Line, WaitingRequest
 from tiebreak.node.hub.serving import proxies_of
-from tiebreak.node.hub.store import Store
+from tiebreak.node.hub.store import Store, Writer
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -153,7 +153,8 @@ def placed_signed_and_listed(hub: Running) -> Received:
     assert [item.place for item in page(hub, f"job={JOB.id.hex()}&after=4")] == [5]
     assert page(hub, f"job={'00' * 32}") == []
     assert hub.hub.store.jobs() == [JOB]
-    assert hub.hub.store.games(JOB.id) == [(GAME, CHALLENGER.address)]
+    with hub.hub.store.engine.connect() as connection:
+        assert Writer(connection).challenger(GAME) == CHALLENGER.address
     assert hub.hub.store.job_of_game(GAME) == JOB.id
     return received[0]
 

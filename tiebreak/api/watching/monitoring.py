@@ -107,7 +107,10 @@ class Watch:
         self._new = []
         for number, line in self._monitor.lines(self._form):
             self._take_line(number, line, now)
-        self._compare_samples()
+        for step in [step for step in self._unlike if step in self._losses]:
+            if (bits := self._unlike.pop(step)) != self._losses[step]:  # (4)
+                expected = alarms.shown_loss(self._losses[step])
+                self._heads.note(f"a sample of step {step}: expected loss {expected}, got {alarms.shown_loss(bits)}")
         self._compare_heads()
         new = self._new
         if self._heard is None:  # samples from before are as old as they say
@@ -227,12 +230,6 @@ class Watch:
             self._form.note(words)
 
     # ------------------------------------------------------------------ signed losses
-
-    def _compare_samples(self) -> None:
-        for step in [step for step in self._unlike if step in self._losses]:
-            if (bits := self._unlike.pop(step)) != self._losses[step]:  # (4)
-                expected = alarms.shown_loss(self._losses[step])
-                self._heads.note(f"a sample of step {step}: expected loss {expected}, got {alarms.shown_loss(bits)}")
 
     def _compare_heads(self) -> None:
         head = self.run.last_head()

@@ -156,7 +156,9 @@ class _Lowering:
 
     def _call(self, node: fx.Node) -> None:
         if node.target is getitem:
-            self.values[node] = self._getitem(node)
+            source, index = node.args
+            value = self.values[source]  # type: ignore[index]
+            self.values[node] = value if value is _FAILED else value[index]
             return
         if not isinstance(node.target, OpOverload):
             self._fail(node, "no lowering rule; operators that take functions or write to their arguments have no form")
@@ -209,11 +211,6 @@ class _Lowering:
         if _name(node).startswith("_to_copy") and all(_fits(source, dtype) for source in sources):
             return value
         return wrapped(self.builder, value, *INTEGERS[dtype])
-
-    def _getitem(self, node: fx.Node) -> Any:
-        source, index = node.args
-        value = self.values[source]  # type: ignore[index]
-        return value if value is _FAILED else value[index]
 
     def _fail(self, node: fx.Node, problem: str) -> None:
         self.problems.append((_name(node), self.joint.place(node), problem))

@@ -224,16 +224,13 @@ class Task:
         if self.average is not None:
             require_number(self.average, "0 <= average < 1, a decay", lambda x: 0 <= x < 1)
         require(0 <= self.seed < 1 << 63, "0 <= seed < 2^63", self.seed)
-        self._check_schedule()
+        if self.schedule is not None:
+            require(len(self.schedule) == self.steps, f"{self.steps} factors in the schedule", len(self.schedule))
+            require(all(isfinite(f) and f >= 0 for f in self.schedule), "finite factors >= 0", self.schedule)
         self._check_data()
         if isinstance(self.batch.examples, Rows):
             object.__setattr__(self, "loss", NamedLoss.of(self.loss, self.batch.examples.names))
         self._check_model()
-
-    def _check_schedule(self) -> None:
-        if self.schedule is not None:
-            require(len(self.schedule) == self.steps, f"{self.steps} factors in the schedule", len(self.schedule))
-            require(all(isfinite(f) and f >= 0 for f in self.schedule), "finite factors >= 0", self.schedule)
 
     def _check_data(self) -> None:
         for name, array in self.data.items():

@@ -116,16 +116,13 @@ class SharedArithmetic(Arithmetic):
         if not sums:
             waits = self.collectives.start(swaps)
         else:
-            message = self._message(sums)
+            key = id(sums[0])
+            if key not in self._messages:
+                self._messages[key] = _Message(sums, self.collectives)
+            message = self._messages[key]
             *waits, total = self.collectives.start([*swaps, message.swap()])
             self._sent.append((message, total))
         self._gathers |= {id(i): wait for (i, _), wait in zip(gathers, waits, strict=True)}
-
-    def _message(self, sums: Sequence["_Sum"]) -> "_Message":
-        key = id(sums[0])
-        if key not in self._messages:
-            self._messages[key] = _Message(sums, self.collectives)
-        return self._messages[key]
 
     def _sum(self, i: Instruction) -> "_Sum":
         if id(i) not in self._shared:

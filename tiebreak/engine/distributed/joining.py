@@ -66,7 +66,8 @@ class _Order:
             elif isinstance(i, AllGather | SharedSum):
                 exchanged += unit
                 blocked.update(unit)
-                if _is_large(i):
+                size = i.numel * i.dtype.size if isinstance(i, AllGather) else SUM_BYTES * i.mine.numel
+                if size > JOINED:
                     self._gather(unit)
                     self._ready += unit
             else:
@@ -96,9 +97,3 @@ class _Order:
         if self._ready:
             self.begun[unit[0]], self._ready = self._ready, []
         self.units.append(unit)
-
-
-def _is_large(i: AllGather | SharedSum) -> bool:
-    """Whether it is sent in a message of its own."""
-    size = i.numel * i.dtype.size if isinstance(i, AllGather) else SUM_BYTES * i.mine.numel
-    return size > JOINED

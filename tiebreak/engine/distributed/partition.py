@@ -150,7 +150,8 @@ class Partition:
         self._whole |= {i.operands[o].value for o in held if not in_place[o]}
         way = Way(tuple(dims), rank, shared, in_place, tuple(boxes))
         if shared < rank:
-            self._set(way, _layout_of(dims, rank, shared))
+            sizes = [d.size for d in dims[:rank]]
+            self._set(way, Split(prod(sizes[:shared]), sizes[shared], prod(sizes[shared + 1 :])))
         else:
             self._set(way, self.state_layout(i.shape) if i.is_f32_sum else None)
 
@@ -402,12 +403,6 @@ def _cut(dims: list[Dim], rank: int, boxes: list[tuple[int, int, int]], operand:
         found += pieces
         inside += [box] if len(pieces) == 1 else [(0, piece.size, 1) for piece in pieces]
     return found, len(found), inside
-
-
-def _layout_of(dims: Sequence[Dim], rank: int, shared: int) -> Split:
-    """The layout of a result whose coordinate `shared` is shared out."""
-    sizes = [d.size for d in dims[:rank]]
-    return Split(prod(sizes[:shared]), sizes[shared], prod(sizes[shared + 1 :]))
 
 
 class _Local:

@@ -113,11 +113,6 @@ class LoggedPolicy:
         return pack_tolerances(dict(self.tolerances))
 
     @property
-    def proven(self) -> bool:
-        """Whether every threshold is the proven bound, so that nothing depends on a measurement."""
-        return all(threshold is None for threshold in self.thresholds.values())
-
-    @property
     def digest(self) -> str:
         """The hex digest that identifies the policy, measurements included."""
         return hashlib.sha256(json.dumps(self._as_json(), separators=(",", ":"), allow_nan=False).encode()).hexdigest()

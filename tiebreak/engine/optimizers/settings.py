@@ -6,7 +6,7 @@ would turn into a different setting (an eps of zero, a beta of one) is refused.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from glob import escape
 from math import isfinite
@@ -45,19 +45,10 @@ def require_number(value: object, expected: str, condition: Callable[[float], bo
     require(number and isfinite(f32(value)) and condition(value), expected, value)  # type: ignore[arg-type]
 
 
-def _require_share(value: object, name: str) -> None:
-    """Requires the weight of what a moving average keeps."""
-    require_number(value, f"{name} in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1)
-
-
 def _require_betas(betas: object) -> None:
     _require_tuple(betas, object, "two betas in [0, 1)", 2)
     for beta in betas:  # type: ignore[attr-defined]
-        _require_share(beta, "two betas")
-
-
-def _require_eps(eps: object) -> None:
-    require_number(eps, "a positive eps, at least 2^-126", lambda x: x >= MIN_EPS)
+        require_number(beta, "two betas in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1)
 
 
 def _require_tuple(values: object, kind: type, expected: str, length: int | None = None) -> None:
@@ -98,54 +89,67 @@ def no_decay(model: nn.Module) -> Group:
     return Group(match=tuple(escape(name) for name in names), weight_decay=0.0)
 
 
-def _check(lr: float, weight_decay: float, groups: tuple[Group, ...]) -> None:
-    require_number(lr, "a positive lr", lambda x: x > 0)
-    require_number(weight_decay, "weight_decay >= 0", lambda x: x >= 0)
-    _require_tuple(groups, Group, "a tuple of groups")
+_NUMBERS: Final[dict[str, tuple[str, Callable[[float], bool]]]] = {
+    "lr": ("a positive lr", lambda x: x > 0),
+    "weight_decay": ("weight_decay >= 0", lambda x: x >= 0),
+    "momentum": ("0 <= momentum < 1", lambda x: 0 <= x < 1),
+    "dampening": ("0 <= dampening <= 1", lambda x: 0 <= x <= 1),
+    "beta2_decay": ("-1 <= beta2_decay <= 0", lambda x: -1 <= x <= 0),
+    "d": ("d >= 1", lambda x: x >= 1),
+    "alpha": ("alpha in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1),
+    "lr_decay": ("lr_decay >= 0", lambda x: x >= 0),
+    "initial_accumulator_value": ("initial_accumulator_value >= 0", lambda x: x >= 0),
+    "eps": ("a positive eps, at least 2^-126", lambda x: x >= MIN_EPS),
+    "momentum_decay": ("momentum_decay >= 0", lambda x: x >= 0),
+}
+"""Expectations of the numbers among the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SGD:
-    """`torch.optim.SGD`: buf = momentum * buf + (1 - dampening) * (grad + weight_decay * p); p -= lr * buf.
-
-    As in torch, dampening does not affect the first step. `lr` is the base rate, which the task's schedule multiplies.
-    """
+class OptimizerSettings:
+    """The settings that all optimizers have. `lr` is the base rate, which the task's schedule multiplies."""
 
     lr: float
-    momentum: float = 0.0
     weight_decay: float = 0.0
-    nesterov: bool = False
-    dampening: float = 0.0
     groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.groups)
-        require_number(self.momentum, "0 <= momentum < 1", lambda x: 0 <= x < 1)
-        require_number(self.dampening, "0 <= dampening <= 1", lambda x: 0 <= x <= 1)
+        _require_tuple(self.groups, Group, "a tuple of groups")
+        for name in (f.name for f in fields(self)):
+            if name == "betas":
+                _require_betas(getattr(self, name))
+            elif name in _NUMBERS:
+                require_number(getattr(self, name), *_NUMBERS[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD(OptimizerSettings):
+    """`torch.optim.SGD`: buf = momentum * buf + (1 - dampening) * (grad + weight_decay * p); p -= lr * buf.
+
+    As in torch, dampening does not affect the first step.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    dampening: float = 0.0
+
+    def __post_init__(self) -> None:
+        OptimizerSettings.__post_init__(self)
         require(not self.nesterov or self.momentum > 0, "momentum > 0 with nesterov", self.momentum)
         require(not self.nesterov or self.dampening == 0, "no dampening with nesterov", self.dampening)
         require(self.momentum > 0 or self.dampening == 0, "momentum > 0 with dampening", self.momentum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adam:
+class Adam(OptimizerSettings):
     """`torch.optim.Adam`: weight decay is added to the gradient (L2).
 
-    `lr` is the base rate, which the task's schedule multiplies. amsgrad: divides by the root of the greatest second
-    moment so far.
+    amsgrad: divides by the root of the greatest second moment so far.
     """
 
-    lr: float
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    weight_decay: float = 0.0
     amsgrad: bool = False
-    groups: tuple[Group, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.groups)
-        _require_betas(self.betas)
-        _require_eps(self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +160,7 @@ class AdamW(Adam):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adafactor:
+class Adafactor(OptimizerSettings):
     """`torch.optim.Adafactor`: second moments kept as a row and a column, steps relative to the parameter's own size.
 
     lr: the largest relative step; the step is min(lr, 1 / sqrt(t)) * max(eps[1], RMS(p)). The schedule multiplies lr.
@@ -171,13 +175,11 @@ class Adafactor:
     beta2_decay: float = -0.8
     eps: tuple[float | None, float] = (None, 1e-3)
     d: float = 1.0
-    weight_decay: float = 0.0
-    groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.groups)
-        require_number(self.beta2_decay, "-1 <= beta2_decay <= 0", lambda x: -1 <= x <= 0)
-        require_number(self.d, "d >= 1", lambda x: x >= 1)
+        _require_tuple(self.groups, Group, "a tuple of groups")
+        for name in ("lr", "weight_decay", "beta2_decay", "d"):
+            require_number(getattr(self, name), *_NUMBERS[name])
         _require_tuple(self.eps, object, "two numbers as eps", 2)
         if self.eps[0] is not None:
             require_number(self.eps[0], "eps[0] >= 2^-63 (its square must be normal)", lambda x: x >= 2.0**-63)
@@ -185,7 +187,7 @@ class Adafactor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RMSprop:
+class RMSprop(OptimizerSettings):
     """`torch.optim.RMSprop`: s = alpha * s + (1 - alpha) * g^2; p -= lr * g / (sqrt(s) + eps), with weight decay in g.
 
     momentum: p moves by lr times buf = momentum * buf + g / (...). centered: s is less the square of the mean gradient.
@@ -194,38 +196,22 @@ class RMSprop:
     lr: float = 1e-2
     alpha: float = 0.99
     eps: float = 1e-8
-    weight_decay: float = 0.0
     momentum: float = 0.0
     centered: bool = False
-    groups: tuple[Group, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.groups)
-        _require_share(self.alpha, "alpha")
-        _require_eps(self.eps)
-        require_number(self.momentum, "0 <= momentum < 1", lambda x: 0 <= x < 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adagrad:
+class Adagrad(OptimizerSettings):
     """`torch.optim.Adagrad`: s += g^2; p -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps), with decay in g."""
 
     lr: float = 1e-2
     lr_decay: float = 0.0
-    weight_decay: float = 0.0
     initial_accumulator_value: float = 0.0
     eps: float = 1e-10
-    groups: tuple[Group, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.groups)
-        require_number(self.lr_decay, "lr_decay >= 0", lambda x: x >= 0)
-        require_number(self.initial_accumulator_value, "initial_accumulator_value >= 0", lambda x: x >= 0)
-        _require_eps(self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NAdam:
+class NAdam(OptimizerSettings):
     """`torch.optim.NAdam`: Adam with Nesterov momentum (Dozat 2016), whose share grows with t.
 
     decoupled_weight_decay: decay of the parameter itself, as in AdamW.
@@ -234,20 +220,12 @@ class NAdam:
     lr: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    weight_decay: float = 0.0
     momentum_decay: float = 4e-3
     decoupled_weight_decay: bool = False
-    groups: tuple[Group, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.groups)
-        _require_betas(self.betas)
-        _require_eps(self.eps)
-        require_number(self.momentum_decay, "momentum_decay >= 0", lambda x: x >= 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RAdam:
+class RAdam(OptimizerSettings):
     """`torch.optim.RAdam`: Adam whose second moment counts only once its variance is tractable (Liu et al. 2020).
 
     decoupled_weight_decay: decay of the parameter itself, as in AdamW.
@@ -256,18 +234,11 @@ class RAdam:
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    weight_decay: float = 0.0
     decoupled_weight_decay: bool = False
-    groups: tuple[Group, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.groups)
-        _require_betas(self.betas)
-        _require_eps(self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lion:
+class Lion(OptimizerSettings):
     """Lion (Chen et al. 2023), which torch does not have: p -= lr * sign(b1 * m + (1 - b1) * g); m follows g with b2.
 
     Weight decay is of the parameter itself, as in AdamW.
@@ -275,12 +246,6 @@ class Lion:
 
     lr: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = 0.0
-    groups: tuple[Group, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.groups)
-        _require_betas(self.betas)
 
 
 Optimizer = SGD | Adam | Adafactor | RMSprop | Adagrad | NAdam | RAdam | Lion
@@ -303,14 +268,9 @@ class Clip:
                 require_number(limit, f"a positive {name} to clip to, at least 2^-126", lambda x: x >= MIN_EPS)
 
 
-def group_of(optimizer: Optimizer, name: str) -> Group | None:
-    """The first group that matches a parameter; None if none does."""
-    return next((group for group in optimizer.groups if group.matches(name)), None)
-
-
 def settings_of(optimizer: Optimizer, name: str) -> tuple[float, float]:
     """(factor of the learning rate, weight decay) of a parameter."""
-    group = group_of(optimizer, name)
+    group = next((group for group in optimizer.groups if group.matches(name)), None)
     if group is None:
         return 1.0, optimizer.weight_decay
     return group.lr_factor, optimizer.weight_decay if group.weight_decay is None else group.weight_decay

@@ -48,7 +48,10 @@ def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple
         require(isinstance(given, Optimizer), "settings of an optimizer, such as tiebreak.AdamW(lr=1e-3), or one of "
                 f"torch.optim's {', '.join(_KINDS)}", type(given).__name__)  # fmt: skip
         return given, schedule
-    _check_fresh(given)
+    stepped = any(float(state.get("step", 1)) != 0 for state in given.state.values())
+    require(not stepped, "an optimizer that has not stepped yet (a job begins with moments of zero)", "one with state")
+    hooks = given._optimizer_step_pre_hooks or given._optimizer_step_post_hooks
+    require(not hooks, "an optimizer without hooks, which a program cannot call", "some")
     groups = [group for group in given.param_groups if group["params"]]
     named = _names(groups, model)
     kind, shared = _kind(given, groups)
@@ -74,7 +77,8 @@ def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple
 
 def torchs(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
     """The optimizer of eager PyTorch that settings stand for, over parameter groups of torch's form."""
-    kept = {name: value for name, value in _values(optimizer).items() if name not in ("groups", "weight_decay")}
+    names = [f.name for f in fields(optimizer) if f.name not in ("groups", "weight_decay")]
+    kept = {name: getattr(optimizer, name) for name in names}
     if isinstance(optimizer, Adafactor) and optimizer.eps[0] is None:
         kept["eps"] = (2.0**-23, optimizer.eps[1])  # torch's default is that of the dtype
     make: Any = EagerLion if isinstance(optimizer, Lion) else getattr(torch.optim, type(optimizer).__name__)
@@ -100,17 +104,6 @@ class EagerLion(torch.optim.Optimizer):
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(torch.sign(held * b1 + p.grad * (1 - b1)), alpha=-group["lr"])
                 held.mul_(b2).add_(p.grad, alpha=1 - b2)
-
-
-def _values(optimizer: Optimizer) -> dict[str, Any]:
-    return {f.name: getattr(optimizer, f.name) for f in fields(optimizer)}
-
-
-def _check_fresh(given: torch.optim.Optimizer) -> None:
-    stepped = any(float(state.get("step", 1)) != 0 for state in given.state.values())
-    require(not stepped, "an optimizer that has not stepped yet (a job begins with moments of zero)", "one with state")
-    hooks = given._optimizer_step_pre_hooks or given._optimizer_step_post_hooks
-    require(not hooks, "an optimizer without hooks, which a program cannot call", "some")
 
 
 def _names(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[list[str]]:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from tiebreak.engine.data.disk import Folder, StorageError, write_file
 from tiebreak.node.pieces import good_bytes, write_at
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, check_pieces, piece_count, piece_digest
 from tiebreak.protocol.errors import ProofError, StateError
@@ -36,7 +37,7 @@ class Blobs:
         self._folder, self._free = folder, free_bytes
         self._checked: set[str] = set()
         """Parts whose pieces were checked by this process."""
-        self._busy: set[str] = set()
+        self._busy: set[bytes] = set()
         self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -76,11 +77,20 @@ class Blobs:
         self.check_room(size - self.held(root))
         with self.upload(root), _room():
             path.parent.mkdir(exist_ok=True)
-            self._write_whole(path, size.to_bytes(8, "big") + digests)
+            write_file(path, size.to_bytes(8, "big") + digests)
 
-    def upload(self, root: bytes) -> "_Busy":
+    @contextmanager
+    def upload(self, root: bytes) -> Iterator[None]:
         """Hold a blob while something is written to it. Raises `StateError` if somebody else does."""
-        return _Busy(self._busy, self._lock, root.hex())
+        with self._lock:
+            if root in self._busy:
+                raise StateError("expected one upload of a blob at a time, got another")
+            self._busy.add(root)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(root)
 
     def resume(self, root: bytes) -> int:
         """Check and cut the part of a blob that has come; the number of bytes that stay. Call it within `upload`."""
@@ -130,11 +140,9 @@ class Blobs:
 
     def finish(self, root: bytes) -> None:
         """Give a blob whose last piece came its name."""
-        part = self.path(root).with_suffix(".part")
-        with _room(), part.open("r+b") as file:
-            os.fsync(file.fileno())
-        part.rename(self.path(root))
-        _sync_folder(part.parent)
+        path = self.path(root)
+        with _room(), Folder(path.parent) as folder:
+            folder.rename(f"{path.name}.part", path.name)
         self._checked.discard(root.hex())
 
     def has_room(self, wanted: int) -> bool:
@@ -147,51 +155,20 @@ class Blobs:
             free = shutil.disk_usage(self._folder).free
             raise DiskFull(f"expected {wanted} bytes beside {self._free} that stay free, got {free} on the disk")
 
-    def _write_whole(self, path: Path, data: bytes) -> None:
-        temporary = path.with_suffix(".new")
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        _sync_folder(path.parent)
-
-
-class _Busy:
-    def __init__(self, busy: set[str], lock: threading.Lock, name: str) -> None:
-        self._busy, self._lock, self._name = busy, lock, name
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._name in self._busy:
-                raise StateError("expected one upload of a blob at a time, got another")
-            self._busy.add(self._name)
-
-    def __exit__(self, *_error: object) -> None:
-        with self._lock:
-            self._busy.discard(self._name)
-
 
 @contextmanager
 def _room() -> Iterator[None]:
     """Turns the errors of a full disk into `DiskFull`."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in _FULL:
+    except (OSError, StorageError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in _FULL:
             raise
-        raise DiskFull(f"expected room on the disk, got: {error.strerror}") from error
+        raise DiskFull(f"expected room on the disk, got: {cause.strerror}") from error
 
 
 def _split(digests: bytes) -> list[bytes]:
     if len(digests) % DIGEST_BYTES:
         raise ProofError(f"expected digests of {DIGEST_BYTES} bytes, got {len(digests)} bytes")
     return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -158,7 +158,10 @@ class Clerk:
             try:
                 before = new.get(name) or self._found(writer, name)
                 if before is not None:
-                    answers.append(PostResult(row=_same(before, post)))  # (3)
+                    if before.content != post.content:
+                        text = f"post {post.number} of this sender in this job: expected content {before.content.hex()}"
+                        raise _Refused(409, f"{text}, got {post.content.hex()}")
+                    answers.append(PostResult(row=before))  # (3)
                     continue
                 self._authorize(writer, post, body, arrival)
             except VerificationError as error:
@@ -260,10 +263,3 @@ class Clerk:
                 self._challengers.put(post.game_id, post.sender)
             case LibraryBody(files=files):
                 writer.name([(file.root, file.size) for file in files], post.sender)
-
-
-def _same(before: Row, post: Post) -> Row:
-    if before.content != post.content:
-        text = f"post {post.number} of this sender in this job: expected content {before.content.hex()}"
-        raise _Refused(409, f"{text}, got {post.content.hex()}")
-    return before

@@ -209,15 +209,6 @@ class Store:
         with self.engine.connect() as connection:
             return Writer(connection).job(job_id)
 
-    def games(self, job_id: bytes) -> list[tuple[Digest, Address]]:
-        """The ids and challengers of a job's games that have a mailbox here."""
-        query = sql.select(_games.c.game_id, _games.c.challenger).where(_games.c.job_id == job_id)
-        with self.engine.connect() as connection:
-            return [
-                (Digest(game), Address(challenger))
-                for game, challenger in connection.execute(query.order_by(_games.c.place))
-            ]
-
     def job_of_game(self, game_id: bytes) -> Digest | None:
         with self.engine.connect() as connection:
             found = connection.scalar(sql.select(_games.c.job_id).where(_games.c.game_id == game_id))

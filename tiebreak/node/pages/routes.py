@@ -23,7 +23,6 @@ from starlette.staticfiles import StaticFiles
 from tiebreak.node.hub.bodies import body_of
 from tiebreak.node.pages import checking, pictures, views, words
 from tiebreak.node.pages.model import PageSource
-from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.tags import Digest
 
@@ -128,7 +127,7 @@ class _Pages:
         def respond(request: Request) -> Response:
             found = view(request)
             if found is None:
-                return self._missing(request)
+                return self._html("missing.html", self._context(request, {"stream": None}), 404)
             shown = self._context(request, found)
             sections = self._sections(template, shown)
             return self._html(template, {**shown, "seen": _seen(sections)})
@@ -166,10 +165,7 @@ class _Pages:
             data = checking.file_in(body, content_type)
         except EncodingError as error:
             return checking.FileFinding(holds=None, title=f"Nothing to check: {words.clipped(str(error))}")
-        return checking.check(data, self._source.domain, self._job_of)
-
-    def _job_of(self, job_id: Digest) -> Job | None:
-        return views.agreed(self._source, job_id)
+        return checking.check(data, self._source.domain, lambda job_id: views.agreed(self._source, job_id))
 
     def _context(self, request: Request, found: Mapping[str, Any]) -> dict[str, Any]:
         source = self._source
@@ -191,9 +187,6 @@ class _Pages:
             shown = {**shown, "changed": {name: Markup(html) for name, html in shown["changed"].items()}}  # noqa: S704
         text = self._templates.get_template(template).render(shown)
         return HTMLResponse(text, status_code=status, headers=HEADERS)
-
-    def _missing(self, request: Request) -> Response:
-        return self._html("missing.html", self._context(request, {"stream": None}), 404)
 
 
 def _page_of(request: Request) -> int:

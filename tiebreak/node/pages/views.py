@@ -92,7 +92,12 @@ def job(source: PageSource, job_id: Digest) -> JobView | None:
             replays=tuple(_replays(seen)[-MAX_ROWS:]),
             games=tuple(views),
             terms=(*terms_of(agreed), *pool_terms(known, public)),
-            facts=_facts(agreed, job_id),
+            facts=(
+                ("Job", job_id.hex()),
+                ("Program", agreed.program_root.hex()),
+                ("First state", agreed.initial_state_root.hex()),
+                ("Data", agreed.data_root.hex()),
+            ),
             money=tuple(_job_money(board, agreed, public, on_paper=source.on_paper)),
             happenings=tuple(_happenings(seen, agreed)),
             next_what=what,
@@ -131,7 +136,9 @@ def _card(
         client=words.address(agreed.client),
         trainer=words.address(agreed.trainer),
         steps=agreed.steps,
-        training=training_of(seen, agreed, now, is_over=public is not None and _is_trained(public)),
+        training=training_of(
+            seen, agreed, now, is_over=public is not None and (public.has_final_head or public.status in _ENDED)
+        ),
         checkpoints=agreed.checkpoints,
         heads=min(agreed.checkpoints, max(signed, public.head_count if public else 0)),
         reward=agreed.reward,
@@ -159,10 +166,6 @@ def _status(public: PublicJob | None, seen: Sequence[ReadPost], opened: int) -> 
     if opened:
         return "Disputed", "bad"
     return ("Trained, may be challenged", "live") if public.has_final_head else ("Training", "live")
-
-
-def _is_trained(public: PublicJob) -> bool:
-    return public.has_final_head or public.status in _ENDED
 
 
 def training_of(seen: Sequence[ReadPost], agreed: Job, now: int, *, is_over: bool) -> Training:
@@ -329,15 +332,6 @@ def pool_terms(board: Board, public: PublicJob | None) -> list[str]:
     ]
 
 
-def _facts(agreed: Job, job_id: Digest) -> tuple[tuple[str, str], ...]:
-    return (
-        ("Job", job_id.hex()),
-        ("Program", agreed.program_root.hex()),
-        ("First state", agreed.initial_state_root.hex()),
-        ("Data", agreed.data_root.hex()),
-    )
-
-
 def _job_money(board: Board | None, agreed: Job, public: PublicJob | None, *, on_paper: bool) -> list[Money]:
     status = public.status if public else JobStatus.NONE
     holds = "at stake" if on_paper else "held by the board"
@@ -397,7 +391,8 @@ def _happenings(seen: Sequence[ReadPost], agreed: Job) -> list[Happening]:
             if count := moves.pop(game_id, 0):
                 sentence = f"{words.tally(count, 'move')} in game {words.short(game_id)}."
         elif (what := _told(one)) is not None:
-            sentence = f"{_role(one.post.sender, agreed)} {what}."
+            known = {agreed.client: "The client", agreed.trainer: "The trainer"}
+            sentence = f"{known.get(one.post.sender, words.short(words.address(one.post.sender)))} {what}."
         if sentence:
             told.append(Happening(at=one.at, sentence=sentence))
         if len(told) == MAX_SAID:
@@ -428,11 +423,6 @@ def _told(one: ReadPost) -> str | None:
         case p.TransactionBody(transaction=wanted):
             return wanted.WORDS
     return _SAID[p.PostKind(one.post.kind)]
-
-
-def _role(sender: Address, agreed: Job) -> str:
-    known = {agreed.client: "The client", agreed.trainer: "The trainer"}
-    return known.get(sender, words.short(words.address(sender)))
 
 
 def game(source: PageSource, game_id: Digest) -> ShownGame | None:

@@ -96,12 +96,9 @@ class AccumulatorTree(Nodes):
             position &= (1 << above) - 1
         return Digest(level[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])
 
-    def _leaves(self, number: int) -> int:
-        return min(BLOCK_LEAVES, self.count - number * BLOCK_LEAVES)
-
     def _make_block(self, number: int) -> _Block:
         encodings = self._encodings(number)
-        leaves = self._leaves(number)
+        leaves = min(BLOCK_LEAVES, self.count - number * BLOCK_LEAVES)
         if not encodings or len(encodings) % leaves:
             raise ValueError(f"expected {leaves} encodings of one length, got {len(encodings)} bytes")
         width = len(encodings) // leaves

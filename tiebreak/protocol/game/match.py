@@ -1,11 +1,9 @@
 """Plays a game between two parties in one process. The caller chooses who judges the moves and how they travel."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Move, Phase, Select, Side
@@ -101,26 +99,3 @@ def moves(
 def play(start: GameState, *, defender: Party, challenger: Party, judge: Judge, courier: Courier = by_hand) -> Match:
     """Play a started game to its verdict. Raises all that `moves` raises."""
     return Match(moves=tuple(moves(start, {Side.DEFENDER: defender, Side.CHALLENGER: challenger}, judge, courier)))
-
-
-def replay(job: Job, head: SignedHead, transcript: Transcript, instants: Sequence[int], *, nonce: int = 0) -> GameState:
-    """The state that a transcript leads to. `instants` are the start of the game and the instant of each message.
-
-    It lets a referee check a game afterwards. Raises `VerificationError` for anything that no honest transcript
-    contains, such as another game's id: under the id of someone else's game, its seals could be copied.
-    """
-    head.verify(job, transcript.domain)
-    expected = game_id(head.head, transcript.domain, transcript.challenger, nonce)
-    if transcript.game_id != expected:
-        raise VerificationError(f"game: expected {expected.hex()}, got {transcript.game_id.hex()}")
-    state = rules.start(job, head.head, transcript.game_id, instants[0])
-    checked = Transcript(state, domain=transcript.domain, challenger=transcript.challenger)
-    for wire, now in zip(transcript.wires, instants[1:], strict=True):
-        if state.is_over:
-            raise IllegalMove("expected no message after the verdict, got one")
-        move = checked.append(wire)
-        if checked.conceded is state.mover.other:
-            state = rules.concede(state, checked.conceded, now)
-        else:
-            state = rules.apply(state, move, now)
-    return state

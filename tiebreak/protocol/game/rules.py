@@ -393,7 +393,11 @@ def _open_values(state: GameState, move: moves.OpenValues) -> GameState:
     value_root = _root_over(job, move.nodes, depth + 1)
     half = len(move.nodes) // 2
     body_root, commit_root = fold_nodes(move.nodes[:half]), fold_nodes(move.nodes[half:])
-    _check_log_shape(state, move)
+    if state.job.is_logged:
+        _require_count("log siblings", depth_of(state.job.segment_steps(state.checkpoint)), len(move.log_siblings))
+    else:
+        is_empty = move.step_log == ZERO_DIGEST and not move.log_siblings
+        _require_no_log("the values under policy exact", is_empty)
     _tie(_record(state.step, move).digest == state.node, "the step record is not the disputed one")
     _tie_step_log(state, move)
     loss_root = fold(loss_id(move.loss_bits), job.body_count - 1, move.siblings)
@@ -403,14 +407,6 @@ def _open_values(state: GameState, move: moves.OpenValues) -> GameState:
         state, state_root=move.state_root, body_root=body_root, log_root=move.log_root, step_log=move.step_log
     )
     return _enter(state, Level.VALUES, value_root, depth + 1)
-
-
-def _check_log_shape(state: GameState, move: moves.OpenValues) -> None:
-    if state.job.is_logged:
-        _require_count("log siblings", depth_of(state.job.segment_steps(state.checkpoint)), len(move.log_siblings))
-    else:
-        is_empty = move.step_log == ZERO_DIGEST and not move.log_siblings
-        _require_no_log("the values under policy exact", is_empty)
 
 
 def _tie_step_log(state: GameState, move: moves.OpenValues) -> None:

@@ -236,10 +236,6 @@ class Program:
         return max(depth_of(len(self.body)), depth_of(len(self.commits)))
 
     @cached_property
-    def state_depth(self) -> int:
-        return depth_of(len(self.commits))
-
-    @cached_property
     def heights(self) -> tuple[int, int]:
         """The depths of the tallest tree of a value's chunks and of the tallest tree of a sum's partial sums."""
         chunks = max(-(-value.numel * value.dtype.size // CHUNK_BYTES) for value in self.body)

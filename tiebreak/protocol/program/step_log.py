@@ -7,7 +7,6 @@ logged, so nothing in it can be out of order, repeated or out of range. Log *fil
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,10 +79,6 @@ class StepLog:
             if value >= len(program.body) or sum_kind(program.body[value]) is None:
                 raise LogError("expected a sum of f32, which alone is logged", step=step, value=value)
             _check_entries(entries, program.body[value].numel, step, value)
-
-
-NO_LOG: Final = StepLog()
-"""The log of a step in which nothing was logged."""
 
 
 def _check_entries(entries: Entries, numel: int, step: int, value: int) -> None:

@@ -327,6 +327,13 @@ def with_a_cheat(cast: Cast, rng: Random) -> None:
         ONE_FALSE_SUM.join(cast, rng)
 
 
+def trainer_of(world: World) -> TrainerAgent:
+    """The trainer of the cast."""
+    trainer = world.parties[TRAINER]
+    assert isinstance(trainer, TrainerAgent), "the cast has one"
+    return trainer
+
+
 builder: Final = partial(row, Role.BUILDER, seat_builder, before=with_a_cheat)
 """A builder of blocks, with something to dispute about."""
 

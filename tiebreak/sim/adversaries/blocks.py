@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Prove, Select, SelectElement, Side
-from tiebreak.protocol.game.sides import Party, resume
+from tiebreak.protocol.game.sides import resume
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import moves_of
@@ -26,7 +26,7 @@ from tiebreak.sim.adversaries.base import (
     seat_builder,
     seat_challenger,
 )
-from tiebreak.sim.adversaries.challengers import Accusing, Careful
+from tiebreak.sim.adversaries.challengers import Strolling
 from tiebreak.sim.adversaries.mempool import (
     Censor,
     Resealing,
@@ -111,7 +111,7 @@ class Unsealing(Resealing):
                     self.world.submit(self, move_call(game.state, sealed), untried=True)
 
 
-class Retaking(Accusing, BlockBuilder):
+class Retaking(Strolling, BlockBuilder):
     """Challenges without ground, and takes choices back once they are answered.
 
     The choice's block vanishes, and another choice stands before the answer, which is in the mempool.
@@ -126,9 +126,6 @@ class Retaking(Accusing, BlockBuilder):
     """The game in which the next block has another choice."""
     answers_met: int = 0
     """The number of answers that found another choice than the one that they answer."""
-
-    def party_in(self, game: PublicGame) -> Party:
-        return Careful(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
 
     def on_pending(self, pending: Pending) -> None:
         """Let the blocks since the choice vanish, if this is the answer to one."""

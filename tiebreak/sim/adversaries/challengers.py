@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.job import SignedHead, game_id
@@ -120,8 +120,10 @@ def _is_empty(state: GameState, leaf: int) -> bool:
 class Wanderer(Accusing):
     """Challenges without ground, and plays to the end at random."""
 
-    def party_in(self, game: PublicGame) -> Party:
-        return Wandering(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
+    walk: ClassVar[type[Wandering]] = Wandering
+
+    def party_in(self, game: PublicGame) -> Wandering:
+        return self.walk(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
 
 
 def forgeries(proof: Prove, rng: Random) -> Iterator[Prove]:
@@ -140,11 +142,14 @@ def forgeries(proof: Prove, rng: Random) -> Iterator[Prove]:
     yield replace(proof, salt=rng.randbytes(32))  # a salt that does not belong to the seal
 
 
-class Forging(Accusing):
-    """Walks at random to something that can be proved, and sends every kind of forged proof, but not the true one."""
+class Strolling(Wanderer):
+    """Challenges without ground, and walks at random to something that can be proved."""
 
-    def party_in(self, game: PublicGame) -> Party:
-        return Careful(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
+    walk = Careful
+
+
+class Forging(Strolling):
+    """Walks at random to something that can be proved, and sends every kind of forged proof, but not the true one."""
 
     def reply(self, game: GameView) -> Reply:
         plain = super().reply(game)

@@ -14,9 +14,9 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.terms import PATIENCE
-from tiebreak.sim.adversaries.base import TRAINER, Catch, between, client, with_a_cheat
+from tiebreak.sim.adversaries.base import TRAINER, Catch, between, client, trainer_of, with_a_cheat
 from tiebreak.sim.adversaries.challengers import MISTAKEN
-from tiebreak.sim.world.agents import ClientAgent, Process, TrainerAgent
+from tiebreak.sim.world.agents import ClientAgent, Process
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL
 from tiebreak.sim.world.workshop import Workshop
@@ -28,9 +28,7 @@ class Dealing(ClientAgent):
 
     def signature_of(self, job: Job) -> bytes | None:
         """The trainer's signature of a job; None if it refuses."""
-        trainer = self.world.parties[TRAINER]
-        assert isinstance(trainer, TrainerAgent), "the cast has one"
-        return trainer.sign_job(job)
+        return trainer_of(self.world).sign_job(job)
 
 
 class Abandoning(ClientAgent):

@@ -24,8 +24,8 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import depth_of, fold_nodes
 from tiebreak.sim.adversaries.auditors import Bribed, bribe
 from tiebreak.sim.adversaries.base import (
-    TRAINER,
     Catch,
+    Choice,
     Role,
     Seating,
     between,
@@ -38,6 +38,7 @@ from tiebreak.sim.adversaries.base import (
     seat_builder,
     seat_friend,
     seat_trainer,
+    trainer_of,
 )
 from tiebreak.sim.adversaries.heads import Withholding
 from tiebreak.sim.adversaries.mempool import Censor, bearable, diligent
@@ -53,9 +54,7 @@ MOST: Final = 3
 
 def second_head(party: Agent, head: SignedHead) -> SignedHead:
     """Another head of the same count by the trainer, an accomplice of this party, which chooses the root."""
-    trainer = party.world.parties[TRAINER]
-    assert isinstance(trainer, TrainerAgent), "the cast has one"
-    return trainer.sign_head(replace(head.head, run_root=Digest(party.rng.randbytes(32))))
+    return trainer_of(party.world).sign_head(replace(head.head, run_root=Digest(party.rng.randbytes(32))))
 
 
 # ---------------------------------------------------------------- with auditors, or a builder
@@ -126,12 +125,6 @@ class SockPuppet(Scripted):
         return replace(honest, wait=last_call(self.world, game.state.deadline))
 
 
-def seat_with_sock_puppets(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
-    for _ in range(rng.randint(1, MOST)):
-        seat_friend(cast, name, "friend", SockPuppet)
-    seat_trainer(cast, rng, name, make)
-
-
 class AccompliceChallenger(Scripted):
     """Challenges its master's first false head at once. It need not replay, because its master told it."""
 
@@ -196,11 +189,6 @@ class PriceRaiser(Scripted):
             self.world.submit(self, Call.of(one, board.price(job, nonce)), untried=True)
 
 
-def seat_price_raiser(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
-    seat_friend(cast, name, "puppet", given(PriceRaiser, games=rng.randint(2, 5)))
-    seat_trainer(cast, rng, name, make)
-
-
 class SelfReporter(Scripted):
     """Reports two heads of one count by its master as soon as somebody challenges."""
 
@@ -248,8 +236,7 @@ class Garbler(Scripted):
         ):
             return
         game = world.board.games[game_id(heads(job.id)[0].head.head, world.domain, self.address, 0)]
-        master = world.parties[TRAINER]
-        assert isinstance(master, Agent), "the cast has one"
+        master = trainer_of(world)
         while not game.is_stopped and game.state.talks(world.now):
             (shown, nodes), sequence = garbled(game.state, self.rng), game.state.moves + 1
             standing = Standing(game_id=game.id, sequence=sequence, snapshot=shown.id)
@@ -273,11 +260,16 @@ class Puppet(TrainerAgent):
         return not isinstance(self.world.party_at(game.challenger), Garbler)
 
 
-def seat_pair(puppet: type[Agent]) -> Seating:
-    """Seats a trainer with a puppet, the fastest of all auditors."""
+def seat_pair(puppet: type[Agent], friend: str = "puppet", most: int = 1, **choices: Choice) -> Seating:
+    """Seats a trainer with a puppet, or up to `most` of them, the fastest of all auditors, under the name `friend`.
+
+    choices: draws the puppets' fields.
+    """
 
     def seat(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
-        seat_friend(cast, name, "puppet", puppet)
+        for _ in range(1 if most == 1 else rng.randint(1, most)):
+            fields = {field: draw(cast, rng) for field, draw in choices.items()}
+            seat_friend(cast, name, friend, given(puppet, **fields))
         seat_trainer(cast, rng, name, make)
 
     return seat
@@ -395,7 +387,7 @@ ADVERSARIES: Final = (
         run=false_sum()),
     _conspiracy(seat_with_hoarder, "decoy in the mempool", TrainerAgent,
         "that a challenge, or a proof, is not even sent", run=false_sum()),
-    _conspiracy(seat_with_sock_puppets, "sock puppets", TrainerAgent,
+    _conspiracy(seat_pair(SockPuppet, "friend", MOST), "sock puppets", TrainerAgent,
         "that an honest challenger comes too late, or has to wait", run=false_sum()),
     _conspiracy(seat_pair(AccompliceChallenger), "self-challenge to keep the stake", Master,
         "half of its stake, which an honest challenger would have won", {Catch.CONCEDED}, run=_SHARED),
@@ -407,7 +399,7 @@ ADVERSARIES: Final = (
     _conspiracy(seat_pair(Garbler), "garbage entered", Puppet,
         "that whoever follows the board stops", {Catch.RECOMPUTED, Catch.TIMEOUT, Catch.PADDING}, before=with_a_talk,
         run=false_sum()),
-    _conspiracy(seat_price_raiser, "a challenge made dear for others", TrainerAgent,
+    _conspiracy(seat_pair(PriceRaiser, games=between(2, 5)), "a challenge made dear for others", TrainerAgent,
         "that no honest challenger can put up its stake any more", run=false_sum()),
     _conspiracy(seat_second_trainer, "trainer that copies another", CopyingTrainer, "a reward without computing",
         {Catch.HARMLESS}),

@@ -52,14 +52,11 @@ class Hardware:
         read = [self.factor(x) for x in factors] if len(factors) > 1 else list(factors)
         with np.errstate(all="ignore"):
             total = _summed(read, np.float32 if self.single else np.float64)
-            return self._rounded(total, precision)
-
-    def _rounded(self, total: Doubles, precision: int) -> Floats:
-        bits = precision - _NO_SIGNIFICAND
-        significand, exponent = np.frexp(total)
-        rounded: Doubles = np.ldexp(self.last(np.ldexp(significand, bits)), exponent - bits)
-        positive: Doubles = rounded + 0.0  # a zero sum is +0
-        return positive.astype(np.float32)
+            bits = precision - _NO_SIGNIFICAND
+            significand, exponent = np.frexp(total)
+            rounded: Doubles = np.ldexp(self.last(np.ldexp(significand, bits)), exponent - bits)
+            positive: Doubles = rounded + 0.0  # a zero sum is +0
+            return positive.astype(np.float32)
 
 
 def _summed(factors: Sequence[Floats], kind: type[np.float32] | type[np.float64]) -> Doubles:

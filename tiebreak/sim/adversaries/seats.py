@@ -19,7 +19,6 @@ from tiebreak.protocol.parties.events import Work
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import seat_auditor
 from tiebreak.sim.adversaries.base import (
-    TRAINER,
     Catch,
     Role,
     between,
@@ -28,11 +27,12 @@ from tiebreak.sim.adversaries.base import (
     seat_client,
     seat_friend,
     seat_trainer,
+    trainer_of,
     with_a_cheat,
 )
 from tiebreak.sim.adversaries.collusion import SelfReporter, seat_pair
 from tiebreak.sim.world.agents import ClientAgent, Process, Scripted, TrainerAgent
-from tiebreak.sim.world.cast import FUNDS, Cast, ClientFactory, TrainerFactory
+from tiebreak.sim.world.cast import FUNDS, Cast, ClientFactory
 
 MOST_SLOTS: Final = 3
 """Slots that a trainer buys of a pool in which the honest auditor has one."""
@@ -113,9 +113,7 @@ class Bought(Scripted):
     """An account of the trainer's in the pool: it seals its master's root."""
 
     def root_to_seal(self, job: PublicJob) -> Digest | None:
-        trainer = self.world.parties[TRAINER]
-        assert isinstance(trainer, TrainerAgent), "the cast has one"
-        return trainer.held()[1].run_root(job.job.checkpoints)
+        return trainer_of(self.world).held()[1].run_root(job.job.checkpoints)
 
 
 class Leaking(TrainerAgent):
@@ -133,18 +131,6 @@ class Believing(Absent):
     def root_to_seal(self, job: PublicJob) -> Digest | None:
         shown = [head.head.run_root for head in self.heads_of(job.id) if head.head.count == job.job.checkpoints]
         return shown[0] if shown else None
-
-
-def seat_with_slots(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
-    """Buys all slots of the pool but the honest auditor's."""
-    for _ in range(rng.randint(1, MOST_SLOTS)):
-        seat_friend(cast, name, "slot", Bought)
-    seat_trainer(cast, rng, name, make)
-
-
-def seat_with_believer(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
-    seat_friend(cast, name, "believer", Believing)
-    seat_trainer(cast, rng, name, make)
 
 
 # ---------------------------------------------------------------- clients
@@ -202,10 +188,10 @@ ADVERSARIES: Final = (
     _seat("seal of a seat copied", SealCopier, "a fee for another's audit"),
     _seat("seat left empty", Absent, "nothing: it takes a chance from those that would audit",
         caught=_EARNED_NOTHING),
-    _trainer(seat_with_slots, "seats bought, all but one", TrainerAgent, "auditors of its own, who find nothing",
-        run=false_sum()),
-    _trainer(seat_with_believer, "root shown to the seats", Leaking, "auditors who believe it, and do not look",
-        run=false_sum()),
+    _trainer(seat_pair(Bought, "slot", MOST_SLOTS), "seats bought, all but one", TrainerAgent,
+        "auditors of its own, who find nothing", run=false_sum()),
+    _trainer(seat_pair(Believing, "believer"), "root shown to the seats", Leaking,
+        "auditors who believe it, and do not look", run=false_sum()),
     _trainer(seat_trainer, "sealed head never opened", Keeping, "that its lie stays under the seal", {Catch.ABANDONED},
         run=false_sum()),
     _trainer(seat_pair(SelfReporter), "self-report in a job with seats", TrainerAgent,

@@ -13,13 +13,14 @@ from typing import Final
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.game.messages import Message, Transcript, leads_on, open_wire, sign
 from tiebreak.protocol.game.moves import Concede, Move, Opening, Phase, Select, Side
-from tiebreak.protocol.game.sides import Defender, Party, choose
+from tiebreak.protocol.game.sides import Defender, choose
 from tiebreak.protocol.game.snapshot import SignedStanding, Standing
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicGame
+from tiebreak.protocol.parties.player import Player
 from tiebreak.sim.adversaries.base import EARLY, Catch, between, challenger, false_sum, last_call, one_of, trainer
-from tiebreak.sim.adversaries.challengers import Careful, Wanderer
+from tiebreak.sim.adversaries.challengers import Strolling, Wanderer
 from tiebreak.sim.adversaries.openings import other_nodes, scene_of
 from tiebreak.sim.world.agents import Agent, GameView, Process, Reply, TrainerAgent
 from tiebreak.sim.world.cast import Cast
@@ -44,16 +45,31 @@ def while_they_talk(agent: Agent, game: PublicGame, ready: Callable[[], object])
     return False
 
 
+class Aside(Agent):
+    """A side of a game that also does something else while the game is played."""
+
+    def enter(self, game: PublicGame) -> None:
+        super().enter(game)
+        self.spawn(self.aside(game))
+
+    def aside(self, game: PublicGame) -> Process:
+        raise NotImplementedError
+
+
 # ---------------------------------------------------------------- held back
 
 
-class WithholdingTalker(TrainerAgent):
-    """Neither says nor acknowledges anything from move `after` on; on the chain it plays on."""
+class FallingSilent(Player):
+    """Says nothing from move `after` on; on the chain it plays on."""
 
     after: int
 
     def wire(self, view: GameView, move: Move) -> bytes | None:
         return None if view.state.moves >= self.after else super().wire(view, move)
+
+
+class WithholdingTalker(FallingSilent, TrainerAgent):
+    """Neither says nor acknowledges anything from move `after` on."""
 
     def acknowledges(self, view: GameView) -> bool:
         return view.state.moves < self.after
@@ -66,20 +82,8 @@ class Unacknowledging(TrainerAgent):
         return False
 
 
-class WithholdingChallenger(Wanderer):
+class WithholdingChallenger(FallingSilent, Wanderer):
     """Challenges without ground, says nothing from move `after` on, and walks on at random on the chain."""
-
-    after: int
-
-    def wire(self, view: GameView, move: Move) -> bytes | None:
-        return None if view.state.moves >= self.after else super().wire(view, move)
-
-
-class Strolling(Wanderer):
-    """Challenges without ground, and walks at random to something that can be proved."""
-
-    def party_in(self, game: PublicGame) -> Party:
-        return Careful(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
 
 
 class Unproving(Strolling):
@@ -107,16 +111,12 @@ class Conceding(TrainerAgent):
 # ---------------------------------------------------------------- signed twice
 
 
-class ForkingTrainer(TrainerAgent):
+class ForkingTrainer(Aside, TrainerAgent):
     """Acknowledges another state with the same number as one that it has signed."""
 
     after: int
 
-    def enter(self, game: PublicGame) -> None:
-        super().enter(game)
-        self.spawn(self._fork(game))
-
-    def _fork(self, game: PublicGame) -> Process:
+    def aside(self, game: PublicGame) -> Process:
         talk = self.transcript(game)
         if (yield from while_they_talk(self, game, lambda: talk.state.moves > self.after)):
             state, _ = self.rng.choice(talk.signed(Side.DEFENDER))
@@ -126,16 +126,12 @@ class ForkingTrainer(TrainerAgent):
                 self._send(game, receipt=receipt.encode())
 
 
-class ForkingChallenger(Strolling):
+class ForkingChallenger(Aside, Strolling):
     """Sees what the trainer shows on one way, and then signs another way from the same place."""
 
     after: int
 
-    def enter(self, game: PublicGame) -> None:
-        super().enter(game)
-        self.spawn(self._fork(game))
-
-    def _fork(self, game: PublicGame) -> Process:
+    def aside(self, game: PublicGame) -> Process:
         if (yield from while_they_talk(self, game, lambda: self._second(game) is not None)):
             wire = self._second(game)
             for _ in range(COPIES if wire is not None else 0):
@@ -166,7 +162,7 @@ def forks_in(talk: Transcript) -> list[tuple[GameState, Select]]:
 # ---------------------------------------------------------------- entered at the wrong time
 
 
-class Stale(WithholdingTalker):
+class Stale(Aside, WithholdingTalker):
     """Falls silent, and enters the oldest states that its opponent has signed, now or in the talk's last block."""
 
     late: bool
@@ -174,11 +170,7 @@ class Stale(WithholdingTalker):
     def enters(self, view: GameView) -> bool:  # noqa: ARG002
         return False
 
-    def enter(self, game: PublicGame) -> None:
-        super().enter(game)
-        self.spawn(self._enter_old(game))
-
-    def _enter_old(self, game: PublicGame) -> Process:
+    def aside(self, game: PublicGame) -> Process:
         talk = self.transcript(game)
         if (yield from while_they_talk(self, game, lambda: talk.state.moves >= self.after)):
             yield from self.sleep(last_call(self.world, game.state.last - 1) if self.late else 0)
@@ -186,14 +178,10 @@ class Stale(WithholdingTalker):
             self.spam([Call.of(tx.Enter.of(state, found.signature)) for state, found in signed])
 
 
-class EnteringTrainer(TrainerAgent):
+class EnteringTrainer(Aside, TrainerAgent):
     """Plays on the chain while it talks: enters each state of its opponent at once, and makes its moves there too."""
 
-    def enter(self, game: PublicGame) -> None:
-        super().enter(game)
-        self.spawn(self._rush(game))
-
-    def _rush(self, game: PublicGame) -> Process:
+    def aside(self, game: PublicGame) -> Process:
         talk, defender = self.transcript(game), Defender(self.held()[1].oracle)
         while not game.is_stopped and game.state.talks(self.world.now):
             found = talk.latest(Side.CHALLENGER)
@@ -217,7 +205,7 @@ class TwoFaced(WithholdingTalker):
         return honest if other is None else Reply(move=None)
 
 
-class TwoWays(Strolling):
+class TwoWays(Aside, Strolling):
     """Walks one way in the talk and another one on the chain, where it has entered an early state of the talk.
 
     If it goes `back`, it then enters a later state of the talk over the moves on the chain.
@@ -229,11 +217,7 @@ class TwoWays(Strolling):
     def enters(self, view: GameView) -> bool:  # noqa: ARG002
         return False
 
-    def enter(self, game: PublicGame) -> None:
-        super().enter(game)
-        self.spawn(self._walk(game))
-
-    def _walk(self, game: PublicGame) -> Process:
+    def aside(self, game: PublicGame) -> Process:
         talk = self.transcript(game)
         if not (yield from while_they_talk(self, game, lambda: talk.state.moves > 2 + self.after and forks_in(talk))):
             return

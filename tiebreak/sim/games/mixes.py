@@ -95,7 +95,11 @@ class Mix:
     def deal(self, seed: int, game: int, repertoire: Repertoire) -> GameLine:
         """The game with this number in the series of a seed."""
         table = GameLine(seed=seed, game=game)
-        adversaries = self._adversaries(seed, game, repertoire)
+        deck = [name for name, weight in self.parts for _ in range(weight)]
+        turn, slot = divmod(game, len(deck))
+        hand = [deck[card] for card in _shuffled(range(len(deck)), seed, turn, "deck")[: slot + 1]]
+        name = hand[-1]
+        adversaries = _member(name, seed, turn * deck.count(name) + hand.count(name) - 1, repertoire)
         rng = table.random("terms")
         workshops = repertoire.common(adversaries)
         if not workshops:
@@ -105,13 +109,6 @@ class Mix:
         drawn = replace(draw_terms(seed, game, adversaries, rng.choice(workshops), rng), rough=int(self.rough))
         may_have_seats = drawn.workshop == "exact" and repertoire.seated.issuperset(adversaries)
         return replace(drawn, seats=rng.choice(SEATS)) if may_have_seats else drawn
-
-    def _adversaries(self, seed: int, game: int, repertoire: Repertoire) -> tuple[str, ...]:
-        deck = [name for name, weight in self.parts for _ in range(weight)]
-        turn, slot = divmod(game, len(deck))
-        hand = [deck[card] for card in _shuffled(range(len(deck)), seed, turn, "deck")[: slot + 1]]
-        name = hand[-1]
-        return _member(name, seed, turn * deck.count(name) + hand.count(name) - 1, repertoire)
 
 
 def _member(name: str, seed: int, count: int, repertoire: Repertoire) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tiebreak.engine.data.disk import write_file
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.games.mixes import Mix, Repertoire
 from tiebreak.sim.games.records import RECORDS, GamesHeader, Json, ResultsFile, open_ledger, read
@@ -75,12 +76,12 @@ class Series:
 def write_summary(folder: Path) -> Json:
     """Rebuilds and writes the summary of a folder from its games, and the list of broken promises."""
     summary = summarize(*read(folder / RECORDS))
-    _write(folder / SUMMARY, to_text(summary))
-    _write(folder / PAGE, to_markdown(summary))
+    write_file(folder / SUMMARY, to_text(summary).encode())
+    write_file(folder / PAGE, to_markdown(summary).encode())
     found = [f"# {' '.join(v['violation'].split())}\n{v['line']}\n" for v in summary["violations"]]
     (folder / VIOLATIONS).unlink(missing_ok=True)
     if found:
-        _write(folder / VIOLATIONS, "".join(found))
+        write_file(folder / VIOLATIONS, "".join(found).encode())
     return summary
 
 
@@ -97,10 +98,3 @@ def to_text(summary: Json) -> str:
 
     lines = [f" {dense(key)}: {listed(value) if key in _LISTS else dense(value)}" for key, value in summary.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write atomically."""
-    made = path.with_name(f".{path.name}.new")
-    made.write_text(text, encoding="utf-8")
-    made.replace(path)

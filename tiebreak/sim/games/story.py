@@ -13,7 +13,7 @@ from tiebreak.protocol.game.moves import Move, Phase
 from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.game.state import Level
 from tiebreak.protocol.parties.transactions import TRANSACTIONS, MakeMove
-from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult
+from tiebreak.sim.world.game import GameResult, PartyResult
 from tiebreak.sim.world.mail import SaidInGame
 from tiebreak.sim.world.world import GENESIS, Included, World
 
@@ -156,7 +156,14 @@ def _words(member: IntEnum) -> str:
 
 def _end(result: GameResult) -> Iterator[str]:
     for number, duel in enumerate(result.duels, start=1):
-        yield _duel(number, duel)
+        place = "" if duel.step is None else f" at step {duel.step}"
+        if duel.leaf is not None:
+            place += f", value {duel.leaf} ({duel.instruction})"
+        winner = f"the {duel.verdict} wins" if duel.verdict in ("trainer", "challenger") else duel.verdict
+        yield (
+            f"game {number} by {duel.challenger}: {winner}, {duel.reason}{place}; "
+            f"{duel.moves} moves, {duel.gas:,} gas, {_clock(duel.seconds)}"
+        )
     yield f"the job: {result.job_status}, after {_clock(result.seconds)} and {result.blocks} blocks"
     for name in result.adversaries:
         yield f"{name}: {result.catches.get(name, 'nowhere')}"
@@ -170,17 +177,6 @@ def _end(result: GameResult) -> Iterator[str]:
     yield from (f"BROKEN PROMISE {violation}" for violation in result.violations)
     if not result.violations:
         yield "no promise was broken"
-
-
-def _duel(number: int, duel: DuelResult) -> str:
-    place = "" if duel.step is None else f" at step {duel.step}"
-    if duel.leaf is not None:
-        place += f", value {duel.leaf} ({duel.instruction})"
-    winner = f"the {duel.verdict} wins" if duel.verdict in ("trainer", "challenger") else duel.verdict
-    return (
-        f"game {number} by {duel.challenger}: {winner}, {duel.reason}{place}; "
-        f"{duel.moves} moves, {duel.gas:,} gas, {_clock(duel.seconds)}"
-    )
 
 
 def _account(party: PartyResult) -> str:
