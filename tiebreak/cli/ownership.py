@@ -8,15 +8,7 @@ import click
 from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import (
-    FILE,
-    FOLDER,
-    json_option,
-    machine_options,
-    number,
-    rpc_option,
-    tell,
-)
+from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, number, rpc_option, tell
 from tiebreak.cli.terms import AddressType
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError

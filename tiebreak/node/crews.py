@@ -19,18 +19,7 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from tiebreak.api.agreeing.readers import Unseal
-from tiebreak.node.work import (
-    Answer,
-    Bench,
-    Compute,
-    Drop,
-    Failed,
-    SecretRequest,
-    Steps,
-    Task,
-    Try,
-    Unsealed,
-)
+from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, SecretRequest, Steps, Task, Try, Unsealed
 from tiebreak.protocol.errors import TiebreakError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.tags import Digest

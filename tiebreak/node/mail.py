@@ -37,13 +37,7 @@ from tiebreak.protocol.commitments.blobs import (
     piece_count,
 )
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.errors import (
-    CannotCheck,
-    ConfigurationError,
-    StateError,
-    TiebreakError,
-    VerificationError,
-)
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.packing import Fields, unpack
 from tiebreak.protocol.parties.posts import Body, Post, PostKind, Received, ReceivedPost, SignedPost
