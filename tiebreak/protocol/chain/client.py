@@ -6,6 +6,7 @@ from typing import Any, Final, Self
 
 from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
+from rlp import encode
 
 from tiebreak.protocol.chain import calls
 from tiebreak.protocol.chain.abi import decode_revert, read_log
@@ -21,7 +22,6 @@ from tiebreak.protocol.chain.artifacts import (
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
 from tiebreak.protocol.chain.gas import gas_limit
-from tiebreak.protocol.chain.headers import rlp
 from tiebreak.protocol.chain.node import Node, Signer
 from tiebreak.protocol.chain.outbox import Outbox, Sent
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
@@ -312,7 +312,7 @@ class Chain:
 def created_by(account: Address, nonce: int) -> Address:
     """The address of the contract that an account's transaction with this number creates."""
     number = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
-    return Address(bytes(keccak(rlp([account, number])))[12:])
+    return Address(bytes(keccak(encode([account, number])))[12:])
 
 
 def _address(text: str) -> Address:
