@@ -2,17 +2,16 @@
 
 import re
 from decimal import Decimal, InvalidOperation
-from functools import reduce
+from functools import reduce, wraps
 from typing import Any, Final
 
 import click
 
 from tiebreak.cli.options import FILE, AnyFunction, number
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Domain
 from tiebreak.protocol.commitments.job import MAX_SEATS, Job
 from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS, Terms, ether, pool_bond
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
-from tiebreak.protocol.tags import Digest
 
 WEI: Final = 10**18
 
@@ -35,111 +34,94 @@ class Ether(click.ParamType[int]):
         return int(wei)
 
 
-class AddressType(click.ParamType[Address]):
-    """An address of 20 bytes, in hex."""
+class _Hex(click.ParamType[Any]):
+    """Bytes in hex digits of upper or lower case, with or without 0x."""
 
-    name = "address"
+    what: str
+    digits: int
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        """Accepts the address with or without 0x, in upper or lower case."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
         if isinstance(value, bytes):
-            return Address(value)
-        digits = str(value).removeprefix("0x")
-        if len(digits) != 40 or any(c not in "0123456789abcdefABCDEF" for c in digits):
-            self.fail(f"expected an address of 40 hex digits, got {value!r}", param, ctx)
-        return Address(bytes.fromhex(digits))
+            return value
+        if not re.fullmatch(f"(?:0x)?[0-9a-fA-F]{{{self.digits}}}", str(value)):
+            self.fail(f"expected {self.what} of {self.digits} hex digits, got {value!r}", param, ctx)
+        return bytes.fromhex(str(value).removeprefix("0x"))
 
 
-class DigestType(click.ParamType[Digest]):
-    """The id of a job or a game, in hex."""
-
-    name = "id"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Digest:
-        """Accepts 64 hex digits, with or without 0x."""
-        if not re.fullmatch("(?:0x)?[0-9a-fA-F]{64}", str(value)):
-            self.fail(f"expected an id of 64 hex digits, got {value!r}", param, ctx)
-        return Digest(bytes.fromhex(str(value).removeprefix("0x")))
+class AddressType(_Hex):
+    name, what, digits = "address", "an address", 40
 
 
-DEFAULTS: Final = Terms()
-_OPTIONS: Final = (
-    click.option(
-        "--reward", type=Ether(), default=DEFAULTS.reward, help="What the trainer earns, in ether.  [default: 1]"
+class DigestType(_Hex):
+    """The id of a job or a game."""
+
+    name, what, digits = "id", "an id", 64
+
+
+class _Bond(Ether):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return pool_bond(super().convert(value, param, ctx))
+
+
+_ETHER: Final = Ether()
+_TERMS: Final[dict[str, tuple[click.ParamType[int], str]]] = {
+    "reward": (_ETHER, "What the trainer earns, in ether.  [default: 1]"),
+    "trainer_stake": (_ETHER, "What a lie costs.  [default: 1]"),
+    "challenger_stake": (_ETHER, "What a false challenge costs.  [default: 0.1]"),
+    "challenge_window": (
+        click.IntRange(1, MAX_SECONDS), "Seconds after the last head in which a challenge may start."
     ),
-    click.option(
-        "--trainer-stake", type=Ether(), default=DEFAULTS.trainer_stake, help="What a lie costs.  [default: 1]"
-    ),
-    click.option(
-        "--challenger-stake",
-        type=Ether(),
-        default=DEFAULTS.challenger_stake,
-        help="What a false challenge costs.  [default: 0.1]",
-    ),
-    number(
-        "--challenge-window",
-        1,
-        MAX_SECONDS,
-        DEFAULTS.challenge_window,
-        "Seconds after the last head in which a challenge may start.",
-    ),
-    number("--clock", 1, MAX_GAME_SECONDS, DEFAULTS.clock, "Seconds each side has in one game, in all."),
-    number(
-        "--replay-time",
-        0,
-        MAX_GAME_SECONDS,
-        DEFAULTS.replay_time,
+    "clock": (click.IntRange(1, MAX_GAME_SECONDS), "Seconds each side has in one game, in all."),
+    "replay_time": (
+        click.IntRange(0, MAX_GAME_SECONDS),
         "Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
     ),
-    number(
-        "--talk-time",
-        0,
-        MAX_GAME_SECONDS,
-        DEFAULTS.talk_time,
-        "Seconds that a game's sides may settle it by messages before clocks run.",
+    "talk_time": (
+        click.IntRange(0, MAX_GAME_SECONDS), "Seconds that a game's sides may settle it by messages before clocks run."
     ),
-    number(
-        "--audit-time",
-        0,
-        MAX_SECONDS,
-        DEFAULTS.audit_time,
-        "Seconds in which each segment can be audited once its head is posted.",
+    "audit_time": (
+        click.IntRange(0, MAX_SECONDS), "Seconds in which each segment can be audited once its head is posted."
     ),
-    number("--deadline", 1, MAX_SECONDS, DEFAULTS.deadline, "Seconds after acceptance for the final head."),
-    number("--seats", 0, MAX_SEATS, DEFAULTS.seats, "Receipts of audits that the client pays for."),
-    click.option("--seat-fee", type=Ether(), default=DEFAULTS.seat_fee, help="What each pays its auditor, in ether."),
-    click.option(
-        "--seat-bond",
-        type=Ether(),
-        default=DEFAULTS.seat_bond,
-        callback=lambda _context, _option, wei: pool_bond(wei),
-        help="What its auditor puts up, in ether, rounded up to a power of two in wei; jobs of one bond share a pool.",
+    "deadline": (click.IntRange(1, MAX_SECONDS), "Seconds after acceptance for the final head."),
+    "seats": (click.IntRange(0, MAX_SEATS), "Receipts of audits that the client pays for."),
+    "seat_fee": (_ETHER, "What each pays its auditor, in ether."),
+    "seat_bond": (
+        _Bond(),
+        "What its auditor puts up, in ether, rounded up to a power of two in wei; jobs of one bond share a pool.",
     ),
-    number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals."),
-    number(
-        "--nonce", 0, None, 0, "Tells equal jobs apart. Of a job with seats, the client's key and it give the draw."
+    "descent_levels": (click.IntRange(1, 5), "Levels of a tree that one move reveals."),
+    "nonce": (
+        click.IntRange(0), "Tells equal jobs apart. Of a job with seats, the client's key and it give the draw."
     ),
-    click.option(
-        "--policy",
-        "policy_file",
-        type=FILE,
-        help="Policy `logged` by this file of `tiebreak calibrate`. Such a job settles only with the "
-        "client's receipts for the logs, and one segment of it is given on trust.  [default: policy exact]",
-    ),
-    click.option(
-        "--precision",
-        type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
-        help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]",
-    ),
+}  # fmt: skip
+"""The options for fields of `Terms`, in the order of the help."""
+_OTHERS: Final = (
+    click.option("--policy", "policy_file", type=FILE, help="Policy `logged` by this file of `tiebreak calibrate`. "
+                 "Such a job settles only with the client's receipts for the logs, and one segment of it is given on "
+                 "trust.  [default: policy exact]"),
+    click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
+                 help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]"),
     number("--chain-id", 0, None, 0, "Chain of the contract."),
     click.option("--contract", type=AddressType(), default=None, help="Contract that plays disputes.  [default: none]"),
-)
-"""The options of a job, in the order of the help."""
+)  # fmt: skip
 
 
 def job_options(function: AnyFunction) -> AnyFunction:
-    """Adds the options of commands that draft a job: its terms, its rules and its domain."""
-    return reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), function)
+    """Options of commands that draft a job. They get its `terms` and its `domain`, and options for its rules."""
+
+    @wraps(function)
+    def called(**given: Any) -> Any:
+        terms = Terms(**{name: given.pop(name) for name in _TERMS})
+        domain = Domain(chain_id=given.pop("chain_id"), contract=given.pop("contract") or OFF_CHAIN.contract)
+        return function(terms=terms, domain=domain, **given)
+
+    options = [
+        click.option(f"--{name.replace('_', '-')}", type=kind, default=getattr(Terms(), name),
+                     show_default=isinstance(kind, click.IntRange), help=text)
+        for name, (kind, text) in _TERMS.items()
+    ]  # fmt: skip
+    every: list[AnyFunction] = [*options, *_OTHERS]
+    return reduce(lambda made, option: option(made), reversed(every), called)
 
 
 def show_job(job: Job) -> None:
