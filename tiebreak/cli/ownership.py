@@ -110,6 +110,6 @@ def _document(made: "OwnershipClaim", asked: "OwnershipChallenge") -> dict[str, 
         "drawn": list(made.drawn(asked)),
         "unseen": [
             {"false": false, "probability": api.ownership.unseen(count, asked.top, asked.uniform, false)}
-            for false in api.ownership.false_segments(count)
+            for false, _ in api.audits.chances(count, 1)
         ],
     }

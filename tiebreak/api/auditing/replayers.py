@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from socket import socketpair
 from threading import Thread, active_count
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -96,27 +96,6 @@ class Lost:
 
 
 Event = TaskOutcome | Advance | Lost
-
-
-class Replayers(Protocol):
-    """Processes that replay tasks of one assignment."""
-
-    @property
-    def most(self) -> int:
-        """The number of tasks that can be under way when all processes are there."""
-
-    @property
-    def at_once(self) -> int:
-        """The number of tasks that can be under way now."""
-
-    def submit(self, task: AuditTask, avoid: str = "") -> None:
-        """Begin a task; at most `at_once` may be under way. avoid: a worker that should not get it."""
-
-    def events(self, seconds: float) -> Sequence[Event]:
-        """The events since the last call; waits at most `seconds` for one."""
-
-    def close(self) -> None:
-        """End all processes, also those at work."""
 
 
 class Replayer:
@@ -199,11 +178,14 @@ class Processes:
     """
 
     def __init__(self, assignment: Assignment, number: int) -> None:
-        self._assignment, self.most, self.at_once = assignment, number, number
+        self._assignment = assignment
+        self.most = self.at_once = number
+        """The number of tasks that can be under way when all processes are there, and now."""
         self._processes: list[_Process] = []
         self._started = 0
 
     def submit(self, task: AuditTask, avoid: str = "") -> None:
+        """Begin a task; at most `at_once` may be under way. avoid: a worker that should not get it."""
         must_be_new = task.permute is not None
         idle = [process for process in self._processes if process.task is None]
         fit = next((p for p in idle if p.name != avoid and not (must_be_new and p.is_copy)), None)
@@ -217,6 +199,7 @@ class Processes:
         fit.begin(task)
 
     def events(self, seconds: float) -> Sequence[Event]:
+        """The events since the last call; waits at most `seconds` for one."""
         found: list[Event] = []
         ready = wait([process.connection for process in self._processes], seconds)
         for process in [process for process in self._processes if process.connection in ready]:
@@ -235,6 +218,7 @@ class Processes:
         return found
 
     def close(self) -> None:
+        """End all processes, also those at work."""
         for process in self._processes:
             process.end()
         self._processes.clear()

@@ -210,10 +210,6 @@ class Chain:
 
     # ------------------------------------------------------------------ reading
 
-    def receipts(self, job_id: Digest) -> int:
-        """The count of the highest head for whose logs the client has signed on the board; 0 for none."""
-        return int(self._read(Call("receipts", (job_id,))))
-
     def job_state(self, job_id: Digest) -> JobRecord:
         """The board's record of a job. Its status is NONE if there is no such job."""
         found: JobRecord = self._read(Call("job", (job_id,)))
