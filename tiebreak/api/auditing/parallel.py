@@ -170,7 +170,7 @@ def audit_in_parallel(
 
     root: the root of the run tree over the records, which are the committed ones. begin: starts the processes; it is
     not called if the ledger knows the result.
-    on_trouble: called with a sentence on each task that was lost. Raises what `audit_segments` raises, and
+    on_trouble: called with a sentence on each task that was lost. Raises what `SegmentAuditor.audit` raises, and
     `StateError` if a task was lost too often; the ledger then keeps the rest.
     """
     wanted = tuple(sorted(set(segments)))

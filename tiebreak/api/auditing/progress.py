@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from tiebreak.engine.run.train import Commit, Progress
+from tiebreak.engine.run.commit import Commit
+from tiebreak.engine.run.train import Progress
 
 if TYPE_CHECKING:
     from tiebreak.api.auditing.parallel import AuditStanding

@@ -29,7 +29,6 @@ from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import LogReport
-from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 from tiebreak.protocol.tags import Digest
 
@@ -108,16 +107,12 @@ class Replayer:
         """
         self.assignment, self.worker = assignment, worker
         self._run = RunDirectory.open(assignment.path) if run is None else run
-        job = self._run.job
-        if job.id != assignment.job_id:
+        if self._run.job.id != assignment.job_id:
             raise ConfigurationError(
                 f"{assignment.path}: expected the run of job {assignment.job_id.hex()}, got another"
             )
         self._records = self._run.records()[: assignment.count]
-        if (
-            run_tree([record.digest for record in self._records], job.steps, job.checkpoint_interval).root
-            != assignment.root
-        ):
+        if self._run.root(len(self._records)) != assignment.root:
             raise CannotCheck(f"{assignment.path}: expected the records of root {assignment.root.hex()}, got others")
         self._auditors: dict[int | None, SegmentAuditor] = {}
 
