@@ -20,7 +20,7 @@ from tiebreak.engine.arithmetic.plain import sums
 from tiebreak.engine.arithmetic.plain.sums import _matmul
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.audit import audit_segments, compare, signed_records
+from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.placement import place
@@ -67,7 +67,7 @@ def follow(path: str, own_path: str, wide: str, narrow: str) -> dict[str, object
     with elsewhere(worse=True) as mode:
         logs = LogsInProgress(own, published(run).step_log)
         Worker(own, machine(wide), logs=logs).work()
-        parts = audit_segments(run, machine(narrow), [2], signed_records(run)[0], logs=published(run))
+        parts = SegmentAuditor(run, machine(narrow), signed_records(run)[0]).audit([2], logs=published(run))
     report = logs.report
     return {
         "agrees": [compare(own, run.heads()[-1]).agrees, parts.agrees],

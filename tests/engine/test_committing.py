@@ -16,12 +16,13 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.disk import Folder, StorageError
 from tiebreak.engine.data.formats import read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities, tensor_bytes
-from tiebreak.engine.run.audit import audit_segments, compare
+from tiebreak.engine.run.audit import SegmentAuditor, compare
+from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.retention import Keep
-from tiebreak.engine.run.train import Commit, Progress, Worker
+from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -131,7 +132,7 @@ def test_what_fails_in_the_background_stops_the_run_and_loses_nothing(
             worker(run, on_progress=lambda p: told.append(p.step), keep=LAST).work()
     assert told[-1] <= 9
     assert (run.last_complete(), len(run.heads()), run.recorded()) == (3, 1, 1)
-    assert worker(run).work() == worker(whole).root()
+    assert worker(run).work() == whole.root()
 
 
 def test_a_failing_step_lets_the_checkpoint_before_it_finish(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +243,7 @@ print(json.dumps(found))
 def test_killed_at_any_moment_it_resumes_to_the_same_root(
     new_run: NewRun, whole: RunDirectory, tmp_path: Path, cases: Callable[[int], None]
 ) -> None:
-    run, expected = new_run("template"), worker(whole).root().hex()
+    run, expected = new_run("template"), whole.root().hex()
     found = json.loads(printed("-c", CRASHES, str(run.path), str(tmp_path), expected))
     assert sum(status != 0 for status, _ in found) > 8  # most were killed, at all stages
     assert {last for _, last in found} >= {0, 3, 6, 9}
@@ -258,7 +259,7 @@ def test_a_damaged_last_checkpoint_is_computed_again_from_what_is_kept(
     assert run.kept() == ([0, 6, 9] if keep == EVERY_TWO else [0, 9])
     run.state_path(9).write_bytes(b"damaged")
     assert run.last_complete() == (6 if keep == EVERY_TWO else 0)
-    assert worker(run, keep=keep).work() == worker(whole).root()
+    assert worker(run, keep=keep).work() == whole.root()
     assert run.kept() == ([0, 6, 12] if keep == EVERY_TWO else [0, 12])
     assert [head.encode() for head in run.heads()] == [head.encode() for head in whole.heads()]
 
@@ -267,7 +268,7 @@ def test_another_policy_on_resuming_drops_what_it_does_not_keep(new_run: NewRun,
     run = new_run("run")
     worker(run).work(9)
     (run.path / "checkpoints" / ".000000000012.safetensors.part").write_bytes(b"begun")
-    assert worker(run, keep=LAST).work() == worker(whole).root()
+    assert worker(run, keep=LAST).work() == whole.root()
     assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == [
         "000000000000.safetensors",
         "000000000012.safetensors",
@@ -286,7 +287,7 @@ def test_what_was_dropped_is_computed_again_for_disputes_and_audits(new_run: New
         assert bare.value_tree(step).root == full.value_tree(step).root
     assert bare.replayed_steps > full.replayed_steps
     assert compare(run, run.heads()[-1]).agrees
-    audited = audit_segments(run, machine, [2], run.records())
+    audited = SegmentAuditor(run, machine, run.records()).audit([2])
     assert audited.fraud is None
     assert audited.checked[-1].checkpoint == 2  # on the way, dropped segments are replayed too
 

@@ -11,7 +11,7 @@ from tiebreak.engine.arithmetic.plain.exact import exact_sums
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.files import LogFile, log_path
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.audit import audit_segments, compare, signed_records
+from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogReport
 from tiebreak.engine.run.train import Worker
@@ -55,7 +55,9 @@ def both_audits(run: RunDirectory, path: Path) -> list[str]:
         Worker(own, machine(run.job), logs=LogsInProgress(own, published(run).step_log)).work()
     found.append(str(caught.value))
     with pytest.raises(CannotCheck) as caught:
-        audit_segments(run, machine(run.job), range(STEPS // INTERVAL), signed_records(run)[0], logs=published(run))
+        SegmentAuditor(run, machine(run.job), signed_records(run)[0]).audit(
+            range(STEPS // INTERVAL), logs=published(run)
+        )
     found.append(str(caught.value))
     assert len(own.records()) == 1  # the segment before was checked, and stays so
     return found

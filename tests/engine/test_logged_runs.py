@@ -19,7 +19,7 @@ from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.audit import audit_segments, compare, signed_records
+from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, Observer
@@ -201,7 +201,7 @@ def test_checkpoints_that_were_dropped_do_not_keep_anyone_from_auditing_segments
         train(run, keep=keep)
         assert len(run.kept()) < 1 + STEPS // INTERVAL
         records, _ = signed_records(run)
-        done = audit_segments(run, machine(run.job, permute=2), [1, 4], records, logs=published(run))
+        done = SegmentAuditor(run, machine(run.job, permute=2), records).audit([1, 4], logs=published(run))
         assert done.agrees
         assert [report.checkpoint for report in done.checked][-1] == 4
         assert done.log.steps == done.steps
@@ -224,7 +224,7 @@ def test_a_lie_is_found_by_whole_audits_and_by_audits_of_its_segment(tmp_path: P
     agree = [a == b for a, b in zip(records_of(done.run), records_of(run), strict=True)]
     assert agree == [True, True, False, False, False, False]
     records, _ = signed_records(run)
-    audit = audit_segments(run, machine(run.job), range(6), records, logs=published(run))
+    audit = SegmentAuditor(run, machine(run.job), records).audit(range(6), logs=published(run))
     assert audit.fraud is not None
     assert audit.fraud.checkpoint == 2
     assert audit.fraud.replayed.log_root == audit.fraud.committed.log_root
@@ -239,7 +239,7 @@ def test_an_interpreter_by_other_rules_than_the_jobs_is_refused(tmp_path: Path) 
     with pytest.raises(ConfigurationError, match="expected an arithmetic with the job's tolerances 0x020202, got 0x0"):
         Worker(run, other)
     with pytest.raises(ConfigurationError, match="tolerances"):
-        audit_segments(run, other, [0], [])
+        SegmentAuditor(run, other, []).audit([0])
     with pytest.raises(ConfigurationError, match="tolerances"):
         Evidence(run, other)
 
@@ -253,7 +253,7 @@ def test_a_run_has_logs_if_and_only_if_its_policy_is_logged(tmp_path: Path) -> N
         with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
             Evidence(wrong, computer, logs)
         with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
-            audit_segments(wrong, computer, [0], [], logs=logs)
+            SegmentAuditor(wrong, computer, []).audit([0], logs=logs)
     assert LogsInProgress.of(plain) is CommittedLogs.of(plain) is NO_LOGS
     with pytest.raises(StateError, match="step 1: a run of policy exact has no logs"):
         Evidence(plain, machine(plain.job)).log_tree(1)

@@ -14,7 +14,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.run import offload
-from tiebreak.engine.run.audit import audit_segments
+from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.offload import Budget, Offload
@@ -105,7 +105,7 @@ def test_a_run_and_its_audit(tiny: Compiled, new_run: Callable[[str], RunDirecto
     Worker(run, limited(tiny), key=TRAINER).work(7)
     assert Worker(run, limited(tiny), key=TRAINER).work() == root
     auditor = limited(tiny)
-    audit = audit_segments(run, auditor, range(len(run.records())), run.records())
+    audit = SegmentAuditor(run, auditor, run.records()).audit(range(len(run.records())))
     assert audit.agrees
     assert len(audit.checked) == len(run.records())
     assert offload_of(auditor).bytes_read > 0

@@ -13,11 +13,12 @@ from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.disk import StorageError
-from tiebreak.engine.run.audit import audit_segments, compare
+from tiebreak.engine.run.audit import SegmentAuditor, compare
+from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
-from tiebreak.engine.run.train import Commit, Progress, Worker
+from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -118,12 +119,12 @@ def poison(step: int) -> Callable[[int, Tensor], Tensor] | None:
 def test_a_segment_audit_finds_the_segment_of_a_lie_and_only_that(new_run: NewRun) -> None:
     run = new_run("run")
     train(run, tamper=poison)
-    audits = [audit_segments(run, interpreter(run), [checkpoint], run.records()) for checkpoint in range(4)]
+    audits = [SegmentAuditor(run, interpreter(run), run.records()).audit([checkpoint]) for checkpoint in range(4)]
     assert [audit.fraud is None for audit in audits] == [True, False, True, True]
     assert audits[1].fraud is not None
     assert (audits[1].fraud.first_step, audits[1].fraud.last_step) == (4, 6)
     with pytest.raises(ConfigurationError, match="below 4"):
-        audit_segments(run, interpreter(run), [4], run.records())
+        SegmentAuditor(run, interpreter(run), run.records()).audit([4])
 
 
 def test_evidence_needs_a_run_that_came_as_far(new_run: NewRun) -> None:

@@ -18,9 +18,10 @@ from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds
 from tiebreak.engine.data.tensors import from_bytes, identities
+from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
-from tiebreak.engine.run.train import Worker, make_record
+from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.program.program import Program

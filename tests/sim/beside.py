@@ -42,7 +42,8 @@ class Shadow(FollowedBoard):
 
     def __init__(self, other: "Compared") -> None:
         self.known: dict[Digest, Job] = {}
-        super().__init__(talk_of=other.talk_of, program_of=lambda _: other.program, job_of=self.known.get)
+        super().__init__()
+        self.talk_of, self.program_of, self.job_of = other.talk_of, lambda _: other.program, self.known.get
 
 
 class Compared(WorldBoard):

@@ -40,7 +40,7 @@ from tiebreak.api.auditing.replayers import (
 )
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
-from tiebreak.engine.run.audit import SegmentAudit, audit_segments, signed_records
+from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor, signed_records
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.engine.run.interpreter import Observer
 from tiebreak.engine.run.train import Worker
@@ -125,7 +125,9 @@ class Here:
 
 
 def alone(run: RunDirectory, segments: Sequence[int] = range(SEGMENTS)) -> SegmentAudit:
-    return audit_segments(run, make_interpreter(run.program, Machine(threads=1)), segments, signed_records(run)[0])
+    return SegmentAuditor(run, make_interpreter(run.program, Machine(threads=1)), signed_records(run)[0]).audit(
+        segments
+    )
 
 
 def together(run: RunDirectory, workers: Here, ledger: Path, segments: Sequence[int] = range(SEGMENTS)) -> SegmentAudit:

@@ -11,7 +11,8 @@ from tiebreak.api.auditing import progress as progress_module
 from tiebreak.api.auditing.progress import Tally, training_progress
 from tiebreak.api.machine import environment
 from tiebreak.cli.train import as_line, checkpoint_event, end_event, step_event
-from tiebreak.engine.run.train import Commit, Progress
+from tiebreak.engine.run.commit import Commit
+from tiebreak.engine.run.train import Progress
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.tags import Digest
 

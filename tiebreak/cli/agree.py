@@ -8,7 +8,7 @@ from tiebreak import api
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, output_option
 from tiebreak.cli.terms import job_options, show_job
-from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
+from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.terms import Terms
 
 
@@ -20,7 +20,7 @@ from tiebreak.protocol.commitments.terms import Terms
 @job_options
 def agree(
     captured: Path, client_key: Path, trainer_key: Path, output: Path, policy_file: Path | None, precision: int | None,
-    chain_id: int, contract: Address | None, **terms: int,
+    terms: Terms, domain: Domain,
 ) -> None:  # fmt: skip
     """Sign the CAPTURED job as client and trainer, into a new run folder.
 
@@ -38,12 +38,11 @@ def agree(
         output,
         client=load_key(client_key),
         trainer=load_key(trainer_key),
-        terms=Terms(**terms),
-        domain=Domain(chain_id=chain_id, contract=contract or OFF_CHAIN.contract),
+        terms=terms,
+        domain=domain,
         policy=policy_file,
         precision=precision,
     )
-    job = run.job
-    show_job(job)
-    click.echo(f"policy  {api.running.policy_words(job)}")
+    show_job(run.job)
+    click.echo(f"policy  {api.running.policy_words(run.job)}")
     click.echo(f"run     {output}")

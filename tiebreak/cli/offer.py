@@ -10,7 +10,7 @@ from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, machine_options, number, output_option
 from tiebreak.cli.terms import AddressType, job_options, show_job
-from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
+from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -32,7 +32,7 @@ MAX_PATH: Final = 1024
 @job_options
 def offer(
     captured: Path, key: Path, trainer: Address, seal_to: tuple[str, ...], output: Path, policy_file: Path | None,
-    precision: int | None, chain_id: int, contract: Address | None, **terms: int,
+    precision: int | None, terms: Terms, domain: Domain,
 ) -> None:  # fmt: skip
     """Draft a job over CAPTURED and sign it as its client, for a trainer to accept.
 
@@ -46,8 +46,7 @@ def offer(
     who must read them to train, nor hide sizes, losses or heads. In the folder here nothing is encrypted.
     """
     made = api.offers.offer_on(
-        api.bundle.load_bundle(captured), output, client=load_key(key), trainer=trainer, terms=Terms(**terms),
-        domain=Domain(chain_id=chain_id, contract=contract or OFF_CHAIN.contract),
+        api.bundle.load_bundle(captured), output, client=load_key(key), trainer=trainer, terms=terms, domain=domain,
         policy=policy_file, precision=precision, readers=[_card(text) for text in seal_to],
     )  # fmt: skip
     show_job(made.job)

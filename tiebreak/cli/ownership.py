@@ -8,15 +8,7 @@ import click
 from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import (
-    FILE,
-    FOLDER,
-    json_option,
-    machine_options,
-    number,
-    rpc_option,
-    tell,
-)
+from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, number, rpc_option, tell
 from tiebreak.cli.terms import AddressType
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
@@ -120,6 +112,6 @@ def _document(made: "OwnershipClaim", asked: "OwnershipChallenge") -> dict[str, 
         "drawn": list(made.drawn(asked)),
         "unseen": [
             {"false": false, "probability": api.ownership.unseen(count, asked.top, asked.uniform, false)}
-            for false in api.ownership.false_segments(count)
+            for false, _ in api.audits.chances(count, 1)
         ],
     }

@@ -100,13 +100,13 @@ def fetch(
     """
     domain = Domain(chain_id=chain_id, contract=contract or OFF_CHAIN.contract)
     mail = node.exchange.open_hub(hub, domain)
-    found = node.exchange.fetch_from(
+    reached, fetched = node.exchange.fetch_from(
         mail, job, domain, output, count=count, states=states, key=None if key is None else load_key(key), most=most
     )
     tell({
         "job": job.hex(),
-        "count": found.count,
-        "new_files": len(found.fetched.taken),
+        "count": reached,
+        "new_files": len(fetched.taken),
         "folder": str(output),
-        "refused": [{"file": name, "why": "; ".join(why)} for name, why in found.fetched.missing.items() if why],
+        "refused": [{"file": name, "why": "; ".join(why)} for name, why in fetched.missing.items() if why],
     }, as_json=as_json)  # fmt: skip

@@ -1,19 +1,17 @@
 """The options by which a job's terms are given, and kinds of values that people write: amounts, addresses and ids."""
 
 import re
-from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
-from functools import reduce
+from functools import reduce, wraps
 from typing import Any, Final
 
 import click
 
 from tiebreak.cli.options import FILE, AnyFunction, number
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Domain
 from tiebreak.protocol.commitments.job import MAX_SEATS, Job
 from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS, Terms, ether, pool_bond
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
-from tiebreak.protocol.tags import Digest
 
 WEI: Final = 10**18
 
@@ -36,81 +34,94 @@ class Ether(click.ParamType[int]):
         return int(wei)
 
 
-class AddressType(click.ParamType[Address]):
-    """An address of 20 bytes, in hex."""
+class _Hex(click.ParamType[Any]):
+    """Bytes in hex digits of upper or lower case, with or without 0x."""
 
-    name = "address"
+    what: str
+    digits: int
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        """Accepts the address with or without 0x, in upper or lower case."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
         if isinstance(value, bytes):
-            return Address(value)
-        digits = str(value).removeprefix("0x")
-        if len(digits) != 40 or any(c not in "0123456789abcdefABCDEF" for c in digits):
-            self.fail(f"expected an address of 40 hex digits, got {value!r}", param, ctx)
-        return Address(bytes.fromhex(digits))
+            return value
+        if not re.fullmatch(f"(?:0x)?[0-9a-fA-F]{{{self.digits}}}", str(value)):
+            self.fail(f"expected {self.what} of {self.digits} hex digits, got {value!r}", param, ctx)
+        return bytes.fromhex(str(value).removeprefix("0x"))
 
 
-class DigestType(click.ParamType[Digest]):
-    """The id of a job or a game, in hex."""
-
-    name = "id"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Digest:
-        """Accepts 64 hex digits, with or without 0x."""
-        if not re.fullmatch("(?:0x)?[0-9a-fA-F]{64}", str(value)):
-            self.fail(f"expected an id of 64 hex digits, got {value!r}", param, ctx)
-        return Digest(bytes.fromhex(str(value).removeprefix("0x")))
+class AddressType(_Hex):
+    name, what, digits = "address", "an address", 40
 
 
-DEFAULTS: Final = Terms()
+class DigestType(_Hex):
+    """The id of a job or a game."""
+
+    name, what, digits = "id", "an id", 64
 
 
-def _term(name: str, low: int, high: int, text: str) -> Callable[[AnyFunction], AnyFunction]:
-    """The option for a term that is a number."""
-    return number(f"--{name.replace('_', '-')}", low, high, getattr(DEFAULTS, name), text)
+class _Bond(Ether):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return pool_bond(super().convert(value, param, ctx))
 
 
-def _amount(name: str, text: str, **more: Any) -> Callable[[AnyFunction], AnyFunction]:
-    """The option for a term that is an amount."""
-    return click.option(f"--{name.replace('_', '-')}", type=Ether(), default=getattr(DEFAULTS, name), help=text, **more)
-
-
-# fmt: off
-_OPTIONS: Final = (
-    _amount("reward", "What the trainer earns, in ether.  [default: 1]"),
-    _amount("trainer_stake", "What a lie costs.  [default: 1]"),
-    _amount("challenger_stake", "What a false challenge costs.  [default: 0.1]"),
-    _term("challenge_window", 1, MAX_SECONDS, "Seconds after the last head in which a challenge may start."),
-    _term("clock", 1, MAX_GAME_SECONDS, "Seconds each side has in one game, in all."),
-    _term("replay_time", 0, MAX_GAME_SECONDS,
-        "Seconds, in addition to the clock, for a move that needs re-execution (a segment, a step, a long sum)."),
-    _term("talk_time", 0, MAX_GAME_SECONDS, "Seconds that a game's sides may settle it by messages before clocks run."),
-    _term("audit_time", 0, MAX_SECONDS, "Seconds in which each segment can be audited once its head is posted."),
-    _term("deadline", 1, MAX_SECONDS, "Seconds after acceptance for the final head."),
-    _term("seats", 0, MAX_SEATS, "Receipts of audits that the client pays for."),
-    _amount("seat_fee", "What each pays its auditor, in ether."),
-    _amount("seat_bond",
+_ETHER: Final = Ether()
+_TERMS: Final[dict[str, tuple[click.ParamType[int], str]]] = {
+    "reward": (_ETHER, "What the trainer earns, in ether.  [default: 1]"),
+    "trainer_stake": (_ETHER, "What a lie costs.  [default: 1]"),
+    "challenger_stake": (_ETHER, "What a false challenge costs.  [default: 0.1]"),
+    "challenge_window": (
+        click.IntRange(1, MAX_SECONDS), "Seconds after the last head in which a challenge may start."
+    ),
+    "clock": (click.IntRange(1, MAX_GAME_SECONDS), "Seconds each side has in one game, in all."),
+    "replay_time": (
+        click.IntRange(0, MAX_GAME_SECONDS),
+        "Seconds, in addition to the clock, for a move that needs re-execution (a segment, a step, a long sum).",
+    ),
+    "talk_time": (
+        click.IntRange(0, MAX_GAME_SECONDS), "Seconds that a game's sides may settle it by messages before clocks run."
+    ),
+    "audit_time": (
+        click.IntRange(0, MAX_SECONDS), "Seconds in which each segment can be audited once its head is posted."
+    ),
+    "deadline": (click.IntRange(1, MAX_SECONDS), "Seconds after acceptance for the final head."),
+    "seats": (click.IntRange(0, MAX_SEATS), "Receipts of audits that the client pays for."),
+    "seat_fee": (_ETHER, "What each pays its auditor, in ether."),
+    "seat_bond": (
+        _Bond(),
         "What its auditor puts up, in ether, rounded up to a power of two in wei; jobs of one bond share a pool.",
-        callback=lambda _context, _option, wei: pool_bond(wei)),
-    _term("descent_levels", 1, 5, "Levels of a tree that one move reveals."),
-    number("--nonce", 0, None, 0,
-        "Distinguishes otherwise equal jobs. With seats, the draw follows from it and the client's key."),
-    click.option("--policy", "policy_file", type=FILE,
-        help="Policy `logged` by this file of `tiebreak calibrate`. Such a job settles only with the "
-        "client's receipts for the logs, and one segment of it is given on trust.  [default: policy exact]"),
+    ),
+    "descent_levels": (click.IntRange(1, 5), "Levels of a tree that one move reveals."),
+    "nonce": (
+        click.IntRange(0), "Distinguishes otherwise equal jobs. With seats, the draw follows from it and the client's key."
+    ),
+}  # fmt: skip
+"""The options for fields of `Terms`, in the order of the help."""
+_OTHERS: Final = (
+    click.option("--policy", "policy_file", type=FILE, help="Policy `logged` by this file of `tiebreak calibrate`. "
+                 "Such a job settles only with the client's receipts for the logs, and one segment of it is given on "
+                 "trust.  [default: policy exact]"),
     click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
-        help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]"),
+                 help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]"),
     number("--chain-id", 0, None, 0, "Chain of the contract."),
     click.option("--contract", type=AddressType(), default=None, help="Contract that plays disputes.  [default: none]"),
-)
-# fmt: on
-"""The options of a job, in the order of the help."""
+)  # fmt: skip
 
 
 def job_options(function: AnyFunction) -> AnyFunction:
-    """Adds the options of commands that draft a job: its terms, its rules and its domain."""
-    return reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), function)
+    """Options of commands that draft a job. They get its `terms` and its `domain`, and options for its rules."""
+
+    @wraps(function)
+    def called(**given: Any) -> Any:
+        terms = Terms(**{name: given.pop(name) for name in _TERMS})
+        domain = Domain(chain_id=given.pop("chain_id"), contract=given.pop("contract") or OFF_CHAIN.contract)
+        return function(terms=terms, domain=domain, **given)
+
+    options = [
+        click.option(f"--{name.replace('_', '-')}", type=kind, default=getattr(Terms(), name),
+                     show_default=isinstance(kind, click.IntRange), help=text)
+        for name, (kind, text) in _TERMS.items()
+    ]  # fmt: skip
+    every: list[AnyFunction] = [*options, *_OTHERS]
+    return reduce(lambda made, option: option(made), reversed(every), called)
 
 
 def show_job(job: Job) -> None:

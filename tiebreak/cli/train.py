@@ -33,8 +33,9 @@ from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tiebreak.api.auditing.progress import OnStep, Tally
+    from tiebreak.engine.run.commit import Commit
     from tiebreak.engine.run.directory import RunDirectory
-    from tiebreak.engine.run.train import Commit, Progress
+    from tiebreak.engine.run.train import Progress
 
 
 def start_event(job: str, step: int, steps: int, interval: int, keep: str, policy: str) -> dict[str, Any]:

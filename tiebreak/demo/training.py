@@ -23,9 +23,10 @@ from tiebreak.demo.tasks import plain
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.train import Commit, Progress, Worker
+from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead, SignedJob
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import StateError

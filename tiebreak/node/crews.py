@@ -19,18 +19,7 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from tiebreak.api.agreeing.readers import Unseal
-from tiebreak.node.work import (
-    Answer,
-    Bench,
-    Compute,
-    Drop,
-    Failed,
-    SecretRequest,
-    Steps,
-    Task,
-    Try,
-    Unsealed,
-)
+from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, SecretRequest, Steps, Task, Try, Unsealed
 from tiebreak.protocol.errors import TiebreakError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.tags import Digest
@@ -130,12 +119,6 @@ class Crew:
             if process.is_alive():
                 process.kill()
         self._thread.join(STOP_SECONDS)
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the process that works, while there is one."""
-        process = self._process
-        return None if process is None else process.pid
 
     def _start(self) -> None:
         ours, theirs = _FORKS.Pipe()

@@ -3,7 +3,6 @@
 A statement posted twice counts once: publishing again after a break goes on where it stopped.
 """
 
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from threading import Timer
@@ -114,23 +113,14 @@ def publish_to(
 # ---------------------------------------------------------------- fetching
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Come:
-    """A job's fetched files, and the last checkpoint that somebody published."""
-
-    job: Job
-    count: int
-    fetched: Fetched
-
-
 def fetch_from(
     mail: Mail, job_id: Digest, domain: Domain, folder: Path, *, count: int | None = None, states: bool = False,
     key: PrivateKey | None = None, most: int | None = None,
-) -> Come:  # fmt: skip
-    """Fetches the published files of a job into its folder. See `tiebreak.node.library.Fetcher`.
+) -> tuple[int, Fetched]:  # fmt: skip
+    """Fetches the published files of a job into its folder, and returns the checkpoint up to which it did.
 
-    count: up to this checkpoint [default: the last that the trainer published]. Raises `StateError` if the hub knows no
-    such job.
+    See `tiebreak.node.library.Fetcher`. count: up to this checkpoint [default: the last that the trainer published].
+    Raises `StateError` if the hub knows no such job.
     """
     found = letters(mail, job_id)
     job = next((letter.body.job for letter in found if isinstance(letter.body, OfferBody | AnswerBody)), None)
@@ -146,11 +136,8 @@ def fetch_from(
     limit = {} if most is None else {"most": most}
     unseal = None if key is None else opened_by(key)
     fetched = fetch(folder, mail, job, domain, listings, wanted, states=states, unseal=unseal, **limit)
-    answer = next((letter.body for letter in found if _is_answer(letter, job)), None)
-    if isinstance(answer, AnswerBody) and JOB in fetched.missing and "offer.bin" not in fetched.missing:
+    own = [letter.body for letter in found if letter.post.sender == job.trainer]
+    answer = next((body for body in own if isinstance(body, AnswerBody) and body.signature), None)
+    if answer is not None and JOB in fetched.missing and "offer.bin" not in fetched.missing:
         complete(folder, answer.signature)
-    return Come(job=job, count=wanted, fetched=fetched)
-
-
-def _is_answer(letter: Letter, job: Job) -> bool:
-    return isinstance(letter.body, AnswerBody) and letter.post.sender == job.trainer and letter.body.signature != b""
+    return wanted, fetched

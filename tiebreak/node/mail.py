@@ -37,13 +37,7 @@ from tiebreak.protocol.commitments.blobs import (
     piece_count,
 )
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.errors import (
-    CannotCheck,
-    ConfigurationError,
-    StateError,
-    TiebreakError,
-    VerificationError,
-)
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.packing import Fields, unpack
 from tiebreak.protocol.parties.posts import Body, Post, PostKind, Received, ReceivedPost, SignedPost
@@ -175,13 +169,9 @@ class Mail:
         letters, _ = self.page(place - 1, limit=1)
         return [(letter.place, letter.received.wire) for letter in letters] == [(place, wire)]
 
-    def page(
-        self, after: int, *, jobs: Sequence[bytes] = (), game: bytes | None = None, limit: int = PAGE
-    ) -> tuple[list[Letter], int]:
+    def page(self, after: int, *, jobs: Sequence[bytes] = (), limit: int = PAGE) -> tuple[list[Letter], int]:
         """The letters after a place, and the place up to which the hub has been read; the same place if none came."""
         query = [f"after={after}", f"limit={limit}", *(f"job={job.hex()}" for job in jobs)]
-        if game is not None:
-            query.append(f"game={game.hex()}")
 
         def once() -> tuple[list[Letter], int]:
             data = self._ask("GET", "/posts?" + "&".join(query))

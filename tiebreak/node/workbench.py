@@ -54,7 +54,6 @@ from tiebreak.node.work import (
 )
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.job import Job, SignedHead
-from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import CannotCheck, StateError, TiebreakError, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Move
@@ -247,7 +246,7 @@ class Workbench:
         # No key is needed: it is the party's machine that signs heads.
         worker = Worker(run, self._interpreter(run), on_progress=on_progress, logs=LogsInProgress.of(run))
         worker.work(job.last_step(count - 1))
-        return _root(run, count)
+        return run.root(count)
 
     def _replay(self, task: Compute, count: int, attempt: int) -> Digest:
         """Replays on, up to a checkpoint; on other settings if it is a later attempt, from where an earlier agreed."""
@@ -265,7 +264,7 @@ class Workbench:
             logs = LogsInProgress(replay, CommittedLogs(LogFiles(trainer), trainer.record_at).step_log)
         worker = Worker(replay, self._interpreter(replay, attempt), on_progress=lambda _: self._give_way(), logs=logs)
         worker.work(job.last_step(count - 1))
-        return _root(replay, count)
+        return replay.root(count)
 
     def _replay_folder(self, job: Job, attempt: int) -> Path:
         return self._bench.folder / REPLAYS / f"{job.id.hex()}-{attempt}"
@@ -379,8 +378,3 @@ def _is_own_fault(task: Task) -> bool:
     if not isinstance(task, Compute):
         return False
     return isinstance(task.work, e.Train | e.Gather) or not task.job.is_logged
-
-
-def _root(run: RunDirectory, count: int) -> Digest:
-    job = run.job
-    return run_tree([record.digest for record in run.records()[:count]], job.steps, job.checkpoint_interval).root

@@ -79,12 +79,12 @@ def changed(kernels: ModuleType, folder: Path, changes: tuple[tuple[str, str], .
 
 
 def killed(mutants: Mutants, kernels: ModuleType, user: ModuleType) -> dict[str, str]:
-    """What refuted each mutant of `kernels`, which `user._kernels` returns; a mutant that lives is missing."""
+    """What refuted each mutant of `kernels`, which `user.kernels` returns; a mutant that lives is missing."""
     found = {}
     for name, (changes, check_that_dies) in mutants.items():
         with tempfile.TemporaryDirectory() as folder:
             module = changed(kernels, Path(folder), changes)
-        with mock.patch.object(user, "_kernels", return_value=module):
+        with mock.patch.object(user, "kernels", return_value=module):
             try:
                 check_that_dies()
             except (AssertionError, qualify.ConfigurationError) as error:

@@ -83,7 +83,7 @@ def pairs() -> int:
         else:
             launched(kernel, programs, digests, *others, **options)
 
-    chunks, launched = hashing._kernels().hash_chunks, hashing.launch
+    chunks, launched = hashing.kernels("hashing").hash_chunks, hashing.launch
     with mock.patch.object(hashing, "launch", put):
         found = hashing.roots([torch.zeros(64 * count, dtype=torch.int64) for count in counts])
     for level, root in zip(leaves, found, strict=True):

@@ -25,8 +25,8 @@ from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import identities, tensor_bytes
+from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter, State
-from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.records import identify, state_leaf
 from tiebreak.protocol.game import proof, referee
 from tiebreak.protocol.program.accumulator import encode

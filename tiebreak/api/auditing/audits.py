@@ -23,8 +23,8 @@ from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import (
     Comparison,
     SegmentAudit,
+    SegmentAuditor,
     SegmentReport,
-    audit_segments,
     compare,
     detection_probability,
     draw_segments,
@@ -245,7 +245,7 @@ def audit_chosen(
     interpreter = make_interpreter(trainer.program, machine, trainer.job)
     with on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet) as on_step:
         logs = CommittedLogs.of(trainer, records.__getitem__)
-        return audit_segments(trainer, interpreter, segments, records, on_step, logs)
+        return SegmentAuditor(trainer, interpreter, records).audit(segments, on_step, logs)
 
 
 def _audit_by(

@@ -25,16 +25,7 @@ from tiebreak.api.auditing.replayers import (
 from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.native import cache_directory
-from tiebreak.engine.run.directory import (
-    DATA,
-    JOB,
-    PROGRAM,
-    RECORD_BYTES,
-    RECORDS,
-    STATES,
-    RunDirectory,
-    state_name,
-)
+from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORD_BYTES, RECORDS, STATES, RunDirectory, state_name
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
 from tiebreak.protocol.tags import Digest
 

@@ -20,7 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.api.auditing.replayers import Advance, AuditTask, Event, Lost, Replayers, TaskOutcome
+from tiebreak.api.auditing.cluster import Cluster
+from tiebreak.api.auditing.replayers import Advance, AuditTask, Event, Lost, Processes, TaskOutcome
 from tiebreak.api.machine.environment import own_mark
 from tiebreak.engine.run.audit import SegmentAudit, SegmentReport, kept_steps
 from tiebreak.engine.run.directory import RunDirectory
@@ -162,14 +163,14 @@ def _decoded(task: AuditTask, row: dict[str, Any]) -> TaskOutcome:
 
 def audit_in_parallel(
     run: RunDirectory, root: Digest, segments: Sequence[int], records: Sequence[StepRecord],
-    begin: Callable[[], Replayers], ledger: Path,
+    begin: Callable[[], Processes | Cluster], ledger: Path,
     on_standing: Callable[[AuditStanding], None] = lambda _: None, on_trouble: Callable[[str], None] = lambda _: None,
 ) -> SegmentAudit:  # fmt: skip
     """Audits segments (from 0) by several processes, and goes on with what the ledger says is done.
 
     root: the root of the run tree over the records, which are the committed ones. begin: starts the processes; it is
     not called if the ledger knows the result.
-    on_trouble: called with a sentence on each task that was lost. Raises what `audit_segments` raises, and
+    on_trouble: called with a sentence on each task that was lost. Raises what `SegmentAuditor.audit` raises, and
     `StateError` if a task was lost too often; the ledger then keeps the rest.
     """
     wanted = tuple(sorted(set(segments)))
@@ -179,7 +180,7 @@ def audit_in_parallel(
     with closing(AuditLedger(ledger, key)) as opened, ExitStack() as stack:
 
         @cache
-        def replayers() -> Replayers:
+        def replayers() -> Processes | Cluster:
             return stack.enter_context(closing(begin()))
 
         if not opened.tasks():
@@ -222,7 +223,7 @@ class _Audit:
         self._waiting = [task for task in self._waiting if task.number <= self._end]
         return bool(self._waiting) or any(number <= self._end for number in self._under_way)
 
-    def work(self, replayers: Replayers) -> None:
+    def work(self, replayers: Processes | Cluster) -> None:
         """Has all tasks done."""
         try:
             while self.is_left:

@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import (
-    Progress as Bar,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.text import Text
 
-from tiebreak.engine.run.train import Commit, Progress
+from tiebreak.engine.run.commit import Commit
+from tiebreak.engine.run.train import Progress
 
 if TYPE_CHECKING:
     from tiebreak.api.auditing.parallel import AuditStanding

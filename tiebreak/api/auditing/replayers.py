@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from socket import socketpair
 from threading import Thread, active_count
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -29,7 +29,6 @@ from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import LogReport
-from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 from tiebreak.protocol.tags import Digest
 
@@ -98,27 +97,6 @@ class Lost:
 Event = TaskOutcome | Advance | Lost
 
 
-class Replayers(Protocol):
-    """Processes that replay tasks of one assignment."""
-
-    @property
-    def most(self) -> int:
-        """The number of tasks that can be under way when all processes are there."""
-
-    @property
-    def at_once(self) -> int:
-        """The number of tasks that can be under way now."""
-
-    def submit(self, task: AuditTask, avoid: str = "") -> None:
-        """Begin a task; at most `at_once` may be under way. avoid: a worker that should not get it."""
-
-    def events(self, seconds: float) -> Sequence[Event]:
-        """The events since the last call; waits at most `seconds` for one."""
-
-    def close(self) -> None:
-        """End all processes, also those at work."""
-
-
 class Replayer:
     """Replays tasks in this process. Program, data and interpreter are kept from one task to the next."""
 
@@ -129,16 +107,12 @@ class Replayer:
         """
         self.assignment, self.worker = assignment, worker
         self._run = RunDirectory.open(assignment.path) if run is None else run
-        job = self._run.job
-        if job.id != assignment.job_id:
+        if self._run.job.id != assignment.job_id:
             raise ConfigurationError(
                 f"{assignment.path}: expected the run of job {assignment.job_id.hex()}, got another"
             )
         self._records = self._run.records()[: assignment.count]
-        if (
-            run_tree([record.digest for record in self._records], job.steps, job.checkpoint_interval).root
-            != assignment.root
-        ):
+        if self._run.root(len(self._records)) != assignment.root:
             raise CannotCheck(f"{assignment.path}: expected the records of root {assignment.root.hex()}, got others")
         self._auditors: dict[int | None, SegmentAuditor] = {}
 
@@ -199,11 +173,14 @@ class Processes:
     """
 
     def __init__(self, assignment: Assignment, number: int) -> None:
-        self._assignment, self.most, self.at_once = assignment, number, number
+        self._assignment = assignment
+        self.most = self.at_once = number
+        """The number of tasks that can be under way when all processes are there, and now."""
         self._processes: list[_Process] = []
         self._started = 0
 
     def submit(self, task: AuditTask, avoid: str = "") -> None:
+        """Begin a task; at most `at_once` may be under way. avoid: a worker that should not get it."""
         must_be_new = task.permute is not None
         idle = [process for process in self._processes if process.task is None]
         fit = next((p for p in idle if p.name != avoid and not (must_be_new and p.is_copy)), None)
@@ -217,6 +194,7 @@ class Processes:
         fit.begin(task)
 
     def events(self, seconds: float) -> Sequence[Event]:
+        """The events since the last call; waits at most `seconds` for one."""
         found: list[Event] = []
         ready = wait([process.connection for process in self._processes], seconds)
         for process in [process for process in self._processes if process.connection in ready]:
@@ -235,6 +213,7 @@ class Processes:
         return found
 
     def close(self) -> None:
+        """End all processes, also those at work."""
         for process in self._processes:
             process.end()
         self._processes.clear()

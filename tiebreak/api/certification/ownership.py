@@ -39,7 +39,6 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from tiebreak.api.auditing.audits import chances
 from tiebreak.api.certification import certificates
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
@@ -139,11 +138,6 @@ def unseen(count: int, top: int, uniform: int, false: int) -> float:
     return 1.0 - detection_probability(rest, min(uniform, rest), false)
 
 
-def false_segments(count: int) -> list[int]:
-    """Sizes of lies for which `unseen` is worth telling: one segment, and a few shares of them."""
-    return [number for number, _ in chances(count, 1)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipClaim:
     """A claim that holds by itself: steps (1) and (2) of the plan."""
@@ -174,10 +168,6 @@ class OwnershipClaim:
         return cls(
             run=run, records=records, head=head, changes=changes, digest=Digest(sha256(raw).digest())
         )  # fmt: skip
-
-    def root_before(self, segment: int) -> Digest:
-        """The root of the state from which a segment starts."""
-        return self.records[segment - 1].state_root if segment else self.run.job.initial_state_root
 
     def challenge(self, top: int, uniform: int, nonce: bytes) -> OwnershipChallenge:
         return OwnershipChallenge(
@@ -356,7 +346,8 @@ def _replay(made: OwnershipClaim, machine: Machine, found: Ownership) -> None:
     ends: list[Mapping[str, Tensor]] = []
     for segment in found.drawn:
         first, last = job.first_step(segment), job.last_step(segment)
-        start = run.state(first - 1, made.root_before(segment))
+        before = made.records[segment - 1].state_root if segment else job.initial_state_root
+        start = run.state(first - 1, before)
         state, loss_bits = interpreter.to_device(start), 0
         for done in steps(interpreter, state, data, range(first, last + 1), sums=exact):
             state, loss_bits = done.result.state, done.result.loss_bits

@@ -3,19 +3,18 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from tiebreak.protocol.chain import Chain, Creation, Deployment
 from tiebreak.protocol.chain.deployments import check_deployment, document, require_chain
 from tiebreak.protocol.chain.devnet import BALANCE, MNEMONIC, RunningNode, dev_secrets, running_node
-from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
 
 CONSTANT_ENTROPY: Final = (
     "prevrandao was the same before and after: where it is constant, a client can choose the seats of its jobs, "
     "so agree on none here (docs/chains.md)"
 )
+check = check_deployment
 
 
 def connect(rpc: str, chain_id: int | None = None) -> Chain:
@@ -24,11 +23,6 @@ def connect(rpc: str, chain_id: int | None = None) -> Chain:
     if chain_id is not None:
         require_chain(chain, chain_id)
     return chain
-
-
-def check(chain: Chain, file: Path) -> dict[str, Address]:
-    """Compares the contracts of a deployment file with this version's code; returns their addresses. Sends nothing."""
-    return check_deployment(chain, file)
 
 
 def deploy(

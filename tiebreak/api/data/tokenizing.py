@@ -6,8 +6,9 @@ text is left out.
 
 from collections.abc import Sequence
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,25 +19,12 @@ from tiebreak.protocol.errors import ConfigurationError
 MAX_TOKENIZER_BYTES = 1 << 28
 
 
-class Tokens(Protocol):
-    """Turns texts into token ids."""
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """The fields that describe the tokens in the manifest."""
-
-    def encode(self, texts: Sequence[str]) -> list[Array]:
-        """The ids of each text, int64 [T]."""
-
-    def special(self, text: str) -> Array:
-        """The ids of a separator or of padding, int64. Raises `ConfigurationError` if the text has none."""
-
-
 class ByteTokens:
     """Uses a text's own UTF-8 bytes, 0 to 255, as its ids."""
 
     @property
     def description(self) -> dict[str, Any]:
+        """The fields that describe the tokens in the manifest."""
         return {"tokens": "bytes"}
 
     def encode(self, texts: Sequence[str]) -> list[Array]:
@@ -44,7 +32,7 @@ class ByteTokens:
         return [np.frombuffer(text.encode(), np.uint8).astype("<i8") for text in texts]
 
     def special(self, text: str) -> Array:
-        """The bytes of the text, int64. Raises `ConfigurationError` if it is empty."""
+        """The ids of a separator or of padding, int64. Raises `ConfigurationError` if the text is empty."""
         if not text:
             raise ConfigurationError("expected a text of at least one byte, got none")
         return self.encode([text])[0]
@@ -54,12 +42,10 @@ class TokenizerFile:
     """A tokenizer.json, as `tokenizers` and `transformers` save it. Raises `ConfigurationError` if it is not one."""
 
     def __init__(self, path: Path) -> None:
-        content = read_file(path, MAX_TOKENIZER_BYTES)
+        content, library = read_file(path, MAX_TOKENIZER_BYTES), optional("tokenizers")
         try:
-            self._tokenizer = _library().Tokenizer.from_str(content.decode("utf-8"))
+            self._tokenizer = library.Tokenizer.from_str(content.decode("utf-8"))
         except Exception as error:  # the library raises plain Exception
-            if isinstance(error, ConfigurationError):
-                raise
             raise ConfigurationError(f"{path}: expected a tokenizer.json, got {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -83,9 +69,12 @@ class TokenizerFile:
         return np.array([found], dtype="<i8")
 
 
-def _library() -> Any:
+Tokens = ByteTokens | TokenizerFile
+
+
+def optional(library: str) -> Any:
+    """A library of the extra `hf`, imported when it is asked for. Raises `ConfigurationError` without it."""
     try:
-        import tokenizers  # noqa: PLC0415 - optional
+        return import_module(library)
     except ImportError as error:
-        raise ConfigurationError("expected the library tokenizers; install it: pip install 'tiebreak[hf]'") from error
-    return tokenizers
+        raise ConfigurationError(f"expected the library {library}; install it: pip install 'tiebreak[hf]'") from error

@@ -4,13 +4,11 @@ from typing import Any
 
 from tiebreak.api.machine.running import policy_words
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.commitments.records import run_tree
 
 
 def status(run: RunDirectory) -> dict[str, Any]:
     """The progress of a run on the disk. `signed`: checkpoints under the last signed head, whose root is `head`."""
     job, records, metrics, heads = run.job, run.records(), run.metrics(), run.heads()
-    root = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root
     return {
         "job": job.id.hex(),
         "agreed": bool(run.agreement.trainer_signature),
@@ -20,7 +18,7 @@ def status(run: RunDirectory) -> dict[str, Any]:
         "of": job.checkpoints,
         "signed": heads[-1].head.count if heads else 0,
         "head": heads[-1].head.run_root.hex() if heads else None,
-        "root": root.hex() if records else None,
+        "root": run.root(len(records)).hex() if records else None,
         "loss": metrics[-1]["loss"] if metrics else None,
         "kept_states": len(run.kept()),
     }

@@ -30,14 +30,14 @@ from tiebreak.engine.distributed.train import SharedInterpreter, follow
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
+from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.engine.run.retention import Keep
-from tiebreak.engine.run.train import Commit, OnCommit, OnProgress, Progress, Worker
+from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.commitments.seats import drawable
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program import rounding
@@ -98,8 +98,7 @@ class Run:
     @property
     def root(self) -> str:
         """Root of the run tree over the checkpoints so far, in hex. Everyone who computes them gets the same root."""
-        digests = [record.digest for record in self._run.records()]
-        return run_tree(digests, self.job.steps, self.job.checkpoint_interval).root.hex()
+        return self._run.root().hex()
 
     @property
     def signed(self) -> int:

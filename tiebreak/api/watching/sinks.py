@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tiebreak.api.watching.alarms import Rule, Sample, WorkerStanding
 from tiebreak.protocol.errors import ConfigurationError
@@ -18,13 +18,6 @@ from tiebreak.protocol.numbers.float32 import to_float
 MOST_AT_ONCE: Final = 1000
 """The most figures in one request to MLflow."""
 MAX_STEP: Final = (1 << 63) - 1
-
-
-class Sink(Protocol):
-    def take(self, losses: Mapping[int, int], samples: Sequence[Sample], rules: Sequence[Rule]) -> None:
-        """Take the bits of new losses by step, new samples, and the present standing of the rules."""
-
-    def close(self) -> None: ...
 
 
 def figures(sample: Sample) -> dict[str, float]:
@@ -72,6 +65,7 @@ class PrometheusFile:
         self._found: dict[str, float] = {}
 
     def take(self, losses: Mapping[int, int], samples: Sequence[Sample], rules: Sequence[Rule]) -> None:
+        """Take the bits of new losses by step, new samples, and the present standing of the rules."""
         if losses:
             step = max(losses)
             self._found |= {"step": float(step), "loss": to_float(losses[step])}
@@ -143,3 +137,6 @@ class MLflow:
     def close(self) -> None:
         with self._asking():
             self._client.set_terminated(self._run)
+
+
+Sink = PrometheusFile | TensorBoard | MLflow

@@ -17,9 +17,9 @@ from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSu
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, Planned, State, StepResult, Sums
 from tiebreak.engine.run.loop import exact, steps
-from tiebreak.engine.run.schedule import Unit
+from tiebreak.engine.run.schedule import Unit, slot_name
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Instruction, Slot
+from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
 
 
@@ -58,13 +58,9 @@ class SharedInterpreter(Interpreter):
 
     def _gathered_weights(self) -> list[tuple[AllGather, str]]:
         """The weights that a step gathers from the state before it, in order."""
-        found, body = [], self.program.body
-        for i in (body[n] for unit in self.planned for n in unit.members):
-            if isinstance(i, AllGather) and reads_state(self.program, i):
-                params = body[i.operands[0].value].params
-                assert isinstance(params, Slot)
-                found.append((i, params.name))
-        return found
+        body = self.program.body
+        gathers = (i for unit in self.planned for n in unit.members if isinstance(i := body[n], AllGather))
+        return [(i, slot_name(body[i.operands[0].value])) for i in gathers if reads_state(self.program, i)]
 
     def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> Planned:
         return Together(**vars(super()._executor(before, state, data, sums, donated=donated)))

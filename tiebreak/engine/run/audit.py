@@ -23,13 +23,13 @@ from math import prod
 from typing import Final
 
 from tiebreak.engine.data import check_unchanged
+from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, check_logs
 from tiebreak.engine.run.loop import steps
-from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.job import SignedHead
-from tiebreak.protocol.commitments.records import StepRecord, run_tree
+from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, VerificationError
 from tiebreak.protocol.tags import Digest
 
@@ -55,13 +55,10 @@ def compare(replay: RunDirectory, head: SignedHead) -> Comparison:
     Raises `StateError` if the replay has fewer checkpoints than the head.
     """
     head.verify(replay.job, replay.agreement.domain)
-    records = replay.records()
-    count = head.head.count
-    if len(records) < count:
-        raise StateError(f"the replay has {len(records)} checkpoints; replay to {count} before comparing")
-    job = replay.job
-    root = run_tree([record.digest for record in records[:count]], job.steps, job.checkpoint_interval).root
-    return Comparison(count=count, committed=head.head.run_root, replayed=root)
+    count, recorded = head.head.count, replay.recorded()
+    if recorded < count:
+        raise StateError(f"the replay has {recorded} checkpoints; replay to {count} before comparing")
+    return Comparison(count=count, committed=head.head.run_root, replayed=replay.root(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +119,11 @@ def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
 
     Raises `ConfigurationError` if nothing is signed yet, and `CannotCheck` if the records are not the head's.
     """
-    head, job = run.last_head(), run.job
+    head = run.last_head()
     if head is None:
         raise ConfigurationError(f"{run.path}: expected at least one signed head, got none; nothing to audit yet")
     records = run.records()[: head.head.count]
-    root = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root
+    root = run.root(len(records))
     if len(records) < head.head.count or root != head.head.run_root:
         raise CannotCheck(
             f"expected {head.head.count} records with the signed root {head.head.run_root.hex()}, got {len(records)} "
@@ -153,35 +150,30 @@ def steps_to_replay(run: RunDirectory, checkpoints: Sequence[int]) -> int:
     return total
 
 
-def audit_segments(
-    run: RunDirectory, interpreter: Interpreter, checkpoints: Sequence[int], records: Sequence[StepRecord],
-    on_step: Callable[[int, float], None] = lambda _step, _loss: None, logs: Logs = NO_LOGS,
-) -> SegmentAudit:  # fmt: skip
-    """Replays the segments of these checkpoints (from 0), each from the nearest earlier state that the trainer kept.
-
-    records: the committed records, from `signed_records`. on_step: called with the number of steps done and the loss.
-    logs: for a job of policy `logged`, those that the records commit to
-    (`tiebreak.engine.logged.committed.CommittedLogs`). Raises `CannotCheck` if no state before a segment is good or a
-    log is not the committed one, `VerificationError` for data that are not the job's, and `ConfigurationError` for an
-    interpreter that follows other rules than the job's.
-    """
-    return SegmentAuditor(run, interpreter, records).audit(checkpoints, on_step, logs)
-
-
 class SegmentAuditor:
     """Audits segments of one run. Data and the list of kept states are read once, however many audits follow."""
 
     def __init__(self, run: RunDirectory, interpreter: Interpreter, records: Sequence[StepRecord]) -> None:
-        """The arguments and errors are those of `audit_segments`."""
+        """records: the committed records, from `signed_records`.
+
+        Raises `VerificationError` for data that are not the job's, and `ConfigurationError` for an interpreter that
+        follows other rules than the job's.
+        """
         interpreter.check_job(run.job)
         self._run, self._interpreter, self._records = run, interpreter, records
         self._data = interpreter.place_data(run.data())  # (3)
         self._all_kept = kept_steps(run, len(records))
 
     def audit(
-        self, checkpoints: Sequence[int], on_step: Callable[[int, float], None], logs: Logs = NO_LOGS
-    ) -> SegmentAudit:
-        """Does what `audit_segments` does."""
+        self, checkpoints: Sequence[int], on_step: Callable[[int, float], None] = lambda _step, _loss: None,
+        logs: Logs = NO_LOGS,
+    ) -> SegmentAudit:  # fmt: skip
+        """Replays the segments of these checkpoints (from 0), each from the nearest earlier state that was kept.
+
+        on_step: called with the number of steps done and the loss. logs: for a job of policy `logged`, those that the
+        records commit to (`tiebreak.engine.logged.committed.CommittedLogs`). Raises `CannotCheck` if no state before a
+        segment is good or a log is not the committed one.
+        """
         check_logs(self._run.job, logs)
         wanted, total = tuple(sorted(set(checkpoints))), len(self._records)
         if not wanted or not 0 <= wanted[0] <= wanted[-1] < total:

@@ -38,6 +38,7 @@ from tiebreak.protocol.commitments.records import StepRecord, data_tree, state_t
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 from tiebreak.protocol.program.program import Program, ProgramLimits
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+from tiebreak.protocol.trees import Frontier
 
 T = TypeVar("T")
 JOB: Final = "job.bin"
@@ -154,6 +155,13 @@ class RunDirectory:
         """The digests of the first `count` records, hashed as they are stored, without decoding."""
         for raw in self._raw_records(count):
             yield tagged_hash(Tag.STEP_RECORD, raw)
+
+    def root(self, count: int | None = None) -> Digest:
+        """The root of the run tree over the first `count` checkpoints [default: all so far]."""
+        frontier = Frontier()
+        for digest in self.record_digests(self.recorded() if count is None else count):
+            frontier.append(digest)
+        return frontier.root(self.job.run_depth)
 
     def record_at(self, checkpoint: int) -> StepRecord:
         """The record of a checkpoint (numbered from 0)."""

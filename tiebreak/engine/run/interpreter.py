@@ -21,12 +21,12 @@ from tiebreak.engine.run import schedule
 from tiebreak.engine.run.graphs import Graphs
 from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.placement import place
-from tiebreak.engine.run.schedule import Unit
+from tiebreak.engine.run.schedule import Unit, slot_name
 from tiebreak.engine.run.trace import show
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
-from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import pack_tolerances, sum_kind
 
@@ -117,6 +117,7 @@ class Interpreter:
         self.constants = {n: arithmetic.execute(i, (), 0) for n, i in sources if _is_constant(i)}
         self.read = tuple((n, i) for n, i in sources if n not in self.constants)
         """The other sources."""
+        self._entries = program.sources(SourceKind.STATE)
         self.work = tuple(
             (unit, self.chains.get(position))
             for position, unit in enumerate(self.planned)
@@ -268,13 +269,8 @@ class Interpreter:
     def _given(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> frozenset[int]:
         """The sources of state entries that share their memory with no other tensor."""
         owners = Counter(tensor.untyped_storage().data_ptr() for tensor in (*state.values(), *data.values()))
-        return frozenset(
-            n
-            for n, i in enumerate(self.program.body)
-            if i.opcode == Opcode.SOURCE
-            and i.function == SourceKind.STATE
-            and owners[state[_slot(i).name].untyped_storage().data_ptr()] == 1
-        )
+        entries = ((n, state[slot_name(self.program.body[n])]) for n in self._entries)
+        return frozenset(n for n, entry in entries if owners[entry.untyped_storage().data_ptr()] == 1)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -341,7 +337,7 @@ class Planned:
         """The state that the step has made, finalized."""
         program, committed = self.machine.program, self.machine.committed
         return {
-            _slot(commit).name: self.commit(value, program.leaf_of_commit(slot))
+            slot_name(commit): self.commit(value, program.leaf_of_commit(slot))
             for slot, (commit, value) in enumerate(zip(program.commits, committed, strict=True))
         }
 
@@ -364,9 +360,9 @@ class Planned:
     def _read(self, source: Instruction) -> Tensor:
         """The value of a source; it belongs to the state, the data or the program, and is not to be written to."""
         if source.function == SourceKind.STATE:
-            return self.state[_slot(source).name]
+            return self.state[slot_name(source)]
         if source.function == SourceKind.DATA:
-            return self.data[_slot(source).name]
+            return self.data[slot_name(source)]
         if source.function == SourceKind.STEP:
             return self.before
         return self.machine.arithmetic.execute(source, (), 0)
@@ -418,8 +414,3 @@ class OneByOne(Planned):
 
 def _is_constant(instruction: Instruction) -> bool:
     return instruction.opcode == Opcode.SOURCE and instruction.function == SourceKind.CONST
-
-
-def _slot(instruction: Instruction) -> Slot:
-    assert isinstance(instruction.params, Slot)  # the program was validated
-    return instruction.params

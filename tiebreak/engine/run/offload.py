@@ -30,9 +30,9 @@ from tiebreak.engine.data.disk import storing
 from tiebreak.engine.data.formats import Empty
 from tiebreak.engine.data.tensors import memory_of
 from tiebreak.engine.dtypes import TORCH_DTYPES
-from tiebreak.engine.run.schedule import Unit
+from tiebreak.engine.run.schedule import Unit, slot_name
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import SourceKind
 from tiebreak.protocol.program.program import Program
 
 SMALL: Final = 1 << 18
@@ -154,15 +154,11 @@ class Offload:
         self.room, self._empty = budget.room, empty
         self._body = program.body
         self._bytes = [i.numel * i.dtype.size for i in program.body]
-        self._commits = [(_slot(c.params), c.operands[0].value) for c in program.commits]
+        self._commits = [(slot_name(c), c.operands[0].value) for c in program.commits]
         self._committed = {value for _, value in self._commits}
-        self.sources = {
-            _slot(i.params): n
-            for n, i in enumerate(program.body)
-            if i.opcode == Opcode.SOURCE and i.function == SourceKind.STATE
-        }
-        given = {n for n, i in enumerate(program.body) if i.function == SourceKind.DATA and i.opcode == Opcode.SOURCE}
-        given.add(len(program.body) - 1)  # the loss
+        self.sources = {slot_name(program.body[n]): n for n in program.sources(SourceKind.STATE)}
+        self._entries = frozenset(self.sources.values())
+        given = {*program.sources(SourceKind.DATA), len(program.body) - 1}  # the last is the loss
         self._large = [size >= SMALL and n not in given for n, size in enumerate(self._bytes)]
         self._units, self._together = units, frozenset(together)
         self._places = [self._place(p, unit, in_place) for p, unit in enumerate(units)]
@@ -191,7 +187,7 @@ class Offload:
 
     def _place(self, position: int, unit: Unit, in_place: Mapping[int, int]) -> Place:
         members = set(unit.members)
-        if self._is_state(unit):
+        if unit.members[0] in self._entries:
             return Place((), 0)
         reads = {a.value for n in unit.members for a in self._body[n].operands} - members
         made = unit.outputs if position in self._together else unit.members
@@ -199,10 +195,6 @@ class Offload:
             tuple(v for v in sorted(reads) if self._large[v]),
             sum(self._bytes[n] for n in made if self._large[n] and n not in in_place),
         )
-
-    def _is_state(self, unit: Unit) -> bool:
-        first = self._body[unit.members[0]]
-        return first.opcode == Opcode.SOURCE and first.function == SourceKind.STATE
 
     def _least(self, position: int) -> int:
         place = self._places[position]
@@ -291,7 +283,7 @@ class Offload:
         Those of state entries are not among them: `begin` has put into `values` what is in memory.
         """
         for position, unit in enumerate(self._units):
-            if not self._is_state(unit):
+            if unit.members[0] not in self._entries:
                 self._before(position)
                 yield position
                 self._after(position)
@@ -440,8 +432,3 @@ class Offload:
             if n in self._on_file and n not in self._reading:
                 self._evict(n)
         return self._held + size <= self.room
-
-
-def _slot(params: object) -> str:
-    assert isinstance(params, Slot)  # the program was validated
-    return params.name

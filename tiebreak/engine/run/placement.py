@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.backend import free_memory
-from tiebreak.protocol.program.isa import Opcode, Slot, SourceKind
+from tiebreak.engine.run.schedule import slot_name
+from tiebreak.protocol.program.isa import Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
 
 SHARE: Final = 2
@@ -20,14 +21,11 @@ SHARE: Final = 2
 
 def tables(program: Program) -> frozenset[str]:
     """The names of data that only gathers read, and only as their table."""
-    named, otherwise = {}, {commit.operands[0].value for commit in program.commits}
-    for number, instruction in enumerate(program.body):
-        if instruction.opcode == Opcode.SOURCE and instruction.function == SourceKind.DATA:
-            assert isinstance(instruction.params, Slot)
-            named[number] = instruction.params.name
+    otherwise = {commit.operands[0].value for commit in program.commits}
+    for instruction in program.body:
         first = 1 if instruction.opcode == Opcode.GATHER else 0
         otherwise |= {operand.value for operand in instruction.operands[first:]}
-    return frozenset(name for number, name in named.items() if number not in otherwise)
+    return frozenset(slot_name(program.body[n]) for n in program.sources(SourceKind.DATA) if n not in otherwise)
 
 
 def place(

@@ -212,17 +212,19 @@ def replacements(program: Program, units: Sequence[Unit], chained: Chained = CHA
 
 def _renewed(program: Program) -> dict[int, int]:
     """Maps each value committed once, as the new value of a state entry, to the source of the entry's old value."""
-    old = {
-        i.params.name: n
-        for n, i in enumerate(program.body)
-        if i.opcode == Opcode.SOURCE and i.function == SourceKind.STATE and isinstance(i.params, Slot)
-    }
+    old = {slot_name(program.body[n]): n for n in program.sources(SourceKind.STATE)}
     commits = Counter(commit.operands[0].value for commit in program.commits)
     return {
-        commit.operands[0].value: old[commit.params.name]
+        commit.operands[0].value: old[slot_name(commit)]
         for commit in program.commits
-        if isinstance(commit.params, Slot) and commit.params.name in old and commits[commit.operands[0].value] == 1
+        if slot_name(commit) in old and commits[commit.operands[0].value] == 1
     }
+
+
+def slot_name(instruction: Instruction) -> str:
+    """The name of the entry that a source reads, or that a commit writes."""
+    assert isinstance(instruction.params, Slot)  # the program was validated
+    return instruction.params.name
 
 
 def with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple[Unit, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tiebreak.engine.data import check_unchanged
-from tiebreak.engine.run.commit import Commit, Committer, make_record
+from tiebreak.engine.run.commit import Commit, Committer
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, StepResult
 from tiebreak.engine.run.logs import NO_LOGS, Logs, check_logs
@@ -19,9 +19,6 @@ from tiebreak.engine.run.loop import steps
 from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.tags import Digest
-from tiebreak.protocol.trees import Frontier
-
-__all__ = ["Commit", "Progress", "Worker", "make_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +89,7 @@ class Worker:
                 except BaseException as error:
                     self._settle(committer, error)
                     raise
-        return self.root()
-
-    def root(self) -> Digest:
-        """The root of the run tree over the checkpoints so far."""
-        frontier = Frontier()
-        for digest in self.run.record_digests(self.run.recorded()):
-            frontier.append(digest)
-        return frontier.root(self.run.job.run_depth)
+        return self.run.root()
 
     def _compute(self, step: int, last: int, committer: Committer) -> None:
         self.interpreter.starts_at(step)

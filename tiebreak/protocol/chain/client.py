@@ -6,6 +6,7 @@ from typing import Any, Final, Self
 
 from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
+from rlp import encode
 
 from tiebreak.protocol.chain.abi import decode_revert, read_log
 from tiebreak.protocol.chain.artifacts import (
@@ -20,7 +21,6 @@ from tiebreak.protocol.chain.artifacts import (
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
 from tiebreak.protocol.chain.gas import gas_limit
-from tiebreak.protocol.chain.headers import rlp
 from tiebreak.protocol.chain.node import Node, Signer
 from tiebreak.protocol.chain.outbox import Outbox, Sent
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
@@ -210,10 +210,6 @@ class Chain:
 
     # ------------------------------------------------------------------ reading
 
-    def receipts(self, job_id: Digest) -> int:
-        """The count of the highest head for whose logs the client has signed on the board; 0 for none."""
-        return int(self._read(Call("receipts", (job_id,))))
-
     def job_state(self, job_id: Digest) -> JobRecord:
         """The board's record of a job. Its status is NONE if there is no such job."""
         found: JobRecord = self._read(Call("job", (job_id,)))
@@ -312,7 +308,7 @@ class Chain:
 def created_by(account: Address, nonce: int) -> Address:
     """The address of the contract that an account's transaction with this number creates."""
     number = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
-    return Address(bytes(keccak(rlp([account, number])))[12:])
+    return Address(bytes(keccak(encode([account, number])))[12:])
 
 
 def _address(text: str) -> Address:

@@ -93,18 +93,14 @@ class _Frame:
 class FollowedBoard(board.Board):
     """A board that is kept current by `begin_block` and `follow`; `take_back` undoes blocks, newest first."""
 
-    def __init__(
-        self,
-        *,
-        talk_of: TalkOf = unknown_talk,
-        program_of: Callable[[Job], Program | None] = lambda _: None,
-        job_of: Callable[[Digest], Job | None] = lambda _: None,
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.disagreements: list[str] = []
         self.unread: set[Digest] = set()
         """Jobs on the board that are not followed, because their fields are not known."""
-        self.talk_of, self.program_of, self.job_of = talk_of, program_of, job_of
+        self.talk_of: TalkOf = unknown_talk
+        self.program_of: Callable[[Job], Program | None] = lambda _: None
+        self.job_of: Callable[[Digest], Job | None] = lambda _: None
         self._frames: deque[_Frame] = deque(maxlen=KEPT_BLOCKS)
         self._gone: dict[Digest, PublicJob | PublicGame] = {}
         """Jobs and games that vanished with their blocks. The same objects come back, since others hold them."""
@@ -249,7 +245,8 @@ class FollowedBoard(board.Board):
         if job is None:
             return None
         head = Head(job_id=job.id, count=said["count"], run_root=Digest(said["runRoot"]))
-        shown = next((one for one in _heads(seen.call) if one.head == head), SignedHead(head=head, signature=b""))
+        heads = () if seen.call is None else seen.call.heads
+        shown = next((one for one in heads if one.head == head), SignedHead(head=head, signature=b""))
         game_id = Digest(said["gameId"])
         state = rules.start(job.job, head, game_id, seen.at)
         self._touch(job)
@@ -491,10 +488,6 @@ def _verdict(ended: dict[str, Any], detail: str, part: Sequence[Event] = (), sta
         winner=winner, reason=Reason.RECOMPUTED, detail=f"recomputing {found} the defender", committed=shown[0],
         correct=shown[1],
     )  # fmt: skip
-
-
-def _heads(call: Call | None) -> tuple[SignedHead, ...]:
-    return () if call is None else call.heads
 
 
 def head_in(head: Head, job: Job, domain: Domain, data: bytes) -> SignedHead | None:

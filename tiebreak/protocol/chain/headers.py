@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
+from eth_bloom.bloom import BloomFilter
 from eth_hash.auto import keccak
+from rlp import encode
+from trie.hexary import HexaryTrie
 
 from tiebreak.protocol.chain.errors import NodeError
 from tiebreak.protocol.commitments.eip712 import Address
 
-Rlp = bytes | Sequence["Rlp"]
 BLOOM_BYTES: Final = 256
 _FIELDS: Final = (
     "parentHash", "sha3Uncles", "miner", "stateRoot", "transactionsRoot", "receiptsRoot", "logsBloom", "difficulty",
@@ -38,12 +40,12 @@ class Header:
     hash: bytes
     number: int
     parent: bytes
-    bloom: int
+    bloom: BloomFilter
     receipts_root: bytes
 
     def may_log(self, addresses: Sequence[Address]) -> bool:
         """Whether the block may hold logs of one of these contracts. False is certain; true may be chance."""
-        return any(self.bloom & bits == bits for bits in map(_bits, addresses))
+        return any(address in self.bloom for address in addresses)
 
 
 def header_in(block: Mapping[str, Any]) -> Header | None:
@@ -55,9 +57,9 @@ def header_in(block: Mapping[str, Any]) -> Header | None:
         digest, parent, root = (bytes(block[name]) for name in ("hash", "parentHash", "receiptsRoot"))
     except (KeyError, TypeError, ValueError):
         return None
-    if keccak(rlp(packed)) != digest:
+    if bytes(keccak(encode(packed))) != digest:
         return None
-    return Header(digest, int(block["number"]), parent, int.from_bytes(bloom, "big"), root)
+    return Header(digest, int(block["number"]), parent, BloomFilter(int.from_bytes(bloom, "big")), root)
 
 
 def logs_under(
@@ -67,11 +69,11 @@ def logs_under(
 
     Only `transactionHash` is the node's word. Raises `NodeError` unless the receipts are those of the header.
     """
-    packed, found, at = {}, [], 0
+    tree, found, at = HexaryTrie({}), list[dict[str, Any]](), 0
     for index, receipt in enumerate(receipts):
         logs = [(_field(log["address"]), [bytes(topic) for topic in log["topics"]], bytes(log["data"]))
                 for log in receipt["logs"]]  # fmt: skip
-        packed[rlp(_number(index))] = _receipt(receipt, logs)
+        tree[encode(_number(index))] = _receipt(receipt, logs)
         for address, topics, data in logs:
             if address in addresses:
                 found.append({
@@ -79,33 +81,19 @@ def logs_under(
                     "blockNumber": header.number, "transactionHash": bytes(receipt["transactionHash"]),
                 })  # fmt: skip
             at += 1
-    if tree_root(packed) != header.receipts_root:
+    if tree.root_hash != header.receipts_root:
         raise NodeError(f"expected the receipts of block {header.number} under its header, got others")
     return found
 
 
 def _receipt(receipt: Mapping[str, Any], logs: Sequence[tuple[bytes, list[bytes], bytes]]) -> bytes:
-    bloom = 0
-    for address, topics, _ in logs:
-        for item in (address, *topics):
-            bloom |= _bits(item)
-    fields: list[Rlp] = [_number(int(receipt["status"])), _number(int(receipt["cumulativeGasUsed"])),
-              bloom.to_bytes(BLOOM_BYTES, "big"), [[*log] for log in logs]]  # fmt: skip
+    bloom = BloomFilter.from_iterable(item for address, topics, _ in logs for item in (address, *topics))
+    fields: list[Any] = [_number(int(receipt["status"])), _number(int(receipt["cumulativeGasUsed"])),
+              int(bloom).to_bytes(BLOOM_BYTES, "big"), [[*log] for log in logs]]  # fmt: skip
     fields += [_field(receipt[name]) for name in _OF_RECEIPTS if receipt.get(name) is not None]
     kind = receipt.get("type", 0)
     kind = int(kind, 16) if isinstance(kind, str) else int(kind)
-    return (bytes([kind]) if kind else b"") + rlp(fields)
-
-
-def _bits(item: bytes) -> int:
-    """The three bits of the Bloom filter that an address or a topic sets."""
-    digest, bits = keccak(item), 0
-    for at in (0, 2, 4):
-        bits |= 1 << (int.from_bytes(digest[at : at + 2], "big") & 2047)
-    return bits
-
-
-# ---------------------------------------------------------------- encodings
+    return (bytes([kind]) if kind else b"") + bytes(encode(fields))
 
 
 def _field(value: Any) -> bytes:
@@ -117,49 +105,3 @@ def _field(value: Any) -> bytes:
 
 def _number(value: int) -> bytes:
     return value.to_bytes((value.bit_length() + 7) // 8, "big")
-
-
-def rlp(item: Rlp) -> bytes:
-    """Recursive length prefix encoding: bytes, or lists of what it encodes."""
-    if isinstance(item, bytes):
-        return item if len(item) == 1 and item[0] < 0x80 else _prefix(len(item), 0x80) + item
-    body = b"".join(map(rlp, item))
-    return _prefix(len(body), 0xC0) + body
-
-
-def _prefix(length: int, base: int) -> bytes:
-    if length < 56:
-        return bytes([base + length])
-    digits = _number(length)
-    return bytes([base + 55 + len(digits)]) + digits
-
-
-def tree_root(values: Mapping[bytes, bytes]) -> bytes:
-    """The root of the Merkle Patricia tree of these values."""
-    items = sorted((key.hex(), value) for key, value in values.items())
-    return keccak(rlp(_node(items, 0)) if items else rlp(b""))
-
-
-def _node(items: Sequence[tuple[str, bytes]], depth: int) -> Rlp:
-    """The node of values whose keys, in hexadecimal digits, begin with the same `depth` digits."""
-    (first, value), last = items[0], items[-1][0]
-    if len(items) == 1:
-        return [_path(first[depth:], is_leaf=True), value]
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first[depth:], last[depth:], strict=False)))
-    if shared:
-        return [_path(first[depth : depth + shared], is_leaf=False), _child(items, depth + shared)]
-    own, below = (value, items[1:]) if len(first) == depth else (b"", items)
-    groups = [[item for item in below if item[0][depth] == digit] for digit in "0123456789abcdef"]
-    return [*(_child(group, depth + 1) if group else b"" for group in groups), own]
-
-
-def _child(items: Sequence[tuple[str, bytes]], depth: int) -> Rlp:
-    """The form of a node within another: its hash, if it is not short."""
-    node = _node(items, depth)
-    packed = rlp(node)
-    return node if len(packed) < 32 else keccak(packed)
-
-
-def _path(digits: str, *, is_leaf: bool) -> bytes:
-    odd = len(digits) % 2
-    return bytes.fromhex(f"{2 * is_leaf + odd:x}{'' if odd else '0'}{digits}")

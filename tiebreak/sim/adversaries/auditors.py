@@ -13,9 +13,9 @@ from typing import Final
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.audit import draw_segments
+from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.loop import steps
-from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tree
 from tiebreak.protocol.errors import CannotCheck

@@ -21,8 +21,8 @@ class WorldBoard(FollowedBoard):
     """The board's public state, kept up to date from transactions, and compared with the contract's."""
 
     def __init__(self, domain: Domain, talk_of: TalkOf) -> None:
-        super().__init__(talk_of=talk_of)
-        self._domain = domain
+        super().__init__()
+        self.talk_of, self._domain = talk_of, domain
 
     def take_back(self) -> None:
         found = list(self.disagreements)

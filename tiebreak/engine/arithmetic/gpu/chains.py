@@ -6,7 +6,6 @@ stays on the device, with the loss, until `LaunchedChains.look`, once a step.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import ceil
-from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -55,10 +54,6 @@ class ChainStore(NamedTuple):
     register: int
     note: int
     """The place where the kernel notes that a finalized result is not finite; -1 if it is not finalized."""
-
-
-def _kernels() -> ModuleType:
-    return kernels("chains")
 
 
 class LaunchedChains:
@@ -124,7 +119,7 @@ class LaunchedChain:
         made = self.code.results(values, given, chains.empty)
         read = (values[number].view(-1)[offset:] for number, offset in self.kernel.reads)
         launch(
-            _kernels().run, ceil(self.code.numel / BLOCK), chains.notes[self._first :], (*made.values(), *read),
+            kernels("chains").run, ceil(self.code.numel / BLOCK), chains.notes[self._first :], (*made.values(), *read),
             self._numbers, self.code.numel, **self._options,
         )  # fmt: skip
         return made

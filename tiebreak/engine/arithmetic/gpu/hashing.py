@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 from math import ceil
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -32,10 +31,6 @@ _CONSTANTS: Final = bytes.fromhex(
 """The constants of SHA-256 (FIPS 180-4, 4.2.2) as big-endian words."""
 
 
-def _kernels() -> ModuleType:
-    return kernels("hashing")
-
-
 def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
     """The id of each tensor by name; all are on one device."""
     return {
@@ -46,7 +41,7 @@ def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
 
 def roots(tensors: Sequence[Tensor]) -> list[bytes]:
     """The roots of the chunk trees of some tensors on one device, none of them empty."""
-    device, found = tensors[0].device, _kernels()
+    device, found = tensors[0].device, kernels("hashing")
     held = [_words(tensor) for tensor in tensors]
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     starts, tops = _layout([ceil(size / CHUNK_BYTES) for size in sizes])

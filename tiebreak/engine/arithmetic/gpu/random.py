@@ -1,7 +1,6 @@
 """`shuffle` on GPUs: one launch of a Triton kernel (`kernels/random.py`) in place of hundreds of calls of torch."""
 
 from math import ceil
-from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -17,10 +16,6 @@ OPTIONS: Final[dict[str, Any]] = {"BLOCK": 256, "num_warps": 4, "enable_fp_fusio
 """Lanes of a program of the kernels, and the compiler's options."""
 
 
-def _kernels() -> ModuleType:
-    return kernels("random")
-
-
 def shuffle(instruction: Instruction, operands: Operands) -> Tensor:
     """The i64 result of a `shuffle` instruction."""
     params = instruction.params
@@ -28,8 +23,8 @@ def shuffle(instruction: Instruction, operands: Operands) -> Tensor:
     index, epoch, seed = operands_of(instruction, operands)
     out = torch.empty_like(index, memory_format=torch.contiguous_format)
     launch(
-        _kernels().permute, ceil(out.numel() / OPTIONS["BLOCK"]), out, index.contiguous(), epoch.contiguous(), seed,
-        _signed(params.stream), params.n, half_width(params.n), out.numel(), **OPTIONS,
+        kernels("random").permute, ceil(out.numel() / OPTIONS["BLOCK"]), out, index.contiguous(), epoch.contiguous(),
+        seed, _signed(params.stream), params.n, half_width(params.n), out.numel(), **OPTIONS,
     )  # fmt: skip
     return out.view(instruction.shape)
 

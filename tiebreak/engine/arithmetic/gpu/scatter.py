@@ -1,7 +1,6 @@
 """`scatter_sum` on GPUs by Triton kernels (`kernels/scatter.py`). The host waits for nothing."""
 
 from math import ceil
-from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -20,10 +19,6 @@ OPTIONS: Final[dict[str, Any]] = {"BLOCK": 256, "num_warps": 4, "enable_fp_fusio
 """Lanes of a program of the kernels, and the compiler's options."""
 
 
-def _kernels() -> ModuleType:
-    return kernels("scatter")
-
-
 class LaunchedScatter:
     """A `scatter_sum` that kernels compute. With `shuffled`, sources are taken in random order."""
 
@@ -37,7 +32,7 @@ class LaunchedScatter:
     def run(self, operands: Operands, counts: Counts) -> Tensor:
         """The result, f32, contiguous, of the instruction's shape."""
         (source, index), precision = operands, self._precision
-        tables, held, found = self._tables, self._held, _kernels()
+        tables, held, found = self._tables, self._held, kernels("scatter")
         for tensor, reach in zip(operands, tables.reach, strict=True):
             check_reach(tensor, reach)
         device, (groups, sources, rows) = source.device, (len(table) for table in tables.source)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -43,10 +42,6 @@ LONG: Final = 1 << 14
 """A listed sum of more terms than this may be divided among programs. One of this length takes as long as a launch."""
 PARTS: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_warps": 4}
 """The block of `add_parts` and `round_listed`, and the compiler's options."""
-
-
-def _kernels() -> ModuleType:
-    return kernels("sums")
 
 
 def tile(backend: str, arch: int) -> dict[str, Any]:
@@ -176,7 +171,7 @@ class LaunchedSum:
         if call.matrix and call.parts == 1:
             many, again = MANY, _up(coefficient(2 * tables.terms))
             launch(
-                _kernels().contract_twice, programs(device), read[0], read[-1], *call.tables, out, found, listed,
+                kernels("sums").contract_twice, programs(device), read[0], read[-1], *call.tables, out, found, listed,
                 counters, *call.numbers, numel, again, PRECISION=precision, MANY=many, FLUSH=FLUSH,
                 **twice(call.options),
             )  # fmt: skip
@@ -201,7 +196,7 @@ class LaunchedSum:
             left = torch.empty((call.parts, batches), dtype=torch.int64, device=operand.device)
         options = {name: value for name, value in call.options.items() if name not in ("PAIRS", "B_STEP")}
         launch(
-            _kernels().find_greatest, call.tiles * call.parts, read, *call.tables[:2], out, left,
+            kernels("sums").find_greatest, call.tiles * call.parts, read, *call.tables[:2], out, left,
             run_batch, run_k, k, batches, call.step, PLACE=place, LEAVE=left is not None, **options,
         )  # fmt: skip
         if left is None:
@@ -246,14 +241,14 @@ class LaunchedSum:
         # In `contract` a term stays in its lane; `add_up` adds the lanes in the end.
         roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
         on_device = [torch.from_numpy(t).to(device) for t in held]
-        kernel = _kernels().contract if tables.out else _kernels().add_up
+        kernel = kernels("sums").contract if tables.out else kernels("sums").add_up
         return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings)
 
     def _join(self, call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float) -> None:
         """Adds the parts, tests and rounds; memory: out, found, room, listed, sums and errors."""
         numel, (batches, m, n) = prod(call.shape), call.shape
         launch(
-            _kernels().add_parts, ceil(numel / PARTS["BLOCK"]), *left, *call.tables[-3:], *memory, m, n,
+            kernels("sums").add_parts, ceil(numel / PARTS["BLOCK"]), *left, *call.tables[-3:], *memory, m, n,
             batches, call.parts, factor, MATRIX=call.matrix, PRECISION=self._rounded.precision, **PARTS,
         )  # fmt: skip
 
@@ -293,13 +288,13 @@ class LaunchedSum:
         if room:
             digits = torch.zeros((2 * options["SLICES"] + 1, room), dtype=torch.int64, device=device)
         launch(
-            _kernels().settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
+            kernels("sums").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
             digits, m, n, *runs, tables.terms, out.numel(), room, PAIRS=pairs, **steps, **options,
             **settling(tables.terms),
         )  # fmt: skip
         if digits is not None:
             launch(
-                _kernels().round_listed, ceil(room / PARTS["BLOCK"]), digits, digits[-1], *all_tables[-3:], out,
+                kernels("sums").round_listed, ceil(room / PARTS["BLOCK"]), digits, digits[-1], *all_tables[-3:], out,
                 found, listed, counters, m, n, out.numel(), room, **options, **PARTS,
             )  # fmt: skip
 
