@@ -91,7 +91,7 @@ _TERMS: Final[dict[str, tuple[click.ParamType[int], str]]] = {
     ),
     "descent_levels": (click.IntRange(1, 5), "Levels of a tree that one move reveals."),
     "nonce": (
-        click.IntRange(0), "Distinguishes otherwise equal jobs. With seats, the draw follows from it and the client's key."
+        click.IntRange(0), "Distinguishes otherwise equal jobs. With seats, it and the client's key give the draw."
     ),
 }  # fmt: skip
 """The options for fields of `Terms`, in the order of the help."""
