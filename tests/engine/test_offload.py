@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.conftest import CaseCounter
@@ -13,13 +14,15 @@ from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.data.disk import StorageError
+from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run import offload
 from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import DType
 
 from .test_distributed import compiled_attention
 from .tiny import TRAINER, make_tiny_task
@@ -141,3 +144,16 @@ def test_pieces_of_the_file_are_used_again(tiny: Compiled) -> None:
     end = offload_of(interpreter)._file._end
     states(interpreter, tiny, 12)
     assert offload_of(interpreter)._file._end <= 2 * end, "the file grows with every step"
+
+
+def test_an_entry_that_stays_in_the_file_is_not_finite() -> None:
+    """What no step changes is looked at too, wherever it waits: the step is refused as in much memory."""
+    b = Builder()
+    moving, kept = b.state("moving", DType.F32, (64,)), b.state("kept", DType.F32, (64,))
+    program = b.finish({"moving": b.scale(moving, 0.5), "kept": kept}, b.sum(moving))
+    values = {"moving": torch.ones(64), "kept": torch.full((64,), float("inf"))}
+    for room in (None, budget(1 << 20)):
+        machine = Interpreter(program, Arithmetic(), budget=room)
+        given = {name: machine.empty(x.shape, x.dtype).copy_(x) for name, x in values.items()}
+        with pytest.raises(NotFiniteError, match="step 1: kept"):
+            machine.step(1, machine.to_device(given), {})

@@ -382,7 +382,11 @@ class Offloaded(Planned):
 
     def finalized(self, value: int) -> Tensor:
         waiting = self.offload.committed(value)
-        return super().finalized(value) if waiting is None else waiting
+        if waiting is None:
+            return super().finalized(value)
+        if value in self.machine.finalizers and value not in self._finalized:  # an entry that never left the file
+            self.machine.finalizers[value].run({value: waiting})
+        return waiting
 
 
 @dataclass(kw_only=True, eq=False)
