@@ -367,7 +367,7 @@ class Challenge(Transaction):
 
     FUNCTION = "challenge"
     GAS = 175_000
-    WORDS = "challenges a head and pays its stake"
+    WORDS = "stakes on a challenge"
     head: AnyHead
     nonce: U64
     more: U64 = 0
