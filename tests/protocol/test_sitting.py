@@ -50,6 +50,9 @@ class SeatedTown(Town):
             return self.seat(sender, wanted)
         if isinstance(wanted, e.PostHead):
             return "HeadMustBeSealed"
+        if isinstance(wanted, e.CreateJob):
+            self.board.jobs[wanted.job.id] = PublicJob(job=wanted.job, last_progress=self.now)
+            return ""
         return super().execute(sender, wanted)
 
     def pay(self, account: bytes, amount: int) -> None:

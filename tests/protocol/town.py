@@ -1,4 +1,4 @@
-"""A town for machines alone: the board's rules in a few lines of Python, blocks every 12 seconds, mail, and crashes.
+"""A town for machines alone: the board's rules by the hub's ledger, blocks every 12 seconds, mail, and crashes.
 
 No simulator, no chain, no tensors: runs of `tests.protocol.runs`. What may differ from one town to another is told by a
 `Fate`: at which event a party's machine dies and is made anew from its journal, which messages are lost or come twice.
@@ -13,20 +13,19 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run, make_job, program
-from tiebreak.protocol.commitments.job import game_id
-from tiebreak.protocol.commitments.keys import PrivateKey, verify
-from tiebreak.protocol.errors import IllegalMove
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import Concede, Move, Phase, Side
+from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
-from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot, Standing, opened
-from tiebreak.protocol.game.state import GameState, Reason, Verdict
+from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot
+from tiebreak.protocol.game.state import GameState, Reason
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.auditor import AuditorParty, WatcherParty
-from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.board import BURNED, Board, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import ClientParty
+from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.machine import PartyMachine
-from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.parties.trainer import TrainerParty
 from tiebreak.protocol.program.isa import DType
@@ -42,9 +41,6 @@ TALKED = replace(JOB, talk_time=900)
 TALKED_TRUTH, TALKED_FALSE = Run(TALKED), Liar(TALKED, *LIE)
 MOVES: dict[tuple[int, bytes, int, bytes], Move] = {}
 """What each side of a game answers, whenever it is asked: computed once for all towns."""
-
-
-OnBoard = e.MakeMove | e.Enter | e.EnterAndProve | e.ReportFork | e.ClaimTimeout | e.Reclaim
 
 
 @cache
@@ -108,6 +104,18 @@ class Seen:
         self.statements.setdefault(place, set()).add(data)
 
 
+class Paying(Ledger):
+    """A ledger into which money was paid, so that accounts can withdraw what they gain."""
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__(domain)
+        self.board = Board()  # type: ignore[assignment]
+
+    def _pay(self, account: Address, wei: int) -> None:
+        if wei > 0 and account != BURNED:
+            self.board.credits[account] = self.board.credit(account) + wei
+
+
 class Town:
     """Runs until nothing is left to happen, or for a time."""
 
@@ -121,7 +129,8 @@ class Town:
     ) -> None:
         self.run, self.fate, self.kinds = run, fate or Fate(), kinds
         self.truth = TRUTH if run.job == JOB else TALKED_TRUTH
-        self.board, self.now, self.block = Board(), START, START
+        self.ledger = Paying(DOMAIN)
+        self.board, self.now, self.block = self.ledger.board, START, START
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
         self.posted: list[Any] = []
@@ -199,10 +208,12 @@ class Town:
             case e.ShowMove(game_id=number, wire=wire):
                 place = next(p for p, data in self.machines[name].records.items() if p[0] == "said" and data == wire)
                 seen.say(place, wire)
+                self.ledger.hear(number, wire)
                 other = "auditor" if name == "trainer" else "trainer"
                 self.mail(other, lambda: e.MoveShown(at=self.now, game_id=number, wire=wire))
             case e.ShowReceipt(game_id=number, receipt=receipt):
                 seen.say(("receipt", number, SignedStanding.decode(receipt).sequence), receipt)
+                self.ledger.hear(number, receipt, is_receipt=True)
                 other = "auditor" if name == "trainer" else "trainer"
                 self.mail(other, lambda: e.ReceiptShown(at=self.now, game_id=number, receipt=receipt))
 
@@ -265,134 +276,17 @@ class Town:
         ):
             self.at(self.now + BLOCK, self.mine)
 
-    def execute(self, sender: bytes, wanted: e.Transaction) -> str:  # noqa: C901  # one case a transaction
+    def execute(self, sender: Address, wanted: e.Transaction) -> str:
         """The contract's name for why not, or nothing."""
-        board, now = self.board, self.now
-        if isinstance(wanted, e.CreateJob):
-            if wanted.job.id in board.jobs:
-                return "JobExists"
-            board.jobs[wanted.job.id] = PublicJob(job=wanted.job, last_progress=now)
-            return ""
         if isinstance(wanted, e.Withdraw):
-            return "" if board.credits.pop(wanted.to, 0) else "NothingToWithdraw"
-        if isinstance(wanted, OnBoard):
-            return self.play_on(sender, wanted)
-        job = board.jobs.get(job_of(wanted))
-        if job is None:
-            return "WrongJobStatus"
-        end = job.due if isinstance(wanted, e.Abandon) else job.window_end
-        late, busy = now > end, bool(board.open_games(job.id))
-        needed = JobStatus.OFFERED if isinstance(wanted, e.AcceptJob | e.CancelJob) else JobStatus.ACTIVE
-        if job.status is not needed:
-            return "WrongJobStatus"
-        match wanted:
-            case e.AcceptJob():
-                job.accept(now)
-            case e.CancelJob():
-                self.end(job, JobStatus.CANCELLED, {job.job.client: job.job.reward})
-            case e.PostHead(head=head):
-                if head.head.count <= job.head_count:
-                    return "StaleHead"
-                job.post(head.head.count, now)
-                self.posted.append(head)
-            case e.Settle() | e.Abandon():
-                if not late:
-                    return "WindowOpen"
-                if busy:
-                    return "OpenGames"
-                paid = job.job.reward + job.job.trainer_stake
-                if job.has_final_head is isinstance(wanted, e.Abandon):
-                    return "FinalHeadPosted" if job.has_final_head else "FinalHeadMissing"
-                settled = isinstance(wanted, e.Settle)
-                owner = job.job.trainer if settled else job.job.client
-                self.end(job, JobStatus.SETTLED if settled else JobStatus.ABANDONED, {owner: paid})
-            case e.Report() | e.ReportInconsistency() | e.ReportConcession():
-                relief = job.relief * len(board.open_games(job.id))
-                self.end(job, JobStatus.SLASHED, {sender: job.share - relief, job.job.client: job.job.reward})
-            case e.Challenge(head=head, nonce=nonce):
-                number = game_id(head.head, DOMAIN, sender, nonce)
-                if late or number in board.games:
-                    return "WindowClosed"
-                state = game.start(job.job, head.head, number, now)
-                board.begin(
-                    PublicGame(id=number, job=job, challenger=CHALLENGER.address, head=head, state=state, started=now)
-                )
-        return ""
-
-    def play_on(self, sender: bytes, wanted: OnBoard) -> str:
-        entered = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
-        played = self.board.games[entered.fork.game_id if isinstance(entered, e.ReportFork) else entered.game_id]
-        if played.is_stopped or isinstance(wanted, e.Reclaim):
-            return "GameIsOver"
+            return "" if self.board.credits.pop(wanted.to, 0) else "NothingToWithdraw"
         try:
-            error = self.apply(played, sender, wanted)
-        except IllegalMove:
-            return "ClockRunning" if isinstance(wanted, e.ClaimTimeout) else "IllegalMove"
-        if error:
-            return error
-        if played.state.verdict is not None:
-            job = played.job.job
-            if played.state.verdict.winner is Side.DEFENDER:
-                self.board.credits[job.trainer] = self.board.credit(job.trainer) + played.stake // 2
-            else:
-                won = {played.challenger: played.stake + job.trainer_stake // 2, job.client: job.reward}
-                self.end(played.job, JobStatus.SLASHED, won)
+            self.ledger.take(sender, wanted, self.now)
+        except Refusal as refusal:
+            return refusal.name
+        if isinstance(wanted, e.PostHead):
+            self.posted.append(wanted.head)
         return ""
-
-    def apply(self, played: PublicGame, sender: bytes, wanted: OnBoard) -> str:
-        """What a transaction does to its game, or the contract's name for why not."""
-        is_trainer = sender == played.job.job.trainer
-        match wanted:
-            case e.ClaimTimeout():
-                played.state = game.timeout(played.state, self.now)
-            case e.MakeMove(move=Concede()):
-                side = Side.DEFENDER if is_trainer else Side.CHALLENGER
-                played.state = game.concede(played.state, side, self.now)
-            case e.MakeMove():
-                if played.mover() != sender or played.state.moves != wanted.sequence:
-                    return "NotYourTurn"
-                played.state = game.apply(played.state, wanted.move, self.now)
-                played.moves.append(wanted.move)
-            case e.ReportFork(fork=fork):
-                signer = played.challenger if is_trainer else played.job.job.trainer
-                fork.verify(DOMAIN, signer)
-                verdict = Verdict(
-                    winner=Side.DEFENDER if is_trainer else Side.CHALLENGER, reason=Reason.FORKED, detail=""
-                )
-                played.state = replace(played.state, verdict=verdict, phase=Phase.OVER)
-            case e.Enter() | e.EnterAndProve():
-                return self.enter(played, sender, wanted)
-        return ""
-
-    def enter(self, played: PublicGame, sender: bytes, wanted: e.Enter | e.EnterAndProve) -> str:
-        entered = wanted.entered if isinstance(wanted, e.EnterAndProve) else wanted
-        number, signer = entered.sequence, played.challenger if sender == played.job.job.trainer else TRAINER.address
-        if isinstance(wanted, e.Enter) and number <= played.state.moves:
-            return "StaleState"
-        if isinstance(wanted, e.Enter) and not played.state.talks(self.now):
-            return "TalkIsOver"
-        snapshot = Snapshot.decode(entered.snapshot)
-        standing = Standing(game_id=played.id, sequence=number, snapshot=snapshot.id)
-        verify(standing.digest(DOMAIN), entered.signature, signer)
-        talks = [machine.transcript(played) for machine in self.machines.values() if isinstance(machine, Player)]
-        lines = [talk.line[:number] for talk in talks]
-        start = self.start(played)
-        line = next(line for line in lines if Snapshot.of(resume(Defender(self.run), start, line)) == snapshot)
-        later = resume(Defender(self.run), start, line)
-        assert later.moves == number
-        played.moves, played.entries = list(line), played.entries + 1
-        if isinstance(wanted, e.EnterAndProve):
-            assert wanted.opened == opened(later)
-            played.state = game.prove_signed(played.state, later, wanted.move)
-            played.moves.append(wanted.move)
-        else:
-            played.state = game.enter(played.state, later, self.now)
-        return ""
-
-    def end(self, job: PublicJob, status: JobStatus, owed: dict[Any, int]) -> None:
-        job.status, job.ended = status, self.now
-        for account, wei in owed.items():
-            self.board.credits[account] = self.board.credit(account) + wei
 
     @property
     def job(self) -> PublicJob:
@@ -416,12 +310,3 @@ class Town:
 
     def alarms(self, name: str) -> list[e.Alarm]:
         return [action for action in self.seen[name].actions if isinstance(action, e.Alarm)]
-
-
-def job_of(wanted: Any) -> Any:
-    """The job that a transaction is about."""
-    if isinstance(wanted, e.PostHead | e.Challenge):
-        return wanted.head.head.job_id
-    if isinstance(wanted, e.ReportConcession):
-        return wanted.concession.head.job_id
-    return wanted.first.head.job_id if isinstance(wanted, e.Report) else wanted.job_id
