@@ -5,7 +5,7 @@ No simulator, no chain, no tensors: runs of `tests.protocol.runs`. What may diff
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
@@ -15,15 +15,18 @@ from typing import Any
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run, make_job, program
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
 from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot
-from tiebreak.protocol.game.state import GameState, Reason
+from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import AuditorParty, WatcherParty
 from tiebreak.protocol.parties.board import BURNED, Board, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import ClientParty
+from tiebreak.protocol.parties.driver import PartyDriver, Turn
 from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.terms import Pace
@@ -104,6 +107,110 @@ class Seen:
         self.statements.setdefault(place, set()).add(data)
 
 
+class Kept(list[e.AppendRecord]):
+    """A journal in memory."""
+
+    def append(self, record: e.AppendRecord) -> None:
+        assert record.place not in {kept.place for kept in self}, "a place is written once"
+        super().append(record)
+
+
+def result_of(work: e.Work, turn: Turn | None, run: Run, truth: Run) -> dict[str, Any]:
+    """What a party computes, as `PartyDriver.finish` takes it: the trainer from its run, others from the true one."""
+    match work:
+        case e.Train():
+            return {"root": root(run, work.count)}
+        case e.Replay():
+            return {"root": root(truth, work.head.head.count)}
+        case e.Audit():
+            return {"root": root(truth, truth.job.checkpoints)}
+    assert isinstance(work, e.Gather)
+    assert turn is not None
+    key = (id(run), work.game_id, work.sequence, work.snapshot)
+    if key not in MOVES:
+        # All that a challenger needs is the secret and the moves so far: it is made anew each time.
+        challenger = Challenger(truth, SECRET)
+        start = rules.start(run.job, turn.head, turn.game_id, turn.started)
+        state = resume(challenger, start, turn.line)
+        assert Snapshot.of(state).id == work.snapshot
+        assert turn.defends == (state.mover is Side.DEFENDER)
+        MOVES[key] = (Defender(run) if turn.defends else challenger).move(state, turn.answered)
+    return {"move": MOVES[key]}
+
+
+class Resident(PartyDriver):
+    """A party of a town: what leaves it is seen, and it may die after one of its events."""
+
+    def __init__(self, town: "Town", name: str) -> None:
+        self.town, self.name, self.seen = town, name, town.seen[name]
+        kind, self.key = KINDS[name]
+        kind, journal = town.kinds.get(name, kind), town.journals[name]
+        known: dict[str, Any] = {"board": town.board, "domain": DOMAIN, "pace": PACE, "key": self.key}
+        super().__init__(kind(journal=list(journal), **known), journal)
+
+    def carry_out(self, actions: Sequence[e.Action]) -> None:
+        self.seen.actions += actions
+        super().carry_out(actions)
+        self.seen.events += 1
+        if self.town.fate.dies == (self.name, self.seen.events):
+            self.town.drivers[self.name] = Resident(self.town, self.name)
+            self.town.tell(self.name, e.Started(at=self.town.now))
+
+    def instant(self) -> int:
+        return self.town.now
+
+    def later(self, then: Callable[["Resident"], None], delay: int = 0) -> None:
+        """Something that happens to the party, whether or not it has died meanwhile."""
+        self.town.at(self.town.now + delay, lambda: then(self.town.drivers[self.name]))
+
+    def wake_at(self, at: int) -> None:
+        assert at > self.town.now
+        self.later(Resident.look, at - self.town.now)
+
+    def start_work(self, work: e.Work, turn: Turn | None) -> bool:
+        """Work takes some seconds, a move none."""
+        found = self.town.result(work, turn)
+        self.later(lambda driver: driver.finish(work, **found), 0 if isinstance(work, e.Gather) else 3)
+        return True
+
+    def fetch_run(self, job_id: Digest, count: int) -> bool:
+        self.later(lambda driver: driver.fetched(job_id, count))
+        return True
+
+    def publish_run(self, action: e.PublishRun) -> None:
+        """What is published is there already."""
+
+    def raise_alarm(self, alarm: e.Alarm) -> None:
+        """It is among the actions that are seen."""
+
+    def transact(self, wanted: e.Transact) -> None:
+        self.seen.say(("call", *wanted.place), repr(wanted.transaction).encode())
+        self.town.pool.setdefault((self.name, wanted.place), wanted)
+
+    def say(self, statement: e.Statement) -> None:
+        """Everybody else hears it, as well as the post works here."""
+        assert self.key is not None
+        body, game = posts.body_of(statement), getattr(statement, "game_id", None)
+        post = posts.Post.of(body, job_id=self.town.run.job.id, number=0, sender=self.key.address, game_id=game)
+        self.seen.say(_place_of(statement), body.encode())
+        self.town.ledger.read(post, body, self.town.now)
+        for name in self.town.drivers:
+            if name != self.name:
+                self.town.mail(name, lambda: posts.event_of(post, body, self.town.now))
+
+
+def _place_of(statement: e.Statement) -> e.Place:
+    """The place in which there may be one statement."""
+    match statement:
+        case e.ShowHead(head=head):
+            return ("head", head.head.count)
+        case e.ShowMove(game_id=game, wire=wire):
+            return ("said", game, Message.decode(open_wire(wire)[0]).sequence)
+        case e.ShowReceipt(game_id=game, receipt=receipt):
+            return ("receipt", game, SignedStanding.decode(receipt).sequence)
+    return (type(statement).__name__,)
+
+
 class Paying(Ledger):
     """A ledger into which money was paid, so that accounts can withdraw what they gain."""
 
@@ -135,18 +242,13 @@ class Town:
         self._order = count()
         self.posted: list[Any] = []
         self.pool: dict[tuple[str, e.Place], e.Transact] = {}
-        self.journals: dict[str, list[e.AppendRecord]] = {name: [] for name in parties}
+        self.journals = {name: Kept() for name in parties}
         self.seen = {name: Seen() for name in parties}
-        self.machines = {name: self.make(name) for name in parties}
+        self.drivers = {name: Resident(self, name) for name in parties}
         for name in parties:
             self.at(START, lambda name=name: self.tell(name, e.Started(at=self.now)))
         self.at(START, lambda: self.tell("client", e.JobDrafted(at=self.now, job=self.run.job)))
         self.at(START + BLOCK, self.mine)
-
-    def make(self, name: str) -> PartyMachine:
-        kind, key = KINDS[name]
-        kind = self.kinds.get(name, kind)
-        return kind(board=self.board, domain=DOMAIN, pace=PACE, key=key, journal=list(self.journals[name]))
 
     def at(self, instant: int, then: Callable[[], None]) -> None:
         heapq.heappush(self.queue, (instant, next(self._order), then))
@@ -157,97 +259,21 @@ class Town:
             then()
         return self
 
-    # -- events
-
     def tell(self, name: str, event: e.Event) -> None:
-        seen = self.seen[name]
-        for action in self.machines[name].observe(event):
-            self.act(name, action)
-        seen.events += 1
-        if self.fate.dies == (name, seen.events):
-            self.machines[name] = self.make(name)
-            self.tell(name, e.Started(at=self.now))
+        self.drivers[name].tell(event)
 
     def later(self, name: str, make: Callable[[], e.Event], delay: int = 0) -> None:
         self.at(self.now + delay, lambda: self.tell(name, make()))
 
+    def result(self, work: e.Work, turn: Turn | None) -> dict[str, Any]:
+        """The result of some work."""
+        return result_of(work, turn, self.run, self.truth)
+
     def mail(self, name: str, make: Callable[[], e.Event]) -> None:
         """A message, as well as the post works here."""
         for _ in range(self.fate.copies()):
-            if name in self.machines:
+            if name in self.drivers:
                 self.later(name, make, self.fate.delay())
-
-    # -- actions
-
-    def act(self, name: str, action: e.Action) -> None:  # noqa: C901  # one case an action
-        seen = self.seen[name]
-        seen.actions.append(action)
-        match action:
-            case e.AppendRecord():
-                assert action.place not in {entry.place for entry in self.journals[name]}, "a place is written once"
-                self.journals[name].append(action)
-            case e.Wake(at=at):
-                assert at > self.now
-                self.at(at, lambda: self.tell(name, e.Tick(at=self.now)))
-            case e.Start(work=work):
-                self.at(self.now + self.seconds(work), lambda: self.tell(name, self.done(work)))
-            case e.Transact():
-                seen.say(("call", *action.place), repr(action.transaction).encode())
-                self.pool.setdefault((name, action.place), action)
-            case e.FetchRun():
-                self.later(name, lambda: e.Arrived(at=self.now, job_id=action.job_id, count=action.count))
-            case e.OfferJob(job=job):
-                self.mail("trainer", lambda: e.JobOffered(at=self.now, job=job))
-            case e.SignJob(job=job, signature=signature):
-                seen.say(("signature",), signature)
-                self.mail("client", lambda: e.JobSigned(at=self.now, job=job, signature=signature))
-            case e.ShowHead(head=head):
-                seen.say(("head", head.head.count), head.encode())
-                for other in ("auditor", "watcher"):
-                    self.mail(other, lambda: e.HeadShown(at=self.now, head=head))
-            case e.ShowMove(game_id=number, wire=wire):
-                place = next(p for p, data in self.machines[name].records.items() if p[0] == "said" and data == wire)
-                seen.say(place, wire)
-                self.ledger.hear(number, wire)
-                other = "auditor" if name == "trainer" else "trainer"
-                self.mail(other, lambda: e.MoveShown(at=self.now, game_id=number, wire=wire))
-            case e.ShowReceipt(game_id=number, receipt=receipt):
-                seen.say(("receipt", number, SignedStanding.decode(receipt).sequence), receipt)
-                self.ledger.hear(number, receipt, is_receipt=True)
-                other = "auditor" if name == "trainer" else "trainer"
-                self.mail(other, lambda: e.ReceiptShown(at=self.now, game_id=number, receipt=receipt))
-
-    def seconds(self, work: e.Work) -> int:
-        """A transaction takes until the next block; work some seconds."""
-        return 0 if isinstance(work, e.Gather) else 3
-
-    def done(self, work: e.Work) -> e.Event:
-        match work:
-            case e.Train():
-                return e.Done(at=self.now, work=work, root=root(self.run, work.count))
-            case e.Replay():
-                return e.Done(at=self.now, work=work, root=root(self.truth, work.head.head.count))
-            case e.Gather():
-                played = self.board.games[work.game_id]
-                if work.said is None and (played.state.is_over or played.state.moves != work.sequence):
-                    return e.Tick(at=self.now)  # answered by a machine that died meanwhile
-                key = (id(self.run), work.game_id, work.sequence, work.snapshot)
-                if key not in MOVES:
-                    line = played.moves if work.said is None else work.said
-                    MOVES[key] = self.answer(self.start(played), tuple(line), work.snapshot)
-                return e.Done(at=self.now, work=work, move=MOVES[key])
-
-    def start(self, played: PublicGame) -> GameState:
-        return game.start(self.run.job, played.head.head, played.id, played.started)
-
-    def answer(self, start: GameState, line: tuple[Move, ...], snapshot: bytes) -> Move:
-        """By a challenger that is made anew each time: all that it needs is the secret and the moves so far."""
-        challenger = Challenger(self.truth, SECRET)
-        state = resume(challenger, start, line)
-        assert Snapshot.of(state).id == snapshot
-        return (Defender(self.run) if state.mover is Side.DEFENDER else challenger).move(
-            state, line[-1] if line else None
-        )
 
     # -- the board
 
@@ -261,7 +287,7 @@ class Town:
                 self.later(name, lambda p=place, x=error: e.Refused(at=self.now, place=p, error=x))
             else:
                 self.later(name, lambda p=place: e.Mined(at=self.now, place=p))
-        for name in self.machines:
+        for name in self.drivers:
             self.mail(name, lambda: e.BoardChanged(at=self.now, block=self.block))
             for posted in self.posted:
                 if name in ("auditor", "watcher"):

@@ -48,7 +48,6 @@ from tiebreak.node.work import (
     Steps,
     Task,
     Try,
-    Turn,
     Unsealed,
 )
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
@@ -59,6 +58,7 @@ from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:

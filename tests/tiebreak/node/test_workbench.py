@@ -27,7 +27,7 @@ from tiebreak.node import workbench
 from tiebreak.node.crews import Crew, Crews
 from tiebreak.node.tampered import TamperedWorkbench
 from tiebreak.node.up import CHEATS
-from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, Steps, Task, Try, Turn
+from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, Steps, Task, Try
 from tiebreak.node.workbench import MOVING, REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, SignedHead
@@ -39,6 +39,7 @@ from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.small_task import INTERVAL, STEPS, small_task
 
