@@ -4,9 +4,9 @@ One thread owns the machine, its journal and the board. It asks the ground (a ch
 and gets the rest from other threads: posts of the hub, finished work. All that takes time or may fail, such as
 sending a post or training a segment, is done by threads and processes of their own, and repeated until it succeeds.
 
-The rules of crashes are those of `tiebreak.protocol.parties.driver`. In addition, a post to the hub is in the journal
-with its exact bytes before it leaves. The posts of its own jobs are read again from the first, since a machine takes
-what it knows already for nothing new. For other jobs it reads only offers, each once, and keeps nothing.
+The rules of crashes are those of `tiebreak.protocol.parties.driver`. The posts of its own jobs are read again from the
+first, since a machine takes what it knows already for nothing new. For other jobs it reads only offers, each once, and
+keeps nothing.
 """
 
 import json
@@ -37,14 +37,14 @@ from tiebreak.node.parties import (
 )
 from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
+from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import Finding
 from tiebreak.protocol.parties.board import Board, JobStatus
-from tiebreak.protocol.parties.driver import PartyDriver, Turn
+from tiebreak.protocol.parties.driver import BoardWay, PostingDriver, Turn
 from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.tags import Digest
 
@@ -65,7 +65,7 @@ _OWN: Final = "own jobs"
 """The fact that holds their ids."""
 
 
-class Ground(Protocol):
+class Ground(BoardWay, Protocol):
     """The place where transactions count: a chain, or a ledger that the hub keeps (`tiebreak.node.ground`)."""
 
     @property
@@ -80,14 +80,8 @@ class Ground(Protocol):
     def linked(self) -> Linked | None:
         """The proven headers and logs that its node is checked against; None for a ledger."""
 
-    def now(self) -> int:
-        """Seconds by the clock of the chain or of the hub, never by this machine's."""
-
     def poll(self) -> list[e.Event]:
         """Follow what is new. Raises `TiebreakError` if it cannot be reached; then it is asked again later."""
-
-    def send(self, wanted: e.Transact) -> None:
-        """Get a transaction to count, once, however often it is asked for under this name."""
 
     def balance(self, account: Address) -> int:
         """The wei that an account can pay with."""
@@ -132,14 +126,15 @@ class Mailbox(Protocol):
         """Let `read` ask again what is wanted."""
 
 
-class Driver(PartyDriver):
+class Driver(PostingDriver):
     def __init__(
         self, machine: PartyMachine, *, ground: Ground, mail: Mailbox, journal: Journal, shelf: Shelf,
         crews: Crews | None, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
-        super().__init__(machine, journal)
-        self.ground, self.mail, self.journal = ground, mail, journal
+        super().__init__(machine, journal, ground)
+        self.ground: Ground = ground
+        self.mail, self.journal = mail, journal
         self.shelf, self.crews, self.notes = shelf, crews, notes
         if crews is not None:
             crews.listen(self.told_steps, self.told_trouble)
@@ -195,7 +190,7 @@ class Driver(PartyDriver):
 
     def start(self) -> None:
         """Catch up with the board, wake the machine, and begin to listen."""
-        if self.has_key:
+        if self.machine.has_key:
             self.ask_balance()
         kept = self.journal.fact(_OWN) or b""
         self._own = dict.fromkeys(Digest(kept[at : at + 32]) for at in range(0, len(kept), 32))
@@ -284,9 +279,6 @@ class Driver(PartyDriver):
 
     # ------------------------------------------------------------------ actions
 
-    def instant(self) -> int:
-        return self.ground.now()
-
     def carry_out(self, actions: Sequence[e.Action]) -> None:
         try:
             super().carry_out(actions)
@@ -303,49 +295,26 @@ class Driver(PartyDriver):
         (self.notes.error if alarm.is_error else self.notes.warn)("alarm", alarm.text)
 
     def transact(self, wanted: e.Transact) -> None:
-        if isinstance(wanted.transaction, e.Challenge):
-            head, nonce = wanted.transaction.head, wanted.transaction.nonce
-            found = game_id(head.head, self.ground.domain, self.machine.address, nonce)
-            self.post(head.head.job_id, posts.GameBody(head=head, nonce=nonce), found)
         if wanted.place[0] != "withdraw":
             self.notes.info("send", log.transaction(wanted), **log.subject(wanted.transaction))
-        self.ground.send(wanted)
+        super().transact(wanted)
 
-    def say(self, statement: e.Statement) -> None:
-        game: Digest | None = None
-        match statement:
-            case e.OfferJob(job=job) | e.SignJob(job=job):
-                job_id = job.id
-                self.jobs.setdefault(job.id, job)
-                self._adopt(job.id)
-            case e.ShowHead(head=head):
-                job_id = head.head.job_id
-            case e.ShowLogReceipt(receipt=receipt):
-                job_id = receipt.head.job_id
-            case e.ShowConcession(concession=concession):
-                job_id = concession.head.job_id
-            case _:
-                game = statement.game_id
-                job_id = self.machine.board.games[game].job.id
+    def say(self, statement: e.Statement) -> bool:
+        job_id, _ = self.subject_of(statement)
+        if isinstance(statement, e.OfferJob | e.SignJob):
+            self.jobs.setdefault(job_id, statement.job)
+            self._adopt(job_id)
         if isinstance(statement, e.OfferJob):
             self._publish(job_id, 0, logs=False)
         if isinstance(statement, e.SignJob) and statement.signature:
             self._signatures[job_id] = statement.signature
-        if self.post(job_id, posts.body_of(statement), game):
-            self.notes.info("say", log.statement(statement), job=job_id.hex()[:8])
-
-    def post(self, job_id: Digest, body: posts.Body, game: Digest | None = None, *, tag: bytes = b"") -> bool:
-        """Say something through the hub, once, or once for each tag. Returns whether it is new."""
-        key, domain = self.machine.key, self.ground.domain
-
-        def seal(number: int) -> bytes:
-            post = posts.Post.of(body, job_id=job_id, number=number, sender=key.address, game_id=game)
-            return posts.SignedPost.sign(post, domain, key).encode()
-
-        is_new = self.journal.post(job_id, tag or bytes([body.KIND]) + (game or job_id) + body.encode(), seal)
+        is_new = super().say(statement)
         if is_new:
-            self._letters.set()
+            self.notes.info("say", log.statement(statement), job=job_id.hex()[:8])
         return is_new
+
+    def posted(self) -> None:
+        self._letters.set()
 
     # ------------------------------------------------------------------ mail
 
@@ -403,7 +372,7 @@ class Driver(PartyDriver):
         self._cursor = cursor
         try:
             for letter in self.mail.read(lambda: self._asked, place, last if place else b""):
-                self.inbox.put(partial(self._read, letter))
+                self.inbox.put(partial(self._receive, letter))
                 if self.stop.is_set():
                     return
         except MailForgot:
@@ -477,7 +446,7 @@ class Driver(PartyDriver):
         if not self.stop.is_set():  # else the journal was closed meanwhile
             self.note_hub(str(error) if isinstance(error, TiebreakError) else repr(error))
 
-    def _read(self, letter: Letter) -> None:
+    def _receive(self, letter: Letter) -> None:
         """Process a post. Its claims are checked by the machine, or by the library."""
         post, body, job_id = letter.post, letter.body, letter.post.job_id
         if not self._concerns(letter):
@@ -498,9 +467,7 @@ class Driver(PartyDriver):
                 self.jobs.setdefault(job.id, job)
                 self._learn(job)
                 self._signatures[job.id] = signature
-        is_own = self.has_key and post.sender == self.machine.address
-        if not is_own and (event := posts.event_of(post, body, self.ground.now())) is not None:
-            self.hear(event)
+        self.read(post, body)
 
     def _concerns(self, letter: Letter) -> bool:
         """Whether a post is about a job of its own, which an offer may make one. Others leave nothing behind."""
@@ -659,7 +626,7 @@ class Driver(PartyDriver):
 
     def _upload(self, job_id: Digest, count: int) -> None:
         """Upload files, if the hub has the list of them: it refuses what no list names."""
-        has_list = self.has_key and (self.machine.address, count) in self._listings.get(job_id, {})
+        has_list = self.machine.has_key and (self.machine.address, count) in self._listings.get(job_id, {})
         if has_list and (task := self._uploads.pop((job_id, count), None)) is not None:
             self._ask(task, lambda _: self.notes.info("publish", f"checkpoint {count}", job=job_id.hex()[:8]))
 
@@ -786,7 +753,7 @@ class Driver(PartyDriver):
         found: dict[str, Any] = {"role": machine.ROLE, "jobs": jobs, "is_away": self._is_away}
         if self.ground.linked is not None:
             found["withheld"] = self.ground.linked.hidden()
-        if self.has_key:
+        if self.machine.has_key:
             own = machine.address
             items = at_stake(board, own, now)
             turns = [item.left for item in items if item.is_ours]
@@ -808,11 +775,6 @@ class Driver(PartyDriver):
                 ],
             }  # fmt: skip
         return found
-
-    @property
-    def has_key(self) -> bool:
-        """Whether the party can sign and pay; a watcher cannot."""
-        return not isinstance(self.machine, WatcherNode)
 
     def ask_balance(self) -> int:
         """The account's wei. If the node does not answer, which is noted elsewhere, the last answer counts."""

@@ -8,7 +8,8 @@ virtual time (`tiebreak.sim.world.agents`), and the tests. The rules of crashes 
     3. A transaction goes to the board under its place, which gets it to count once, however often it is asked for.
     4. Work about a game that is over is held back, and done should a block with the end of the game vanish.
     5. A fetch that found nothing is tried again, until it finds something. Nothing is fetched twice at a time.
-    6. What was posted about a job or a game before the board shows it is kept, and heard once the board does.
+    6. A post is in the journal with its exact bytes before it leaves, and leaves with these bytes until it arrives.
+    7. What was posted about a job or a game before the board shows it is kept, and heard once the board does.
 
 Everything else is forgotten in a crash: the machine asks for it again when it starts.
 """
@@ -16,15 +17,16 @@ Everything else is forgotten in a crash: the machine asks for it again when it s
 import heapq
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tiebreak.protocol.commitments.job import Head
+from tiebreak.protocol.commitments.job import Head, game_id
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import AuditorParty
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.parties.machine import PartyMachine
@@ -91,7 +93,7 @@ class PartyDriver(ABC):
         """Get a transaction to count, once, however often it is asked for under its place."""
 
     @abstractmethod
-    def say(self, statement: e.Statement) -> None:
+    def say(self, statement: e.Statement) -> object:
         """Bring others a statement, byte for byte as it was signed."""
 
     @abstractmethod
@@ -284,3 +286,80 @@ class PartyDriver(ABC):
             self.tell(e.Arrived(at=self.instant(), job_id=job_id, count=count))
         else:
             self.look()
+
+
+class PostJournal(RecordKeeper, Protocol):
+    """A journal that also keeps what is said through a hub."""
+
+    def post(self, job: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
+        """Keep a statement about a job, unless the same was made before. Returns whether it is new.
+
+        `content` identifies it. `seal` makes the signed bytes, given the number in the job that is its place for good.
+        """
+
+
+class BoardWay(Protocol):
+    """The place where transactions count, as a driver sees it."""
+
+    def now(self) -> int:
+        """Seconds by the clock of that place."""
+
+    def send(self, wanted: e.Transact) -> None:
+        """Get a transaction to count, once, however often it is asked for under its place."""
+
+
+class PostingDriver(PartyDriver):
+    """Drives a machine that speaks through a hub. A post is in the journal with its exact bytes before it leaves."""
+
+    def __init__(self, machine: PartyMachine, journal: PostJournal, ground: BoardWay) -> None:
+        super().__init__(machine, journal)
+        self._posts, self.ground = journal, ground
+
+    @abstractmethod
+    def posted(self) -> None:
+        """Bring the hub what is new in the journal, now or later, until it has it."""
+
+    def instant(self) -> int:
+        return self.ground.now()
+
+    def transact(self, wanted: e.Transact) -> None:
+        """Send a transaction. A challenge is posted first: until then a hub takes no message of its game."""
+        if isinstance(wanted.transaction, e.Challenge):
+            head, nonce = wanted.transaction.head, wanted.transaction.nonce
+            found = game_id(head.head, self.machine.domain, self.machine.address, nonce)
+            self.post(head.head.job_id, posts.GameBody(head=head, nonce=nonce), found)
+        self.ground.send(wanted)
+
+    def say(self, statement: e.Statement) -> bool:
+        """Post a statement, unless it was posted before. Returns whether it is new."""
+        job_id, game = self.subject_of(statement)
+        return self.post(job_id, posts.body_of(statement), game)
+
+    def subject_of(self, statement: e.Statement) -> tuple[Digest, Digest | None]:
+        """The job and the game that a statement is about; no game if it is about the job."""
+        match statement:
+            case e.OfferJob(job=job) | e.SignJob(job=job):
+                return job.id, None
+            case e.ShowHead(head=shown) | e.ShowLogReceipt(receipt=shown) | e.ShowConcession(concession=shown):
+                return shown.head.job_id, None
+            case _:
+                return self.machine.board.games[statement.game_id].job.id, statement.game_id
+
+    def post(self, job_id: Digest, body: posts.Body, game: Digest | None = None, *, tag: bytes = b"") -> bool:
+        """Say something through the hub, once, or once for each tag. Returns whether it is new."""
+        key, domain = self.machine.key, self.machine.domain
+
+        def seal(number: int) -> bytes:
+            post = posts.Post.of(body, job_id=job_id, number=number, sender=key.address, game_id=game)
+            return posts.SignedPost.sign(post, domain, key).encode()
+
+        is_new = self._posts.post(job_id, tag or bytes([body.KIND]) + (game or job_id) + body.encode(), seal)
+        if is_new:
+            self.posted()
+        return is_new
+
+    def read(self, post: posts.Post, body: posts.Body) -> None:
+        """Hear a post of somebody else, with all its signatures checked. Its claims are checked by the machine."""
+        is_own = self.machine.has_key and post.sender == self.machine.address
+        if not is_own and (event := posts.event_of(post, body, self.instant())) is not None:
+            self.hear(event)
