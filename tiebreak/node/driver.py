@@ -11,23 +11,24 @@ keeps nothing.
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
 from threading import Thread
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from tiebreak.node import log
 from tiebreak.node.crews import Crews
+from tiebreak.node.ground import ChainGround, Ground, HubGround
 from tiebreak.node.journal import JOBS, Journal
-from tiebreak.node.linked import Linked
-from tiebreak.node.mail import MAX_JOBS, Letter, MailForgot
+from tiebreak.node.mail import MAX_JOBS, Letter, Mail, MailForgot
 from tiebreak.node.parties import (
     OFFER,
     AuditorNode,
     ClientNode,
+    OnShelf,
     Shelf,
     TrainerNode,
     WatcherNode,
@@ -36,16 +37,16 @@ from tiebreak.node.parties import (
     draw_secret,
 )
 from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import Finding
-from tiebreak.protocol.parties.board import Board, JobStatus
-from tiebreak.protocol.parties.driver import BoardWay, PostingDriver, Turn
-from tiebreak.protocol.parties.machine import PartyMachine, is_active
+from tiebreak.protocol.parties.board import JobStatus
+from tiebreak.protocol.parties.driver import PostingDriver, Turn
+from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.tags import Digest
 
 POLL_SECONDS: Final = 1.0
@@ -65,70 +66,11 @@ _OWN: Final = "own jobs"
 """The fact that holds their ids."""
 
 
-class Ground(BoardWay, Protocol):
-    """The place where transactions count: a chain, or a ledger that the hub keeps (`tiebreak.node.ground`)."""
-
-    @property
-    def board(self) -> Board:
-        """The jobs and games of the chain or the ledger, as of the last `poll`."""
-
-    @property
-    def domain(self) -> Domain:
-        """The EIP-712 domain in which jobs, heads and posts are signed."""
-
-    @property
-    def linked(self) -> Linked | None:
-        """The proven headers and logs that its node is checked against; None for a ledger."""
-
-    def poll(self) -> list[e.Event]:
-        """Follow what is new. Raises `TiebreakError` if it cannot be reached; then it is asked again later."""
-
-    def balance(self, account: Address) -> int:
-        """The wei that an account can pay with."""
-
-
-@runtime_checkable
-class Learning(Protocol):
-    """A ground that may lack the fields of a job."""
-
-    def learn(self, job: Job) -> None:
-        """Take the fields of a job from elsewhere. Its id says whether they are right."""
-
-
-@runtime_checkable
-class Listening(Protocol):
-    """A ground that is made of posts."""
-
-    def hear(self, place: int, at: int, post: posts.Post, body: posts.Body) -> None:
-        """Take a post; later places come later."""
-
-
-class Mailbox(Protocol):
-    """A hub as a mailbox (`tiebreak.node.mail`)."""
-
-    @property
-    def hub(self) -> Address:
-        """The account whose key signs the hub's receipts."""
-
-    def post(self, wire: bytes) -> posts.Received:
-        """Deliver a post. Raises `TiebreakError` if the hub refuses it, or does not take it for long."""
-
-    def holds(self, place: int, wire: bytes) -> bool:
-        """Whether the hub still has a post in its place."""
-
-    def close(self) -> None:
-        """Let `follow`, and requests that are tried again, end in the threads that wait in them."""
-
-    def read(self, wanted: Callable[[], Collection[Digest]], after: int, last: bytes) -> Iterator[Letter]:
-        """Posts of the jobs wanted, and new offers, without end. Raises `MailForgot` (`tiebreak.node.mail`)."""
-
-    def turn(self) -> None:
-        """Let `read` ask again what is wanted."""
-
-
 class Driver(PostingDriver):
+    machine: OnShelf
+
     def __init__(
-        self, machine: PartyMachine, *, ground: Ground, mail: Mailbox, journal: Journal, shelf: Shelf,
+        self, machine: OnShelf, *, ground: Ground, mail: Mail, journal: Journal, shelf: Shelf,
         crews: Crews | None, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
@@ -212,22 +154,23 @@ class Driver(PostingDriver):
             with self._apart("post"):
                 came()
         if time.monotonic() >= self._due:
-            for part in (self._poll, self._tick, self._look_after):
+            for part in (self._poll, self.tick, self._look_after):
                 with self._apart("loop"):
                     part()
             self._due = time.monotonic() + POLL_SECONDS
 
     @contextmanager
     def _apart(self, what: str) -> Iterator[None]:
-        """Keep one failure from ending all: an exception becomes an ERROR, unless the driver stops by it."""
+        """Keep one failure from ending all."""
         try:
             yield
         except Exception as error:
-            if self.stop.is_set():
-                raise
-            self._note_unexpected(what, error)
+            self.fail(what, error)
 
-    def _note_unexpected(self, what: str, error: Exception) -> None:
+    def fail(self, what: str, error: Exception) -> None:
+        """Note an ERROR and go on, unless the driver is to stop."""
+        if self.stop.is_set():
+            raise error
         self.notes.error(what, f"unexpected {type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -256,10 +199,6 @@ class Driver(PostingDriver):
             self._note_event(event)
             self.tell(event)
 
-    def _tick(self) -> None:
-        if self.is_due:
-            self.look()
-
     def _look_after(self) -> None:
         """Do what is due at every poll in addition to the machine's own events."""
         for job in self.machine.jobs():
@@ -279,17 +218,8 @@ class Driver(PostingDriver):
 
     # ------------------------------------------------------------------ actions
 
-    def carry_out(self, actions: Sequence[e.Action]) -> None:
-        try:
-            super().carry_out(actions)
-        except Exception:
-            self.stop.set()  # a statement that is not kept must not be made, so nothing goes on
-            raise
-
-    def fail(self, action: e.Action, error: Exception) -> None:
-        if self.stop.is_set():
-            raise error
-        self._note_unexpected(type(action).__name__, error)
+    def break_off(self) -> None:
+        self.stop.set()
 
     def raise_alarm(self, alarm: e.Alarm) -> None:
         (self.notes.error if alarm.is_error else self.notes.warn)("alarm", alarm.text)
@@ -379,7 +309,7 @@ class Driver(PostingDriver):
             self.journal.keep_fact(cursor, b"")
             self.inbox.put(partial(setattr, self, "_read_up_to", (0, b"")))
             self._say_all_again()
-            if isinstance(self.ground, Listening):
+            if isinstance(self.ground, HubGround):
                 self.notes.error("hub", "the posts that made the board are gone; start this party again")
                 self.stop.set()  # then it makes the board anew, of what comes now
 
@@ -388,15 +318,8 @@ class Driver(PostingDriver):
         """Whether every job of the hub is its own: without a chain, those who check all jobs learn of them by posts."""
         machine = self.machine
         return (
-            isinstance(self.ground, Listening) and isinstance(machine, WatcherNode | AuditorNode) and not machine.chosen
+            isinstance(self.ground, HubGround) and isinstance(machine, WatcherNode | AuditorNode) and not machine.chosen
         )
-
-    def _is_own(self, job: Job) -> bool:
-        """Whether the party is to look at posts about a job, once it is on the board or was offered to it."""
-        machine = self.machine
-        if isinstance(machine, WatcherNode | AuditorNode):
-            return machine.follows(job)
-        return machine.address in (job.client, job.trainer)
 
     def _adopt(self, job_id: Digest) -> None:
         """Remember a job as its own, also over a restart."""
@@ -414,7 +337,7 @@ class Driver(PostingDriver):
         """Find out whose posts are wanted."""
         board = self.machine.board
         wanted = {*self._own, *getattr(self.machine, "chosen", ()), *getattr(board, "unread", ())}
-        wanted |= {job.id for job in board.jobs.values() if self._is_own(job.job)}
+        wanted |= {job.id for job in board.jobs.values() if self.machine.follows(job.job)}
         if len(wanted) > MAX_JOBS:
             wanted = {job_id for job_id in wanted if job_id not in board.jobs or not board.jobs[job_id].is_over}
         self._asked = frozenset(wanted)
@@ -433,7 +356,7 @@ class Driver(PostingDriver):
             self.journal.keep_fact(self._cursor, place.to_bytes(8, "big") + wire)
 
     def _learn(self, job: Job) -> None:
-        if isinstance(self.ground, Learning):
+        if isinstance(self.ground, ChainGround):
             self.ground.learn(job)
 
     def note_hub(self, text: str) -> None:
@@ -451,7 +374,7 @@ class Driver(PostingDriver):
         post, body, job_id = letter.post, letter.body, letter.post.job_id
         if not self._concerns(letter):
             return
-        if isinstance(self.ground, Listening):
+        if isinstance(self.ground, HubGround):
             self.ground.hear(letter.place, letter.at, post, body)
         match body:
             case posts.LibraryBody():
@@ -499,7 +422,7 @@ class Driver(PostingDriver):
         if isinstance(machine, TrainerNode):
             clients = machine.policy.clients
             return job.trainer == machine.address and (not clients or job.client in clients)
-        return self._is_own(job) and (isinstance(machine, ClientNode) or isinstance(self.ground, Listening))
+        return machine.follows(job) and (isinstance(machine, ClientNode) or isinstance(self.ground, HubGround))
 
     def _offered(self, offer: e.JobOffered) -> None:
         """Let a trainer answer an offer, once it has the files to judge it by."""

@@ -517,6 +517,10 @@ class HubGround:
         self._post(job, body, write_place(wanted.place) + self._place.to_bytes(8, "big"))
 
 
+Ground = ChainGround | HubGround
+"""The place where transactions count: a chain, or a ledger that the hub keeps."""
+
+
 def _heads_of(transaction: e.Transaction) -> list[SignedHead]:
     """The signed heads that a transaction shows."""
     match transaction:

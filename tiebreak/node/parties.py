@@ -106,6 +106,10 @@ class OnShelf(PartyMachine):
     def program_of(self, job: Job) -> Program | None:
         return self.shelf.program(job)
 
+    def follows(self, job: Job) -> bool:
+        """Whether it looks at posts about a job, once that is on the board or was offered to it."""
+        return self.address in (job.client, job.trainer)
+
     def taken(self) -> list[Job]:
         """The jobs in which it may have games."""
         return []

@@ -118,8 +118,11 @@ class PartyDriver(ABC):
     def wake_at(self, at: int) -> None:  # noqa: B027  # a host may look at every instant anyway
         """See to it that `look` is called at this instant, or soon after."""
 
-    def fail(self, action: e.Action, error: Exception) -> None:  # noqa: ARG002
-        """Handle what carrying out an action raised, unless it was the keeping of a record. Later actions follow."""
+    def break_off(self) -> None:  # noqa: B027
+        """Stop for good: a record cannot be kept, and what is not kept must not be said."""
+
+    def fail(self, what: str, error: Exception) -> None:  # noqa: ARG002
+        """Handle what carrying out an action raised, by the action's name. If this returns, the next action follows."""
         raise error
 
     # ------------------------------------------------------------------ events and actions
@@ -139,16 +142,18 @@ class PartyDriver(ABC):
     def carry_out(self, actions: Sequence[e.Action]) -> None:
         """Carry out the actions that answer one event, in their order. Raises what keeping a record raises."""
         for action in actions:
-            if isinstance(action, e.AppendRecord):
-                self._journal.append(action)
-                continue
             try:
                 self._perform(action)
             except Exception as error:
-                self.fail(action, error)
+                if isinstance(action, e.AppendRecord):
+                    self.break_off()
+                    raise
+                self.fail(type(action).__name__, error)
 
     def _perform(self, action: e.Action) -> None:
         match action:
+            case e.AppendRecord():
+                self._journal.append(action)
             case e.Wake(at=at):
                 if at not in self._ticks:
                     heapq.heappush(self._ticks, at)
@@ -163,15 +168,13 @@ class PartyDriver(ABC):
                 self.publish_run(action)
             case e.Alarm():
                 self.raise_alarm(action)
-            case e.AppendRecord():
-                raise AssertionError("records are kept before anything else")
             case _:
                 self.say(action)
 
-    @property
-    def is_due(self) -> bool:
-        """Whether an instant has come at which the machine wanted to wake."""
-        return bool(self._ticks) and self._ticks[0] <= self.instant()
+    def tick(self) -> None:
+        """Let the machine look if an instant has come at which it wanted to wake."""
+        if self._ticks and self._ticks[0] <= self.instant():
+            self.look()
 
     def look(self) -> None:
         """Let the machine look at the present instant, and so at all at which it wanted to wake until now."""
