@@ -15,7 +15,6 @@ from typing import Any
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run, make_job, program
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
@@ -130,8 +129,7 @@ def result_of(work: e.Work, turn: Turn | None, run: Run, truth: Run) -> dict[str
     if key not in MOVES:
         # All that a challenger needs is the secret and the moves so far: it is made anew each time.
         challenger = Challenger(truth, SECRET)
-        start = rules.start(run.job, turn.head, turn.game_id, turn.started)
-        state = resume(challenger, start, turn.line)
+        state = resume(challenger, turn.start, turn.line)
         assert Snapshot.of(state).id == work.snapshot
         assert turn.defends == (state.mover is Side.DEFENDER)
         MOVES[key] = (Defender(run) if turn.defends else challenger).move(state, turn.answered)

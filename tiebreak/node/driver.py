@@ -33,8 +33,8 @@ from tiebreak.node.parties import (
     TrainerNode,
     WatcherNode,
     at_risk,
-    at_stake,
     draw_secret,
+    games_at_stake,
 )
 from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try
 from tiebreak.protocol.commitments.eip712 import Address
@@ -230,7 +230,7 @@ class Driver(PostingDriver):
         super().transact(wanted)
 
     def say(self, statement: e.Statement) -> bool:
-        job_id, _ = self.subject_of(statement)
+        job_id = self.job_of(statement)
         if isinstance(statement, e.OfferJob | e.SignJob):
             self.jobs.setdefault(job_id, statement.job)
             self._adopt(job_id)
@@ -678,8 +678,10 @@ class Driver(PostingDriver):
             found["withheld"] = self.ground.linked.hidden()
         if self.machine.has_key:
             own = machine.address
-            items = at_stake(board, own, now)
-            turns = [item.left for item in items if item.is_ours]
+            games = games_at_stake(board, own, now)
+            turns = [game["seconds_left"] for game in games if game["our_turn"]]
+            trained = (job for job in board.jobs.values() if is_active(job) and job.job.trainer == own)
+            turns += [job.due - now for job in trained if not job.has_final_head]
             found |= {
                 "address": f"0x{own.hex()}",
                 "balance": self.ask_balance(),
@@ -688,15 +690,8 @@ class Driver(PostingDriver):
                 "at_risk": at_risk(board, own),
                 "seconds_left": min(turns) if turns else None,
                 "unsent": len(self.journal.unheard()),
-                "games": [
-                    {
-                        "game": item.game_id.hex(), "job": item.job_id.hex(), "stake": item.stake,
-                        "our_turn": item.is_ours, "seconds_left": item.left,
-                    }
-                    for item in items
-                    if item.game_id is not None
-                ],
-            }  # fmt: skip
+                "games": games,
+            }
         return found
 
     def ask_balance(self) -> int:

@@ -138,10 +138,11 @@ def test_each_cheat_of_up_is_convicted_by_a_number(agreed: RunDirectory, folder:
     assert lie is not None
     assert answer(auditor, replay(agreed, lie, 0)).root != lie
     head, game = Head(job_id=agreed.job.id, count=COUNT, run_root=Digest(lie)), Digest(bytes(32))
-    state, line = rules.start(agreed.job, head, game, 1), list[Move]()
+    start, line = rules.start(agreed.job, head, game, 1), list[Move]()
+    state = start
     while not state.is_over:
         defends = state.mover is Side.DEFENDER
-        turn = Turn(head=head, game_id=game, started=1, state=state, line=tuple(line), defends=defends)
+        turn = Turn(start=start, state=state, line=tuple(line), defends=defends)
         work = e.Gather(game_id=game, sequence=state.moves, snapshot=Snapshot.of(state).id)
         move = answer(liar if defends else auditor, Compute(work=work, job=agreed.job, turn=turn)).move
         assert move is not None
@@ -196,8 +197,9 @@ def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
 
     def gather(number: int) -> Compute:
         game = Digest(bytes([number]) * 32)
-        state = replace(rules.start(job, head, game, 1), phase=Phase.OPEN_STEPS)
-        turn = Turn(head=head, game_id=game, started=1, state=state, line=(), defends=True)
+        start = rules.start(job, head, game, 1)
+        state = replace(start, phase=Phase.OPEN_STEPS)
+        turn = Turn(start=start, state=state, line=(), defends=True)
         work = e.Gather(game_id=game, sequence=0, snapshot=Snapshot.of(state).id)
         return Compute(work=work, job=job, turn=turn)
 

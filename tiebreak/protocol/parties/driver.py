@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tiebreak.protocol.commitments.job import Head, game_id
+from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import GameState
@@ -50,9 +50,8 @@ class RecordKeeper(Protocol):
 class Turn:
     """A game as the turn for which a move is gathered finds it."""
 
-    head: Head
-    game_id: Digest
-    started: int
+    start: GameState
+    """The state in which the game began."""
     state: GameState
     line: tuple[Move, ...]
     """The moves that led to the state."""
@@ -247,8 +246,8 @@ class PartyDriver(ABC):
             return None
         side = machine.side_in(game)
         return Turn(
-            head=game.head.head, game_id=game.id, started=game.started, state=state, line=line,
-            defends=side is Side.DEFENDER, attempt=self._trusted(game) if side is Side.CHALLENGER else 0,
+            start=game.first_state, state=state, line=line, defends=side is Side.DEFENDER,
+            attempt=self._trusted(game) if side is Side.CHALLENGER else 0,
         )  # fmt: skip
 
     def _trusted(self, game: PublicGame) -> int:
@@ -335,18 +334,15 @@ class PostingDriver(PartyDriver):
 
     def say(self, statement: e.Statement) -> bool:
         """Post a statement, unless it was posted before. Returns whether it is new."""
-        job_id, game = self.subject_of(statement)
-        return self.post(job_id, posts.body_of(statement), game)
+        return self.post(self.job_of(statement), posts.body_of(statement), getattr(statement, "game_id", None))
 
-    def subject_of(self, statement: e.Statement) -> tuple[Digest, Digest | None]:
-        """The job and the game that a statement is about; no game if it is about the job."""
-        match statement:
-            case e.OfferJob(job=job) | e.SignJob(job=job):
-                return job.id, None
-            case e.ShowHead(head=shown) | e.ShowLogReceipt(receipt=shown) | e.ShowConcession(concession=shown):
-                return shown.head.job_id, None
-            case _:
-                return self.machine.board.games[statement.game_id].job.id, statement.game_id
+    def job_of(self, statement: e.Statement) -> Digest:
+        """The job that a statement is about."""
+        if isinstance(statement, e.ShowMove | e.ShowReceipt):
+            return self.machine.board.games[statement.game_id].job.id
+        job_id, _ = posts.body_of(statement).subject()
+        assert job_id is not None
+        return job_id
 
     def post(self, job_id: Digest, body: posts.Body, game: Digest | None = None, *, tag: bytes = b"") -> bool:
         """Say something through the hub, once, or once for each tag. Returns whether it is new."""

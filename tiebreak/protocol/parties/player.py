@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, Transcript, leads_on
 from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Prove, Side
 from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Snapshot, opened
@@ -340,8 +339,7 @@ class Player(PartyMachine):
     def transcript(self, game: PublicGame) -> Transcript:
         """The messages of a game that this party has, from both sides."""
         if game.id not in self._transcripts:
-            start = rules.start(game.job.job, game.head.head, game.id, game.started)
-            found = Transcript(start, domain=self.domain, challenger=game.challenger)
+            found = Transcript(game.first_state, domain=self.domain, challenger=game.challenger)
             self._transcripts[game.id] = found
             while (kept := self.records.get(("wire", game.id, found.messages))) is not None:
                 found.append(kept)

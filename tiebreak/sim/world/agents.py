@@ -22,7 +22,6 @@ from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES, nonce_of
 from tiebreak.protocol.errors import CannotCheck
-from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.sides import Challenger, Defender, Party, resume
@@ -299,8 +298,7 @@ class Agent(PartyDriver, PartyMachine):
         key = (game.id, game.entries if said is None else None)
         if key not in self._parties:
             party = self._parties[key] = self.party_in(game)
-            start = rules.start(game.job.job, game.head.head, game.id, game.started)
-            resume(party, start, game.moves if said is None else said)
+            resume(party, game.first_state, game.moves if said is None else said)
         return self._parties[key]
 
     def _tick(self, delay: int) -> Process:
