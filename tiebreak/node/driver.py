@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tiebreak.node import log
 from tiebreak.node.crews import Crews
-from tiebreak.node.ground import ChainGround, Ground, HubGround
+from tiebreak.node.ground import AnyGround, ChainGround, HubGround
 from tiebreak.node.journal import JOBS, Journal
 from tiebreak.node.mail import MAX_JOBS, Letter, Mail, MailForgot
 from tiebreak.node.parties import (
@@ -70,12 +70,12 @@ class Driver(PostingDriver):
     machine: OnShelf
 
     def __init__(
-        self, machine: OnShelf, *, ground: Ground, mail: Mail, journal: Journal, shelf: Shelf,
+        self, machine: OnShelf, *, ground: AnyGround, mail: Mail, journal: Journal, shelf: Shelf,
         crews: Crews | None, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
         super().__init__(machine, journal, ground)
-        self.ground: Ground = ground
+        self.ground: AnyGround = ground
         self.mail, self.journal = mail, journal
         self.shelf, self.crews, self.notes = shelf, crews, notes
         if crews is not None:

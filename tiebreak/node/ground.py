@@ -517,8 +517,8 @@ class HubGround:
         self._post(job, body, write_place(wanted.place) + self._place.to_bytes(8, "big"))
 
 
-Ground = ChainGround | HubGround
-"""The place where transactions count: a chain, or a ledger that the hub keeps."""
+AnyGround = ChainGround | HubGround
+"""The grounds that a party of a network may stand on."""
 
 
 def _heads_of(transaction: e.Transaction) -> list[SignedHead]:

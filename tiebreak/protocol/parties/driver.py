@@ -300,11 +300,11 @@ class PostJournal(RecordKeeper, Protocol):
         """
 
 
-class BoardWay(Protocol):
-    """The place where transactions count, as a driver sees it."""
+class Ground(Protocol):
+    """The place where transactions count: a chain, or a ledger that a hub keeps."""
 
     def now(self) -> int:
-        """Seconds by the clock of that place."""
+        """Seconds by the clock of the chain or of the hub, never by this machine's."""
 
     def send(self, wanted: e.Transact) -> None:
         """Get a transaction to count, once, however often it is asked for under its place."""
@@ -313,7 +313,7 @@ class BoardWay(Protocol):
 class PostingDriver(PartyDriver):
     """Drives a machine that speaks through a hub. A post is in the journal with its exact bytes before it leaves."""
 
-    def __init__(self, machine: PartyMachine, journal: PostJournal, ground: BoardWay) -> None:
+    def __init__(self, machine: PartyMachine, journal: PostJournal, ground: Ground) -> None:
         super().__init__(machine, journal)
         self._posts, self.ground = journal, ground
 

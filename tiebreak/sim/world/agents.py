@@ -31,25 +31,12 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.driver import PartyDriver, Turn
 from tiebreak.protocol.parties.machine import PartyMachine
-from tiebreak.protocol.parties.player import GameView, Reply
 from tiebreak.protocol.parties.terms import Means
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.mail import Account
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.world import Participant, Pending, World, WorldBlock
-
-__all__ = [
-    "Agent",
-    "AuditorAgent",
-    "BlockBuilder",
-    "ClientAgent",
-    "GameView",
-    "Process",
-    "Reply",
-    "Scripted",
-    "TrainerAgent",
-]
 
 Process = Generator[simpy.Event, Any, Any]
 SEATS: Final = ("seats", "seat_fee", "seat_bond", "challenger_stake")
