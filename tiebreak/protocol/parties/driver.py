@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tiebreak.protocol.commitments.job import game_id
+from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import GameState
@@ -72,7 +73,7 @@ class PartyDriver(ABC):
         """`machine` has the records that the journal holds."""
         self.machine, self._journal = machine, journal
         self._events: deque[e.Event] = deque()
-        self._is_busy = False
+        self._is_busy = self._is_broken = False
         self._ticks: list[int] = []
         self._early: deque[e.Message] = deque(maxlen=MAX_EARLY)
         self._held: list[e.Work] = []
@@ -128,6 +129,8 @@ class PartyDriver(ABC):
 
     def tell(self, event: e.Event) -> None:
         """Tell the machine, and carry out what it wants. Events that this causes wait for their turn."""
+        if self._is_broken:
+            raise StateError("expected a journal that keeps records, got one that did not; start the party again")
         self._events.append(event)
         if self._is_busy:
             return
@@ -145,6 +148,7 @@ class PartyDriver(ABC):
                 self._perform(action)
             except Exception as error:
                 if isinstance(action, e.AppendRecord):
+                    self._is_broken = True
                     self.break_off()
                     raise
                 self.fail(type(action).__name__, error)
