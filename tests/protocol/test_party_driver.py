@@ -1,6 +1,6 @@
 """The one driver of parties: in which order it carries things out, and what it keeps until its time has come."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 
 from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER
 from tests.protocol.test_parties import FALSE, JOB, START, TRUTH, board_with, gather_of, known, with_game
-from tests.protocol.town import KnowingTrainer
+from tests.protocol.town import Kept, KnowingTrainer
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
@@ -29,10 +29,10 @@ class Noting(PostingDriver):
         self.now, self.noted, self.told = START, list[Any](), list[e.Event]()
         self.answers: dict[type[e.Event], Iterable[e.Action]] = {}
         self.has_files = self.is_ready = True
-        self.kept: dict[bytes, bytes] = {}
         machine = KnowingTrainer(**known(board, TRAINER))
         machine.observe = self.observe  # type: ignore[method-assign]
-        journal = SimpleNamespace(append=self.append, post=self.keep)
+        self.kept = Kept()
+        journal = SimpleNamespace(append=self.append, post=self.kept.post)
         super().__init__(machine, journal, SimpleNamespace(now=lambda: self.now, send=self.noted.append))
 
     def observe(self, event: e.Event) -> tuple[e.Action, ...]:
@@ -44,11 +44,8 @@ class Noting(PostingDriver):
         if record.data == b"":
             raise OSError("no space")
 
-    def keep(self, _: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
-        return content not in self.kept and bool(self.kept.setdefault(content, seal(len(self.kept))))
-
     def posted(self) -> None:
-        self.noted.append(list(self.kept.values()))
+        self.noted.append(list(self.kept.posts.values()))
 
     def publish_run(self, action: e.PublishRun) -> None:
         self.tell(e.Tick(at=self.now))

@@ -109,6 +109,24 @@ class Seen:
 class Kept(list[e.AppendRecord]):
     """A journal in memory."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.posts: dict[bytes, bytes] = {}
+        """What was said, by its content."""
+        self.rows: list[bytes] = []
+
+    def post(self, _: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
+        is_new = content not in self.posts
+        if is_new:
+            self.posts[content] = seal(len(self.posts))
+        return is_new
+
+    def notes(self) -> list[bytes]:
+        return list(self.rows)
+
+    def note(self, note: bytes) -> None:
+        self.rows.append(note)
+
     def append(self, record: e.AppendRecord) -> None:
         assert record.place not in {kept.place for kept in self}, "a place is written once"
         super().append(record)
@@ -174,12 +192,6 @@ class Resident(PartyDriver):
     def fetch_run(self, job_id: Digest, count: int) -> bool:
         self.later(lambda driver: driver.fetched(job_id, count))
         return True
-
-    def publish_run(self, action: e.PublishRun) -> None:
-        """What is published is there already."""
-
-    def raise_alarm(self, alarm: e.Alarm) -> None:
-        """It is among the actions that are seen."""
 
     def transact(self, wanted: e.Transact) -> None:
         self.seen.say(("call", *wanted.place), repr(wanted.transaction).encode())

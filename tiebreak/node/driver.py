@@ -38,7 +38,7 @@ from tiebreak.node.parties import (
 )
 from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
@@ -568,11 +568,11 @@ class Driver(PostingDriver):
         needs_run = isinstance(work, e.Train | e.Replay | e.Audit)
         if needs_run and not signature and not (self.shelf.folder(job_id) / "job.bin").exists():
             return False
-        agreed = 0
+        machine, agreed = self.machine, 0
         if isinstance(work, e.Replay) and work.attempt:
-            agreed = max(
-                (h.head.count for h in self._true_heads(job_id) if h.head.count < work.head.head.count), default=0
-            )
+            assert isinstance(machine, WatcherNode | AuditorNode)
+            true = [head for head in machine.heads_of(job_id) if machine.finding(head) is Finding.TRUE]
+            agreed = max((h.head.count for h in true if h.head.count < work.head.head.count), default=0)
         task = Compute(work=work, job=job, agreed=agreed, turn=turn, signature=signature)
         self._ask(task, lambda answer: self._done(work, answer))
         return True
@@ -580,11 +580,6 @@ class Driver(PostingDriver):
     def _job(self, job_id: Digest) -> Job:
         found = self.machine.board.jobs.get(job_id)
         return self.jobs[job_id] if found is None else found.job
-
-    def _true_heads(self, job_id: Digest) -> list[SignedHead]:
-        machine = self.machine
-        assert isinstance(machine, WatcherNode | AuditorNode)
-        return [head for head in machine.heads_of(job_id) if machine.finding(head) is Finding.TRUE]
 
     def _done(self, work: e.Work, answer: Answer) -> None:
         if answer.problem:

@@ -23,11 +23,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from eth_abi.exceptions import DecodingError
 
-from tiebreak.node.journal import read_place, write_place
+from tiebreak.node.journal import Journal, read_place, write_place
 from tiebreak.node.linked import LINKED, Linked
 from tiebreak.node.patient import Patient
 from tiebreak.protocol.chain import Chain, ChainError, InsufficientFunds, NodeError, Reverted, Signer
@@ -63,16 +63,6 @@ AGAIN: Final = "Halted"
 """The error that a machine gets for a transaction that ended without an answer: it decides afresh."""
 
 
-class Notes(Protocol):
-    """A store for the rows of an outbox (`tiebreak.node.journal.Journal`)."""
-
-    def notes(self) -> list[bytes]:
-        """The rows from before this process started, oldest first."""
-
-    def note(self, note: bytes) -> None:
-        """Append a row, which is safe on the disk when this returns."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Block:
     """A block with logs of the contracts: the transactions that logged something, and their places."""
@@ -94,7 +84,7 @@ class ChainGround:
     """A board on a chain, and the way of one account's transactions there."""
 
     def __init__(
-        self, chain: Chain, signer: Signer | None = None, notes: Notes | None = None, *, pace: Pace,
+        self, chain: Chain, signer: Signer | None = None, journal: Journal | None = None, *, pace: Pace,
         first_block: int = 0, cap: int | None = None, steady: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`chain` is attached to the board. Without a signer nothing can be sent. `first_block`: the board's own."""
@@ -105,7 +95,7 @@ class ChainGround:
         self._signer, self._steady = signer, steady
         self._outbox: Outbox | None = None
         if signer is not None:
-            kept = {} if notes is None else {"journal": notes.notes(), "record": notes.note}
+            kept = {} if journal is None else {"journal": journal.notes(), "record": journal.note}
             self._outbox = chain.outbox(
                 signer, cap=cap, confirmations=pace.confirmations, block_seconds=pace.block_seconds, **kept
             )

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
-from tests.protocol.town import FALSE, TALKED_FALSE, TALKED_TRUTH, TRUTH
+from tests.protocol.town import FALSE, TALKED_FALSE, TRUTH
 from tests.tiebreak.node.village import BLOCK, HUB, START, Village, Villager
 from tests.tiebreak.parties import Commands
 from tiebreak.api.chain import onchain
@@ -70,11 +70,10 @@ class Member(Villager):
 class Commune(Village):
     """A village with a hub in place of a chain."""
 
-    def __init__(self, run: Run, parties: tuple[str, ...] = ("client", "trainer", "auditor")) -> None:
-        self.run, self.confirmations, self.seconds = run, 0, 0.0
-        self.truth = TALKED_TRUTH if run is TALKED_FALSE else TRUTH
-        self.letters = []
-        self.move_in(Member, parties)
+    KIND = Member
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(None, run)
 
     @property
     def export(self) -> list[posts.ReceivedPost]:

@@ -4,7 +4,6 @@ No hub and no files: what parties post arrives at once, and what they compute is
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -49,35 +48,6 @@ class Faulty:
         return asked
 
 
-@dataclass
-class Rows:
-    """An outbox's rows that outlive a process."""
-
-    rows: list[bytes] = field(default_factory=list)
-
-    def notes(self) -> list[bytes]:
-        return list(self.rows)
-
-    def note(self, note: bytes) -> None:
-        self.rows.append(note)
-
-
-class Pages(Kept):
-    """A journal in memory, with posts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.contents = set[bytes]()
-        self.unheard = list[bytes]()
-
-    def post(self, job: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
-        if content in self.contents:
-            return False
-        self.contents.add(content)
-        self.unheard.append(seal(len(self.contents)))
-        return True
-
-
 class Villager(PostingDriver):
     """A party with its ground."""
 
@@ -91,11 +61,11 @@ class Villager(PostingDriver):
         """By how much its machine's clock is off, in seconds."""
         self.heard = 0
         """The number of posts that it has read."""
-        self.is_started = False
+        self.is_started, self.kept = False, Kept()
         pace = Pace(block_seconds=BLOCK, step_seconds=1, confirmations=village.confirmations)
         ground = self.new_ground(pace)
         known: dict[str, Any] = {"board": ground.board, "domain": ground.domain, "pace": pace, "key": self.key}
-        super().__init__(self.kind(**known), Pages(), ground)
+        super().__init__(self.kind(**known), self.kept, ground)
         self.ground: Any = ground
         if isinstance(ground, ChainGround):
             ground.know(self.machine)
@@ -105,7 +75,7 @@ class Villager(PostingDriver):
         self.node = Faulty(self.village.chain.node)
         chain = Chain(self.node)  # type: ignore[arg-type]
         chain._deployment = self.village.chain.deployment
-        return ChainGround(chain, self.key, Rows(), pace=pace, steady=self.steady)
+        return ChainGround(chain, self.key, self.kept, pace=pace, steady=self.steady)
 
     def steady(self) -> float:
         return self.village.seconds + self.clock
@@ -122,16 +92,9 @@ class Villager(PostingDriver):
         self.inbox.append(partial(self.fetched, job_id, count))
         return True
 
-    def publish_run(self, action: e.PublishRun) -> None:
-        """What is published is there already."""
-
-    def raise_alarm(self, alarm: e.Alarm) -> None:
-        """Nobody listens."""
-
     def posted(self) -> None:
-        unheard, self._posts.unheard = self._posts.unheard, []  # type: ignore[attr-defined]
-        for wire in unheard:
-            self.village.deliver(posts.SignedPost.decode(wire), self.machine.domain)
+        *_, wire = self.kept.posts.values()
+        self.village.deliver(posts.SignedPost.decode(wire), self.machine.domain)
 
     def receive(self, letter: Letter) -> None:
         self.read(letter.post, letter.body)
@@ -157,21 +120,19 @@ class Villager(PostingDriver):
 
 
 class Village:
+    KIND = Villager
+
     def __init__(
-        self, chain: EmbeddedChain, run: Run, *, parties: tuple[str, ...] = ("client", "trainer", "auditor"),
+        self, chain: Any, run: Run, *, parties: tuple[str, ...] = ("client", "trainer", "auditor"),
         confirmations: int = 0,
     ) -> None:  # fmt: skip
         self.chain, self.run, self.confirmations = chain, run, confirmations
         self.truth = TALKED_TRUTH if run.job == TALKED else TRUTH
         self.seconds = 0.0
         self.letters: list[Letter] = []
-        self.move_in(Villager, parties)
-
-    def move_in(self, kind: type[Villager], parties: tuple[str, ...]) -> None:
-        """Let parties live here; the client's owner wants the job done."""
-        self.villagers = {name: kind(self, name) for name in parties}
+        self.villagers = {name: self.KIND(self, name) for name in parties}
         client = self.villagers["client"]
-        client.inbox.append(lambda: client.tell(e.JobDrafted(at=0, job=self.run.job)))
+        client.inbox.append(lambda: client.tell(e.JobDrafted(at=0, job=run.job)))
 
     @property
     def now(self) -> int:
@@ -229,10 +190,4 @@ def new_village_chain() -> EmbeddedChain:
 
 def game_of(villager: Villager) -> PublicGame:
     (found,) = villager.ground.board.games.values()
-    return found
-
-
-def key_of(name: str) -> PrivateKey:
-    found = KINDS[name][1]
-    assert found is not None
     return found

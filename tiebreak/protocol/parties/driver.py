@@ -97,10 +97,6 @@ class PartyDriver(ABC):
         """Bring others a statement, byte for byte as it was signed."""
 
     @abstractmethod
-    def publish_run(self, action: e.PublishRun) -> None:
-        """Publish the data that belongs to a run."""
-
-    @abstractmethod
     def fetch_run(self, job_id: Digest, count: int) -> bool:
         """Begin to fetch a run, and call `fetched` at the end. Returns whether it could begin."""
 
@@ -111,11 +107,15 @@ class PartyDriver(ABC):
         Returns False if it has to wait; then it is asked for again.
         """
 
-    @abstractmethod
-    def raise_alarm(self, alarm: e.Alarm) -> None:
+    # Not abstract: a host may have no readers and no owner, or look at every instant.
+
+    def publish_run(self, action: e.PublishRun) -> None:  # noqa: B027
+        """Publish the data that belongs to a run."""
+
+    def raise_alarm(self, alarm: e.Alarm) -> None:  # noqa: B027
         """Tell the owner."""
 
-    def wake_at(self, at: int) -> None:  # noqa: B027  # a host may look at every instant anyway
+    def wake_at(self, at: int) -> None:  # noqa: B027
         """See to it that `look` is called at this instant, or soon after."""
 
     def break_off(self) -> None:  # noqa: B027

@@ -134,7 +134,10 @@ class Agent(PartyDriver, PartyMachine):
 
     def carry_out(self, actions: Sequence[e.Action]) -> None:
         """Carry out actions. In rough weather the party may die after any number of them."""
-        death = self._death(len(actions))
+        death = None
+        if self.world.weather is not None and self.is_plain:
+            lost = self.world.now - min(self._since.values(), default=self.world.now)
+            death = self.world.weather.death(self.name, len(actions), lost)
         super().carry_out(actions if death is None else actions[: death[0]])
         if death is not None:
             self._die(death[1])
@@ -145,12 +148,6 @@ class Agent(PartyDriver, PartyMachine):
     def is_plain(self) -> bool:
         """Whether its decisions are those of `tiebreak.protocol.parties`, so that all it knows is in its journal."""
         return type(self) in (ClientAgent, TrainerAgent, AuditorAgent)
-
-    def _death(self, actions: int) -> tuple[int, int] | None:
-        if self.world.weather is None or not self.is_plain:
-            return None
-        lost = self.world.now - min(self._since.values(), default=self.world.now)
-        return self.world.weather.death(self.name, actions, lost)
 
     def _die(self, down: int) -> None:
         """Forget everything but the journal, the transactions that were sent, and what lies on the disk."""
@@ -367,10 +364,6 @@ class Agent(PartyDriver, PartyMachine):
 
     def work_on(self, work: e.Work) -> Process:
         """Do a piece of work, in the time that it takes, and tell the machine when it is done."""
-        raise NotImplementedError
-
-    def publish_run(self, action: e.PublishRun) -> None:
-        """Publish the data that belongs to a run."""
         raise NotImplementedError
 
     def publish_head(self, head: SignedHead) -> None:
