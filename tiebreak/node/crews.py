@@ -131,12 +131,6 @@ class Crew:
                 process.kill()
         self._thread.join(STOP_SECONDS)
 
-    @property
-    def pid(self) -> int | None:
-        """The id of the process that works, while there is one."""
-        process = self._process
-        return None if process is None else process.pid
-
     def _start(self) -> None:
         ours, theirs = _FORKS.Pipe()
         process = _FORKS.Process(target=self._bench.serve or _serve, args=(theirs, self._bench), daemon=True)

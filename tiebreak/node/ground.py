@@ -39,12 +39,10 @@ from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
 from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
-from tiebreak.protocol.errors import StateError, VerificationError
-from tiebreak.protocol.game.moves import Move
-from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties.board import Board, PublicGame
+from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.parties.ledger import Ledger, Refusal, job_of
 from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.player import Player
@@ -123,7 +121,7 @@ class ChainGround:
         """Follow with what a machine knows: its programs, and its talks."""
         self.board.program_of = machine.program_of
         if isinstance(machine, Player):
-            self.board.talk_of = lambda game, sequence, snapshot: _talk_of(machine, game, sequence, snapshot)
+            self.board.talk_of = machine.talk_of
 
     def learn(self, job: Job) -> None:
         """Take the fields of a job from elsewhere, if the chain does not show them. Its id says that they are right."""
@@ -445,10 +443,6 @@ class HubGround:
         """Bodies of transactions that were posted and have no place yet."""
         self._told: list[e.Event] = []
 
-    def claim(self, account: Address) -> int:
-        """The wei that an account is owed on paper; negative if it owes."""
-        return self._ledger.claim(account)
-
     def balance(self, account: Address) -> int:  # noqa: ARG002  # on paper, everybody can pay
         return 1 << 128
 
@@ -521,15 +515,6 @@ def _heads_of(transaction: e.Transaction) -> list[SignedHead]:
         case e.ReportInconsistency(first=opened, second=other):
             return [opened.head, other.head]
     return []
-
-
-def _talk_of(machine: Player, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:
-    if machine.is_side(game):
-        talk = machine.transcript(game)
-        state = talk.stood(sequence, snapshot)
-        if state is not None:
-            return state, list(talk.line[:sequence])
-    raise VerificationError("expected a state of the talk, got another")
 
 
 def _address(value: object) -> Address:

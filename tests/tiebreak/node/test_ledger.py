@@ -143,7 +143,7 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
         assert game.job.status is JobStatus.SLASHED
         assert game.state.verdict is not None
         assert game.state.verdict.winner is Side.CHALLENGER
-        claims = [ground.claim(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]  # type: ignore[attr-defined]
+        claims = [ground._ledger.claim(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]  # type: ignore[attr-defined]
         assert claims == [0, -stake, stake // 2]
     found = judge(commune.export)
     assert [game["right"] for game in found["games"]] == ["challenger"]

@@ -336,6 +336,16 @@ class Player(PartyMachine):
 
     # ------------------------------------------------------------------ messages
 
+    def talk_of(self, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:
+        """The state of this snapshot, and the line that led to it, as this side of a game has it from the talk.
+
+        Raises `VerificationError` if it has not heard of such a state.
+        """
+        state = self.transcript(game).stood(sequence, snapshot) if self.is_side(game) else None
+        if state is None:
+            raise VerificationError("expected a state of the talk, got another")
+        return state, list(self.transcript(game).line[:sequence])
+
     def transcript(self, game: PublicGame) -> Transcript:
         """The messages of a game that this party has, from both sides."""
         if game.id not in self._transcripts:
