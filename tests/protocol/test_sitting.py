@@ -41,16 +41,14 @@ class SeatedTown(Town):
         self.truth, self.seal, self.held = TRUTH, b"", 0
         self.at(START, lambda: self.tell("client", e.JobDrafted(at=self.now, job=SEATED, secret=SECRET)))
 
-    def done(self, work: e.Work) -> e.Event:
-        if isinstance(work, e.Audit):
-            return e.Done(at=self.now, work=work, root=root_of(self.truth, SEATED.checkpoints))
-        return super().done(work)
-
     def execute(self, sender: bytes, wanted: tx.Transaction) -> str:
         if isinstance(wanted, tx.OnSeats):
             return self.seat(sender, wanted)
         if isinstance(wanted, tx.PostHead):
             return "HeadMustBeSealed"
+        if isinstance(wanted, tx.CreateJob):
+            self.board.jobs[wanted.job.id] = PublicJob(job=wanted.job, last_progress=self.now)
+            return ""
         return super().execute(sender, wanted)
 
     def pay(self, account: bytes, amount: int) -> None:
@@ -287,9 +285,9 @@ def test_a_stake_waits_for_the_money_and_nothing_is_sent_before(name: str) -> No
     purse = [0]
     kind = {"trainer": KnowingTrainer, "auditor": KnowingAuditor}[name]
     town = SeatedTown(FALSE)
-    town.machines[name].means = Means(floor=5, balance=lambda: purse[0])
+    town.drivers[name].machine.means = Means(floor=5, balance=lambda: purse[0])
     town.play(120)
-    assert isinstance(town.machines[name], kind)
+    assert isinstance(town.drivers[name].machine, kind)
     assert not town.told(name, tx.AcceptJob if name == "trainer" else tx.JoinPool)
     texts = [action.text for action in town.seen[name].actions if isinstance(action, e.Alarm)]
     assert any("expected a balance of at least" in text for text in texts)
@@ -300,7 +298,7 @@ def test_a_stake_waits_for_the_money_and_nothing_is_sent_before(name: str) -> No
 @pytest.mark.parametrize(("money", "sent"), [(BOND + STAKE, True), (BOND + STAKE - 1, False)])
 def test_a_seat_is_taken_only_with_the_money_for_a_challenge_left(money: int, *, sent: bool) -> None:
     town = SeatedTown(FALSE)
-    town.at(START + 40, lambda: setattr(town.machines["auditor"], "means", Means(balance=lambda: money)))
+    town.at(START + 40, lambda: setattr(town.drivers["auditor"].machine, "means", Means(balance=lambda: money)))
     town.play(3000)
     assert bool(town.told("auditor", tx.SealRoot)) is sent
     assert town.told("auditor", tx.Challenge), "the stake is there"

@@ -25,6 +25,7 @@ from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
+from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.parties.player import GameView
 from tiebreak.protocol.parties.terms import objections
 
@@ -59,10 +60,8 @@ def test_a_talked_dispute_is_two_transactions() -> None:
 class Damaged(Town):
     """The trainer's files give something else than it has signed, so it has nothing to show."""
 
-    def done(self, work: e.Work) -> e.Event:
-        event = super().done(work)
-        is_opening = isinstance(event, e.Done) and event.move is not None and event.move.KIND.mover is Side.DEFENDER
-        return replace(event, move=Concede()) if is_opening else event  # type: ignore[call-arg]
+    def result(self, work: e.Work, turn: Turn | None) -> dict[str, Any]:
+        return {"move": Concede()} if turn is not None and turn.defends else super().result(work, turn)
 
 
 def test_a_trainer_with_nothing_to_show_tells_its_owner_and_sends_nothing() -> None:

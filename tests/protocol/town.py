@@ -1,11 +1,11 @@
-"""A town for machines alone: the board's rules in a few lines of Python, blocks every 12 seconds, mail, and crashes.
+"""A town for machines alone: the board's rules by the hub's ledger, blocks every 12 seconds, mail, and crashes.
 
 No simulator, no chain, no tensors: runs of `tests.protocol.runs`. What may differ from one town to another is told by a
 `Fate`: at which event a party's machine dies and is made anew from its journal, which messages are lost or come twice.
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
@@ -13,21 +13,22 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run, make_job, program
-from tiebreak.protocol.commitments.job import game_id
-from tiebreak.protocol.commitments.keys import PrivateKey, verify
-from tiebreak.protocol.errors import IllegalMove
-from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import Concede, Move, Phase, Side
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game.messages import Message, open_wire
+from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
-from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot, Standing, opened
-from tiebreak.protocol.game.state import GameState, Reason, Verdict
+from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot
+from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.auditor import AuditorParty, WatcherParty
-from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.board import BURNED, Board, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import ClientParty
+from tiebreak.protocol.parties.driver import PartyDriver, Turn
+from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.machine import PartyMachine
-from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.parties.trainer import TrainerParty
 from tiebreak.protocol.program.isa import DType
@@ -43,9 +44,6 @@ TALKED = replace(JOB, talk_time=900)
 TALKED_TRUTH, TALKED_FALSE = Run(TALKED), Liar(TALKED, *LIE)
 MOVES: dict[tuple[int, bytes, int, bytes], Move] = {}
 """What each side of a game answers, whenever it is asked: computed once for all towns."""
-
-
-OnBoard = tx.MakeMove | tx.Enter | tx.EnterAndProve | tx.ReportFork | tx.ClaimTimeout | tx.Reclaim
 
 
 @cache
@@ -109,6 +107,133 @@ class Seen:
         self.statements.setdefault(place, set()).add(data)
 
 
+class Kept(list[e.AppendRecord]):
+    """A journal in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.posts: dict[bytes, bytes] = {}
+        """What was said, by its content."""
+        self.rows: list[bytes] = []
+
+    def post(self, _: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
+        is_new = content not in self.posts
+        if is_new:
+            self.posts[content] = seal(len(self.posts))
+        return is_new
+
+    def notes(self) -> list[bytes]:
+        return list(self.rows)
+
+    def note(self, note: bytes) -> None:
+        self.rows.append(note)
+
+    def append(self, record: e.AppendRecord) -> None:
+        assert record.place not in {kept.place for kept in self}, "a place is written once"
+        super().append(record)
+
+
+def result_of(work: e.Work, turn: Turn | None, run: Run, truth: Run) -> dict[str, Any]:
+    """What a party computes, as `PartyDriver.finish` takes it: the trainer from its run, others from the true one."""
+    match work:
+        case e.Train():
+            return {"root": root(run, work.count)}
+        case e.Replay():
+            return {"root": root(truth, work.head.head.count)}
+        case e.Audit():
+            return {"root": root(truth, truth.job.checkpoints)}
+    assert isinstance(work, e.Gather)
+    assert turn is not None
+    key = (id(run), work.game_id, work.sequence, work.snapshot)
+    if key not in MOVES:
+        # All that a challenger needs is the secret and the moves so far: it is made anew each time.
+        challenger = Challenger(truth, SECRET)
+        state = resume(challenger, turn.start, turn.line)
+        assert Snapshot.of(state).id == work.snapshot
+        assert turn.defends == (state.mover is Side.DEFENDER)
+        MOVES[key] = (Defender(run) if turn.defends else challenger).move(state, turn.answered)
+    return {"move": MOVES[key]}
+
+
+class Resident(PartyDriver):
+    """A party of a town: what leaves it is seen, and it may die after one of its events."""
+
+    def __init__(self, town: "Town", name: str) -> None:
+        self.town, self.name, self.seen = town, name, town.seen[name]
+        kind, self.key = KINDS[name]
+        kind, journal = town.kinds.get(name, kind), town.journals[name]
+        known: dict[str, Any] = {"board": town.board, "domain": DOMAIN, "pace": PACE, "key": self.key}
+        super().__init__(kind(journal=list(journal), **known), journal)
+
+    def carry_out(self, actions: Sequence[e.Action]) -> None:
+        self.seen.actions += actions
+        super().carry_out(actions)
+        self.seen.events += 1
+        if self.town.fate.dies == (self.name, self.seen.events):
+            self.town.drivers[self.name] = Resident(self.town, self.name)
+            self.town.tell(self.name, e.Started(at=self.town.now))
+
+    def instant(self) -> int:
+        return self.town.now
+
+    def later(self, then: Callable[["Resident"], None], delay: int = 0) -> None:
+        """Something that happens to the party, whether or not it has died meanwhile."""
+        self.town.at(self.town.now + delay, lambda: then(self.town.drivers[self.name]))
+
+    def wake_at(self, at: int) -> None:
+        assert at > self.town.now
+        self.later(Resident.look, at - self.town.now)
+
+    def start_work(self, work: e.Work, turn: Turn | None) -> bool:
+        """Work takes some seconds, a move none."""
+        found = self.town.result(work, turn)
+        self.later(lambda driver: driver.finish(work, **found), 0 if isinstance(work, e.Gather) else 3)
+        return True
+
+    def fetch_run(self, job_id: Digest, count: int) -> bool:
+        self.later(lambda driver: driver.fetched(job_id, count))
+        return True
+
+    def transact(self, wanted: e.Transact) -> None:
+        self.seen.say(("call", *wanted.place), repr(wanted.transaction).encode())
+        self.town.pool.setdefault((self.name, wanted.place), wanted)
+
+    def say(self, statement: e.Statement) -> None:
+        """Everybody else hears it, as well as the post works here."""
+        assert self.key is not None
+        body, game = posts.body_of(statement), getattr(statement, "game_id", None)
+        post = posts.Post.of(body, job_id=self.town.run.job.id, number=0, sender=self.key.address, game_id=game)
+        self.seen.say(_place_of(statement), body.encode())
+        self.town.ledger.read(post, body, self.town.now)
+        for name in self.town.drivers:
+            if name != self.name:
+                self.town.mail(name, lambda: posts.event_of(post, body, self.town.now))
+
+
+def _place_of(statement: e.Statement) -> e.Place:
+    """The place in which there may be one statement."""
+    match statement:
+        case e.ShowHead(head=head):
+            return ("head", head.head.count)
+        case e.ShowMove(game_id=game, wire=wire):
+            return ("said", game, Message.decode(open_wire(wire)[0]).sequence)
+        case e.ShowReceipt(game_id=game, receipt=receipt):
+            return ("receipt", game, SignedStanding.decode(receipt).sequence)
+    return (type(statement).__name__,)
+
+
+class Paying(Ledger):
+    """A ledger into which money was paid, so that accounts can withdraw what they gain."""
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__(domain)
+        self.board = Board()  # type: ignore[assignment]
+
+    def _pay(self, account: Address, wei: int) -> None:
+        if wei > 0 and account != BURNED:
+            self.board.credits[account] = self.board.credit(account) + wei
+
+
 class Town:
     """Runs until nothing is left to happen, or for a time."""
 
@@ -122,23 +247,19 @@ class Town:
     ) -> None:
         self.run, self.fate, self.kinds = run, fate or Fate(), kinds
         self.truth = TRUTH if run.job == JOB else TALKED_TRUTH
-        self.board, self.now, self.block = Board(), START, START
+        self.ledger = Paying(DOMAIN)
+        self.board, self.now, self.block = self.ledger.board, START, START
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
         self.posted: list[Any] = []
         self.pool: dict[tuple[str, e.Place], e.Transact] = {}
-        self.journals: dict[str, list[e.AppendRecord]] = {name: [] for name in parties}
+        self.journals = {name: Kept() for name in parties}
         self.seen = {name: Seen() for name in parties}
-        self.machines = {name: self.make(name) for name in parties}
+        self.drivers = {name: Resident(self, name) for name in parties}
         for name in parties:
             self.at(START, lambda name=name: self.tell(name, e.Started(at=self.now)))
         self.at(START, lambda: self.tell("client", e.JobDrafted(at=self.now, job=self.run.job)))
         self.at(START + BLOCK, self.mine)
-
-    def make(self, name: str) -> PartyMachine:
-        kind, key = KINDS[name]
-        kind = self.kinds.get(name, kind)
-        return kind(board=self.board, domain=DOMAIN, pace=PACE, key=key, journal=list(self.journals[name]))
 
     def at(self, instant: int, then: Callable[[], None]) -> None:
         heapq.heappush(self.queue, (instant, next(self._order), then))
@@ -149,95 +270,21 @@ class Town:
             then()
         return self
 
-    # -- events
-
     def tell(self, name: str, event: e.Event) -> None:
-        seen = self.seen[name]
-        for action in self.machines[name].observe(event):
-            self.act(name, action)
-        seen.events += 1
-        if self.fate.dies == (name, seen.events):
-            self.machines[name] = self.make(name)
-            self.tell(name, e.Started(at=self.now))
+        self.drivers[name].tell(event)
 
     def later(self, name: str, make: Callable[[], e.Event], delay: int = 0) -> None:
         self.at(self.now + delay, lambda: self.tell(name, make()))
 
+    def result(self, work: e.Work, turn: Turn | None) -> dict[str, Any]:
+        """The result of some work."""
+        return result_of(work, turn, self.run, self.truth)
+
     def mail(self, name: str, make: Callable[[], e.Event]) -> None:
         """A message, as well as the post works here."""
         for _ in range(self.fate.copies()):
-            if name in self.machines:
+            if name in self.drivers:
                 self.later(name, make, self.fate.delay())
-
-    # -- actions
-
-    def act(self, name: str, action: e.Action) -> None:  # noqa: C901  # one case an action
-        seen = self.seen[name]
-        seen.actions.append(action)
-        match action:
-            case e.AppendRecord():
-                assert action.place not in {entry.place for entry in self.journals[name]}, "a place is written once"
-                self.journals[name].append(action)
-            case e.Wake(at=at):
-                assert at > self.now
-                self.at(at, lambda: self.tell(name, e.Tick(at=self.now)))
-            case e.Start(work=work):
-                self.at(self.now + self.seconds(work), lambda: self.tell(name, self.done(work)))
-            case e.Transact():
-                seen.say(("call", *action.place), repr(action.transaction).encode())
-                self.pool.setdefault((name, action.place), action)
-            case e.FetchRun():
-                self.later(name, lambda: e.Arrived(at=self.now, job_id=action.job_id, count=action.count))
-            case e.OfferJob(job=job):
-                self.mail("trainer", lambda: e.JobOffered(at=self.now, job=job))
-            case e.SignJob(job=job, signature=signature):
-                seen.say(("signature",), signature)
-                self.mail("client", lambda: e.JobSigned(at=self.now, job=job, signature=signature))
-            case e.ShowHead(head=head):
-                seen.say(("head", head.head.count), head.encode())
-                for other in ("auditor", "watcher"):
-                    self.mail(other, lambda: e.HeadShown(at=self.now, head=head))
-            case e.ShowMove(game_id=number, wire=wire):
-                place = next(p for p, data in self.machines[name].records.items() if p[0] == "said" and data == wire)
-                seen.say(place, wire)
-                other = "auditor" if name == "trainer" else "trainer"
-                self.mail(other, lambda: e.MoveShown(at=self.now, game_id=number, wire=wire))
-            case e.ShowReceipt(game_id=number, receipt=receipt):
-                seen.say(("receipt", number, SignedStanding.decode(receipt).sequence), receipt)
-                other = "auditor" if name == "trainer" else "trainer"
-                self.mail(other, lambda: e.ReceiptShown(at=self.now, game_id=number, receipt=receipt))
-
-    def seconds(self, work: e.Work) -> int:
-        """A transaction takes until the next block; work some seconds."""
-        return 0 if isinstance(work, e.Gather) else 3
-
-    def done(self, work: e.Work) -> e.Event:
-        match work:
-            case e.Train():
-                return e.Done(at=self.now, work=work, root=root(self.run, work.count))
-            case e.Replay():
-                return e.Done(at=self.now, work=work, root=root(self.truth, work.head.head.count))
-            case e.Gather():
-                played = self.board.games[work.game_id]
-                if work.said is None and (played.state.is_over or played.state.moves != work.sequence):
-                    return e.Tick(at=self.now)  # answered by a machine that died meanwhile
-                key = (id(self.run), work.game_id, work.sequence, work.snapshot)
-                if key not in MOVES:
-                    line = played.moves if work.said is None else work.said
-                    MOVES[key] = self.answer(self.start(played), tuple(line), work.snapshot)
-                return e.Done(at=self.now, work=work, move=MOVES[key])
-
-    def start(self, played: PublicGame) -> GameState:
-        return game.start(self.run.job, played.head.head, played.id, played.started)
-
-    def answer(self, start: GameState, line: tuple[Move, ...], snapshot: bytes) -> Move:
-        """By a challenger that is made anew each time: all that it needs is the secret and the moves so far."""
-        challenger = Challenger(self.truth, SECRET)
-        state = resume(challenger, start, line)
-        assert Snapshot.of(state).id == snapshot
-        return (Defender(self.run) if state.mover is Side.DEFENDER else challenger).move(
-            state, line[-1] if line else None
-        )
 
     # -- the board
 
@@ -251,7 +298,7 @@ class Town:
                 self.later(name, lambda p=place, x=error: e.Refused(at=self.now, place=p, error=x))
             else:
                 self.later(name, lambda p=place: e.Mined(at=self.now, place=p))
-        for name in self.machines:
+        for name in self.drivers:
             self.mail(name, lambda: e.BoardChanged(at=self.now, block=self.block))
             for posted in self.posted:
                 if name in ("auditor", "watcher"):
@@ -266,134 +313,17 @@ class Town:
         ):
             self.at(self.now + BLOCK, self.mine)
 
-    def execute(self, sender: bytes, wanted: tx.Transaction) -> str:  # noqa: C901  # one case a transaction
+    def execute(self, sender: Address, wanted: tx.Transaction) -> str:
         """The contract's name for why not, or nothing."""
-        board, now = self.board, self.now
-        if isinstance(wanted, tx.CreateJob):
-            if wanted.job.id in board.jobs:
-                return "JobExists"
-            board.jobs[wanted.job.id] = PublicJob(job=wanted.job, last_progress=now)
-            return ""
         if isinstance(wanted, tx.Withdraw):
-            return "" if board.credits.pop(wanted.to, 0) else "NothingToWithdraw"
-        if isinstance(wanted, OnBoard):
-            return self.play_on(sender, wanted)
-        job = board.jobs.get(job_of(wanted))
-        if job is None:
-            return "WrongJobStatus"
-        end = job.due if isinstance(wanted, tx.Abandon) else job.window_end
-        late, busy = now > end, bool(board.open_games(job.id))
-        needed = JobStatus.OFFERED if isinstance(wanted, tx.AcceptJob | tx.CancelJob) else JobStatus.ACTIVE
-        if job.status is not needed:
-            return "WrongJobStatus"
-        match wanted:
-            case tx.AcceptJob():
-                job.accept(now)
-            case tx.CancelJob():
-                self.end(job, JobStatus.CANCELLED, {job.job.client: job.job.reward})
-            case tx.PostHead(head=head):
-                if head.head.count <= job.head_count:
-                    return "StaleHead"
-                job.post(head.head.count, now)
-                self.posted.append(head)
-            case tx.Settle() | tx.Abandon():
-                if not late:
-                    return "WindowOpen"
-                if busy:
-                    return "OpenGames"
-                paid = job.job.reward + job.job.trainer_stake
-                if job.has_final_head is isinstance(wanted, tx.Abandon):
-                    return "FinalHeadPosted" if job.has_final_head else "FinalHeadMissing"
-                settled = isinstance(wanted, tx.Settle)
-                owner = job.job.trainer if settled else job.job.client
-                self.end(job, JobStatus.SETTLED if settled else JobStatus.ABANDONED, {owner: paid})
-            case tx.Report() | tx.ReportInconsistency() | tx.ReportConcession():
-                relief = job.relief * len(board.open_games(job.id))
-                self.end(job, JobStatus.SLASHED, {sender: job.share - relief, job.job.client: job.job.reward})
-            case tx.Challenge(head=head, nonce=nonce):
-                number = game_id(head.head, DOMAIN, sender, nonce)
-                if late or number in board.games:
-                    return "WindowClosed"
-                state = game.start(job.job, head.head, number, now)
-                board.begin(
-                    PublicGame(id=number, job=job, challenger=CHALLENGER.address, head=head, state=state, started=now)
-                )
-        return ""
-
-    def play_on(self, sender: bytes, wanted: OnBoard) -> str:
-        entered = wanted.entered if isinstance(wanted, tx.EnterAndProve) else wanted
-        played = self.board.games[entered.fork.game_id if isinstance(entered, tx.ReportFork) else entered.game_id]
-        if played.is_stopped or isinstance(wanted, tx.Reclaim):
-            return "GameIsOver"
+            return "" if self.board.credits.pop(wanted.to, 0) else "NothingToWithdraw"
         try:
-            error = self.apply(played, sender, wanted)
-        except IllegalMove:
-            return "ClockRunning" if isinstance(wanted, tx.ClaimTimeout) else "IllegalMove"
-        if error:
-            return error
-        if played.state.verdict is not None:
-            job = played.job.job
-            if played.state.verdict.winner is Side.DEFENDER:
-                self.board.credits[job.trainer] = self.board.credit(job.trainer) + played.stake // 2
-            else:
-                won = {played.challenger: played.stake + job.trainer_stake // 2, job.client: job.reward}
-                self.end(played.job, JobStatus.SLASHED, won)
+            self.ledger.take(sender, wanted, self.now)
+        except Refusal as refusal:
+            return refusal.name
+        if isinstance(wanted, tx.PostHead):
+            self.posted.append(wanted.head)
         return ""
-
-    def apply(self, played: PublicGame, sender: bytes, wanted: OnBoard) -> str:
-        """What a transaction does to its game, or the contract's name for why not."""
-        is_trainer = sender == played.job.job.trainer
-        match wanted:
-            case tx.ClaimTimeout():
-                played.state = game.timeout(played.state, self.now)
-            case tx.MakeMove(move=Concede()):
-                side = Side.DEFENDER if is_trainer else Side.CHALLENGER
-                played.state = game.concede(played.state, side, self.now)
-            case tx.MakeMove():
-                if played.mover() != sender or played.state.moves != wanted.sequence:
-                    return "NotYourTurn"
-                played.state = game.apply(played.state, wanted.move, self.now)
-                played.moves.append(wanted.move)
-            case tx.ReportFork(fork=fork):
-                signer = played.challenger if is_trainer else played.job.job.trainer
-                fork.verify(DOMAIN, signer)
-                verdict = Verdict(
-                    winner=Side.DEFENDER if is_trainer else Side.CHALLENGER, reason=Reason.FORKED, detail=""
-                )
-                played.state = replace(played.state, verdict=verdict, phase=Phase.OVER)
-            case tx.Enter() | tx.EnterAndProve():
-                return self.enter(played, sender, wanted)
-        return ""
-
-    def enter(self, played: PublicGame, sender: bytes, wanted: tx.Enter | tx.EnterAndProve) -> str:
-        entered = wanted.entered if isinstance(wanted, tx.EnterAndProve) else wanted
-        number, signer = entered.sequence, played.challenger if sender == played.job.job.trainer else TRAINER.address
-        if isinstance(wanted, tx.Enter) and number <= played.state.moves:
-            return "StaleState"
-        if isinstance(wanted, tx.Enter) and not played.state.talks(self.now):
-            return "TalkIsOver"
-        snapshot = Snapshot.decode(entered.snapshot)
-        standing = Standing(game_id=played.id, sequence=number, snapshot=snapshot.id)
-        verify(standing.digest(DOMAIN), entered.signature, signer)
-        talks = [machine.transcript(played) for machine in self.machines.values() if isinstance(machine, Player)]
-        lines = [talk.line[:number] for talk in talks]
-        start = self.start(played)
-        line = next(line for line in lines if Snapshot.of(resume(Defender(self.run), start, line)) == snapshot)
-        later = resume(Defender(self.run), start, line)
-        assert later.moves == number
-        played.moves, played.entries = list(line), played.entries + 1
-        if isinstance(wanted, tx.EnterAndProve):
-            assert wanted.opened == opened(later)
-            played.state = game.prove_signed(played.state, later, wanted.move)
-            played.moves.append(wanted.move)
-        else:
-            played.state = game.enter(played.state, later, self.now)
-        return ""
-
-    def end(self, job: PublicJob, status: JobStatus, owed: dict[Any, int]) -> None:
-        job.status, job.ended = status, self.now
-        for account, wei in owed.items():
-            self.board.credits[account] = self.board.credit(account) + wei
 
     @property
     def job(self) -> PublicJob:
@@ -417,12 +347,3 @@ class Town:
 
     def alarms(self, name: str) -> list[e.Alarm]:
         return [action for action in self.seen[name].actions if isinstance(action, e.Alarm)]
-
-
-def job_of(wanted: Any) -> Any:
-    """The job that a transaction is about."""
-    if isinstance(wanted, tx.PostHead | tx.Challenge):
-        return wanted.head.head.job_id
-    if isinstance(wanted, tx.ReportConcession):
-        return wanted.concession.head.job_id
-    return wanted.first.head.job_id if isinstance(wanted, tx.Report) else wanted.job_id

@@ -1,65 +1,58 @@
-"""Drives one machine over real time: what happens becomes events, and its actions are carried out in their order.
+"""Drives one machine over real time: the one driver of parties, with a chain or a ledger, a hub, and processes.
 
 One thread owns the machine, its journal and the board. It asks the ground (a chain, or the hub's ledger) every second,
 and gets the rest from other threads: posts of the hub, finished work. All that takes time or may fail, such as
 sending a post or training a segment, is done by threads and processes of their own, and repeated until it succeeds.
 
-The rules of crashes: an `AppendRecord` is synced before the next action; a post to the hub is in the journal with
-its exact bytes before it leaves; transactions are the ground's, by their names; everything else is asked for again by
-the machine when it starts. The posts of its own jobs are read again from the first, since a machine takes what it knows
-already for nothing new. For other jobs it reads only offers, each once, and keeps nothing.
+The rules of crashes are those of `tiebreak.protocol.parties.driver`. The posts of its own jobs are read again from the
+first, since a machine takes what it knows already for nothing new. For other jobs it reads only offers, each once, and
+keeps nothing.
 """
 
-import heapq
 import json
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
 from threading import Thread
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from tiebreak.node import log
 from tiebreak.node.crews import Crews
+from tiebreak.node.ground import AnyGround, ChainGround, HubGround
 from tiebreak.node.journal import JOBS, Journal
-from tiebreak.node.linked import Linked
-from tiebreak.node.mail import MAX_JOBS, Letter, MailForgot
+from tiebreak.node.mail import MAX_JOBS, Letter, Mail, MailForgot
 from tiebreak.node.parties import (
     OFFER,
     AuditorNode,
     ClientNode,
+    OnShelf,
     Shelf,
     TrainerNode,
     WatcherNode,
     at_risk,
-    at_stake,
     draw_secret,
+    games_at_stake,
 )
-from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try, Turn
-from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
+from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
-from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.auditor import Finding
-from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame
-from tiebreak.protocol.parties.machine import PartyMachine, is_active
-from tiebreak.protocol.parties.player import Player
+from tiebreak.protocol.parties.board import JobStatus
+from tiebreak.protocol.parties.driver import PostingDriver, Turn
+from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.tags import Digest
 
 POLL_SECONDS: Final = 1.0
 """The pause between two looks at the ground."""
 PAUSE_SECONDS: Final = 5.0
 """The pause after an error of the hub."""
-RETRY_SECONDS: Final = 30
-"""A fetch that found nothing is tried again after this time even without a new listing."""
 CLOSE_SECONDS: Final = 5.0
 """The longest wait for a thread of the mail, which may be in the middle of a request."""
 STATUS: Final = "status.json"
@@ -67,88 +60,23 @@ MAX_OWN: Final = 1024
 """The number of offered jobs that a party remembers; it forgets the oldest that the board does not show."""
 MAX_LISTINGS: Final = 16
 """Lists of files kept for each job and publisher: the newest, since each names all files of those before it."""
-MAX_EARLY: Final = 4096
-"""Posts kept about jobs and games that the board does not show yet; anybody can make them up."""
 
 
 _OWN: Final = "own jobs"
 """The fact that holds their ids."""
 
 
-class Ground(Protocol):
-    """The place where transactions count: a chain, or a ledger that the hub keeps (`tiebreak.node.ground`)."""
+class Driver(PostingDriver):
+    machine: OnShelf
 
-    @property
-    def board(self) -> Board:
-        """The jobs and games of the chain or the ledger, as of the last `poll`."""
-
-    @property
-    def domain(self) -> Domain:
-        """The EIP-712 domain in which jobs, heads and posts are signed."""
-
-    @property
-    def linked(self) -> Linked | None:
-        """The proven headers and logs that its node is checked against; None for a ledger."""
-
-    def now(self) -> int:
-        """Seconds by the clock of the chain or of the hub, never by this machine's."""
-
-    def poll(self) -> list[e.Event]:
-        """Follow what is new. Raises `TiebreakError` if it cannot be reached; then it is asked again later."""
-
-    def send(self, wanted: e.Transact) -> None:
-        """Get a transaction to count, once, however often it is asked for under this name."""
-
-    def balance(self, account: Address) -> int:
-        """The wei that an account can pay with."""
-
-
-@runtime_checkable
-class Learning(Protocol):
-    """A ground that may lack the fields of a job."""
-
-    def learn(self, job: Job) -> None:
-        """Take the fields of a job from elsewhere. Its id says whether they are right."""
-
-
-@runtime_checkable
-class Listening(Protocol):
-    """A ground that is made of posts."""
-
-    def hear(self, place: int, at: int, post: posts.Post, body: posts.Body) -> None:
-        """Take a post; later places come later."""
-
-
-class Mailbox(Protocol):
-    """A hub as a mailbox (`tiebreak.node.mail`)."""
-
-    @property
-    def hub(self) -> Address:
-        """The account whose key signs the hub's receipts."""
-
-    def post(self, wire: bytes) -> posts.Received:
-        """Deliver a post. Raises `TiebreakError` if the hub refuses it, or does not take it for long."""
-
-    def holds(self, place: int, wire: bytes) -> bool:
-        """Whether the hub still has a post in its place."""
-
-    def close(self) -> None:
-        """Let `follow`, and requests that are tried again, end in the threads that wait in them."""
-
-    def read(self, wanted: Callable[[], Collection[Digest]], after: int, last: bytes) -> Iterator[Letter]:
-        """Posts of the jobs wanted, and new offers, without end. Raises `MailForgot` (`tiebreak.node.mail`)."""
-
-    def turn(self) -> None:
-        """Let `read` ask again what is wanted."""
-
-
-class Driver:
     def __init__(
-        self, machine: PartyMachine, *, ground: Ground, mail: Mailbox, journal: Journal, shelf: Shelf,
+        self, machine: OnShelf, *, ground: AnyGround, mail: Mail, journal: Journal, shelf: Shelf,
         crews: Crews | None, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
-        self.machine, self.ground, self.mail, self.journal = machine, ground, mail, journal
+        super().__init__(machine, journal, ground)
+        self.ground: AnyGround = ground
+        self.mail, self.journal = mail, journal
         self.shelf, self.crews, self.notes = shelf, crews, notes
         if crews is not None:
             crews.listen(self.told_steps, self.told_trouble)
@@ -156,9 +84,6 @@ class Driver:
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         """Calls that wait for the machine's thread."""
         self._floor = floor
-        self._events: deque[e.Event] = deque()
-        self._is_busy = False
-        self._ticks: list[int] = []
         self._due = 0.0
         """When to follow the ground again, by the machine's steady clock."""
         self._is_away = False
@@ -171,7 +96,6 @@ class Driver:
         """Whether the hub was asked if it still has all that it took."""
         self._trouble = ""
         self._threads: list[Thread] = []
-        self._early: deque[e.Event] = deque(maxlen=MAX_EARLY)
         self.jobs: dict[Digest, Job] = {}
         """Jobs by id, from the board or from offers."""
         self._listings: dict[Digest, dict[tuple[Address, int], posts.LibraryBody]] = {}
@@ -182,11 +106,6 @@ class Driver:
         """Offers that wait for their files, or for a trial of their program."""
         self._trials: dict[Digest, bool] = {}
         """Jobs whose program was put on trial, and whether the trial is over."""
-        self._wanted: dict[tuple[Digest, int], float] = {}
-        """Fetches by job and count, and the monotonic time of the earliest next try."""
-        self._fetching: set[tuple[Digest, int]] = set()
-        self._held: list[e.Work] = []
-        """Work that waits for a signature, or belongs to games that are over."""
         self.shown: dict[str, Any] = {}
         self.training: dict[Digest, Steps] = {}
         """The newest report of the process that trains, by job."""
@@ -213,7 +132,7 @@ class Driver:
 
     def start(self) -> None:
         """Catch up with the board, wake the machine, and begin to listen."""
-        if self.has_key:
+        if self.machine.has_key:
             self.ask_balance()
         kept = self.journal.fact(_OWN) or b""
         self._own = dict.fromkeys(Digest(kept[at : at + 32]) for at in range(0, len(kept), 32))
@@ -235,20 +154,24 @@ class Driver:
             with self._apart("post"):
                 came()
         if time.monotonic() >= self._due:
-            for part in (self._poll, self._tick, self._look_after):
+            for part in (self._poll, self.tick, self._look_after):
                 with self._apart("loop"):
                     part()
             self._due = time.monotonic() + POLL_SECONDS
 
     @contextmanager
     def _apart(self, what: str) -> Iterator[None]:
-        """Keep one failure from ending all: an exception becomes an ERROR, unless the driver stops by it."""
+        """Keep one failure from ending all."""
         try:
             yield
         except Exception as error:
-            if self.stop.is_set():
-                raise
-            self.notes.error(what, f"unexpected {type(error).__name__}: {error}")
+            self.fail(what, error)
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Note an ERROR and go on, unless the driver is to stop."""
+        if self.stop.is_set():
+            raise error
+        self.notes.error(what, f"unexpected {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End the threads and processes that the driver started. The machine can be started again from its journal."""
@@ -260,20 +183,6 @@ class Driver:
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
         self.journal.close()
-
-    def tell(self, event: e.Event) -> None:
-        """Tell the machine, and carry out what it wants. Events that this causes wait for their turn."""
-        self._events.append(event)
-        if self._is_busy:
-            return
-        self._is_busy = True
-        try:
-            while self._events:
-                for action in self.machine.observe(self._events.popleft()):
-                    with self._apart(type(action).__name__):
-                        self._carry_out(action)
-        finally:
-            self._is_busy = False
 
     def _poll(self) -> None:
         try:
@@ -290,107 +199,52 @@ class Driver:
             self._note_event(event)
             self.tell(event)
 
-    def _tick(self) -> None:
-        now, is_due = self.ground.now(), False
-        while self._ticks and self._ticks[0] <= now:
-            heapq.heappop(self._ticks)
-            is_due = True
-        if is_due:
-            self.tell(e.Tick(at=now))
-
     def _look_after(self) -> None:
         """Do what is due at every poll in addition to the machine's own events."""
         for job in self.machine.jobs():
             self.jobs.setdefault(job.id, job.job)
-        early, self._early = self._early, deque(maxlen=MAX_EARLY)
-        for event in early:
-            self._deliver(event)
         if self.crews is not None:
-            self._held += self.crews.drop(self._is_for_nobody)
+            self._held += self.crews.drop(self.is_for_nobody)
             games = self.machine.board.games.values()
             self.crews.move_only({game.job.id for game in games if not game.is_stopped})
-        held, self._held = self._held, []
-        for work in held:
-            self._start(work)
+        self.look_again()
         self._ask_hub()
         self._keep_cursor()
         self._note_board()
         self._note_node()
         self._look_for_offers()
         self._fetch_inputs()
-        self._fetch_wanted()
         self._show_status()
 
     # ------------------------------------------------------------------ actions
 
-    def _carry_out(self, action: e.Action) -> None:
-        match action:
-            case e.AppendRecord():
-                try:
-                    self.journal.append(action)
-                except Exception:
-                    self.stop.set()  # a statement that is not kept must not be made, so nothing goes on
-                    raise
-            case e.Wake(at=at):
-                if at not in self._ticks:
-                    heapq.heappush(self._ticks, at)
-            case e.Transact():
-                self._transact(action)
-            case e.Start(work=work):
-                self._start(work)
-            case e.FetchRun(job_id=job_id, count=count):
-                self._want(job_id, count)
-            case e.PublishRun():
-                self._publish(action.job_id, action.count, logs=action.logs)
-            case e.Alarm(is_error=is_error, text=text):
-                (self.notes.error if is_error else self.notes.warn)("alarm", text)
-            case _:
-                self._say(action)
+    def break_off(self) -> None:
+        self.stop.set()
 
-    def _transact(self, action: e.Transact) -> None:
-        if isinstance(action.transaction, tx.Challenge):
-            head, nonce = action.transaction.head, action.transaction.nonce
-            found = game_id(head.head, self.ground.domain, self.machine.address, nonce)
-            self.post(head.head.job_id, posts.GameBody(head=head, nonce=nonce), found)
-        if action.place[0] != "withdraw":
-            self.notes.info("send", log.transaction(action), **log.subject(action.transaction))
-        self.ground.send(action)
+    def raise_alarm(self, alarm: e.Alarm) -> None:
+        (self.notes.error if alarm.is_error else self.notes.warn)("alarm", alarm.text)
 
-    def _say(self, statement: e.Statement) -> None:
-        game: Digest | None = None
-        match statement:
-            case e.OfferJob(job=job) | e.SignJob(job=job):
-                job_id = job.id
-                self.jobs.setdefault(job.id, job)
-                self._adopt(job.id)
-            case e.ShowHead(head=head):
-                job_id = head.head.job_id
-            case e.ShowLogReceipt(receipt=receipt):
-                job_id = receipt.head.job_id
-            case e.ShowConcession(concession=concession):
-                job_id = concession.head.job_id
-            case _:
-                game = statement.game_id
-                job_id = self.machine.board.games[game].job.id
+    def transact(self, wanted: e.Transact) -> None:
+        if wanted.place[0] != "withdraw":
+            self.notes.info("send", log.transaction(wanted), **log.subject(wanted.transaction))
+        super().transact(wanted)
+
+    def say(self, statement: e.Statement) -> bool:
+        job_id = self.job_of(statement)
+        if isinstance(statement, e.OfferJob | e.SignJob):
+            self.jobs.setdefault(job_id, statement.job)
+            self._adopt(job_id)
         if isinstance(statement, e.OfferJob):
             self._publish(job_id, 0, logs=False)
         if isinstance(statement, e.SignJob) and statement.signature:
             self._signatures[job_id] = statement.signature
-        if self.post(job_id, posts.body_of(statement), game):
-            self.notes.info("say", log.statement(statement), job=job_id.hex()[:8])
-
-    def post(self, job_id: Digest, body: posts.Body, game: Digest | None = None, *, tag: bytes = b"") -> bool:
-        """Say something through the hub, once, or once for each tag. Returns whether it is new."""
-        key, domain = self.machine.key, self.ground.domain
-
-        def seal(number: int) -> bytes:
-            post = posts.Post.of(body, job_id=job_id, number=number, sender=key.address, game_id=game)
-            return posts.SignedPost.sign(post, domain, key).encode()
-
-        is_new = self.journal.post(job_id, tag or bytes([body.KIND]) + (game or job_id) + body.encode(), seal)
+        is_new = super().say(statement)
         if is_new:
-            self._letters.set()
+            self.notes.info("say", log.statement(statement), job=job_id.hex()[:8])
         return is_new
+
+    def posted(self) -> None:
+        self._letters.set()
 
     # ------------------------------------------------------------------ mail
 
@@ -448,14 +302,14 @@ class Driver:
         self._cursor = cursor
         try:
             for letter in self.mail.read(lambda: self._asked, place, last if place else b""):
-                self.inbox.put(partial(self._read, letter))
+                self.inbox.put(partial(self._receive, letter))
                 if self.stop.is_set():
                     return
         except MailForgot:
             self.journal.keep_fact(cursor, b"")
             self.inbox.put(partial(setattr, self, "_read_up_to", (0, b"")))
             self._say_all_again()
-            if isinstance(self.ground, Listening):
+            if isinstance(self.ground, HubGround):
                 self.notes.error("hub", "the posts that made the board are gone; start this party again")
                 self.stop.set()  # then it makes the board anew, of what comes now
 
@@ -464,15 +318,8 @@ class Driver:
         """Whether every job of the hub is its own: without a chain, those who check all jobs learn of them by posts."""
         machine = self.machine
         return (
-            isinstance(self.ground, Listening) and isinstance(machine, WatcherNode | AuditorNode) and not machine.chosen
+            isinstance(self.ground, HubGround) and isinstance(machine, WatcherNode | AuditorNode) and not machine.chosen
         )
-
-    def _is_own(self, job: Job) -> bool:
-        """Whether the party is to look at posts about a job, once it is on the board or was offered to it."""
-        machine = self.machine
-        if isinstance(machine, WatcherNode | AuditorNode):
-            return machine.follows(job)
-        return machine.address in (job.client, job.trainer)
 
     def _adopt(self, job_id: Digest) -> None:
         """Remember a job as its own, also over a restart."""
@@ -490,7 +337,7 @@ class Driver:
         """Find out whose posts are wanted."""
         board = self.machine.board
         wanted = {*self._own, *getattr(self.machine, "chosen", ()), *getattr(board, "unread", ())}
-        wanted |= {job.id for job in board.jobs.values() if self._is_own(job.job)}
+        wanted |= {job.id for job in board.jobs.values() if self.machine.follows(job.job)}
         if len(wanted) > MAX_JOBS:
             wanted = {job_id for job_id in wanted if job_id not in board.jobs or not board.jobs[job_id].is_over}
         self._asked = frozenset(wanted)
@@ -509,7 +356,7 @@ class Driver:
             self.journal.keep_fact(self._cursor, place.to_bytes(8, "big") + wire)
 
     def _learn(self, job: Job) -> None:
-        if isinstance(self.ground, Learning):
+        if isinstance(self.ground, ChainGround):
             self.ground.learn(job)
 
     def note_hub(self, text: str) -> None:
@@ -522,20 +369,18 @@ class Driver:
         if not self.stop.is_set():  # else the journal was closed meanwhile
             self.note_hub(str(error) if isinstance(error, TiebreakError) else repr(error))
 
-    def _read(self, letter: Letter) -> None:
+    def _receive(self, letter: Letter) -> None:
         """Process a post. Its claims are checked by the machine, or by the library."""
         post, body, job_id = letter.post, letter.body, letter.post.job_id
         if not self._concerns(letter):
             return
-        if isinstance(self.ground, Listening):
+        if isinstance(self.ground, HubGround):
             self.ground.hear(letter.place, letter.at, post, body)
         match body:
             case posts.LibraryBody():
                 self._list(job_id, post.sender, body)
                 self._upload(job_id, body.count)
-                for wanted in list(self._wanted):
-                    if wanted[0] == job_id:
-                        self._wanted[wanted] = 0.0
+                self.retry_fetches(job_id)
                 self._look_after()
             case posts.OfferBody(job=job):
                 self.jobs.setdefault(job.id, job)
@@ -545,9 +390,7 @@ class Driver:
                 self.jobs.setdefault(job.id, job)
                 self._learn(job)
                 self._signatures[job.id] = signature
-        is_own = self.has_key and post.sender == self.machine.address
-        if not is_own and (event := posts.event_of(post, body, self.ground.now())) is not None:
-            self._deliver(event)
+        self.read(post, body)
 
     def _concerns(self, letter: Letter) -> bool:
         """Whether a post is about a job of its own, which an offer may make one. Others leave nothing behind."""
@@ -568,21 +411,6 @@ class Driver:
         if len(others) > MAX_LISTINGS:
             del listed[others[0]]
 
-    def _deliver(self, event: e.Event) -> None:
-        """Tell the machine of an event, or keep it for later if the board does not show its job or game yet."""
-        board = self.machine.board
-        match event:
-            case e.MoveShown(game_id=game) | e.ReceiptShown(game_id=game):
-                is_early = game not in board.games
-            case e.HeadShown(head=shown) | e.LogReceiptShown(receipt=shown) | e.ConcessionShown(concession=shown):
-                is_early = shown.head.job_id not in board.jobs
-            case _:
-                is_early = False
-        if is_early:
-            self._early.append(event)
-        else:
-            self.tell(event)
-
     # ------------------------------------------------------------------ offers
 
     def _is_offered(self, job: Job) -> bool:
@@ -594,7 +422,7 @@ class Driver:
         if isinstance(machine, TrainerNode):
             clients = machine.policy.clients
             return job.trainer == machine.address and (not clients or job.client in clients)
-        return self._is_own(job) and (isinstance(machine, ClientNode) or isinstance(self.ground, Listening))
+        return machine.follows(job) and (isinstance(machine, ClientNode) or isinstance(self.ground, HubGround))
 
     def _offered(self, offer: e.JobOffered) -> None:
         """Let a trainer answer an offer, once it has the files to judge it by."""
@@ -608,7 +436,6 @@ class Driver:
         self.notes.info("offer", f"{job.steps} steps; fetching its files, and trying a step", job=job.id.hex()[:8])
         self._offers[job.id] = offer
         self._prepare(job)
-        self._fetch_wanted()
 
     def _look_for_offers(self) -> None:
         """Tell a client of the offers in its folder, which `tiebreak client offer` puts there."""
@@ -633,10 +460,6 @@ class Driver:
 
     # ------------------------------------------------------------------ files
 
-    def _want(self, job_id: Digest, count: int) -> None:
-        self._wanted.setdefault((job_id, count), 0.0)
-        self._fetch_wanted()
-
     def _fetch_inputs(self) -> None:
         """Prepare for every job that the party looks at, or has taken.
 
@@ -656,7 +479,7 @@ class Driver:
         if job.id in self._trials:
             return
         if not self.shelf.has(job):
-            self._wanted.setdefault((job.id, 0), 0.0)
+            self.want_run(job.id, 0)
         elif self.crews is not None:
             self._trials[job.id] = False
             machine, processes = self.crews.bench.machine, self.crews.bench.processes
@@ -678,36 +501,33 @@ class Driver:
             self.notes.info("try", f"a step takes {answer.seconds:.3g} s", job=job.id.hex()[:8])
         self.tell(self._offers.pop(job.id) if job.id in self._offers else e.Tick(at=self.ground.now()))
 
-    def _fetch_wanted(self) -> None:
-        now = time.monotonic()
-        for key, at in list(self._wanted.items()):
-            job_id, count = key
-            listed = self._listings.get(job_id)
-            if key in self._fetching or at > now or not listed or job_id not in self.jobs or self.crews is None:
-                continue
-            job = self.jobs[job_id]
-            # The trainer has what it has computed; the client has what it offers.
-            order = sorted(listed, key=lambda key: (key[0] not in (job.trainer, job.client), key[1] != count, -key[1]))
-            self._fetching.add(key)
-            task = Fetch(
-                job=job, count=count, listings=tuple(listed[place] for place in order),
-                signature=self._signatures.get(job_id, b""),
-            )  # fmt: skip
-            self._ask(task, partial(self._fetched, *key))
+    def fetch_run(self, job_id: Digest, count: int) -> bool:
+        """Begin a fetch from those who have listed files of the job."""
+        listed = self._listings.get(job_id)
+        if not listed or job_id not in self.jobs or self.crews is None:
+            return False
+        job = self.jobs[job_id]
+        # The trainer has what it has computed; the client has what it offers.
+        order = sorted(listed, key=lambda key: (key[0] not in (job.trainer, job.client), key[1] != count, -key[1]))
+        task = Fetch(
+            job=job, count=count, listings=tuple(listed[place] for place in order),
+            signature=self._signatures.get(job_id, b""),
+        )  # fmt: skip
+        self._ask(task, lambda answer: self.fetched(job_id, count, answer.problem))
+        return True
 
-    def _fetched(self, job_id: Digest, count: int, answer: Answer) -> None:
-        self._fetching.discard((job_id, count))
-        if answer.problem:
-            self._wanted[job_id, count] = time.monotonic() + RETRY_SECONDS
-            self.notes.warn("fetch", answer.problem, job=job_id.hex()[:8])
-            return
-        del self._wanted[job_id, count]
-        self.shelf.look_again(job_id)
-        self.notes.info("fetch", f"has the files up to checkpoint {count}", job=job_id.hex()[:8])
-        now = self.ground.now()
-        if job_id in self._offers:
+    def fetched(self, job_id: Digest, count: int, problem: str = "") -> None:
+        if problem:
+            self.notes.warn("fetch", problem, job=job_id.hex()[:8])
+        else:
+            self.shelf.look_again(job_id)
+            self.notes.info("fetch", f"has the files up to checkpoint {count}", job=job_id.hex()[:8])
+        super().fetched(job_id, count, problem)
+        if not problem and job_id in self._offers:
             self._prepare(self.jobs[job_id])
-        self.tell(e.Arrived(at=now, job_id=job_id, count=count) if count else e.Tick(at=now))
+
+    def publish_run(self, action: e.PublishRun) -> None:
+        self._publish(action.job_id, action.count, logs=action.logs)
 
     def _publish(self, job_id: Digest, count: int, *, logs: bool) -> None:
         """List the files, and upload them once the hub has the list."""
@@ -729,7 +549,7 @@ class Driver:
 
     def _upload(self, job_id: Digest, count: int) -> None:
         """Upload files, if the hub has the list of them: it refuses what no list names."""
-        has_list = self.has_key and (self.machine.address, count) in self._listings.get(job_id, {})
+        has_list = self.machine.has_key and (self.machine.address, count) in self._listings.get(job_id, {})
         if has_list and (task := self._uploads.pop((job_id, count), None)) is not None:
             self._ask(task, lambda _: self.notes.info("publish", f"checkpoint {count}", job=job_id.hex()[:8]))
 
@@ -741,67 +561,25 @@ class Driver:
             raise StateError(f"expected a party that computes, got one that was asked for {task}")
         self.crews.ask(task, lambda answer: self.inbox.put(lambda: done(answer)))
 
-    def _start(self, work: e.Work) -> None:
+    def start_work(self, work: e.Work, turn: Turn | None) -> bool:
         job_id = self.machine.board.games[work.game_id].job.id if isinstance(work, e.Gather) else work.job_id
         job = self._job(job_id)
         signature = self._signatures.get(job_id) or self.machine.records.get(("signature", job_id), b"")
         needs_run = isinstance(work, e.Train | e.Replay | e.Audit)
         if needs_run and not signature and not (self.shelf.folder(job_id) / "job.bin").exists():
-            self._held.append(work)
-            return
-        turn, agreed = None, 0
-        if isinstance(work, e.Gather):
-            if self._is_for_nobody(work):
-                self._held.append(work)  # should a block with the end of the game vanish, the move is due again
-                return
-            turn = self._turn(work)
-            if turn is None:
-                return  # the game has moved on
-        elif isinstance(work, e.Replay) and work.attempt:
-            agreed = max(
-                (h.head.count for h in self._true_heads(job_id) if h.head.count < work.head.head.count), default=0
-            )
+            return False
+        machine, agreed = self.machine, 0
+        if isinstance(work, e.Replay) and work.attempt:
+            assert isinstance(machine, WatcherNode | AuditorNode)
+            true = [head for head in machine.heads_of(job_id) if machine.finding(head) is Finding.TRUE]
+            agreed = max((h.head.count for h in true if h.head.count < work.head.head.count), default=0)
         task = Compute(work=work, job=job, agreed=agreed, turn=turn, signature=signature)
         self._ask(task, lambda answer: self._done(work, answer))
+        return True
 
     def _job(self, job_id: Digest) -> Job:
         found = self.machine.board.jobs.get(job_id)
         return self.jobs[job_id] if found is None else found.job
-
-    def _true_heads(self, job_id: Digest) -> list[SignedHead]:
-        machine = self.machine
-        assert isinstance(machine, WatcherNode | AuditorNode)
-        return [head for head in machine.heads_of(job_id) if machine.finding(head) is Finding.TRUE]
-
-    def _turn(self, work: e.Gather) -> Turn | None:
-        """The game at the turn for which a move is wanted; None if it is not there any more."""
-        machine = self.machine
-        assert isinstance(machine, Player)
-        game = machine.board.games[work.game_id]
-        state, line = game.state, tuple(game.moves)
-        if work.said is not None:
-            found = machine.transcript(game).stood(work.sequence, work.snapshot)
-            if found is None:
-                return None
-            state, line = found, work.said
-        elif Snapshot.of(state).id != work.snapshot:
-            return None
-        side = machine.side_in(game)
-        return Turn(
-            head=game.head.head, game_id=game.id, started=game.started, state=state, line=line,
-            defends=side is Side.DEFENDER, attempt=self._trusted(game) if side is Side.CHALLENGER else 0,
-        )  # fmt: skip
-
-    def _is_for_nobody(self, work: e.Work) -> bool:
-        """Whether a move is gathered for a game that is over."""
-        games = self.machine.board.games
-        return isinstance(work, e.Gather) and work.game_id in games and games[work.game_id].is_stopped
-
-    def _trusted(self, game: PublicGame) -> int:
-        """The attempt whose replay a challenger plays with: the first that another one confirmed."""
-        assert isinstance(self.machine, AuditorNode)
-        results = self.machine.results(game.head)
-        return next((n for n, root in enumerate(results) if root and results.count(root) > 1), 0)
 
     def _done(self, work: e.Work, answer: Answer) -> None:
         if answer.problem:
@@ -812,7 +590,7 @@ class Driver:
             head = work.head.head
             agrees = int(answer.root == head.run_root)
             self.post(work.job_id, posts.ReplayedBody(count=head.count, run_root=Digest(answer.root), agrees=agrees))
-        self.tell(e.Done(at=self.ground.now(), work=work, root=answer.root, move=answer.move, problem=answer.problem))
+        self.finish(work, root=answer.root, move=answer.move, problem=answer.problem)
 
     def told_steps(self, steps: Steps) -> None:
         """Show others how training goes. Called by a crew, in a thread of its own."""
@@ -893,10 +671,12 @@ class Driver:
         found: dict[str, Any] = {"role": machine.ROLE, "jobs": jobs, "is_away": self._is_away}
         if self.ground.linked is not None:
             found["withheld"] = self.ground.linked.hidden()
-        if self.has_key:
+        if self.machine.has_key:
             own = machine.address
-            items = at_stake(board, own, now)
-            turns = [item.left for item in items if item.is_ours]
+            games = games_at_stake(board, own, now)
+            turns = [game["seconds_left"] for game in games if game["our_turn"]]
+            trained = (job for job in board.jobs.values() if is_active(job) and job.job.trainer == own)
+            turns += [job.due - now for job in trained if not job.has_final_head]
             found |= {
                 "address": f"0x{own.hex()}",
                 "balance": self.ask_balance(),
@@ -905,21 +685,9 @@ class Driver:
                 "at_risk": at_risk(board, own),
                 "seconds_left": min(turns) if turns else None,
                 "unsent": len(self.journal.unheard()),
-                "games": [
-                    {
-                        "game": item.game_id.hex(), "job": item.job_id.hex(), "stake": item.stake,
-                        "our_turn": item.is_ours, "seconds_left": item.left,
-                    }
-                    for item in items
-                    if item.game_id is not None
-                ],
-            }  # fmt: skip
+                "games": games,
+            }
         return found
-
-    @property
-    def has_key(self) -> bool:
-        """Whether the party can sign and pay; a watcher cannot."""
-        return not isinstance(self.machine, WatcherNode)
 
     def ask_balance(self) -> int:
         """The account's wei. If the node does not answer, which is noted elsewhere, the last answer counts."""

@@ -39,12 +39,11 @@ from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
 from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
-from tiebreak.protocol.errors import StateError, VerificationError
-from tiebreak.protocol.game.moves import Move
-from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties.board import Board, PublicGame
+from tiebreak.protocol.parties import transactions as tx
+from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.parties.ledger import Ledger, Refusal, job_of
 from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.player import Player
@@ -84,7 +83,7 @@ class ChainGround:
     """A board on a chain, and the way of one account's transactions there."""
 
     def __init__(
-        self, chain: Chain, signer: Signer | None = None, notes: Journal | None = None, *, pace: Pace,
+        self, chain: Chain, signer: Signer | None = None, journal: Journal | None = None, *, pace: Pace,
         first_block: int = 0, cap: int | None = None, steady: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`chain` is attached to the board. Without a signer nothing can be sent. `first_block`: the board's own.
@@ -98,7 +97,7 @@ class ChainGround:
         self._signer, self._steady = signer, steady
         self._outbox: Outbox | None = None
         if signer is not None:
-            kept = {} if notes is None else {"journal": notes.notes(), "record": notes.note}
+            kept = {} if journal is None else {"journal": journal.notes(), "record": journal.note}
             self._outbox = chain.outbox(
                 signer, cap=cap, confirmations=pace.confirmations, block_seconds=pace.block_seconds, **kept
             )
@@ -126,7 +125,7 @@ class ChainGround:
         """Follow with what a machine knows: its programs, and its talks."""
         self.board.program_of = machine.program_of
         if isinstance(machine, Player):
-            self.board.talk_of = lambda game, sequence, snapshot: _talk_of(machine, game, sequence, snapshot)
+            self.board.talk_of = machine.talk_of
 
     def learn(self, job: Job) -> None:
         """Take the fields of a job from elsewhere, if the chain does not show them. Its id says that they are right."""
@@ -448,10 +447,6 @@ class HubGround:
         """Bodies of transactions that were posted and have no place yet."""
         self._told: list[e.Event] = []
 
-    def claim(self, account: Address) -> int:
-        """The wei that an account is owed on paper; negative if it owes."""
-        return self._ledger.claim(account)
-
     def balance(self, account: Address) -> int:  # noqa: ARG002  # on paper, everybody can pay
         return 1 << 128
 
@@ -510,13 +505,20 @@ class HubGround:
         self._post(job, body, write_place(wanted.place) + self._place.to_bytes(8, "big"))
 
 
-def _talk_of(machine: Player, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:
-    if machine.is_side(game):
-        talk = machine.transcript(game)
-        state = talk.stood(sequence, snapshot)
-        if state is not None:
-            return state, list(talk.line[:sequence])
-    raise VerificationError("expected a state of the talk, got another")
+AnyGround = ChainGround | HubGround
+"""The grounds that a party of a network may stand on."""
+
+
+def _heads_of(transaction: tx.Transaction) -> list[SignedHead]:
+    """The signed heads that a transaction shows."""
+    match transaction:
+        case tx.PostHead(head=head) | tx.Challenge(head=head):
+            return [head]
+        case tx.Report(first=first, second=second):
+            return [first, second]
+        case tx.ReportInconsistency(first=opened, second=other):
+            return [opened.head, other.head]
+    return []
 
 
 def _address(value: object) -> Address:

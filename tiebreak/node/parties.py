@@ -18,7 +18,7 @@ from tiebreak.protocol.commitments.seats import drawable
 from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.parties import auditor, client, trainer
-from tiebreak.protocol.parties.board import Board, PublicGame, PublicJob
+from tiebreak.protocol.parties.board import Board, PublicJob
 from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.terms import Pace, objections
 from tiebreak.protocol.program.program import Program
@@ -105,6 +105,10 @@ class OnShelf(PartyMachine):
 
     def program_of(self, job: Job) -> Program | None:
         return self.shelf.program(job)
+
+    def follows(self, job: Job) -> bool:
+        """Whether it looks at posts about a job, once that is on the board or was offered to it."""
+        return self.address in (job.client, job.trainer)
 
     def taken(self) -> list[Job]:
         """The jobs in which it may have games."""
@@ -231,43 +235,23 @@ def draw_secret(job: Job, key: PrivateKey, folder: Path) -> bytes:
 # ---------------------------------------------------------------- risks of a party
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AtStake:
-    """A stake of a party in a job or a game. Times are in seconds, amounts in wei."""
+def games_at_stake(board: Board, own: Address, now: int) -> list[dict[str, Any]]:
+    """The games in which a party could lose a stake, the most urgent first. Times are in seconds, amounts in wei.
 
-    job_id: Digest
-    game_id: Digest | None
-    stake: int
-    """The wei that the party loses if it loses."""
-    is_ours: bool
-    """Whether it is the party's turn."""
-    left: int
-    """Seconds until the next deadline, its own or the other side's; negative if it is past."""
-
-
-def at_stake(board: Board, own: Address, now: int) -> list[AtStake]:
-    """The stakes that a party could lose, the most urgent first."""
-    found = [_job_at_stake(job, own, now) for job in board.jobs.values() if is_active(job)]
-    found += [_game_at_stake(game, own, now) for game in board.games.values() if not game.is_stopped]
-    return sorted((item for item in found if item is not None), key=lambda item: (not item.is_ours, item.left))
-
-
-def _job_at_stake(job: PublicJob, own: Address, now: int) -> AtStake | None:
-    if own not in (job.job.trainer, job.job.client):
-        return None
-    stake = job.job.trainer_stake if own == job.job.trainer else job.job.reward
-    works = own == job.job.trainer and not job.has_final_head
-    left = (job.due if not job.has_final_head else job.window_end) - now
-    return AtStake(job_id=job.id, game_id=None, stake=stake, is_ours=works, left=left)
-
-
-def _game_at_stake(game: PublicGame, own: Address, now: int) -> AtStake | None:
-    trainer = game.job.job.trainer
-    if own not in (trainer, game.challenger):
-        return None
-    stake = game.job.job.trainer_stake if own == trainer else game.stake
-    left = (game.state.last if game.state.talks(now) else game.state.deadline) - now
-    return AtStake(job_id=game.job.id, game_id=game.id, stake=stake, is_ours=game.mover() == own, left=left)
+    `seconds_left`: until the next deadline, its own or the other side's; negative if it is past.
+    """
+    found: list[dict[str, Any]] = []
+    for game in board.games.values():
+        job = game.job.job
+        if game.is_stopped or own not in (job.trainer, game.challenger):
+            continue
+        last = game.state.last if game.state.talks(now) else game.state.deadline
+        found.append({
+            "game": game.id.hex(), "job": game.job.id.hex(),
+            "stake": job.trainer_stake if own == job.trainer else game.stake,
+            "our_turn": game.mover() == own, "seconds_left": last - now,
+        })  # fmt: skip
+    return sorted(found, key=lambda game: (not game["our_turn"], game["seconds_left"]))
 
 
 def at_risk(board: Board, own: Address) -> int:

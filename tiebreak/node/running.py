@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tiebreak.api.agreeing.readers import opened_by
 from tiebreak.node.crews import Crews, warm_up
-from tiebreak.node.driver import Driver, Ground
-from tiebreak.node.ground import ChainGround, HubGround
+from tiebreak.node.driver import Driver
+from tiebreak.node.ground import AnyGround, ChainGround, HubGround
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
 from tiebreak.node.mail import SECONDS, Mail
@@ -131,7 +131,7 @@ def _made(
 
 def _ground(
     settings: Settings, key: PrivateKey | None, journal: Journal, pace: Pace, driver: Callable[[], Driver]
-) -> Ground:
+) -> AnyGround:
     """A chain, or without one the ledger of the posts that the hub has signed for."""
     if settings.chain:
         chain = Chain.connect(settings.chain)

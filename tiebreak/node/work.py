@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from tiebreak.api.machine import Machine
 from tiebreak.api.watching.alarms import Sample
 from tiebreak.protocol.commitments.eip712 import Domain
-from tiebreak.protocol.commitments.job import Head, Job
+from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.moves import Move
-from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:
@@ -66,21 +66,6 @@ class Publish:
     """The signed head of this checkpoint; empty for none."""
     is_listing: bool = False
     """Only list the files: the hub takes none that no list names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A game as the turn for which a move is gathered finds it."""
-
-    head: Head
-    game_id: Digest
-    started: int
-    state: GameState
-    line: tuple[Move, ...]
-    """The moves that led to the state."""
-    defends: bool
-    attempt: int = 0
-    """The number of the replay that a challenger trusts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,16 +49,15 @@ from tiebreak.node.work import (
     Steps,
     Task,
     Try,
-    Turn,
     Unsealed,
 )
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.errors import CannotCheck, StateError, TiebreakError, VerificationError
-from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:
@@ -300,8 +299,8 @@ class Workbench:
             self._evidence[job.id, attempt] = self.EVIDENCE(run, self._interpreter(run, attempt), logs, self._go_on)
         evidence = self._evidence[job.id, attempt]
         party = Defender(evidence) if turn.defends else Challenger(evidence, self._bench.secret)
-        resume(party, rules.start(job, turn.head, turn.game_id, turn.started), turn.line)
-        return party.move(turn.state, turn.line[-1] if turn.line else None)
+        resume(party, turn.start, turn.line)
+        return party.move(turn.state, turn.answered)
 
     def _go_on(self) -> None:
         if self._now in self.dropped:

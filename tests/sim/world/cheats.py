@@ -10,9 +10,10 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
+from tiebreak.protocol.parties.player import GameView, Reply
 from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.adversaries.tampering import Cheat
-from tiebreak.sim.world.agents import AuditorAgent, GameView, Process, Reply, TrainerAgent
+from tiebreak.sim.world.agents import AuditorAgent, Process, TrainerAgent
 from tiebreak.sim.world.cast import Cast, CastMember
 from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.work import Work

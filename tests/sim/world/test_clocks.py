@@ -12,8 +12,9 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.game.rules import Reason
+from tiebreak.protocol.parties.player import GameView, Reply
 from tiebreak.protocol.parties.terms import Pace, objections_to_auditing, objections_to_training, turns
-from tiebreak.sim.world.agents import AuditorAgent, GameView, Process, Reply
+from tiebreak.sim.world.agents import AuditorAgent, Process
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.game import conclude, play, seat
 from tiebreak.sim.world.workshop import Workshop

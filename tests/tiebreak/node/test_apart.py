@@ -82,9 +82,9 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
     for number in range(5):
         key = PrivateKey.from_int(100 + number)
         for place, wire in enumerate([*own_job(key), *own_job(key, TRAINER)[:1]]):
-            made._read(letter(1 + 10 * number + place, wire))
+            made._receive(letter(1 + 10 * number + place, wire))
     assert held() == before
-    made._read(letter(100, OFFER))
+    made._receive(letter(100, OFFER))
     for number in range(5):
         body = posts.LibraryBody(count=number, logs=0, files=())
         made._list(JOB.id, TRAINER.address, body)

@@ -114,7 +114,7 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
         assert game.state.verdict is not None
         assert game.state.verdict.winner is Side.CHALLENGER
         there.live(lambda: ("ERROR", "alarm") in watcher.notes.counts)
-        assert not watcher.has_key
+        assert not watcher.machine.has_key
         assert not watcher.journal.unheard()
         assert not watcher.journal.notes()
         senders = {sender for sender, _ in bodies(there, posts.Body)}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.chain.support import CLIENT, ETHER, TRAINER, numbered
-from tests.tiebreak.node.village import Rows
+from tests.protocol.town import Kept
 from tests.waiting import until
 from tiebreak.node.ground import ChainGround
 from tiebreak.node.up import free_port
@@ -43,7 +43,7 @@ def rpc(chain: Chain, method: str, *params: Any) -> Any:
 def ground_on(chain: Chain, key: PrivateKey | None) -> ChainGround:
     own = Chain.connect(chain.node.web3.provider.endpoint_uri)  # type: ignore[attr-defined]
     own.attach(chain.deployment.board)
-    return ChainGround(own, key, Rows(), pace=PACE)
+    return ChainGround(own, key, Kept(), pace=PACE)
 
 
 def sees(ground: ChainGround, job_id: bytes, status: JobStatus) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
-from tests.protocol.town import FALSE, KINDS, TALKED_FALSE, TALKED_TRUTH, TRUTH
-from tests.tiebreak.node.village import BLOCK, Village, Villager
+from tests.protocol.town import FALSE, TALKED_FALSE, TRUTH
+from tests.tiebreak.node.village import BLOCK, HUB, START, Village, Villager
 from tests.tiebreak.parties import Commands
 from tiebreak.api.chain import onchain
 from tiebreak.api.disputing import judging
@@ -35,9 +34,6 @@ from tiebreak.protocol.parties.ledger import Ledger
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 
-HUB = PrivateKey.from_int(0x4B)
-START = 1_900_000_000
-
 
 def test_what_is_said_in_games_that_have_not_begun_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MAX_EARLY_BYTES", 10 * 128)
@@ -55,67 +51,34 @@ class Member(Villager):
 
     village: "Commune"
 
-    def wake(self) -> None:
-        pace = Pace(block_seconds=BLOCK, step_seconds=1)
+    def new_ground(self, pace: Pace) -> HubGround:
         account = None if self.key is None else self.key.address
-        self.ground: HubGround = HubGround(  # type: ignore[assignment]
-            OFF_CHAIN, account, self.say, pace=pace, steady=self.steady
-        )
-        self.machine = self.kind(
-            board=self.ground.board, domain=OFF_CHAIN, pace=pace, key=self.key, journal=list(self.journal)
-        )
-        self.heard = 0
-        self.is_started = False
 
-    def say(self, job: Digest, body: posts.Body, tag: bytes, game: Digest | None = None) -> None:
-        self.village.deliver(self, job, body, tag, game)
+        def post(job: Digest, body: posts.Body, tag: bytes) -> None:
+            self.post(job, body, tag=tag)
+
+        return HubGround(OFF_CHAIN, account, post, pace=pace, steady=self.steady)
 
     def step(self) -> None:
         self.ground.note_time(self.village.now)
-        for place, at, signed, body in self.village.letters[self.heard :]:
-            self.ground.hear(place, at, signed.post, body)
-        self.heard = len(self.village.letters)
         super().step()
+
+    def receive(self, letter: Letter) -> None:
+        self.ground.hear(letter.place, letter.at, letter.post, letter.body)
+        super().receive(letter)
 
 
 class Commune(Village):
     """A village with a hub in place of a chain."""
 
-    def __init__(self, run: Run, parties: tuple[str, ...] = ("client", "trainer", "auditor")) -> None:
-        self.run, self.confirmations, self.seconds = run, 0, 0.0
-        self.truth = TALKED_TRUTH if run is TALKED_FALSE else TRUTH
-        self.letters: list[tuple[int, int, posts.SignedPost, posts.Body]] = []
-        self.export: list[posts.ReceivedPost] = []
-        self.tags: set[bytes] = set()
-        self.chain = SimpleNamespace(node=None)  # type: ignore[assignment]
-        self.villagers = {name: Member(self, name) for name in parties}  # type: ignore[misc]
-        self.villagers["client"].inbox.append(e.JobDrafted(at=0, job=run.job))
+    KIND = Member
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(None, run)
 
     @property
-    def now(self) -> int:
-        return START + int(self.seconds)
-
-    def deliver(self, member: Member, job: Digest, body: posts.Body, tag: bytes, game: Digest | None) -> None:
-        key = KINDS[member.name][1]
-        assert key is not None
-        if member.name.encode() + tag in self.tags:
-            return
-        self.tags.add(member.name.encode() + tag)
-        post = posts.Post.of(body, job_id=job, number=len(self.letters), sender=key.address, game_id=game)
-        signed = posts.SignedPost.sign(post, OFF_CHAIN, key)
-        received = posts.Received(content=post.content, place=len(self.letters) + 1, at=self.now)
-        self.letters.append((received.place, received.at, signed, signed.verify(OFF_CHAIN)))
-        signature = HUB.sign(received.digest(OFF_CHAIN))
-        self.export.append(
-            posts.ReceivedPost(place=received.place, at=received.at, wire=signed.encode(), signature=signature)
-        )
-
-    def carry(self, sender: Villager, action: e.Action) -> None:
-        if isinstance(action, e.ShowMove | e.ShowReceipt):
-            assert isinstance(sender, Member)
-            body = posts.body_of(action)
-            sender.say(self.run.job.id, body, body.encode(), action.game_id)
-        super().carry(sender, action)
+    def export(self) -> list[posts.ReceivedPost]:
+        return [letter.received for letter in self.letters]
 
     def live(self) -> None:
         for _ in range(600):
@@ -181,7 +144,7 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
         assert game.job.status is JobStatus.SLASHED
         assert game.state.verdict is not None
         assert game.state.verdict.winner is Side.CHALLENGER
-        claims = [ground.claim(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]  # type: ignore[attr-defined]
+        claims = [ground._ledger.claim(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]  # type: ignore[attr-defined]
         assert claims == [0, -stake, stake // 2]
     found = judge(commune.export)
     assert [game["right"] for game in found["games"]] == ["challenger"]
@@ -193,10 +156,7 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
 def test_a_ledger_is_read_like_a_chain() -> None:
     """Each job and each game has the lines and the document that `tiebreak jobs` and `games` show of a chain."""
     commune = lived(TALKED_FALSE)
-    letters = [
-        Letter(received=received, signed=signed, body=body)
-        for received, (_, _, signed, body) in zip(commune.export, commune.letters, strict=True)
-    ]
+    letters = commune.letters
     board, job = onchain.HubBoard(letters, OFF_CHAIN), commune.run.job
     (row,) = onchain.jobs(board)
     assert (row["job"], row["status"], row["open_games"]) == (job.id.hex(), "slashed", 0)

@@ -28,7 +28,7 @@ from tiebreak.node import workbench
 from tiebreak.node.crews import Crew, Crews
 from tiebreak.node.tampered import TamperedWorkbench
 from tiebreak.node.up import CHEATS
-from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, Steps, Task, Try, Turn
+from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, Steps, Task, Try
 from tiebreak.node.workbench import MOVING, REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, SignedHead
@@ -40,6 +40,7 @@ from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.small_task import INTERVAL, STEPS, small_task
 
@@ -139,10 +140,11 @@ def test_each_cheat_of_up_is_convicted_by_a_number(agreed: RunDirectory, folder:
     assert lie is not None
     assert answer(auditor, replay(agreed, lie, 0)).root != lie
     head, game = Head(job_id=agreed.job.id, count=COUNT, run_root=Digest(lie)), Digest(bytes(32))
-    state, line = rules.start(agreed.job, head, game, 1), list[Move]()
+    start, line = rules.start(agreed.job, head, game, 1), list[Move]()
+    state = start
     while not state.is_over:
         defends = state.mover is Side.DEFENDER
-        turn = Turn(head=head, game_id=game, started=1, state=state, line=tuple(line), defends=defends)
+        turn = Turn(start=start, state=state, line=tuple(line), defends=defends)
         work = e.Gather(game_id=game, sequence=state.moves, snapshot=Snapshot.of(state).id)
         move = answer(liar if defends else auditor, Compute(work=work, job=agreed.job, turn=turn)).move
         assert move is not None
@@ -197,8 +199,9 @@ def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
 
     def gather(number: int) -> Compute:
         game = Digest(bytes([number]) * 32)
-        state = replace(rules.start(job, head, game, 1), phase=Phase.OPEN_STEPS)
-        turn = Turn(head=head, game_id=game, started=1, state=state, line=(), defends=True)
+        start = rules.start(job, head, game, 1)
+        state = replace(start, phase=Phase.OPEN_STEPS)
+        turn = Turn(start=start, state=state, line=(), defends=True)
         work = e.Gather(game_id=game, sequence=0, snapshot=Snapshot.of(state).id)
         return Compute(work=work, job=job, turn=turn)
 

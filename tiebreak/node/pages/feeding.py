@@ -7,12 +7,12 @@ of a block. Where they are posts, the hub's receipts are the clock, and a ledger
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.routing import BaseRoute
 
@@ -31,6 +31,10 @@ from tiebreak.protocol.parties.posts import GameBody, LibraryBody, OfferBody, Re
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
+
+if TYPE_CHECKING:
+    from tiebreak.node.ground import AnyGround
+    from tiebreak.node.hub.store import Store
 
 PROGRAM: Final = b"program.tbp"
 ORIGINS: Final = b"origins.json"
@@ -51,27 +55,6 @@ _NAMED: Final = 8
 _PROGRAMS: Final = 16
 
 
-class Posts(Protocol):
-    """A hub's store of posts (`tiebreak.node.hub.store`)."""
-
-    def posts(self, after: int, *, jobs: Collection[bytes] | None = ..., limit: int = ...) -> Sequence[ReceivedPost]:
-        """The posts after a place, in order; only of these jobs, if any are named."""
-        ...
-
-
-class Followed(Protocol):
-    """The place where transactions count, as `tiebreak.node.ground` follows it."""
-
-    @property
-    def board(self) -> Board: ...
-
-    def now(self) -> int: ...
-
-    def poll(self) -> Sequence[object]:
-        """Follow what is new. The result is empty if nothing was."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """The knowledge of pages beyond a hub's posts. ground: None if posts are all there is. chain: in words."""
@@ -80,11 +63,11 @@ class Outlook:
     blob: Callable[[Digest], Path]
     """The path at which a whole blob is, or would be."""
     now: Callable[[], int]
-    ground: Followed | None = None
+    ground: "AnyGround | None" = None
     chain: str = ""
 
 
-def pages(posts: Posts, outlook: Outlook) -> Sequence[BaseRoute]:
+def pages(posts: "Store", outlook: Outlook) -> Sequence[BaseRoute]:
     """The routes of the pages of a hub. A thread follows the board for as long as the process lives."""
     feed = Feed(posts, outlook)
     feed.start()
@@ -122,7 +105,7 @@ def _bounded(seen: list[tuple[int, ReadPost]]) -> list[tuple[int, ReadPost]]:
 class Feed:
     """A `PageSource` over a hub's posts and its ground, which without a chain is the ledger that the posts make."""
 
-    def __init__(self, posts: Posts, outlook: Outlook) -> None:
+    def __init__(self, posts: "Store", outlook: Outlook) -> None:
         self.domain, self.chain = outlook.domain, outlook.chain
         self._posts, self._outlook, self._ground = posts, outlook, outlook.ground
         self._lock = threading.Lock()
@@ -149,7 +132,7 @@ class Feed:
         if self._ground is not None:
             threading.Thread(target=self._follow, args=(self._ground,), daemon=True, name="pages").start()
 
-    def _follow(self, ground: Followed) -> None:
+    def _follow(self, ground: "AnyGround") -> None:
         rest, trouble = threading.Event(), ""
         while True:
             try:
@@ -159,7 +142,7 @@ class Feed:
                     logging.getLogger(__name__).exception("the board cannot be followed")
             rest.wait(POLL_SECONDS)
 
-    def look(self, ground: Followed) -> None:
+    def look(self, ground: "AnyGround") -> None:
         """Follow what is new on the ground. A node that does not answer is asked again the next time."""
         self._read_on()
         if hasattr(ground, "learn"):

@@ -61,10 +61,9 @@ def game_view(
     ahead = max(0, len(talk.line) - state.moves) if not game.is_over else 0
     if ahead:
         line = talk.line
-    start = rules.start(agreed, game.head.head, game.id, game.started)
     shown = talk.state if ahead else state
     gas = _gas_of_moves(game)
-    walk = walk_of(start, line, shown, source.program(agreed.id), source.origins(agreed.id), gas)
+    walk = walk_of(game.first_state, line, shown, source.program(agreed.id), source.origins(agreed.id), gas)
     talks = on_board and not game.is_stopped and state.talks(now)
     verdict = _verdict(game)
     mover = None if game.is_stopped or verdict is not None else shown.mover

@@ -382,14 +382,10 @@ class FollowedBoard(board.Board):
             found.is_lost = False
         except VerificationError:
             shown = Snapshot.decode(snapshot)
-            standing = standing_at(shown, _begun(found), sequence, self.program_of(found.job.job))
+            standing = standing_at(shown, found.first_state, sequence, self.program_of(found.job.job))
             found.is_lost = standing is None
-            later, line = standing or replace(_begun(found), moves=sequence), []
+            later, line = standing or replace(found.first_state, moves=sequence), []
         return later, line
-
-
-def _begun(found: PublicGame) -> GameState:
-    return rules.start(found.job.job, found.head.head, found.id, found.started)
 
 
 def standing_at(shown: Snapshot, start: GameState, sequence: int, program: Program | None) -> GameState | None:

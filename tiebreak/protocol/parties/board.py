@@ -13,6 +13,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.seats import ATTEMPTS, slot_of
 from tiebreak.protocol.commitments.terms import MAX_GAMES
+from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import transactions as tx
@@ -230,6 +231,11 @@ class PublicGame:
     def answered(self) -> Move | None:
         """The last move, or None before the first."""
         return self.moves[-1] if self.moves else None
+
+    @property
+    def first_state(self) -> GameState:
+        """The state in which it began."""
+        return rules.start(self.job.job, self.head.head, self.id, self.started)
 
     @property
     def is_over(self) -> bool:

@@ -105,6 +105,11 @@ class PartyMachine:
         self._said: set[object] = set()
 
     @property
+    def has_key(self) -> bool:
+        """Whether the party can sign and pay; one that only watches cannot."""
+        return self._key is not None
+
+    @property
     def key(self) -> PrivateKey:
         """The party's key. Raises `StateError` for a party that only watches."""
         if self._key is None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, Transcript, leads_on
 from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Prove, Side
 from tiebreak.protocol.game.snapshot import Fork, Snapshot
@@ -338,11 +337,20 @@ class Player(PartyMachine):
 
     # ------------------------------------------------------------------ messages
 
+    def talk_of(self, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:
+        """The state of this snapshot, and the line that led to it, as this side of a game has it from the talk.
+
+        Raises `VerificationError` if it has not heard of such a state.
+        """
+        state = self.transcript(game).stood(sequence, snapshot) if self.is_side(game) else None
+        if state is None:
+            raise VerificationError("expected a state of the talk, got another")
+        return state, list(self.transcript(game).line[:sequence])
+
     def transcript(self, game: PublicGame) -> Transcript:
         """The messages of a game that this party has, from both sides."""
         if game.id not in self._transcripts:
-            start = rules.start(game.job.job, game.head.head, game.id, game.started)
-            found = Transcript(start, domain=self.domain, challenger=game.challenger)
+            found = Transcript(game.first_state, domain=self.domain, challenger=game.challenger)
             self._transcripts[game.id] = found
             while (kept := self.records.get(("wire", game.id, found.messages))) is not None:
                 found.append(kept)

@@ -440,42 +440,31 @@ class Complete(Record):
 # ---------------------------------------------------------------- between machines and posts
 
 
+_CARRIED: Final[dict[type[Any], tuple[type[Body], type[Any]]]] = {
+    e.OfferJob: (OfferBody, e.JobOffered),
+    e.SignJob: (AnswerBody, e.JobSigned),
+    e.ShowHead: (HeadBody, e.HeadShown),
+    e.ShowLogReceipt: (LogReceiptBody, e.LogReceiptShown),
+    e.ShowConcession: (ConcessionBody, e.ConcessionShown),
+    e.ShowMove: (MoveBody, e.MoveShown),
+    e.ShowReceipt: (ReceiptBody, e.ReceiptShown),
+}
+"""The body that carries each statement, and the event by which others hear it. Their fields have the same names."""
+_HEARD: Final = dict(_CARRIED.values())
+
+
 def body_of(action: e.Statement) -> Body:
     """The post body for a machine's statement."""
-    match action:
-        case e.OfferJob(job=job):
-            return OfferBody(job=job)
-        case e.SignJob(job=job, signature=signature):
-            return AnswerBody(job=job, signature=signature)
-        case e.ShowHead(head=head):
-            return HeadBody(head=head)
-        case e.ShowLogReceipt(receipt=receipt):
-            return LogReceiptBody(receipt=receipt)
-        case e.ShowConcession(concession=concession):
-            return ConcessionBody(concession=concession)
-        case e.ShowMove(wire=wire):
-            return MoveBody(wire=wire)
-        case e.ShowReceipt(receipt=receipt):
-            return ReceiptBody(receipt=receipt)
+    kind, _ = _CARRIED[type(action)]
+    return kind(**{name: getattr(action, name) for name in kind.kinds() if hasattr(action, name)})
 
 
 def event_of(post: Post, body: Body, at: int) -> e.Message | None:
     """The event by which a machine learns of a post; None if that is the business of its driver."""
-    match body:
-        case OfferBody(job=job):
-            return e.JobOffered(at=at, job=job)
-        case AnswerBody(job=job, signature=signature):
-            return e.JobSigned(at=at, job=job, signature=signature)
-        case HeadBody(head=head, leaves=leaves):
-            return e.HeadShown(at=at, head=head, leaves=leaves)
-        case LogReceiptBody(receipt=receipt):
-            return e.LogReceiptShown(at=at, receipt=receipt)
-        case ConcessionBody(concession=concession):
-            return e.ConcessionShown(at=at, concession=concession)
-        case ReplayedBody(count=count, agrees=0):
-            return e.Contested(at=at, job_id=post.job_id, count=count, by=post.sender)
-        case MoveBody(wire=wire):
-            return e.MoveShown(at=at, game_id=post.game_id, wire=wire)
-        case ReceiptBody(receipt=data):
-            return e.ReceiptShown(at=at, game_id=post.game_id, receipt=data)
-    return None
+    if isinstance(body, ReplayedBody) and not body.agrees:
+        return e.Contested(at=at, job_id=post.job_id, count=body.count, by=post.sender)
+    if type(body) not in _HEARD:
+        return None
+    game = {"game_id": post.game_id} if isinstance(body, MoveBody | ReceiptBody) else {}
+    found: e.Message = _HEARD[type(body)](at=at, **game, **dict(zip(body.kinds(), body.values, strict=True)))
+    return found

@@ -21,8 +21,9 @@ from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tr
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
+from tiebreak.protocol.parties.player import GameView
 from tiebreak.sim.adversaries.base import Catch, Role, between, row, with_a_cheat
-from tiebreak.sim.world.agents import AuditorAgent, GameView, Process
+from tiebreak.sim.world.agents import AuditorAgent, Process
 from tiebreak.sim.world.cast import FUNDS, AgentFactory, Cast, CastMember
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import PublishedLogs, Workshop

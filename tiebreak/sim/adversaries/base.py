@@ -21,11 +21,12 @@ from torch import Tensor
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties.player import GameView
 from tiebreak.protocol.parties.terms import turns
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF
 from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.adversaries.tampering import Cheat, long_sums
-from tiebreak.sim.world.agents import Agent, GameView, TrainerAgent
+from tiebreak.sim.world.agents import Agent, TrainerAgent
 from tiebreak.sim.world.cast import AgentFactory, BuilderFactory, Cast, CastMember, ClientFactory, TrainerFactory
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Deviation, Workshop

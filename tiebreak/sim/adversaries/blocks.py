@@ -8,7 +8,6 @@ from random import Random
 from typing import ClassVar, Final
 
 from tiebreak.protocol.chain.calls import move_call
-from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Prove, Select, SelectElement, Side
 from tiebreak.protocol.game.sides import resume
 from tiebreak.protocol.parties.board import PublicGame
@@ -146,7 +145,7 @@ class Retaking(Strolling, BlockBuilder):
         if game is None or game.mover() != self.address or not own:
             return pending
         party = self.party_in(game)
-        resume(party, rules.start(game.job.job, game.head.head, game.id, game.started), game.moves)
+        resume(party, game.first_state, game.moves)
         for _ in range(TRIES):
             other = party.move(game.state, game.answered)
             if other != own[0].call.move:

@@ -13,6 +13,7 @@ from tiebreak.protocol.game.sides import Challenger, Oracle, Party
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
+from tiebreak.protocol.parties.player import GameView, Reply
 from tiebreak.sim.adversaries.base import (
     EARLY,
     Catch,
@@ -27,7 +28,7 @@ from tiebreak.sim.adversaries.base import (
     stalled,
 )
 from tiebreak.sim.adversaries.tampering import flipped, one_changed
-from tiebreak.sim.world.agents import AuditorAgent, GameView, Process, Reply, Scripted, TrainerAgent
+from tiebreak.sim.world.agents import AuditorAgent, Process, Scripted, TrainerAgent
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL, STEPS
 from tiebreak.sim.world.work import Work

@@ -20,6 +20,7 @@ from tiebreak.protocol.packing import Uint
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.protocol.parties.events import JobDrafted
+from tiebreak.protocol.parties.player import GameView, Reply
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import depth_of, fold_nodes
 from tiebreak.sim.adversaries.auditors import Bribed, bribe
@@ -43,7 +44,7 @@ from tiebreak.sim.adversaries.base import (
 from tiebreak.sim.adversaries.heads import Withholding
 from tiebreak.sim.adversaries.mempool import Censor, bearable, diligent
 from tiebreak.sim.adversaries.talking import with_a_talk
-from tiebreak.sim.world.agents import Agent, BlockBuilder, ClientAgent, GameView, Process, Reply, Scripted, TrainerAgent
+from tiebreak.sim.world.agents import Agent, BlockBuilder, ClientAgent, Process, Scripted, TrainerAgent
 from tiebreak.sim.world.cast import Cast, CastMember, TrainerFactory
 from tiebreak.sim.world.work import JobEvidence, Work
 from tiebreak.sim.world.world import Pending

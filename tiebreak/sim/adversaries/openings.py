@@ -26,6 +26,7 @@ from tiebreak.protocol.game.moves import (
 from tiebreak.protocol.game.sides import Oracle, first_nodes
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.parties.player import GameView, Reply
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
@@ -44,7 +45,7 @@ from tiebreak.sim.adversaries.base import (
 from tiebreak.sim.adversaries.challengers import MISTAKEN
 from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.adversaries.tampering import Cheat, flipped, one_changed
-from tiebreak.sim.world.agents import GameView, Process, Reply, TrainerAgent
+from tiebreak.sim.world.agents import Process, TrainerAgent
 from tiebreak.sim.world.work import JobEvidence, Work
 from tiebreak.sim.world.workshop import Workshop
 

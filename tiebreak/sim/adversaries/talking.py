@@ -18,11 +18,11 @@ from tiebreak.protocol.game.snapshot import SignedStanding, Standing
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import PublicGame
-from tiebreak.protocol.parties.player import Player
+from tiebreak.protocol.parties.player import GameView, Player, Reply
 from tiebreak.sim.adversaries.base import EARLY, Catch, between, challenger, false_sum, last_call, one_of, trainer
 from tiebreak.sim.adversaries.challengers import Strolling, Wanderer
 from tiebreak.sim.adversaries.openings import other_nodes, scene_of
-from tiebreak.sim.world.agents import Agent, GameView, Process, Reply, TrainerAgent
+from tiebreak.sim.world.agents import Agent, Process, TrainerAgent
 from tiebreak.sim.world.cast import Cast
 
 TALK: Final = 1800

@@ -1,12 +1,11 @@
 """The parties of a simulated game: machines of `tiebreak.protocol.parties`, each with a driver and a computation.
 
-The driver lets a machine live in simulated time: events go in and actions come out, both at simulated instants. Party
-and driver are one object here, so that an adversary can override a single decision with the world at hand. In addition
-to its machine a party may have scripts (`run`, `follow`): processes of its own that wait and send as they like. An
+The driver (`tiebreak.protocol.parties.driver`) is that of the node, over simulated time and in rough weather. Party and
+driver are one object here, so that an adversary can override a single decision with the world at hand. In addition to
+its machine a party may have scripts (`run`, `follow`): processes of its own that wait and send as they like. An
 adversary uses them to do what no machine would; an honest party has none.
 """
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,6 @@ from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES, nonce_of
 from tiebreak.protocol.errors import CannotCheck
-from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Message, open_wire
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.sides import Challenger, Defender, Party, resume
@@ -30,8 +28,8 @@ from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.driver import PartyDriver, Turn
 from tiebreak.protocol.parties.machine import PartyMachine
-from tiebreak.protocol.parties.player import GameView, Reply
 from tiebreak.protocol.parties.terms import Means
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
@@ -39,40 +37,24 @@ from tiebreak.sim.world.mail import Account
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.world import Participant, Pending, World, WorldBlock
 
-__all__ = [
-    "Agent",
-    "AuditorAgent",
-    "BlockBuilder",
-    "ClientAgent",
-    "GameView",
-    "Process",
-    "Reply",
-    "Scripted",
-    "TrainerAgent",
-]
-
 Process = Generator[simpy.Event, Any, Any]
 SEATS: Final = ("seats", "seat_fee", "seat_bond", "challenger_stake")
 """The terms that offers of one game may differ in, and be taken all the same."""
 
 
-class Agent(PartyMachine):
+class Agent(PartyDriver, PartyMachine):
     """A party with a key: its machine, its driver, and its scripts if it has any."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
-        means = Means(floor=TRANSACTION_WEI, balance=lambda: world.balance(self))
-        super().__init__(board=world.board, domain=world.domain, pace=world.pace, key=key, means=means)
         self.world = world
         self.name = name
+        self.kept: list[e.AppendRecord | e.Alarm] = []
+        """The party's journal entries and the alarms that it raised to its owner."""
+        self._be_made(key, Means(floor=TRANSACTION_WEI, balance=lambda: world.balance(self)))
         self.account = Account()
         self.rng = Random(world.rng.getrandbits(64))  # noqa: S311  # choices of a game, which its line replays
         """The source of all choices of this party."""
-        self.kept: list[e.AppendRecord | e.Alarm] = []
-        """The party's journal entries and the alarms that it raised to its owner."""
         self._listening: simpy.Event | None = None
-        self._inbox: deque[e.Event] = deque()
-        self._is_busy = False
-        self._ticks: set[int] = set()
         self.lives = 1
         self._is_down = False
         self._since: dict[e.Work, int] = {}
@@ -84,6 +66,14 @@ class Agent(PartyMachine):
         self._heads_seen = 0
         self._known: set[bytes] = set()
         self._parties: dict[tuple[bytes, int | None], Party] = {}
+
+    def _be_made(self, key: PrivateKey, means: Means) -> None:
+        """Make machine and driver, as the journal has them."""
+        world = self.world
+        PartyDriver.__init__(self, self, self.kept)
+        super(PartyDriver, self).__init__(
+            board=world.board, domain=world.domain, pace=world.pace, key=key, journal=self.journal(), means=means
+        )
 
     # ------------------------------------------------------------------ what adversaries and tests override
 
@@ -132,26 +122,24 @@ class Agent(PartyMachine):
         yield from ()
 
     def tell(self, event: e.Event) -> None:
-        """Feed an event to the machine and perform the actions that follow.
+        """Tell the machine, unless the party is down: what it is told then is lost."""
+        if not self._is_down:
+            super().tell(event)
 
-        Events caused by these actions are queued. In rough weather the party may die of an event, after any number of
-        its actions; what it is told while it is down is lost.
-        """
-        if self._is_down:
-            return
-        self._inbox.append(event)
-        if self._is_busy:
-            return
-        self._is_busy = True
-        while self._inbox:
-            self.board.height = self.world.height
-            actions = self.observe(self._inbox.popleft())
-            death = self._death(len(actions))
-            for action in actions if death is None else actions[: death[0]]:
-                self.perform(action)
-            if death is not None:
-                self._die(death[1])
-        self._is_busy = False
+    def observe(self, event: e.Event) -> tuple[e.Action, ...]:
+        """Process an event, on the board as the world has it now."""
+        self.board.height = self.world.height
+        return super().observe(event)
+
+    def carry_out(self, actions: Sequence[e.Action]) -> None:
+        """Carry out actions. In rough weather the party may die after any number of them."""
+        death = None
+        if self.world.weather is not None and self.is_plain:
+            lost = self.world.now - min(self._since.values(), default=self.world.now)
+            death = self.world.weather.death(self.name, len(actions), lost)
+        super().carry_out(actions if death is None else actions[: death[0]])
+        if death is not None:
+            self._die(death[1])
 
     # ------------------------------------------------------------------ death, and what comes after
 
@@ -160,26 +148,17 @@ class Agent(PartyMachine):
         """Whether its decisions are those of `tiebreak.protocol.parties`, so that all it knows is in its journal."""
         return type(self) in (ClientAgent, TrainerAgent, AuditorAgent)
 
-    def _death(self, actions: int) -> tuple[int, int] | None:
-        if self.world.weather is None or not self.is_plain:
-            return None
-        lost = self.world.now - min(self._since.values(), default=self.world.now)
-        return self.world.weather.death(self.name, actions, lost)
-
     def _die(self, down: int) -> None:
         """Forget everything but the journal, the transactions that were sent, and what lies on the disk."""
         self.lives += 1
         self._is_down = True
-        for forgotten in (self._inbox, self._ticks, self._since, self._parties):
+        for forgotten in (self._events, self._since, self._parties):
             forgotten.clear()
         self.spawn(self._wake_up(down))
 
     def _wake_up(self, down: int) -> Process:
         yield self.world.env.timeout(down)
-        super().__init__(
-            board=self.world.board, domain=self.world.domain, pace=self.world.pace, key=self.key,
-            journal=self.journal(), means=self.means,
-        )  # fmt: skip
+        self._be_made(self.key, self.means)
         self._is_down, self._heads_seen = False, 0
         self.begin_again()
         ended, self._ended = self._ended, []
@@ -206,10 +185,6 @@ class Agent(PartyMachine):
 
     # ------------------------------------------------------------------ what it hears
 
-    def look(self) -> None:
-        """Let the machine look again, when a script knows something that the world does not announce."""
-        self.tell(e.Tick(at=self.world.now))
-
     def _listen(self) -> None:
         """Wait for news.
 
@@ -235,7 +210,7 @@ class Agent(PartyMachine):
             self._known.add(number)
         fresh, self._heads_seen = world.mail.heads[self._heads_seen :], len(world.mail.heads)
         for shown in fresh:
-            self._read(partial(e.HeadShown, head=shown.head, leaves=shown.leaves))
+            self._read(partial(self._see, shown.head, shown.leaves))
         self.tell(e.BoardChanged(at=now, block=world.blocks[-1].timestamp if world.blocks else now))
 
     def enter(self, game: PublicGame) -> None:
@@ -243,25 +218,19 @@ class Agent(PartyMachine):
 
     # ------------------------------------------------------------------ actions
 
-    def perform(self, action: e.Action) -> None:
-        now = self.world.now
-        match action:
-            case e.Wake(at=at) if at not in self._ticks:
-                self._ticks.add(at)
-                self.spawn(self._tick(at - now))
-            case e.Transact():
-                self._transact(action)
-            case e.Start(work=work):
-                self._begin(work)
-            case e.FetchRun(job_id=job_id, count=count):
-                # Published runs lie in the shared mailbox, so a fetched run has arrived already.
-                self._read(partial(e.Arrived, job_id=job_id, count=count))
-            case e.PublishRun():
-                self.publish_run(action)
-            case e.AppendRecord() | e.Alarm():
-                self.kept.append(action)
-            case _ if not isinstance(action, e.Wake):
-                self.say(action)
+    def instant(self) -> int:
+        return self.world.now
+
+    def wake_at(self, at: int) -> None:
+        self.spawn(self._tick(at - self.world.now))
+
+    def raise_alarm(self, alarm: e.Alarm) -> None:
+        self.kept.append(alarm)
+
+    def fetch_run(self, job_id: Digest, count: int) -> bool:
+        """Published runs lie in the shared mailbox, so a fetched run has arrived already."""
+        self._read(partial(self.fetched, job_id, count))
+        return True
 
     def say(self, statement: e.Statement) -> None:
         """Publish or send a statement that the machine signed, or ask another party to sign it."""
@@ -285,37 +254,34 @@ class Agent(PartyMachine):
                 client = self.world.party_at(job.client)
                 self._post(client, partial(e.JobSigned, job=job, signature=statement.signature))
 
-    def _transact(self, action: e.Transact) -> None:
-        if action.place in self._waiting:
+    def transact(self, wanted: e.Transact) -> None:
+        if wanted.place in self._waiting:
             return
-        self._waiting.add(action.place)
-        call, weather = call_of(action.transaction, self.world.board), self.world.weather
+        self._waiting.add(wanted.place)
+        call, weather = call_of(wanted.transaction, self.world.board), self.world.weather
         if weather is not None and self.is_plain and (late := weather.transaction(self.name, self.pace.block_seconds)):
-            self.spawn(self._later(late, partial(self._submit, action, call)))
+            self.spawn(self._later(late, partial(self._submit, wanted, call)))
         else:
-            self._submit(action, call)
+            self._submit(wanted, call)
 
     def _submit(self, action: e.Transact, call: Call) -> None:
         _on(self.world.submit(self, call, untried=action.untried), partial(self._resolve, action.place))
 
-    def _begin(self, work: e.Work) -> None:
-        if not isinstance(work, e.Gather):
+    def start_work(self, work: e.Work, turn: Turn | None) -> bool:
+        if turn is None:
             self.spawn(self.work_on(work) if self.world.weather is None or not self.is_plain else self._mortal(work))
-            return
-        game = self.world.board.games[work.game_id]
-        party, state, answered = self.party_of(game, work.said), game.state, game.answered
-        if work.said is not None:
-            state = self.world.talk_of(game, work.sequence, work.snapshot)[0]
-            answered = work.said[-1] if work.said else None
-        self.tell(e.Done(at=self.world.now, work=work, move=party.move(state, answered)))
+        else:
+            assert isinstance(work, e.Gather)
+            party = self.party_of(self.world.board.games[work.game_id], work.said)
+            self.finish(work, move=party.move(turn.state, turn.answered))
+        return True
 
     def party_of(self, game: PublicGame, said: Sequence[Move] | None = None) -> Party:
         """The player of a game's talk or of its line on the chain, for which it is kept: it remembers what it saw."""
         key = (game.id, game.entries if said is None else None)
         if key not in self._parties:
             party = self._parties[key] = self.party_in(game)
-            start = rules.start(game.job.job, game.head.head, game.id, game.started)
-            resume(party, start, game.moves if said is None else said)
+            resume(party, game.first_state, game.moves if said is None else said)
         return self._parties[key]
 
     def _tick(self, delay: int) -> Process:
@@ -384,20 +350,19 @@ class Agent(PartyMachine):
         yield self.world.env.timeout(seconds)
         then()
 
-    def _read(self, event: Callable[..., e.Event]) -> None:
+    def _read(self, arrive: Callable[[], None]) -> None:
         """Posts as `_post` does what the party itself asks for until it comes."""
         for delay in [0] if self.world.weather is None else self.world.weather.readings():
             if delay:
-                self.spawn(self._later(delay, lambda: self.tell(event(at=self.world.now))))
+                self.spawn(self._later(delay, arrive))
             else:
-                self.tell(event(at=self.world.now))
+                arrive()
+
+    def _see(self, head: SignedHead, leaves: tuple[Digest, ...]) -> None:
+        self.tell(e.HeadShown(at=self.world.now, head=head, leaves=leaves))
 
     def work_on(self, work: e.Work) -> Process:
         """Do a piece of work, in the time that it takes, and tell the machine when it is done."""
-        raise NotImplementedError
-
-    def publish_run(self, action: e.PublishRun) -> None:
-        """Publish the data that belongs to a run."""
         raise NotImplementedError
 
     def publish_head(self, head: SignedHead) -> None:
@@ -502,7 +467,7 @@ class ClientAgent(Agent, client.ClientParty):
         else:
             is_its_own = published.run_root(head.count) == head.run_root
             problem = "" if is_its_own else "expected logs of this head, got those of another"
-        self.tell(e.Done(at=self.world.now, work=work, problem=problem))
+        self.finish(work, problem=problem)
         yield from ()
 
 
@@ -540,7 +505,7 @@ class TrainerAgent(Agent, trainer.TrainerParty):
         yield from self.sleep(self.seconds(job.job.segment_steps(work.count - 1)))
         if job.status is JobStatus.ACTIVE:
             self.account.steps = min(run.computed_steps, job.job.last_step(work.count - 1))
-            self.tell(e.Done(at=self.world.now, work=work, root=run.run_root(work.count)))
+            self.finish(work, root=run.run_root(work.count))
 
     def publish_run(self, action: e.PublishRun) -> None:
         """Publishes the run, with its logs only if the action asks for them."""
@@ -610,14 +575,14 @@ class AuditorAgent(Agent, auditor.AuditorParty):
             yield from self.sleep(max(0, job.job.steps - self.account.steps) * self.world.step_seconds)
             self.account.steps = job.job.steps
             root = self._replay_once(job).run_root(job.job.checkpoints)
-            self.tell(e.Done(at=self.world.now, work=work, root=root))
+            self.finish(work, root=root)
             return
         try:
             root = yield from self.look_at(job, work.head)
         except CannotCheck as error:
             problem = str(error)
             self.uncheckable.append(work.head)
-        self.tell(e.Done(at=self.world.now, work=work, root=root, problem=problem))
+        self.finish(work, root=root, problem=problem)
 
     def look_at(self, job: PublicJob, head: SignedHead) -> Process:
         """Replays up to a head and returns the run root found there. Raises `CannotCheck`."""

@@ -13,7 +13,6 @@ from typing import Final
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.snapshot import SignedStanding
@@ -119,8 +118,8 @@ class WorldMail:
     def transcript(self, game: PublicGame) -> Transcript:
         """The messages of a game that were accepted so far."""
         if game.id not in self.transcripts:
-            start = rules.start(game.job.job, game.head.head, game.id, game.started)
-            self.transcripts[game.id] = Transcript(start, domain=self._domain, challenger=game.challenger)
+            made = Transcript(game.first_state, domain=self._domain, challenger=game.challenger)
+            self.transcripts[game.id] = made
         return self.transcripts[game.id]
 
     def fate(self, game: PublicGame) -> list[int]:

@@ -8,6 +8,7 @@ is executed anew. Whatever was tried may revert in the block and cost its sender
 """
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
@@ -197,10 +198,9 @@ class World:
         Raises `VerificationError` if nobody does.
         """
         for party in self.parties.values():
-            if isinstance(party, Player) and party.is_side(game):
-                state = party.transcript(game).stood(sequence, snapshot)
-                if state is not None:
-                    return state, list(party.transcript(game).line[:sequence])
+            if isinstance(party, Player):
+                with suppress(VerificationError):
+                    return party.talk_of(game, sequence, snapshot)
         raise VerificationError("expected a state that a side of the game has heard of, got another")
 
     def notify(self) -> None:

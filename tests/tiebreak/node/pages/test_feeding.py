@@ -202,7 +202,7 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
             early |= {row.credit for row in views.parties(feed)}
         statuses += [card.status] if card.status not in statuses else []
         walked |= {len(game.walk.stages) for game in views.overview(feed).games}
-    assert statuses == ["Offered", "Training", "Trained, may be challenged", "Disputed", "Trainer convicted"]
+    assert statuses == ["Offered", "Signed", "Training", "Trained, may be challenged", "Disputed", "Trainer convicted"]
     assert {1, 2, 3, 4} <= walked
     (game,) = views.overview(feed).games
     assert game.verdict is not None
