@@ -80,7 +80,10 @@ ACCURACY: dict[str, tuple[float, float | str, float, float | str]] = {
 """
 
 _FAMILIES = {
-    "map": ("map", "add", "sub", "mul", "div", "scale", "compare", "where", "cast", "copy", "mean"),
+    "map": (
+        *("map", "add", "sub", "mul", "div", "scale", "compare", "where", "cast", "copy", "mean"),
+        *("lt", "le", "eq", "ne", "both", "either", "abs", "neg", "signed", "clamp", "polynomial"),
+    ),
     "reduce": ("reduce", "reduce_dims", "sum", "dot", "max", "mean", "matmul", "einsum"),
     "gather": ("gather", "rows"),
     "scatter_sum": ("put", "scatter_rows"),

@@ -145,7 +145,7 @@ def _examples(b: Builder, drawn: int, count: int) -> Ref:
 
     Draw g = step * drawn + j is example shuffle(g mod count) of epoch g div count.
     """
-    size, n = b.const(drawn, DType.I64), b.const(count, DType.I64)
+    size, n = b.i64(drawn), b.i64(count)
     draw_B = b.add(b.mul(b.step(), size), b.iota((drawn,), (1,)))
     return b.shuffle(b.map(MapFunction.MOD, draw_B, n), b.map(MapFunction.FLOORDIV, draw_B, n), count)
 
@@ -158,8 +158,8 @@ def _telemetry(b: Builder, loss: Ref, interval: int) -> Ref:
     """
     held = b.state(TELEMETRY, DType.F32, (interval,))
     b.origin = "telemetry"
-    place = b.map(MapFunction.MOD, b.step(), b.const(interval, DType.I64))
-    return b.where(b.compare(MapFunction.EQ, b.iota((interval,), (1,)), place), loss, held)
+    place = b.map(MapFunction.MOD, b.step(), b.i64(interval))
+    return b.where(b.eq(b.iota((interval,), (1,)), place), loss, held)
 
 
 def _take(b: Builder, task: Task, examples: Examples, chosen_B: Ref) -> list[Ref]:
@@ -186,7 +186,7 @@ def _apart(b: Builder, words_BW: Ref, array: Tensor) -> Ref:
     if not fills_words(array):
         return words_BW
     low, bits = INTEGERS[array.dtype]
-    places = [b.const(1 << bits * place, DType.I64).unsqueeze(0) for place in range(64 // bits)]
+    places = [b.i64(1 << bits * place).unsqueeze(0) for place in range(64 // bits)]
     shifted = b.map(MapFunction.FLOORDIV, words_BW.unsqueeze(-1), b.cat(places, 0))
-    parts = wrapped(b, shifted, low, bits) if low else b.map(MapFunction.MOD, shifted, b.const(1 << bits, DType.I64))
+    parts = wrapped(b, shifted, low, bits) if low else b.map(MapFunction.MOD, shifted, b.i64(1 << bits))
     return b.reshape(parts, (words_BW.shape[0], *array.shape[1:]))

@@ -10,11 +10,11 @@ _SHIFTS = 6
 
 def _power_of_two(b: Builder, n: Ref) -> Ref:
     """2^n of integers 0 <= n < 64, wrapped: the product of 2^(2^k) for every bit k of n."""
-    one, two = b.const(1, DType.I64), b.const(2, DType.I64)
+    one, two = b.i64(1), b.i64(2)
     found = one
     for k in range(_SHIFTS):
-        bit = b.map(MapFunction.MOD, b.map(MapFunction.FLOORDIV, n, b.const(1 << k, DType.I64)), two)
-        found = b.mul(found, b.where(b.compare(MapFunction.EQ, bit, one), b.const(1 << (1 << k), DType.I64), one))
+        bit = b.map(MapFunction.MOD, b.map(MapFunction.FLOORDIV, n, b.i64(1 << k)), two)
+        found = b.mul(found, b.where(b.eq(bit, one), b.i64(1 << (1 << k)), one))
     return found
 
 
@@ -28,7 +28,7 @@ def _common_bits(c: Context, x: Ref, y: Ref) -> Ref:
     """The bits that x and y both have: taken apart along a last dim, and put together again."""
     b, (count, is_signed) = c.b, _width(c)
     places = _power_of_two(b, b.iota((count,), (1,)))
-    two = b.const(2, DType.I64)
+    two = b.i64(2)
     left, right = (
         b.map(MapFunction.MOD, b.map(MapFunction.FLOORDIV, v.expand(c.shape).unsqueeze(-1), places), two)
         for v in (x, y)
@@ -36,9 +36,9 @@ def _common_bits(c: Context, x: Ref, y: Ref) -> Ref:
     found = b.sum(b.mul(b.mul(left, right), places), [-1])
     if not is_signed:
         return found
-    zero = b.const(0, DType.I64)
-    negative = b.map(MapFunction.AND, *(b.compare(MapFunction.LT, v, zero) for v in (x, y)))
-    return b.where(negative, b.add(found, b.const(-1 << count, DType.I64)), found)
+    zero = b.i64(0)
+    negative = b.both(*(b.lt(v, zero) for v in (x, y)))
+    return b.where(negative, b.add(found, b.i64(-1 << count)), found)
 
 
 @lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "logical_and.default", function=MapFunction.AND)
@@ -62,7 +62,7 @@ def bitwise_not(c: Context, x: Ref) -> Ref:
     """The negation of bools; -1 - x of integers."""
     if c.dtype == DType.BOOL:
         return c.b.map(MapFunction.NOT, c.ref(x))
-    return c.b.sub(c.b.const(-1, DType.I64), c.ref(x))
+    return c.b.sub(c.b.i64(-1), c.ref(x))
 
 
 _KINDS = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
@@ -74,11 +74,11 @@ def shift(c: Context, x: Ref | Scalar, by: Ref | Scalar, *, to_left: bool) -> Re
     """x * 2^n, wrapped, or x // 2^n; beyond the type's bits, and by a negative number, all bits are shifted out."""
     b, count = c.b, _width(c)[0]
     x, by = c.ref(x), c.ref(by)
-    zero = b.const(0, DType.I64)
-    most = b.const(count if to_left else min(count, 62), DType.I64)
-    fits = b.map(MapFunction.AND, b.compare(MapFunction.LE, zero, by), b.compare(MapFunction.LE, by, most))
+    zero = b.i64(0)
+    most = b.i64(count if to_left else min(count, 62))
+    fits = b.both(b.le(zero, by), b.le(by, most))
     factor = _power_of_two(b, b.where(fits, by, zero))
     if to_left:
         return b.where(fits, b.mul(x, factor), zero)
-    out = b.where(b.compare(MapFunction.LT, x, zero), b.const(-1, DType.I64), zero)
+    out = b.where(b.lt(x, zero), b.i64(-1), zero)
     return b.where(fits, b.map(MapFunction.FLOORDIV, x, factor), out)

@@ -215,6 +215,9 @@ class Builder:
         params = SourceConst(bits=scalar_bits(value, dtype))
         return self.emit(Opcode.SOURCE, dtype, function=SourceKind.CONST, params=params)
 
+    def i64(self, value: int) -> Ref:
+        return self.const(value, DType.I64)
+
     def full(self, shape: Sequence[int], value: Scalar, dtype: DType = DType.F32) -> Ref:
         """A constant read at every coordinate of `shape`, which takes no memory."""
         return self.const(value, dtype).expand(tuple(shape))
@@ -295,6 +298,47 @@ class Builder:
     def compare(self, function: MapFunction, x: Ref, y: Ref) -> Ref:
         """lt, le, eq or ne: a bool."""
         return self.map(function, x, y, dtype=DType.BOOL)
+
+    def lt(self, x: Ref, y: Ref) -> Ref:
+        return self.compare(MapFunction.LT, x, y)
+
+    def le(self, x: Ref, y: Ref) -> Ref:
+        return self.compare(MapFunction.LE, x, y)
+
+    def eq(self, x: Ref, y: Ref) -> Ref:
+        return self.compare(MapFunction.EQ, x, y)
+
+    def ne(self, x: Ref, y: Ref) -> Ref:
+        return self.compare(MapFunction.NE, x, y)
+
+    def both(self, x: Ref, y: Ref) -> Ref:
+        return self.map(MapFunction.AND, x, y)
+
+    def either(self, x: Ref, y: Ref) -> Ref:
+        return self.map(MapFunction.OR, x, y)
+
+    def abs(self, x: Ref) -> Ref:
+        return self.map(MapFunction.ABS, x)
+
+    def neg(self, x: Ref) -> Ref:
+        return self.map(MapFunction.NEG, x)
+
+    def signed(self, size: Ref, x: Ref) -> Ref:
+        """`size`, negative where x is."""
+        return self.where(self.lt(x, self.const(0.0)), self.neg(size), size)
+
+    def clamp(self, x: Ref, low: Scalar, high: Scalar) -> Ref:
+        """min(max(x, low), high), with constants of x's dtype."""
+        raised = self.map(MapFunction.MAX, x, self.const(low, x.dtype))
+        return self.map(MapFunction.MIN, raised, self.const(high, x.dtype))
+
+    def polynomial(self, x: Ref, factors: Sequence[float]) -> Ref:
+        """factors[0] + factors[1] x + ... by Horner's rule; a factor of 0 takes no sum."""
+        total = self.const(factors[-1])
+        for factor in reversed(factors[:-1]):
+            total = self.mul(total, x)
+            total = self.add(total, self.const(factor)) if factor else total
+        return total
 
     def where(self, condition: Ref, x: Ref, y: Ref) -> Ref:
         """x where the condition holds, otherwise y."""

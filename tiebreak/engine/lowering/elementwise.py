@@ -28,7 +28,7 @@ def rsub(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1) -> Ref:
 def mul(c: Context, x: Operand, y: Operand) -> Ref:
     """x * y; of bools: and."""
     if c.dtype == DType.BOOL:
-        return c.b.map(MapFunction.AND, c.ref(x), c.ref(y))
+        return c.b.both(c.ref(x), c.ref(y))
     return c.b.mul(c.ref(x), c.ref(y))
 
 
@@ -76,7 +76,7 @@ def reciprocal(c: Context, x: Ref) -> Ref:
 def sigmoid(c: Context, x: Ref) -> Ref:
     """1 / (1 + exp(-x))."""
     one = c.b.const(1.0)
-    return c.b.div(one, c.b.add(one, c.b.map(MapFunction.EXP, c.b.map(MapFunction.NEG, c.ref(x)))))
+    return c.b.div(one, c.b.add(one, c.b.map(MapFunction.EXP, c.b.neg(c.ref(x)))))
 
 
 @lowers("silu.default")
@@ -105,20 +105,18 @@ def relu(c: Context, x: Ref) -> Ref:
 @lowers("copysign.Tensor", "copysign.Scalar")
 def copysign(c: Context, x: Operand, y: Operand) -> Ref:
     """|x|, negative where y is; zeros have no sign."""
-    size = c.b.map(MapFunction.ABS, c.ref(x))
-    negative = c.b.compare(MapFunction.LT, c.ref(y), c.b.const(0.0))
-    return c.b.where(negative, c.b.map(MapFunction.NEG, size), size)
+    return c.b.signed(c.b.abs(c.ref(x)), c.ref(y))
 
 
 @lowers("hypot.default")
 def hypot(c: Context, x: Ref, y: Ref) -> Ref:
     """m * sqrt(1 + (n / m)^2) with m the greater magnitude."""
     b, zero, infinity = c.b, c.b.const(0.0), c.b.const(math.inf)
-    sizes = [b.map(MapFunction.ABS, c.ref(v)) for v in (x, y)]
+    sizes = [b.abs(c.ref(v)) for v in (x, y)]
     m, n = b.map(MapFunction.MAX, *sizes), b.map(MapFunction.MIN, *sizes)
     ratio = b.div(n, m)
     found = b.mul(m, b.map(MapFunction.SQRT, b.add(b.const(1.0), b.mul(ratio, ratio))))
-    simple = b.map(MapFunction.OR, b.compare(MapFunction.EQ, m, zero), b.compare(MapFunction.EQ, m, infinity))
+    simple = b.either(b.eq(m, zero), b.eq(m, infinity))
     return b.where(simple, m, found)
 
 
@@ -127,10 +125,10 @@ def signbit(c: Context, x: Ref) -> Ref:
     """Whether the sign is set, that of -0 too."""
     b, zero = c.b, c.b.const(0, x.dtype)
     if x.dtype != DType.F32:
-        return b.compare(MapFunction.LT, c.ref(x, DType.I64), b.const(0, DType.I64))
+        return b.lt(c.ref(x, DType.I64), b.i64(0))
     inverse = b.div(b.const(1.0), x)
-    below = b.where(b.compare(MapFunction.EQ, x, zero), inverse, x)
-    return b.compare(MapFunction.LT, below, zero)
+    below = b.where(b.eq(x, zero), inverse, x)
+    return b.lt(below, zero)
 
 
 @lowers("minimum.default", function=MapFunction.MIN, of_bools=MapFunction.AND)
@@ -146,7 +144,7 @@ def greater_number(c: Context, x: Ref, y: Ref, *, function: MapFunction, of_bool
     """The greater or the smaller; of a NaN and a number, the number; of bools: or, and."""
     x, y = c.ref(x), c.ref(y)
     if c.dtype == DType.F32:
-        x, y = (c.b.where(c.b.compare(MapFunction.NE, v, v), w, v) for v, w in ((x, y), (y, x)))
+        x, y = (c.b.where(c.b.ne(v, v), w, v) for v, w in ((x, y), (y, x)))
     return greater(c, x, y, function=function, of_bools=of_bools)
 
 

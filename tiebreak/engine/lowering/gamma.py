@@ -21,15 +21,8 @@ _FAR = 8.0
 """The argument from which on all three are computed by their series in 1/x."""
 
 
-def _polynomial(b: Builder, x: Ref, coefficients: tuple[float, ...]) -> Ref:
-    found = b.const(coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        found = b.add(b.mul(found, x), b.const(coefficient))
-    return found
-
-
 def _less(b: Builder, x: Ref, y: float) -> Ref:
-    return b.compare(MapFunction.LT, x, b.const(y))
+    return b.lt(x, b.const(y))
 
 
 def _half_turn(c: Context, size: Ref) -> Ref:
@@ -47,9 +40,9 @@ def _lgamma_of_positive(b: Builder, x: Ref) -> Ref:
     tiny, small = _less(b, x, 0.5), _less(b, x, 1.5)
     p = b.where(tiny, x, b.where(small, b.sub(x, one), b.sub(t, b.const(2.0))))
     log = b.map(MapFunction.LOG, b.where(tiny, b.mul(x, b.add(x, one)), b.where(small, x, product)))
-    near = b.add(b.mul(_polynomial(b, p, _LGAMMA), p), b.where(small, b.map(MapFunction.NEG, log), log))
+    near = b.add(b.mul(b.polynomial(p, _LGAMMA), p), b.where(small, b.neg(log), log))
     inverse = b.div(one, x)
-    rest = b.mul(_polynomial(b, b.mul(inverse, inverse), _STIRLING), inverse)
+    rest = b.mul(b.polynomial(b.mul(inverse, inverse), _STIRLING), inverse)
     large = b.mul(b.sub(x, b.const(0.5)), b.sub(b.map(MapFunction.LOG, x), one))
     return b.where(_less(b, x, _FAR), near, b.add(large, b.add(rest, b.const((math.log(2 * math.pi) - 1) / 2))))
 
@@ -58,14 +51,14 @@ def _lgamma_of_positive(b: Builder, x: Ref) -> Ref:
 def lgamma(c: Context, x: Ref) -> Ref:
     """A polynomial about 2, recurrence, and Stirling's series from 8 on; reflection if x < 0."""
     b, x = c.b, c.ref(x)
-    size = b.map(MapFunction.ABS, x)
+    size = b.abs(x)
     found = _lgamma_of_positive(b, size)
-    sine = b.map(MapFunction.ABS, b.map(MapFunction.SIN, _half_turn(c, size)))
+    sine = b.abs(b.map(MapFunction.SIN, _half_turn(c, size)))
     logs = b.add(b.map(MapFunction.LOG, size), b.map(MapFunction.LOG, sine))
     mirrored = b.sub(b.sub(b.const(math.log(math.pi)), logs), found)
-    poles = b.compare(MapFunction.EQ, sine, b.const(0.0))
+    poles = b.eq(sine, b.const(0.0))
     infinity = b.const(math.inf)
-    vast = b.compare(MapFunction.EQ, size, infinity)
+    vast = b.eq(size, infinity)
     found = b.where(_less(b, x, 0.0), b.where(poles, infinity, mirrored), found)
     return b.where(vast, infinity, found)
 
@@ -84,16 +77,16 @@ def _above(b: Builder, x: Ref, power: int) -> tuple[Ref, Ref]:
 def digamma(c: Context, x: Ref) -> Ref:
     """The series in 1/x from 8 on, and recurrence up to there; reflection if x < 0."""
     b, x = c.b, c.ref(x)
-    size, one = b.map(MapFunction.ABS, x), b.const(1.0)
+    size, one = b.abs(x), b.const(1.0)
     t, taken = _above(b, size, 1)
     inverse = b.div(one, t)
     square = b.mul(inverse, inverse)
-    rest = b.add(b.mul(_polynomial(b, square, _DIGAMMA), square), b.scale(inverse, 0.5))
+    rest = b.add(b.mul(b.polynomial(square, _DIGAMMA), square), b.scale(inverse, 0.5))
     found = b.sub(b.sub(b.map(MapFunction.LOG, t), rest), taken)
     turn = _half_turn(c, size)
     cotangent = b.div(b.scale(b.map(MapFunction.COS, turn), math.pi), b.map(MapFunction.SIN, turn))
     mirrored = b.add(b.add(found, b.div(one, size)), cotangent)
-    poles = b.compare(MapFunction.EQ, turn, b.const(0.0))
+    poles = b.eq(turn, b.const(0.0))
     return b.where(_less(b, x, 0.0), b.where(poles, b.const(math.nan), mirrored), found)
 
 
@@ -105,13 +98,11 @@ def polygamma(c: Context, order: int, x: Ref) -> Ref:
     if order != 1:
         raise NotImplementedError("polygamma of an order above 1")
     b, x = c.b, c.ref(x)
-    size, one = b.map(MapFunction.ABS, x), b.const(1.0)
+    size, one = b.abs(x), b.const(1.0)
     t, taken = _above(b, size, 2)
     inverse = b.div(one, t)
     square = b.mul(inverse, inverse)
-    found = b.add(
-        b.add(b.mul(_polynomial(b, square, _TRIGAMMA), b.mul(square, inverse)), b.scale(square, 0.5)), inverse
-    )
+    found = b.add(b.add(b.mul(b.polynomial(square, _TRIGAMMA), b.mul(square, inverse)), b.scale(square, 0.5)), inverse)
     found = b.add(found, taken)
     sine = b.map(MapFunction.SIN, _half_turn(c, size))
     reflected = b.div(b.const(math.pi), sine)

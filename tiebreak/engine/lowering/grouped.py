@@ -13,7 +13,7 @@ from tiebreak.protocol.program.isa import DType, MapFunction
 
 def _groups(c: Context, ends: Ref, rows: int) -> Ref:
     """The group of each row, i64 (rows,): the number of groups that end before it."""
-    ended = c.b.compare(MapFunction.LE, ends, c.b.iota((rows,), (1,)).unsqueeze(-1))
+    ended = c.b.le(ends, c.b.iota((rows,), (1,)).unsqueeze(-1))
     return c.b.sum(c.b.cast(ended, DType.I64), [-1])
 
 
@@ -21,16 +21,16 @@ def _rows_times_matrices(c: Context, x: Ref, weight: Ref, ends: Ref) -> Ref:
     """x (S, K) times weight (G, K, N) as (S, N): every row times every matrix, and the row's own product chosen."""
     b, count = c.b, weight.shape[0]
     group = _groups(c, ends, x.shape[0]).unsqueeze(-1)
-    last = b.const(count - 1, DType.I64)
+    last = b.i64(count - 1)
     products = b.einsum("sk,gkn->sng|k", x, weight)
     index = b.map(MapFunction.MIN, group, last).expand(products.shape[:2]).unsqueeze(-1)
-    return b.where(b.compare(MapFunction.LE, group, last), gather(c, products, -1, index).squeeze([-1]), b.const(0.0))
+    return b.where(b.le(group, last), gather(c, products, -1, index).squeeze([-1]), b.const(0.0))
 
 
 def _sums_by_group(c: Context, x: Ref, y: Ref, ends: Ref) -> Ref:
     """The sums of x (K, S) times y (S, N) over the rows s of each group, (G, K, N)."""
     group = _groups(c, ends, y.shape[0])
-    own = c.b.compare(MapFunction.EQ, group, c.b.iota(ends.shape, (1,)).unsqueeze(-1))
+    own = c.b.eq(group, c.b.iota(ends.shape, (1,)).unsqueeze(-1))
     return c.b.einsum("gks,sn->gkn|s", c.b.where(own.unsqueeze(1), x, c.b.const(0.0)), y)
 
 

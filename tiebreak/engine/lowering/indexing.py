@@ -23,8 +23,8 @@ def embedding_backward(
     if scale_by_frequency:
         raise NotImplementedError("embedding with scale_grad_by_freq")
     if padding_index >= 0:
-        hit = c.b.compare(MapFunction.EQ, index, c.b.const(padding_index, DType.I64))
-        index = c.b.where(hit, c.b.const(-1, DType.I64), index)
+        hit = c.b.eq(index, c.b.i64(padding_index))
+        index = c.b.where(hit, c.b.i64(-1), index)
     return c.b.scatter_rows(grad, index, rows)
 
 
@@ -42,24 +42,24 @@ class _Bags:
     @classmethod
     def of(cls, b: Builder, index: Ref, offsets: Ref, bags: int, padding_index: int) -> "_Bags":
         """The bags that begin at the first `bags` offsets; `padding_index` is left out."""
-        one = b.const(1, DType.I64)
+        one = b.i64(1)
         places = b.iota(index.shape, (1,)).unsqueeze(1)
-        begun = b.compare(MapFunction.LE, offsets.slice(0, 0, bags).unsqueeze(0), places)
+        begun = b.le(offsets.slice(0, 0, bags).unsqueeze(0), places)
         every = number = b.sub(b.sum(b.cast(begun, DType.I64), [1]), one)
         if padding_index >= 0:
-            hit = b.compare(MapFunction.EQ, index, b.const(padding_index, DType.I64))
-            number = b.where(hit, b.const(-1, DType.I64), number)
-        inside = b.compare(MapFunction.EQ, number.unsqueeze(0), b.iota((bags,), (1,)).unsqueeze(1))
+            hit = b.eq(index, b.i64(padding_index))
+            number = b.where(hit, b.i64(-1), number)
+        inside = b.eq(number.unsqueeze(0), b.iota((bags,), (1,)).unsqueeze(1))
         return cls(every, number, b.sum(b.cast(inside, DType.I64), [1]))
 
     def size(self, b: Builder) -> Ref:
         """The divisor of each bag's mean; f32 (bags, 1)."""
-        return b.cast(b.map(MapFunction.MAX, self.count, b.const(1, DType.I64)), DType.F32).unsqueeze(1)
+        return b.cast(b.map(MapFunction.MAX, self.count, b.i64(1)), DType.F32).unsqueeze(1)
 
     def spread(self, b: Builder, rows: Ref) -> Ref:
         """The row of each index's bag; zeros for an index that is left out."""
-        left_out = b.compare(MapFunction.LT, self.number, b.const(0, DType.I64))
-        found = b.rows(rows, b.where(left_out, b.const(0, DType.I64), self.number))
+        left_out = b.lt(self.number, b.i64(0))
+        found = b.rows(rows, b.where(left_out, b.i64(0), self.number))
         return b.where(left_out.unsqueeze(1), b.const(0.0), found)
 
     def greatest(self, b: Builder, rows: Ref) -> tuple[Ref, Ref]:
@@ -68,22 +68,22 @@ class _Bags:
         Both are 0 for a bag that has none.
         """
         n, step = self.number.shape[0], 1
-        least, none = b.const(-inf), b.const(0, DType.I64)
-        value = b.where(b.compare(MapFunction.LT, self.number, none).unsqueeze(1), least, rows)
+        least, none = b.const(-inf), b.i64(0)
+        value = b.where(b.lt(self.number, none).unsqueeze(1), least, rows)
         place = b.iota((n,), (1,)).unsqueeze(1).expand(rows.shape)
         while step < n:
             lo = (step, 0)
             before = b.window(rows.shape, value.slice(0, 0, n - step), lo, fill=-inf)
             bag = b.window((n,), self.every.slice(0, 0, n - step), (step,), fill=-1)
-            is_same = b.compare(MapFunction.EQ, bag, self.every).unsqueeze(1)
-            wins = b.map(MapFunction.AND, is_same, b.compare(MapFunction.LE, value, before))
+            is_same = b.eq(bag, self.every).unsqueeze(1)
+            wins = b.both(is_same, b.le(value, before))
             value = b.where(wins, before, value)
             place = b.where(wins, b.window(rows.shape, place.slice(0, 0, n - step), lo), place)
             step *= 2
         bags = b.iota(self.count.shape, (1,)).unsqueeze(1)
-        ends = b.sum(b.cast(b.compare(MapFunction.LE, self.every.unsqueeze(0), bags), DType.I64), [1])
-        ends = b.sub(ends, b.const(1, DType.I64))
-        has_any = b.compare(MapFunction.LT, none, self.count).unsqueeze(1)
+        ends = b.sum(b.cast(b.le(self.every.unsqueeze(0), bags), DType.I64), [1])
+        ends = b.sub(ends, b.i64(1))
+        has_any = b.lt(none, self.count).unsqueeze(1)
         return b.where(has_any, b.rows(value, ends), b.const(0.0)), b.where(has_any, b.rows(place, ends), none)
 
 
@@ -124,8 +124,8 @@ def embedding_bag_backward(
     b = c.b
     found = _Bags.of(b, index, offsets, grad.shape[0], padding_index)
     if mode == _MAX:
-        has_any = b.compare(MapFunction.LT, b.const(0, DType.I64), found.count).unsqueeze(1)
-        into = b.where(has_any, greatest, b.const(-1, DType.I64))
+        has_any = b.lt(b.i64(0), found.count).unsqueeze(1)
+        into = b.where(has_any, greatest, b.i64(-1))
         return b.put(grad.permute([1, 0]), into.permute([1, 0]), (rows, grad.shape[1]), [0])
     grad = b.div(grad, found.size(b)) if mode == _MEAN else grad
     shares = found.spread(b, grad)
@@ -239,21 +239,21 @@ class Indexed:
 
     def row(self) -> Ref:
         """Row numbers in row-major order of the indexed dims; -1, which is no row, for an index out of range."""
-        b, zero = self.c.b, self.c.b.const(0, DType.I64)
+        b, zero = self.c.b, self.c.b.i64(0)
         row, right = zero, b.const(True, DType.BOOL)
         for index, size in zip(self.indices, self.moved.shape, strict=False):
-            limit = b.const(size, DType.I64)
+            limit = b.i64(size)
             at = from_end(self.c, index, size)
-            fits = b.map(MapFunction.AND, b.compare(MapFunction.LE, zero, at), b.compare(MapFunction.LT, at, limit))
-            right = b.map(MapFunction.AND, right, fits)
+            fits = b.both(b.le(zero, at), b.lt(at, limit))
+            right = b.both(right, fits)
             row = b.add(b.mul(row, limit), at)
-        return b.where(right, row, b.const(-1, DType.I64))
+        return b.where(right, row, b.i64(-1))
 
 
 def from_end(c: Context, index: Ref, size: int) -> Ref:
     """Replaces negative indices, which count from the end, by non-negative ones."""
-    negative = c.b.compare(MapFunction.LT, index, c.b.const(0, DType.I64))
-    return c.b.where(negative, c.b.add(index, c.b.const(size, DType.I64)), index)
+    negative = c.b.lt(index, c.b.i64(0))
+    return c.b.where(negative, c.b.add(index, c.b.i64(size)), index)
 
 
 @lowers("gather.default")

@@ -118,7 +118,7 @@ def vector_norm(
     """(sum of |x|^p)^(1/p), of order 2 a square root; for inf and -inf an extreme, for 0 the number of nonzeros."""
     b = c.b
     chosen = list(dims) if dims is not None else list(range(x.rank))
-    size = b.map(MapFunction.ABS, x)
+    size = b.abs(x)
     if x.rank == 0 and order != 0:
         return size
     if order == 2:
@@ -128,10 +128,10 @@ def vector_norm(
     if order == inf:
         return b.max(size, chosen, keepdim=keepdim)
     if order == 0:
-        other = b.cast(b.compare(MapFunction.NE, x, b.const(0.0)), DType.F32)
+        other = b.cast(b.ne(x, b.const(0.0)), DType.F32)
         return b.sum(other, chosen, keepdim=keepdim)
     if order == -inf:
-        return b.map(MapFunction.NEG, b.max(b.map(MapFunction.NEG, size), chosen, keepdim=keepdim))
+        return b.neg(b.max(b.neg(size), chosen, keepdim=keepdim))
     if order < 0:
         raise NotImplementedError("a vector norm of a negative order other than -inf")
     return power_of(c, b.sum(power_of(c, size, order), chosen, keepdim=keepdim), 1 / order)
@@ -154,17 +154,17 @@ def cdist_backward(c: Context, grad: Ref, x: Ref, y: Ref, order: float, distance
     """The exact sum, over the rows of the other, of each difference's share in its norm; 0 at a distance of 0."""
     b, zero, one = c.b, c.b.const(0.0), c.b.const(1.0)
     apart = b.sub(x.unsqueeze(-2), y.unsqueeze(-3))
-    size, whole = b.map(MapFunction.ABS, apart), distances.unsqueeze(-1)
+    size, whole = b.abs(apart), distances.unsqueeze(-1)
     if order == 0:
         return b.full(c.shape, 0.0)
     if order == 1:
         share = one
     elif order == inf:
-        share = b.where(b.compare(MapFunction.EQ, size, whole), one, zero)
+        share = b.where(b.eq(size, whole), one, zero)
     else:
         share = b.div(size, whole) if order == 2 else power_of(c, b.div(size, whole), order - 1)
-    share = b.where(b.compare(MapFunction.LT, apart, zero), b.map(MapFunction.NEG, share), share)
-    nowhere = b.map(MapFunction.OR, b.compare(MapFunction.EQ, apart, zero), b.compare(MapFunction.EQ, whole, zero))
+    share = b.signed(share, apart)
+    nowhere = b.either(b.eq(apart, zero), b.eq(whole, zero))
     return b.sum(b.mul(b.where(nowhere, zero, share), grad.unsqueeze(-1)), [-2])
 
 

@@ -22,7 +22,7 @@ def _keys(c: Context, x: Ref, *, descending: bool) -> Ref:
     """Sort keys of x: the element with the greatest key comes first."""
     x = ordered(c, x)
     if x.dtype == DType.F32:
-        x = c.b.where(c.b.compare(MapFunction.NE, x, x), c.b.const(inf), x)
+        x = c.b.where(c.b.ne(x, x), c.b.const(inf), x)
     return x if descending else backwards(c, x)
 
 
@@ -36,9 +36,9 @@ def _ranks(c: Context, keys: Ref) -> Ref:
         )
     mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
     place = b.iota((keys.shape[-1],), (1,))
-    left = b.compare(MapFunction.LT, place, place.unsqueeze(-1))
-    equal = b.map(MapFunction.AND, left, b.compare(MapFunction.EQ, mine, other))
-    before = b.map(MapFunction.OR, equal, b.compare(MapFunction.LT, mine, other))
+    left = b.lt(place, place.unsqueeze(-1))
+    equal = b.both(left, b.eq(mine, other))
+    before = b.either(equal, b.lt(mine, other))
     return b.sum(b.cast(before, DType.I64), [-1])
 
 
@@ -54,10 +54,10 @@ def _by_rounds(c: Context, keys: Ref, count: int) -> Ref:
     found = [b.reduce_dims(ReduceFunction.ARGMAX, [-1], keys).unsqueeze(-1)]
     left: Ref | None = None
     while len(found) < count:
-        others = b.compare(MapFunction.NE, found[-1], b.iota((n,), (1,)))
-        left = others if left is None else b.map(MapFunction.AND, left, others)
+        others = b.ne(found[-1], b.iota((n,), (1,)))
+        left = others if left is None else b.both(left, others)
         greatest = b.max(b.where(left, keys, least), [-1], keepdim=True)
-        hits = b.map(MapFunction.AND, left, b.compare(MapFunction.EQ, keys, greatest))
+        hits = b.both(left, b.eq(keys, greatest))
         found.append(_first(c, hits).unsqueeze(-1))
     return b.cat(found, -1)
 
@@ -73,7 +73,7 @@ def _order(c: Context, x: Ref, d: int, places: range, *, descending: bool) -> tu
         index = _by_rounds(c, keys, places.stop).slice(-1, places.start, places.stop)
     else:
         wanted = c.b.iota((len(places),), (1,), places.start).unsqueeze(-1)
-        index = _first(c, c.b.compare(MapFunction.EQ, _ranks(c, keys).unsqueeze(-2), wanted))
+        index = _first(c, c.b.eq(_ranks(c, keys).unsqueeze(-2), wanted))
     index = index.unpermute(dims)
     return gather(c, x, d, index), index
 
@@ -103,7 +103,7 @@ def median(c: Context, x: Ref, d: int = -1, keepdim: bool = False) -> tuple[Ref,
     value, index = kthvalue(c, x, (x.shape[d] + 1) // 2 if x.rank else 1, d, keepdim)
     if x.rank and x.dtype == DType.F32:
         greatest = c.b.max(x, [d], keepdim=keepdim)
-        value = c.b.where(c.b.compare(MapFunction.NE, greatest, greatest), greatest, value)
+        value = c.b.where(c.b.ne(greatest, greatest), greatest, value)
     return value, index
 
 
@@ -122,8 +122,6 @@ def histc(c: Context, x: Ref, bins: int = 100, low: Scalar = 0, high: Scalar = 0
     x = b.reshape(x, (-1,))
     bottom, top = b.const(float(low)), b.const(float(high))
     scaled = b.div(b.mul(b.sub(x, bottom), b.const(float(bins))), b.sub(top, bottom))
-    inside = b.map(MapFunction.AND, b.compare(MapFunction.LE, bottom, x), b.compare(MapFunction.LE, x, top))
-    place = b.map(
-        MapFunction.MIN, b.cast(b.where(inside, scaled, b.const(0.0)), DType.I64), b.const(bins - 1, DType.I64)
-    )
-    return b.put(b.full(x.shape, 1.0), b.where(inside, place, b.const(-1, DType.I64)), (bins,), [0])
+    inside = b.both(b.le(bottom, x), b.le(x, top))
+    place = b.map(MapFunction.MIN, b.cast(b.where(inside, scaled, b.const(0.0)), DType.I64), b.i64(bins - 1))
+    return b.put(b.full(x.shape, 1.0), b.where(inside, place, b.i64(-1)), (bins,), [0])

@@ -4,13 +4,14 @@ Shapes are (lead..., space...); the number of spatial dims is that of the kernel
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.lowering.convolution import input_gradient, spread, windows
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.engine.lowering.resampling import clamped, pick
+from tiebreak.engine.lowering.resampling import pick
 from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction, row_major
 
 Sizes = tuple[int, ...]
@@ -56,10 +57,10 @@ def _greatest(c: Context, view: Ref, kernel: Sizes, corner: Ref, steps: Sequence
     rest = b.reduce(ReduceFunction.ARGMAX, dims, kernel, access, dtype=DType.I64)
     index = corner
     for size, step in zip(reversed(kernel), reversed(steps), strict=True):
-        width = b.const(size, DType.I64)
+        width = b.i64(size)
         coordinate = b.map(MapFunction.MOD, rest, width)
         rest = b.map(MapFunction.FLOORDIV, rest, width)
-        index = b.add(index, coordinate if step == 1 else b.mul(coordinate, b.const(step, DType.I64)))
+        index = b.add(index, coordinate if step == 1 else b.mul(coordinate, b.i64(step)))
     return values, index
 
 
@@ -72,10 +73,7 @@ def max_pool_backward(c: Context, grad: Ref, x: Ref, *arguments: Any, rank: int)
 
 def _outer(c: Context, parts: Sequence[Ref]) -> Ref:
     """The outer product of vectors (A,), (B,), ... as (A, B, ...)."""
-    product = parts[0]
-    for part in parts[1:]:
-        product = c.b.mul(product.unsqueeze(-1), part)
-    return product
+    return reduce(lambda product, part: c.b.mul(product.unsqueeze(-1), part), parts)
 
 
 def _divisor(
@@ -93,9 +91,9 @@ def _divisor(
     counts = []
     for o, n, a, b, q in zip(out, space, k, s, p, strict=True):
         low, high = (-q, n + q) if counts_padding else (0, n)
-        end = clamped(c, c.b.iota((o,), (b,), a - q), low, n + q)
-        first = clamped(c, c.b.iota((o,), (b,), -q), low, high)
-        counts.append(c.b.sub(c.b.map(MapFunction.MIN, end, c.b.const(high, DType.I64)), first))
+        end = c.b.clamp(c.b.iota((o,), (b,), a - q), low, n + q)
+        first = c.b.clamp(c.b.iota((o,), (b,), -q), low, high)
+        counts.append(c.b.sub(c.b.map(MapFunction.MIN, end, c.b.i64(high)), first))
     return c.b.cast(_outer(c, counts), DType.F32)
 
 
@@ -149,7 +147,7 @@ def _summed_windows(c: Context, share: Ref, shape: Sizes, k: Sizes, s: Sizes, p:
 
 def _bounds(c: Context, size: int, out: int) -> tuple[Ref, Ref]:
     """The first element of each of `out` adaptive windows over `size` elements, and the last plus 1; i64 (out,)."""
-    count = c.b.const(out, DType.I64)
+    count = c.b.i64(out)
     first = c.b.map(MapFunction.FLOORDIV, c.b.iota((out,), (size,)), count)
     end = c.b.map(MapFunction.FLOORDIV, c.b.iota((out,), (size,), size + out - 1), count)
     return first, end
@@ -159,9 +157,7 @@ def _belongs(c: Context, size: int, out: int) -> Ref:
     """Whether element i lies in adaptive window o: 1 or 0, f32 (out, size)."""
     first, end = (bound.unsqueeze(1) for bound in _bounds(c, size, out))
     place = c.b.iota((size,), (1,))
-    inside = c.b.map(
-        MapFunction.AND, c.b.compare(MapFunction.LE, first, place), c.b.compare(MapFunction.LT, place, end)
-    )
+    inside = c.b.both(c.b.le(first, place), c.b.lt(place, end))
     return c.b.cast(inside, DType.F32)
 
 
@@ -229,12 +225,12 @@ def adaptive_max_pool(c: Context, x: Ref, out: Sequence[int]) -> tuple[Ref, Ref]
     kernel = tuple(
         max(-(-(o + 1) * n // size) - o * n // size for o in range(size)) for n, size in zip(space, out, strict=True)
     )
-    place, corner = b.const(0, DType.I64), b.const(0, DType.I64)
+    place, corner = b.i64(0), b.i64(0)
     for n, size, k, stride in zip(space, out, kernel, strides, strict=True):
         first, end = _bounds(c, n, size)
-        last = b.sub(end, b.const(1, DType.I64)).unsqueeze(1)
+        last = b.sub(end, b.i64(1)).unsqueeze(1)
         inside = b.map(MapFunction.MIN, b.add(first.unsqueeze(1), b.iota((k,), (1,))), last)
-        step = b.const(stride, DType.I64)
+        step = b.i64(stride)
         place = b.add(place.unsqueeze(-1).unsqueeze(-1), b.mul(inside, step))
         corner = b.add(corner.unsqueeze(-1), b.mul(first, step))
     # dims alternate between (out, kernel) here; all outs must come first

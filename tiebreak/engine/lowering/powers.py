@@ -43,7 +43,7 @@ def logarithm(b: Builder, x: Ref) -> tuple[Ref, Ref]:
     one = b.const(1.0)
     n = _whole(b, b.scale(b.map(MapFunction.LOG, x), 1 / math.log(2)))
     half = _whole(b, b.scale(n, 0.5))
-    m = b.mul(b.mul(x, _power_of_two(b, b.map(MapFunction.NEG, half))), _power_of_two(b, b.sub(half, n)))
+    m = b.mul(b.mul(x, _power_of_two(b, b.neg(half))), _power_of_two(b, b.sub(half, n)))
     above, sum_ = b.sub(m, one), b.add(m, one)
     high = _cut(b, sum_, 12)
     low = b.add(m, b.sub(one, high))  # exact, and so are the products with s, but for the last bit of one
@@ -51,9 +51,7 @@ def logarithm(b: Builder, x: Ref) -> tuple[Ref, Ref]:
     rest = b.div(b.sub(b.sub(above, b.mul(s, high)), b.mul(s, low)), sum_)
     z = b.add(s, rest)
     square = b.mul(z, z)
-    series = b.const(_SERIES[-1])
-    for coefficient in reversed(_SERIES[:-1]):
-        series = b.add(b.mul(series, square), b.const(coefficient))
+    series = b.polynomial(square, _SERIES)
     of_two, twice = b.scale(n, _LOG_2), b.add(s, s)
     found = b.add(of_two, twice)
     small = b.add(b.add(b.scale(n, math.log(2) - _LOG_2), b.add(rest, rest)), b.mul(b.mul(series, square), z))
@@ -66,13 +64,9 @@ def _two(b: Builder, x: Ref, y: Ref) -> tuple[Ref, Ref]:
     return total, b.sub(y, b.sub(total, x))
 
 
-def _clamp(b: Builder, x: Ref, size: float) -> Ref:
-    return b.map(MapFunction.MIN, b.map(MapFunction.MAX, x, b.const(-size)), b.const(size))
-
-
 def _of_positive(b: Builder, x: Ref, y: Ref) -> Ref:
     """x^y = exp(y * log x) of a positive finite x: h * h with h = exp(p / 2), p the rounded product."""
-    y = _clamp(b, y, 2.0**40)  # beyond, every power but that of 1 is 0 or infinity
+    y = b.clamp(y, -(2.0**40), 2.0**40)  # beyond, every power but that of 1 is 0 or infinity
     log, rest = logarithm(b, x)
     product = b.mul(y, log)
     y_high, log_high = _cut(b, y, 12), _cut(b, log, 12)
@@ -80,8 +74,8 @@ def _of_positive(b: Builder, x: Ref, y: Ref) -> Ref:
     missing = b.sub(b.mul(y_high, log_high), product)
     for left, right in ((y_high, log_low), (y_low, log_high), (y_low, log_low), (y, rest)):
         missing = b.add(missing, b.mul(left, right))
-    root = b.map(MapFunction.EXP, b.scale(_clamp(b, product, 176.0), 0.5))  # finite; its square need not be
-    return b.mul(b.add(root, b.mul(root, _clamp(b, missing, 0.5))), root)
+    root = b.map(MapFunction.EXP, b.scale(b.clamp(product, -176.0, 176.0), 0.5))  # finite; its square need not be
+    return b.mul(b.add(root, b.mul(root, b.clamp(missing, -0.5, 0.5))), root)
 
 
 @lowers("pow.Tensor_Tensor", "pow.Scalar")
@@ -92,28 +86,22 @@ def power(c: Context, x: Ref | Scalar, y: Ref | Scalar) -> Ref:
         raise NotImplementedError("pow of integers by a tensor; multiply, or cast to float32")
     x, y = c.ref(x), c.ref(y)
     zero, one, infinity = b.const(0.0), b.const(1.0), b.const(math.inf)
-    size = b.map(MapFunction.ABS, x)
-    bounded = b.map(MapFunction.MIN, b.map(MapFunction.MAX, size, b.const(_LEAST)), b.const(_LARGEST))
+    size = b.abs(x)
+    bounded = b.clamp(size, _LEAST, _LARGEST)
     found = _of_positive(b, bounded, y)
 
-    def same(left: Ref, right: Ref) -> Ref:
-        return b.compare(MapFunction.EQ, left, right)
-
-    def either(left: Ref, right: Ref) -> Ref:
-        return b.map(MapFunction.OR, left, right)
-
-    vast, none = same(size, infinity), same(size, zero)
-    grows = b.compare(MapFunction.EQ, vast, b.compare(MapFunction.LT, zero, y))
-    found = b.where(either(vast, none), b.where(grows, infinity, zero), found)
+    vast, none = b.eq(size, infinity), b.eq(size, zero)
+    grows = b.eq(vast, b.lt(zero, y))
+    found = b.where(b.either(vast, none), b.where(grows, infinity, zero), found)
     # Of a negative number: the sign of odd powers, and none of what is not whole.
-    negative, nothing = b.compare(MapFunction.LT, x, zero), b.const(math.nan)
+    negative, nothing = b.lt(x, zero), b.const(math.nan)
     halved = b.scale(y, 0.5)
-    whole, even = same(trunc(c, y), y), same(trunc(c, halved), halved)
-    odd = b.map(MapFunction.AND, negative, b.map(MapFunction.AND, whole, b.map(MapFunction.NOT, even)))
-    found = b.where(odd, b.map(MapFunction.NEG, found), found)
-    fails = b.map(MapFunction.AND, negative, b.map(MapFunction.NOT, either(whole, either(vast, none))))
+    whole, even = b.eq(trunc(c, y), y), b.eq(trunc(c, halved), halved)
+    odd = b.both(negative, b.both(whole, b.map(MapFunction.NOT, even)))
+    found = b.where(odd, b.neg(found), found)
+    fails = b.both(negative, b.map(MapFunction.NOT, b.either(whole, b.either(vast, none))))
     found = b.where(fails, nothing, found)
-    return b.where(either(same(y, zero), same(x, one)), one, b.where(same(y, y), found, nothing))
+    return b.where(b.either(b.eq(y, zero), b.eq(x, one)), one, b.where(b.eq(y, y), found, nothing))
 
 
 @lowers("pow.Tensor_Scalar")

@@ -53,25 +53,22 @@ def _operands(c: Context, x: Operand, y: Operand) -> tuple[Ref, Ref]:
 def _opposite(c: Context, x: Ref, y: Ref) -> Ref:
     """Whether one is negative and the other positive."""
     b, zero = c.b, c.b.const(0, x.dtype)
-    below, above = (
-        b.map(MapFunction.AND, b.compare(MapFunction.LT, v, zero), b.compare(MapFunction.LT, zero, w))
-        for v, w in ((x, y), (y, x))
-    )
-    return b.map(MapFunction.OR, below, above)
+    below, above = (b.both(b.lt(v, zero), b.lt(zero, w)) for v, w in ((x, y), (y, x)))
+    return b.either(below, above)
 
 
 def _quotient(c: Context, x: Ref, y: Ref) -> Ref:
     """The quotient of integers, rounded towards zero."""
     b = c.b
-    size = b.map(MapFunction.FLOORDIV, b.map(MapFunction.ABS, x), b.map(MapFunction.ABS, y))
-    return b.where(_opposite(c, x, y), b.map(MapFunction.NEG, size), size)
+    size = b.map(MapFunction.FLOORDIV, b.abs(x), b.abs(y))
+    return b.where(_opposite(c, x, y), b.neg(size), size)
 
 
 def _rest(c: Context, x: Ref, quotient: Ref, y: Ref) -> Ref:
     """x - quotient * y, rounded once."""
     b = c.b
     left = b.cat([x.unsqueeze(-1), quotient.unsqueeze(-1)], -1)
-    right = b.cat([b.full((*x.shape, 1), 1.0), b.map(MapFunction.NEG, y).unsqueeze(-1)], -1)
+    right = b.cat([b.full((*x.shape, 1), 1.0), b.neg(y).unsqueeze(-1)], -1)
     return b.dot(left, right, [-1])
 
 
@@ -84,12 +81,12 @@ def _floored(c: Context, x: Ref, y: Ref) -> Ref:
     whole = b.where(beyond, b.sub(whole, b.const(1.0)), whole)
     far = b.where(_opposite(c, x, y), b.const(-1.0), b.const(0.0))
     found = b.add(b.where(isinf(c, y), far, whole), b.sub(x, x))  # NaN of an infinity
-    return b.where(b.compare(MapFunction.EQ, y, b.const(0.0)), ratio, found)
+    return b.where(b.eq(y, b.const(0.0)), ratio, found)
 
 
 def _remainder(c: Context, x: Ref, quotient: Ref, y: Ref, far: Ref) -> Ref:
     """x - quotient * y, or NaN where the quotient is 2^24 or more. far: the result for an infinite y."""
     b = c.b
-    small = b.compare(MapFunction.LT, b.map(MapFunction.ABS, quotient), b.const(_WHOLE))
+    small = b.lt(b.abs(quotient), b.const(_WHOLE))
     found = b.where(small, _rest(c, x, quotient, y), b.const(math.nan))
     return b.where(isinf(c, y), b.add(far, b.sub(x, x)), found)

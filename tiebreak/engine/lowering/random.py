@@ -30,7 +30,7 @@ def _noted(b: Builder, drawn: Ref) -> Ref:
 @lowers("bernoulli.p", "bernoulli.Tensor")
 def bernoulli_p(c: Context, x: Ref, p: Ref | float = 0.5, **_: Any) -> Ref:
     """1 with probability p, else 0, in x's shape: random < p."""
-    return c.b.cast(c.b.compare(MapFunction.LT, _noted(c.b, c.b.random(x.shape)), c.ref(p, DType.F32)), x.dtype)
+    return c.b.cast(c.b.lt(_noted(c.b, c.b.random(x.shape)), c.ref(p, DType.F32)), x.dtype)
 
 
 @lowers("bernoulli.default")
@@ -78,7 +78,7 @@ def exponential(c: Context, _x: Ref, lambd: float = 1.0) -> Ref:
     """-log(min(1 - random, 1 - 2^-24)) / lambd."""
     b = c.b
     rest = b.map(MapFunction.MIN, b.sub(b.const(1.0), b.random(c.shape)), b.const(1 - 2.0**-24))
-    drawn = _noted(b, b.map(MapFunction.NEG, b.map(MapFunction.LOG, rest)))
+    drawn = _noted(b, b.neg(b.map(MapFunction.LOG, rest)))
     return drawn if lambd == 1 else b.div(drawn, b.const(lambd))
 
 
@@ -90,7 +90,7 @@ def randint(c: Context, *given: Any, **_: Any) -> Ref:
         raise NotImplementedError(f"random integers of a range of {high - low}: only of 1 ... 2^32")
     b, (u, v) = c.b, (c.b.cast(c.b.scale(half, 2.0**24), DType.I64) for half in _two(c))
     drawn = _noted(b, b.add(b.scale(u, 1 << 24), v))
-    return c.ref(b.add(b.map(MapFunction.MOD, drawn, b.const(high - low, DType.I64)), b.const(low, DType.I64)))
+    return c.ref(b.add(b.map(MapFunction.MOD, drawn, b.i64(high - low)), b.i64(low)))
 
 
 def bounds(given: list[Scalar]) -> tuple[int, int]:
@@ -113,7 +113,7 @@ def native_dropout(c: Context, x: Ref, p: float, train: bool | None) -> tuple[Re
         return x, b.full(x.shape, True, DType.BOOL)
     if p == 1:
         return b.full(x.shape, 0.0), b.full(x.shape, False, DType.BOOL)
-    kept = b.compare(MapFunction.LT, _noted(b, b.random(x.shape)), b.const(1 - p))
+    kept = b.lt(_noted(b, b.random(x.shape)), b.const(1 - p))
     return b.mul(x, b.scale(b.cast(kept, DType.F32), 1 / (1 - p))), kept
 
 

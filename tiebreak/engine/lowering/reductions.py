@@ -37,7 +37,7 @@ def ordered(c: Context, x: Ref) -> Ref:
 def backwards(c: Context, x: Ref) -> Ref:
     """x in reversed order: -x, or -1 - x of integers, whose least has no negative."""
     x = ordered(c, x)
-    return c.b.map(MapFunction.NEG, x) if x.dtype == DType.F32 else c.b.sub(c.b.const(-1, x.dtype), x)
+    return c.b.neg(x) if x.dtype == DType.F32 else c.b.sub(c.b.const(-1, x.dtype), x)
 
 
 @lowers("min.default", "amin.default", order=backwards)

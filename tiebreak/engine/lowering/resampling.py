@@ -19,21 +19,11 @@ FINEST_SCALE = 1 << 12
 """The largest denominator of a scale factor, which is rounded to the nearest such fraction (0.7 is 7/10)."""
 
 
-def _i64(c: Context, value: int) -> Ref:
-    return c.b.const(value, DType.I64)
-
-
-def clamped(c: Context, index: Ref, low: int, high: int) -> Ref:
-    """The index, moved into low ... high, both included."""
-    raised = c.b.map(MapFunction.MAX, index, _i64(c, low))
-    return c.b.map(MapFunction.MIN, raised, _i64(c, high))
-
-
 def _places(c: Context, indices: Sequence[Ref], space: Sizes) -> Ref:
     """The row-major index into `space`, from one index (out,) per dim; i64 (outs)."""
     place: Ref | None = None
     for index, stride in zip(indices, row_major(space), strict=True):
-        scaled = index if stride == 1 else c.b.mul(index, _i64(c, stride))
+        scaled = index if stride == 1 else c.b.mul(index, c.b.i64(stride))
         place = scaled if place is None else c.b.add(place.unsqueeze(-1), scaled)
     assert place is not None  # there is a spatial dim
     return place
@@ -69,8 +59,8 @@ def _nearest(c: Context, space: Sizes, out: Sizes, scales: Sequence[float | None
     for n, o, scale in zip(space, out, scales, strict=True):
         ratio = _ratio(n, o, scale)
         ramp = c.b.iota((o,), ((1 + centred) * ratio.numerator,), centred * ratio.numerator)
-        index = c.b.map(MapFunction.FLOORDIV, ramp, _i64(c, (1 + centred) * ratio.denominator))
-        indices.append(c.b.map(MapFunction.MIN, index, _i64(c, n - 1)))
+        index = c.b.map(MapFunction.FLOORDIV, ramp, c.b.i64((1 + centred) * ratio.denominator))
+        indices.append(c.b.map(MapFunction.MIN, index, c.b.i64(n - 1)))
     return _places(c, indices, space)
 
 
@@ -126,14 +116,14 @@ def _position(c: Context, size: int, out: int, scale: float | None, align: bool)
     ratio = _ratio(size, out, scale)
     whole = 2 * ratio.denominator
     ramp = c.b.iota((out,), (2 * ratio.numerator,), ratio.numerator - ratio.denominator)
-    return clamped(c, ramp, 0, (size - 1) * whole), whole
+    return c.b.clamp(ramp, 0, (size - 1) * whole), whole
 
 
 def _tents(c: Context, size: int, out: int, scale: float | None, align: bool) -> Ref:
     """The weight of input i in output o, max(0, 1 - |position(o) - i|), correctly rounded; f32 (out, size)."""
     position, whole = _position(c, size, out, scale, align)
-    away = c.b.map(MapFunction.ABS, c.b.sub(position.unsqueeze(1), c.b.iota((size,), (whole,))))
-    near = c.b.map(MapFunction.MAX, c.b.sub(_i64(c, whole), away), _i64(c, 0))
+    away = c.b.abs(c.b.sub(position.unsqueeze(1), c.b.iota((size,), (whole,))))
+    near = c.b.map(MapFunction.MAX, c.b.sub(c.b.i64(whole), away), c.b.i64(0))
     return c.b.div(c.b.cast(near, DType.F32), c.b.const(float(whole)))
 
 
@@ -143,11 +133,11 @@ def _filtered(c: Context, size: int, out: int, scale: float | None, align: bool,
     unit = 2 * max(ratio.numerator, ratio.denominator)
     centre = c.b.iota((out,), (2 * ratio.numerator,), ratio.numerator)
     away = c.b.sub(centre.unsqueeze(1), c.b.iota((size,), (2 * ratio.denominator,), ratio.denominator))
-    away = c.b.map(MapFunction.ABS, away)
+    away = c.b.abs(away)
     if cubic:
         weights = _cubic(c, c.b.div(c.b.cast(away, DType.F32), c.b.const(float(unit))))
     else:
-        weights = c.b.cast(c.b.map(MapFunction.MAX, c.b.sub(_i64(c, unit), away), _i64(c, 0)), DType.F32)
+        weights = c.b.cast(c.b.map(MapFunction.MAX, c.b.sub(c.b.i64(unit), away), c.b.i64(0)), DType.F32)
     return c.b.div(weights, c.b.sum(weights, [1], keepdim=True))
 
 
@@ -156,8 +146,8 @@ def _cubic(c: Context, t: Ref) -> Ref:
     b, one, two = c.b, c.b.const(1.0), c.b.const(2.0)
     near = b.add(b.mul(b.mul(b.sub(b.scale(t, 1.5), b.const(2.5)), t), t), one)
     far = b.add(b.mul(b.sub(b.mul(b.sub(b.const(2.5), b.scale(t, 0.5)), t), b.const(4.0)), t), two)
-    far = b.where(b.compare(MapFunction.LT, t, two), far, b.const(0.0))
-    return b.where(b.compare(MapFunction.LT, t, one), near, far)
+    far = b.where(b.lt(t, two), far, b.const(0.0))
+    return b.where(b.lt(t, one), near, far)
 
 
 Weights = Callable[[Context, int, int, float | None, bool], Ref]
@@ -214,11 +204,11 @@ def _border(c: Context, x: Ref, padding: Sequence[int], reflect: bool) -> Ref:
         before, after = padding[at], padding[at + 1]
         ramp = c.b.iota((n + before + after,), (1,), -before)
         if reflect:
-            last = _i64(c, n - 1)
-            mirrored = c.b.map(MapFunction.ABS, c.b.sub(last, c.b.map(MapFunction.ABS, ramp)))
+            last = c.b.i64(n - 1)
+            mirrored = c.b.abs(c.b.sub(last, c.b.abs(ramp)))
             indices.append(c.b.sub(last, mirrored))
         else:
-            indices.append(clamped(c, ramp, 0, n - 1))
+            indices.append(c.b.clamp(ramp, 0, n - 1))
     return _places(c, indices, space)
 
 

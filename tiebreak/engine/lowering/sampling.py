@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.engine.lowering.resampling import clamped
 from tiebreak.engine.lowering.scalars import floor, round_
 from tiebreak.protocol.program.isa import DType, MapFunction
 
@@ -44,31 +44,22 @@ def _taps(c: Context, x: Ref, size: int, mode: int, padding: int, align: bool) -
         return [_Tap(_whole(b, round_(c, at)), one, b.const(0.0))]
     first = floor(c, at, up=False)
     rest, index = b.sub(at, first), _whole(b, first)
-    after = b.add(index, b.const(1, DType.I64))
-    return [_Tap(index, b.sub(one, rest), b.map(MapFunction.NEG, slope)), _Tap(after, rest, slope)]
+    after = b.add(index, b.i64(1))
+    return [_Tap(index, b.sub(one, rest), b.neg(slope)), _Tap(after, rest, slope)]
 
 
 def _keys(b: Builder, t: Ref) -> list[tuple[Ref, Ref]]:
     """Keys' cubic (a = -3/4) at 1 + t, t, 1 - t and 2 - t, and its change with t."""
     one = b.const(1.0)
-    back, near, far = b.sub(one, t), (1.25, -2.25, 0.0, 1.0), (-0.75, 3.75, -6.0, 3.0)
-    near_slope, far_slope = (3.75, -4.5, 0.0), (-2.25, 7.5, -6.0)
+    back, near, far = b.sub(one, t), (1.0, 0.0, -2.25, 1.25), (3.0, -6.0, 3.75, -0.75)
+    near_slope, far_slope = (0.0, -4.5, 3.75), (-6.0, 7.5, -2.25)
     ahead, behind = b.add(one, t), b.add(one, back)
     return [
-        (_polynomial(b, ahead, far), _polynomial(b, ahead, far_slope)),
-        (_polynomial(b, t, near), _polynomial(b, t, near_slope)),
-        (_polynomial(b, back, near), b.map(MapFunction.NEG, _polynomial(b, back, near_slope))),
-        (_polynomial(b, behind, far), b.map(MapFunction.NEG, _polynomial(b, behind, far_slope))),
+        (b.polynomial(ahead, far), b.polynomial(ahead, far_slope)),
+        (b.polynomial(t, near), b.polynomial(t, near_slope)),
+        (b.polynomial(back, near), b.neg(b.polynomial(back, near_slope))),
+        (b.polynomial(behind, far), b.neg(b.polynomial(behind, far_slope))),
     ]
-
-
-def _polynomial(b: Builder, x: Ref, factors: Sequence[float]) -> Ref:
-    """A polynomial by Horner's rule; the factor of the highest power comes first."""
-    total = b.const(factors[0])
-    for factor in factors[1:]:
-        total = b.mul(total, x)
-        total = b.add(total, b.const(factor)) if factor else total
-    return total
 
 
 def _inside(c: Context, at: Ref, slope: Ref, size: int, padding: int, align: bool) -> tuple[Ref, Ref]:
@@ -78,7 +69,7 @@ def _inside(c: Context, at: Ref, slope: Ref, size: int, padding: int, align: boo
         at, slope = _mirrored(c, at, slope, 0.0 if align else -0.5, float(size - 1 if align else size))
     if padding in (_BORDER, _REFLECTION):
         last = b.const(float(size - 1))
-        inside = b.map(MapFunction.AND, b.compare(MapFunction.LT, zero, at), b.compare(MapFunction.LT, at, last))
+        inside = b.both(b.lt(zero, at), b.lt(at, last))
         at, slope = b.map(MapFunction.MIN, b.map(MapFunction.MAX, at, zero), last), b.where(inside, slope, zero)
     return at, slope
 
@@ -89,13 +80,13 @@ def _mirrored(c: Context, at: Ref, slope: Ref, low: float, span: float) -> tuple
     if span == 0:
         return b.full(at.shape, 0.0), b.const(0.0)
     away = b.sub(at, first)
-    size = b.map(MapFunction.ABS, away)
+    size = b.abs(away)
     turns = floor(c, b.div(size, b.const(span)), up=False)
     rest = b.sub(size, b.scale(turns, span))
     half = b.scale(turns, 0.5)
-    is_even = b.compare(MapFunction.EQ, floor(c, half, up=False), half)
-    forwards = b.compare(MapFunction.NE, b.compare(MapFunction.LT, away, b.const(0.0)), is_even)
-    slope = b.where(forwards, slope, b.map(MapFunction.NEG, slope))
+    is_even = b.eq(floor(c, half, up=False), half)
+    forwards = b.ne(b.lt(away, b.const(0.0)), is_even)
+    slope = b.where(forwards, slope, b.neg(slope))
     return b.add(b.where(is_even, rest, b.sub(b.const(span), rest)), first), slope
 
 
@@ -112,10 +103,7 @@ class _Corner:
     def weight(self, b: Builder, direction: int | None = None) -> Ref:
         """The product of its taps' weights, or how it changes with the grid's number of a direction; (N, outs)."""
         factors = [tap.slope if d == direction else tap.weight for d, tap in enumerate(self.taps)]
-        total = factors[0]
-        for factor in factors[1:]:
-            total = b.mul(total, factor)
-        return total
+        return reduce(b.mul, factors)
 
 
 def _corners(c: Context, image: Ref, grid: Ref, mode: int, padding: int, align: bool) -> Iterator[_Corner]:
@@ -127,16 +115,16 @@ def _corners(c: Context, image: Ref, grid: Ref, mode: int, padding: int, align: 
     for taps in product(*directions):
         place = inside = None
         for tap, size in zip(taps, sizes, strict=True):
-            index = clamped(c, tap.index, 0, size - 1)
-            is_index = b.compare(MapFunction.EQ, index, tap.index)
-            place = index if place is None else b.add(b.mul(place, b.const(size, DType.I64)), index)
-            inside = is_index if inside is None else b.map(MapFunction.AND, inside, is_index)
+            index = c.b.clamp(tap.index, 0, size - 1)
+            is_index = b.eq(index, tap.index)
+            place = index if place is None else b.add(b.mul(place, b.i64(size)), index)
+            inside = is_index if inside is None else b.both(inside, is_index)
         assert place is not None
         assert inside is not None
         whole = place.unsqueeze(1).expand((*image.shape[:2], *place.shape[1:]))
         strides = (*image.strides[:2], *(0 for _ in sizes))
         found = b.gather(image, whole, 1, image.strides[1], strides)
-        outside = b.const(-1, DType.I64)
+        outside = b.i64(-1)
         yield _Corner(taps, b.where(inside, place, outside), b.where(inside.unsqueeze(1), found, b.const(0.0)))
 
 
@@ -151,10 +139,7 @@ def grid_sample(c: Context, image: Ref, grid: Ref, mode: int, padding: int, alig
     corners = list(_corners(c, image, grid, mode, padding, align))
     if mode == _NEAREST:
         return corners[0].value
-    first, *others = (b.mul(corner.value, corner.weight(b).unsqueeze(1)) for corner in corners)
-    for other in others:
-        first = b.add(first, other)
-    return first
+    return reduce(b.add, [b.mul(corner.value, corner.weight(b).unsqueeze(1)) for corner in corners])
 
 
 @lowers("grid_sampler_2d_backward.default", "grid_sampler_3d_backward.default")
@@ -170,10 +155,8 @@ def grid_sample_backward(
     felt = [b.dot(grad, corner.value, [1]) for corner in corners]
     shares = []
     for direction in reversed(range(image.rank - 2)):
-        first, *others = (b.mul(f, corner.weight(b, direction)) for f, corner in zip(felt, corners, strict=True))
-        for other in others:
-            first = b.add(first, other)
-        shares.append(first.unsqueeze(-1))
+        parts = [b.mul(f, corner.weight(b, direction)) for f, corner in zip(felt, corners, strict=True)]
+        shares.append(reduce(b.add, parts).unsqueeze(-1))
     return into_image, b.cat(shares, -1)
 
 

@@ -24,30 +24,22 @@ It is fitted for 0.45 <= x <= 11, to 2^-25.
 
 def wrapped(b: Builder, x: Ref, low: int, bits: int) -> Ref:
     """Wraps an i64 around like an integer of `bits` bits whose least value is `low`: congruent mod 2^bits."""
-    least, size = b.const(low, DType.I64), b.const(1 << bits, DType.I64)
+    least, size = b.i64(low), b.i64(1 << bits)
     return b.add(b.map(MapFunction.MOD, b.sub(x, least), size), least)
-
-
-def _less(c: Context, x: Ref, y: Ref) -> Ref:
-    return c.b.compare(MapFunction.LT, x, y)
-
-
-def _same(c: Context, x: Ref, y: Ref) -> Ref:
-    return c.b.compare(MapFunction.EQ, x, y)
 
 
 @lowers("sign.default", "sgn.default")
 def sign(c: Context, x: Ref) -> Ref:
     """1, -1, or 0 for zeros and NaN."""
     zero, one = c.b.const(0, x.dtype), c.b.const(1, x.dtype)
-    negative = c.b.where(_less(c, x, zero), c.b.const(-1, x.dtype), zero)
-    return c.b.where(_less(c, zero, x), one, negative)
+    negative = c.b.where(c.b.lt(x, zero), c.b.const(-1, x.dtype), zero)
+    return c.b.where(c.b.lt(zero, x), one, negative)
 
 
 @lowers("isnan.default")
 def isnan(c: Context, x: Ref) -> Ref:
     """x is not equal to itself."""
-    return c.b.compare(MapFunction.NE, x, x)
+    return c.b.ne(x, x)
 
 
 @lowers("isinf.default")
@@ -55,12 +47,12 @@ def isinf(c: Context, x: Ref) -> Ref:
     """The magnitude equals infinity."""
     if x.dtype != DType.F32:
         return c.b.full(x.shape, False, DType.BOOL)
-    return _same(c, c.b.map(MapFunction.ABS, x), c.b.const(math.inf, x.dtype))
+    return c.b.eq(c.b.abs(x), c.b.const(math.inf, x.dtype))
 
 
 def _if_fraction(c: Context, x: Ref, rounded: Ref) -> Ref:
     """`rounded` where x may have a fraction, otherwise x (including infinities and NaN)."""
-    return c.b.where(_less(c, c.b.map(MapFunction.ABS, x), c.b.const(_WHOLE)), rounded, x)
+    return c.b.where(c.b.lt(c.b.abs(x), c.b.const(_WHOLE)), rounded, x)
 
 
 def _truncated(c: Context, x: Ref) -> Ref:
@@ -80,7 +72,7 @@ def floor(c: Context, x: Ref, *, up: bool) -> Ref:
     if x.dtype != DType.F32:
         return x
     whole = _truncated(c, x)
-    beyond = _less(c, whole, x) if up else _less(c, x, whole)
+    beyond = c.b.lt(whole, x) if up else c.b.lt(x, whole)
     next_one = c.b.map(MapFunction.ADD if up else MapFunction.SUB, whole, c.b.const(1.0))
     return _if_fraction(c, x, c.b.where(beyond, next_one, whole))
 
@@ -91,9 +83,8 @@ def round_(c: Context, x: Ref) -> Ref:
     if x.dtype != DType.F32:
         return x
     shift = c.b.const(_WHOLE)
-    nearest = c.b.sub(c.b.add(c.b.map(MapFunction.ABS, x), shift), shift)
-    signed = c.b.where(_less(c, x, c.b.const(0.0)), c.b.map(MapFunction.NEG, nearest), nearest)
-    return _if_fraction(c, x, signed)
+    nearest = c.b.sub(c.b.add(c.b.abs(x), shift), shift)
+    return _if_fraction(c, x, c.b.signed(nearest, x))
 
 
 @lowers("round.decimals")
@@ -114,8 +105,8 @@ def expm1(c: Context, x: Ref) -> Ref:
     u = b.map(MapFunction.EXP, x)
     less = b.sub(u, one)
     near = b.div(b.mul(less, x), b.map(MapFunction.LOG, u))
-    far = _less(c, one, b.map(MapFunction.ABS, x))
-    return b.where(far, less, b.where(_same(c, u, one), x, near))
+    far = c.b.lt(one, b.abs(x))
+    return b.where(far, less, b.where(c.b.eq(u, one), x, near))
 
 
 @lowers("log1p.default")
@@ -126,7 +117,7 @@ def log1p(c: Context, x: Ref) -> Ref:
     u = b.add(one, x)
     logarithm = b.map(MapFunction.LOG, u)
     found = b.mul(logarithm, b.div(x, b.sub(u, one)))
-    return b.where(_same(c, u, one), x, b.where(_same(c, u, infinity), logarithm, found))
+    return b.where(c.b.eq(u, one), x, b.where(c.b.eq(u, infinity), logarithm, found))
 
 
 @lowers("exp2.default")
@@ -156,17 +147,17 @@ def _half_power(c: Context, size: Ref) -> Ref:
 def sinh(c: Context, x: Ref) -> Ref:
     """(m + m / (m + 1)) / 2 with m = expm1(|x|), but exp(|x|) / 2 from 16 on, with the sign put back."""
     b = c.b
-    size = b.map(MapFunction.ABS, x)
+    size = b.abs(x)
     m = expm1(c, size)
     near = b.scale(b.add(m, b.div(m, b.add(m, b.const(1.0)))), 0.5)
-    found = b.where(_less(c, b.const(16.0), size), _half_power(c, size), near)
-    return b.where(_less(c, x, b.const(0.0)), b.map(MapFunction.NEG, found), found)
+    found = b.where(c.b.lt(b.const(16.0), size), _half_power(c, size), near)
+    return b.signed(found, x)
 
 
 @lowers("cosh.default")
 def cosh(c: Context, x: Ref) -> Ref:
     """p + 1/4 / p with p = exp(|x|) / 2."""
-    half = _half_power(c, c.b.map(MapFunction.ABS, x))
+    half = _half_power(c, c.b.abs(x))
     return c.b.add(half, c.b.div(c.b.const(0.25), half))
 
 
@@ -180,25 +171,22 @@ def tan(c: Context, x: Ref) -> Ref:
 def erfc(c: Context, x: Ref) -> Ref:
     """1 - erf(x) if |x| < 1/2; else exp(-x^2) / (1 + 2x) times a polynomial in (x - 2) / (x + 2), or 2 less that."""
     b = c.b
-    size = b.map(MapFunction.MIN, b.map(MapFunction.ABS, x), b.const(11.0))  # beyond 11 the result is 0 or 2
+    size = b.map(MapFunction.MIN, b.abs(x), b.const(11.0))  # beyond 11 the result is 0 or 2
     two = b.const(2.0)
-    place = b.div(b.sub(size, two), b.add(size, two))
-    series = b.const(_ERFC[-1])
-    for coefficient in reversed(_ERFC[:-1]):
-        series = b.add(b.mul(series, place), b.const(coefficient))
+    series = b.polynomial(b.div(b.sub(size, two), b.add(size, two)), _ERFC)
     # x^2 = h^2 + (x - h) * (x + h) with h = x to 4 fraction bits, so that h^2 is exact and the rest is small.
     high = b.sub(b.add(size, b.const(1.5 * 2**19)), b.const(1.5 * 2**19))
     rest = b.mul(b.sub(high, size), b.add(high, size))
     scale = b.div(b.mul(b.map(MapFunction.EXP, rest), series), b.add(b.add(size, size), b.const(1.0)))
-    tail = b.mul(scale, b.map(MapFunction.EXP, b.map(MapFunction.NEG, b.mul(high, high))))
-    far = b.where(_less(c, x, b.const(0.0)), b.sub(two, tail), tail)
-    return b.where(_less(c, size, b.const(0.5)), b.sub(b.const(1.0), b.map(MapFunction.ERF, x)), far)
+    tail = b.mul(scale, b.map(MapFunction.EXP, b.neg(b.mul(high, high))))
+    far = b.where(c.b.lt(x, b.const(0.0)), b.sub(two, tail), tail)
+    return b.where(c.b.lt(size, b.const(0.5)), b.sub(b.const(1.0), b.map(MapFunction.ERF, x)), far)
 
 
 @lowers("leaky_relu.default")
 def leaky_relu(c: Context, x: Ref, slope: Scalar = 0.01) -> Ref:
     """x where it is positive, else slope * x."""
-    return c.b.where(_less(c, c.b.const(0.0), x), x, c.b.scale(x, slope))
+    return c.b.where(c.b.lt(c.b.const(0.0), x), x, c.b.scale(x, slope))
 
 
 @lowers("elu.default")
@@ -206,7 +194,7 @@ def elu(c: Context, x: Ref, alpha: Scalar = 1, scale: Scalar = 1, input_scale: S
     """scale * x where x is positive, else (alpha * scale) * expm1(input_scale * x)."""
     b = c.b
     negative = b.scale(expm1(c, x if input_scale == 1 else b.scale(x, input_scale)), float(alpha) * float(scale))
-    return b.where(_less(c, b.const(0.0), x), x if scale == 1 else b.scale(x, scale), negative)
+    return b.where(c.b.lt(b.const(0.0), x), x if scale == 1 else b.scale(x, scale), negative)
 
 
 @lowers("hardtanh.default")

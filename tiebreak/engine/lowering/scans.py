@@ -26,7 +26,7 @@ def cumsum(c: Context, x: Ref, d: int, **_: Any) -> Ref:
 def _prefixes(c: Context, x: Ref, d: int) -> Ref:
     n = x.shape[d]
     place = c.b.iota((n,), (1,))
-    ones = c.b.cast(c.b.compare(MapFunction.LE, place, place.unsqueeze(1)), DType.F32)
+    ones = c.b.cast(c.b.le(place, place.unsqueeze(1)), DType.F32)
     dims = "abcdefgh"[: x.rank]
     return c.b.einsum(f"{dims.replace(dims[d], 'i')},{dims[d]}i->{dims}|i", x, ones)
 

@@ -20,14 +20,14 @@ def _hits(c: Context, index: Ref, size: int) -> Ref:
             f"{prod(index.shape)} indices compared with {size} places; at most {MAX_COMPARISONS} comparisons have a "
             "form: write fewer at once, or use `scatter_add`, whose sums need none"
         )
-    return c.b.compare(MapFunction.EQ, index.unsqueeze(-2), c.b.iota((size,), (1,)).unsqueeze(-1))
+    return c.b.eq(index.unsqueeze(-2), c.b.iota((size,), (1,)).unsqueeze(-1))
 
 
 def _last(c: Context, hits: Ref) -> tuple[Ref, Ref]:
     """Whether anything hits each place, and the last j that does (0 if none)."""
-    b, one, none = c.b, c.b.const(1, DType.I64), c.b.const(0, DType.I64)
+    b, one, none = c.b, c.b.i64(1), c.b.i64(0)
     last = b.max(b.where(hits, b.iota((hits.shape[-1],), (1,), 1), none), [-1])
-    return b.compare(MapFunction.LE, one, last), b.map(MapFunction.MAX, b.sub(last, one), none)
+    return b.le(one, last), b.map(MapFunction.MAX, b.sub(last, one), none)
 
 
 def _cut(x: Ref, shape: Sequence[int], without: int | None = None) -> Ref:
@@ -58,7 +58,7 @@ def scatter(c: Context, x: Ref, d: int, index: Ref, value: Ref | Scalar) -> Ref:
     value = _cut(value, index.shape) if isinstance(value, Ref) and value.rank else value
     if index.shape[d] == 1:  # as in the gradient of a loss over classes
         places = b.iota(part.shape, tuple(int(e == d) for e in range(x.rank)))
-        hit = b.compare(MapFunction.EQ, index.expand(part.shape), places)
+        hit = b.eq(index.expand(part.shape), places)
         return _laid(x, b.where(hit, c.ref(value), part), c)
     order = _last_dim(x, d)
     hit, last = _last(c, _hits(c, index.permute(order), x.shape[d]))
@@ -101,7 +101,7 @@ def scatter_reduce(c: Context, x: Ref, d: int, index: Ref, source: Ref, kind: st
     b, d = c.b, x.dim(d)
     order, part = _last_dim(x, d), _cut(x, index.shape, d)
     counts = _sums(c, x, d, index, b.full(index.shape, 1.0))
-    hit = b.compare(MapFunction.NE, counts, b.const(0.0))
+    hit = b.ne(counts, b.const(0.0))
     if kind in ("sum", "mean"):
         found = _sums(c, x, d, index, source)
         found = b.add(part, found) if include_self else found
@@ -162,7 +162,7 @@ def _ranks(c: Context, mask: Ref, shape: Sequence[int]) -> Ref:
     """The number of elements that the mask selects before each, in row-major order; -1 for those that it does not."""
     b = c.b
     flat = b.cast(b.reshape(mask.expand(shape), (-1,)), DType.I64)
-    return b.sub(b.mul(prefix_sums(c, flat, 0), flat), b.const(1, DType.I64))
+    return b.sub(b.mul(prefix_sums(c, flat, 0), flat), b.i64(1))
 
 
 @lowers("masked_scatter.default")

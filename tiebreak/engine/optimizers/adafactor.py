@@ -51,7 +51,7 @@ def adafactor(b: Builder, o: Adafactor, steps: int, trained: Sequence[TrainedPar
     """One step of every parameter."""
     b.origin = "optimizer:relative_step"
     weight = b.rows(b.data(TABLE, DType.F32, (steps,)), b.step())
-    one, number = b.const(1.0), b.cast(b.add(b.step(), b.const(1, DType.I64)), DType.F32)
+    one, number = b.const(1.0), b.cast(b.add(b.step(), b.i64(1)), DType.F32)
     fading = b.div(one, b.map(MapFunction.SQRT, number))
     floor = 2.0**-23 if o.eps[0] is None else o.eps[0]
     for p in trained:

@@ -71,7 +71,7 @@ def radam(b: Builder, o: RAdam, steps: int, trained: Sequence[TrainedParameter],
     """One step of every parameter; see `radam_table`."""
     b.origin = "optimizer:rectification"
     scale, one = _entry(b, RADAM, steps), b.const(1.0)
-    plain = b.compare(MapFunction.LT, b.step(), b.const(radam_begins(o, steps), DType.I64))
+    plain = b.lt(b.step(), b.i64(radam_begins(o, steps)))
     for p in trained:
         b.origin = f"optimizer:{p.name}"
         value, g = decayed(b, p, decoupled=o.decoupled_weight_decay)
@@ -89,8 +89,8 @@ def lion(b: Builder, o: Lion, trained: Sequence[TrainedParameter], result: Updat
         value, g = decayed(b, p, decoupled=True)
         held, share = result.moment(b, f"exp_avg.{p.name}", g.shape), f32(o.betas[0])
         mixed = b.add(b.scale(held, share), b.mul(g, b.const(1.0 - share)))
-        falling = b.where(b.compare(MapFunction.LT, mixed, zero), b.map(MapFunction.NEG, p.rate), zero)
-        move = b.where(b.compare(MapFunction.LT, zero, mixed), p.rate, falling)
+        falling = b.where(b.lt(mixed, zero), b.neg(p.rate), zero)
+        move = b.where(b.lt(zero, mixed), p.rate, falling)
         averaged(b, f"exp_avg.{p.name}", o.betas[1], g, result)
         result.parameters[p.name] = b.sub(value, move)
 

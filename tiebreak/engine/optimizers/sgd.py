@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.settings import SGD
 from tiebreak.engine.optimizers.update import TrainedParameter, Update, decayed
-from tiebreak.protocol.program.isa import DType, MapFunction
 
 
 def sgd(b: Builder, o: SGD, trained: Sequence[TrainedParameter], result: Update) -> None:
@@ -27,5 +26,5 @@ def sgd(b: Builder, o: SGD, trained: Sequence[TrainedParameter], result: Update)
 
 def _share(b: Builder, dampening: float) -> Ref:
     """The weight of the gradient in the buffer: 1 in the first step, as in torch, then 1 - dampening."""
-    first = b.compare(MapFunction.EQ, b.step(), b.const(0, DType.I64))
+    first = b.eq(b.step(), b.i64(0))
     return b.where(first, b.const(1.0), b.const(1 - dampening))
