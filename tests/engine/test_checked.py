@@ -54,11 +54,7 @@ class Fault:
 FAULTS: dict[str, tuple[type, str, Callable[[Any], list[Tensor]]]] = {
     "a part of a shared sum": (TabledSum, "partial", lambda found: [found.sums]),
     "a sum of its own": (TabledSum, "run", lambda found: [found]),
-    "other arithmetic": (
-        CompiledChain,
-        "run",
-        lambda found: [x for x in found.values() if x.dtype == torch.float32],
-    ),
+    "other arithmetic": (CompiledChain, "run", lambda found: [x for x in found.values() if x.dtype == torch.float32]),
 }
 """Methods whose results get wrong bits, and the tensors of such a result: the last one is struck."""
 

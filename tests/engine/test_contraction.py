@@ -10,16 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.arithmetic_cases import (
-    PLAIN,
-    Maker,
-    elements_of,
-    expected,
-    kernel_with,
-    matmul,
-    sum_of,
-    sum_over,
-)
+from tests.engine.arithmetic_cases import PLAIN, Maker, elements_of, expected, kernel_with, matmul, sum_of, sum_over
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import sums

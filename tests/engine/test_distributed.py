@@ -30,13 +30,7 @@ from tiebreak.engine.distributed.plan import Plan
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    MapFunction,
-    ReduceFunction,
-    SourceKind,
-)
+from tiebreak.protocol.program.isa import Access, DType, MapFunction, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 
 from .models import test_language

@@ -19,17 +19,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction
 from tiebreak.protocol.program.step_log import StepLog
 
-from .log_cases import (
-    codes_of,
-    entries,
-    log_of,
-    naive_sparse,
-    peak_of,
-    program_of,
-    programs_and_logs,
-    random_log,
-    row,
-)
+from .log_cases import codes_of, entries, log_of, naive_sparse, peak_of, program_of, programs_and_logs, random_log, row
 
 SMALL_BLOCKS = (1, 7, 64)
 

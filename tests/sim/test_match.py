@@ -6,12 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.parts import slow_except
-from tests.sim.yard import (
-    CLASSES,
-    Yard,
-    any_cheat,
-    assert_same_end,
-)
+from tests.sim.yard import CLASSES, Yard, any_cheat, assert_same_end
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.protocol.chain import JobStatus, Outcome
 from tiebreak.protocol.commitments.job import Head, SignedHead

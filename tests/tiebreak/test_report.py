@@ -55,9 +55,7 @@ def hostile(found: DisputeResult) -> DisputeResult:
 def test_text_cannot_leave_its_place() -> None:
     base = result()
     bad = dataclasses.replace(
-        base,
-        environment=((HOSTILE, HOSTILE),),
-        disputes=tuple(hostile(found) for found in base.disputes),
+        base, environment=((HOSTILE, HOSTILE),), disputes=tuple(hostile(found) for found in base.disputes)
     )
     page = Strict(report.to_html(bad))
     assert "script" not in {tag for tag, _ in page.seen}

@@ -133,10 +133,7 @@ def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "trigger", "allowance", "moves_before"),
-    [
-        (TRAINER, in_phase(Phase.OPEN_STEPS), QUICK.replay_time, 1),
-        ("auditor", in_phase(Phase.PROVE), 0, None),
-    ],
+    [(TRAINER, in_phase(Phase.OPEN_STEPS), QUICK.replay_time, 1), ("auditor", in_phase(Phase.PROVE), 0, None)],
     ids=["open steps", "prove"],
 )
 def test_a_move_may_wait_for_the_rest_of_the_clock_and_its_allowance_and_no_second_more(

@@ -98,8 +98,7 @@ def test_a_cheat_touches_one_element_of_one_value_of_one_step(yard: Yard) -> Non
 
 
 @pytest.mark.parametrize(
-    ("held", "put"),
-    [([1.0, 2.0], 2.0), ([0.5, float("nan")], float("nan")), ([1.0, 0.0], 0.0), ([1.0, -0.0], -0.0)],
+    ("held", "put"), [([1.0, 2.0], 2.0), ([0.5, float("nan")], float("nan")), ([1.0, 0.0], 0.0), ([1.0, -0.0], -0.0)]
 )
 def test_a_change_that_changes_nothing_is_an_error(held: list[float], put: float) -> None:
     cheat = Cheat(name="idle", step=1, leaf=4, element=1, change=lambda _: torch.tensor(put))

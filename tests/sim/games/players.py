@@ -45,15 +45,7 @@ def party(name: str, role: str, adversary: str | None, **changes: Any) -> dict[s
 
 def duel(**changes: Any) -> dict[str, Any]:
     place = {"challenger": "auditor", "verdict": "challenger", "reason": "recomputed", "level": "values", "step": 4}
-    numbers = {
-        "leaf": 3,
-        "instruction": "add",
-        "rounds": 8,
-        "moves": 20,
-        "gas": 10**6,
-        "bytes": 9000,
-        "seconds": 300,
-    }
+    numbers = {"leaf": 3, "instruction": "add", "rounds": 8, "moves": 20, "gas": 10**6, "bytes": 9000, "seconds": 300}
     return place | numbers | changes
 
 

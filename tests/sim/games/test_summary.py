@@ -7,12 +7,7 @@ from typing import Any
 from tests.sim.games.players import ADVERSARIES, duel, party, result
 from tiebreak.sim.games.line import GameLine
 from tiebreak.sim.games.records import GamesHeader
-from tiebreak.sim.games.summary import (
-    honest_slashed,
-    median,
-    summarize,
-    undetected,
-)
+from tiebreak.sim.games.summary import honest_slashed, median, summarize, undetected
 
 HEAD = GamesHeader(seed=7, mix="all", environment={"cpu": "any"}, adversaries=ADVERSARIES)
 

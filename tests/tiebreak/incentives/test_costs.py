@@ -114,8 +114,7 @@ def test_models_that_were_held_out_are_predicted_within_a_factor_of_two(cases: C
 
 
 @pytest.mark.parametrize(
-    ("lie", "levels", "chunks", "terms"),
-    [("sum of 768 products", 1, 18, 8), ("sum of 50257 products", 5, 12, 14)],
+    ("lie", "levels", "chunks", "terms"), [("sum of 768 products", 1, 18, 8), ("sum of 50257 products", 5, 12, 14)]
 )
 def test_a_dispute_has_the_transactions_and_about_the_gas_of_a_played_one(
     lie: str, levels: int, chunks: int, terms: int

@@ -93,11 +93,7 @@ class Running:
 
 def settings(folder: Path, database: str = "", **limits: int) -> HubSettings:
     return HubSettings(
-        folder=folder,
-        domain=DOMAIN,
-        key=HUB,
-        database=database,
-        limits=replace(HubLimits(free_bytes=0), **limits),
+        folder=folder, domain=DOMAIN, key=HUB, database=database, limits=replace(HubLimits(free_bytes=0), **limits)
     )
 
 
