@@ -26,15 +26,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tiebreak.protocol.numbers import transcendental
 from tiebreak.protocol.numbers.float32 import decode
-from tiebreak.protocol.numbers.transcendental import (
-    Estimate,
-    _erf_estimate,
-    _exp_estimate,
-    _log_estimate,
-    _sine_estimate,
-    _tanh_estimate,
-)
 from tiebreak.protocol.program.isa import MapFunction
 from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS as FUNCTIONS
 
@@ -77,20 +70,20 @@ class Near(NamedTuple):
     """At which of 24 to 32 bits the boundary is a tie; 0 if at none, being a number of all these formats."""
 
 
-def estimate(function: MapFunction, x: int, bits: int = _BITS) -> Estimate:
+def estimate(function: MapFunction, x: int, bits: int = _BITS) -> transcendental.Estimate:
     """The magnitude of f(x), by as many working bits, for x inside the ranges."""
     n, e = decode(x)
     match function:
         case MapFunction.EXP:
-            return _exp_estimate(n, e, bits)
+            return transcendental._exp_estimate(n, e, bits)
         case MapFunction.LOG:
             shift = 24 - n.bit_length()
-            return _log_estimate(n << shift, e - shift + 23, bits)
+            return transcendental._log_estimate(n << shift, e - shift + 23, bits)
         case MapFunction.TANH:
-            return _tanh_estimate(n, e, bits)
+            return transcendental._tanh_estimate(n, e, bits)
         case MapFunction.ERF:
-            return _erf_estimate(n, e, bits)
-    return _sine_estimate(n, e, bits, int(function == MapFunction.COS))[0]
+            return transcendental._erf_estimate(n, e, bits)
+    return transcendental._sine_estimate(n, e, bits, int(function == MapFunction.COS))[0]
 
 
 def _magnitude(function: MapFunction, x: int) -> Fraction:

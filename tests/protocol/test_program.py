@@ -8,20 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.instructions import (
-    STEP_NUMBER,
-    committed,
-    const,
-    counted,
-    drawn,
-    gathered,
-    mapped,
-    reduced,
-    scattered,
-    shuffled,
-    source,
-    windowed,
-)
+from tests.protocol import instructions
 from tiebreak.protocol.errors import EncodingError, ProgramError
 from tiebreak.protocol.program.isa import (
     Access,
@@ -44,20 +31,20 @@ F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 
 
 BODY = (
-    source(SourceKind.STATE, "w", F32, 3, 4),  # 0
-    source(SourceKind.DATA, "ids", I64, 5, slot=0),  # 1
-    source(SourceKind.DATA, "seed", I64, slot=1),  # 2
-    STEP_NUMBER,  # 3
-    gathered(F32, (5, 4), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=4, bound=3),
-    scattered((3, 4), (5,), Access(4, 0, (0, 1, 4)), Access(1, 0, (0, 0, 1)), match=(1, 0)),
-    drawn((3, 4), Access(2, 0, (0, 0)), Access(3, 0, (0, 0)), stream=0),
-    mapped(MapFunction.SUB, F32, (3, 4), Access(0, 0, (4, 1)), Access(5, 0, (4, 1))),
-    windowed(F32, (3, 4), Access(6, 0, (4, 1)), Access(7, 0, (4, 1)), lo=(1, 0), hi=(3, 4), step=(1, 2)),
-    counted((5,), offset=-2, strides=(3,)),  # 9
-    shuffled((5,), Access(9, 0, (1,)), Access(2, 0, (0,)), Access(3, 0, (0,)), n=9, stream=1),
-    reduced(F32, (), (3, 4), Access(8, 0, (4, 1)), Access(0, 11, (-4, -1))),
+    instructions.source(SourceKind.STATE, "w", F32, 3, 4),  # 0
+    instructions.source(SourceKind.DATA, "ids", I64, 5, slot=0),  # 1
+    instructions.source(SourceKind.DATA, "seed", I64, slot=1),  # 2
+    instructions.STEP_NUMBER,  # 3
+    instructions.gathered(F32, (5, 4), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=4, bound=3),
+    instructions.scattered((3, 4), (5,), Access(4, 0, (0, 1, 4)), Access(1, 0, (0, 0, 1)), match=(1, 0)),
+    instructions.drawn((3, 4), Access(2, 0, (0, 0)), Access(3, 0, (0, 0)), stream=0),
+    instructions.mapped(MapFunction.SUB, F32, (3, 4), Access(0, 0, (4, 1)), Access(5, 0, (4, 1))),
+    instructions.windowed(F32, (3, 4), Access(6, 0, (4, 1)), Access(7, 0, (4, 1)), lo=(1, 0), hi=(3, 4), step=(1, 2)),
+    instructions.counted((5,), offset=-2, strides=(3,)),  # 9
+    instructions.shuffled((5,), Access(9, 0, (1,)), Access(2, 0, (0,)), Access(3, 0, (0,)), n=9, stream=1),
+    instructions.reduced(F32, (), (3, 4), Access(8, 0, (4, 1)), Access(0, 11, (-4, -1))),
 )
-COMMITS = (committed("order", I64, (5,), 10), committed("w", F32, (3, 4), 8, slot=1))
+COMMITS = (instructions.committed("order", I64, (5,), 10), instructions.committed("w", F32, (3, 4), 8, slot=1))
 PROGRAM = Program((replace(BODY[0], params=Slot(slot=1, name="w")), *BODY[1:]), COMMITS)
 
 
@@ -110,10 +97,14 @@ BROKEN: dict[str, tuple[Callable[[], Program], int | None, str]] = {
     "parameters of another opcode": (lambda: with_body(9, params=RandomParams(stream=3)), 9, "parameters"),
     "parameters on a map": (lambda: with_body(7, params=RandomParams(stream=3)), 7, "parameters"),
     "constant with a shape": (
-        lambda: Program((replace(const(0), shape=(2,)), *PROGRAM.body[1:]), COMMITS), 0, "rank 0"
+        lambda: Program((replace(instructions.const(0), shape=(2,)), *PROGRAM.body[1:]), COMMITS), 0, "rank 0"
     ),
-    "bool constant of 2": (lambda: Program((const(2, BOOL), *PROGRAM.body[1:]), COMMITS), 0, "exceed BOOL"),
-    "NaN constant with a payload": (lambda: Program((const(0x7FC00001), *PROGRAM.body[1:]), COMMITS), 0, "NaN"),
+    "bool constant of 2": (
+        lambda: Program((instructions.const(2, BOOL), *PROGRAM.body[1:]), COMMITS), 0, "exceed BOOL"
+    ),
+    "NaN constant with a payload": (
+        lambda: Program((instructions.const(0x7FC00001), *PROGRAM.body[1:]), COMMITS), 0, "NaN"
+    ),
     "step of f32": (lambda: with_body(3, dtype=F32), 3, "step number"),
     "window outside": (
         lambda: with_body(8, params=WindowParams(lo=(1, 0), hi=(4, 4), step=(1, 2))), 8, "box lies inside"
@@ -197,7 +188,7 @@ def test_malformed_instructions_are_refused(change: Callable[[bytes], bytes]) ->
 def test_a_name_is_printable_ascii() -> None:
     for name in ("", "a b", "é", "x" * 256, "tab\t"):
         with pytest.raises(EncodingError):
-            encode_instruction(source(SourceKind.STATE, name, F32, 1))
+            encode_instruction(instructions.source(SourceKind.STATE, name, F32, 1))
 
 
 @given(

@@ -13,16 +13,7 @@ from tests.sim.yard import CLASSES, STEPS, Yard, any_cheat, sums_of
 from tiebreak.engine.data.tensors import identity
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType, Opcode, SourceKind
-from tiebreak.sim.adversaries.tampering import (
-    Cheat,
-    as_tf32,
-    changed_learning_rate,
-    flip_bit,
-    flipped_weight_bit,
-    gathers_of,
-    long_sums,
-    poisoned_label,
-)
+from tiebreak.sim.adversaries import tampering
 
 BITS = st.integers(0, (1 << 32) - 1)
 
@@ -38,19 +29,19 @@ def bits_of(value: Tensor) -> int:
 
 @given(BITS, st.integers(0, 31))
 def test_flip_bit_flips_one_bit(bits: int, bit: int) -> None:
-    assert bits_of(flip_bit(scalar(bits), bit)) == bits ^ (1 << bit)
+    assert bits_of(tampering.flip_bit(scalar(bits), bit)) == bits ^ (1 << bit)
 
 
 @given(BITS)
 def test_tf32_has_ten_fraction_bits(bits: int) -> None:
-    assert bits_of(as_tf32(scalar(bits))) == bits & 0xFFFFE000
+    assert bits_of(tampering.as_tf32(scalar(bits))) == bits & 0xFFFFE000
 
 
 def test_the_catalogue_names_what_it_changes(yard: Yard) -> None:
     program = yard.program
-    label = poisoned_label(program, labels="labels", step=2, element=1, classes=CLASSES)
-    rate = changed_learning_rate(program, step=2, factor=2)
-    weight = flipped_weight_bit(program, state="model.hidden.weight", step=2, element=1)
+    label = tampering.poisoned_label(program, labels="labels", step=2, element=1, classes=CLASSES)
+    rate = tampering.changed_learning_rate(program, step=2, factor=2)
+    weight = tampering.flipped_weight_bit(program, state="model.hidden.weight", step=2, element=1)
     assert (program.body[label.leaf].opcode, program.body[label.leaf].dtype) == (Opcode.GATHER, DType.I64)
     for cheat, name in ((label, "labels"), (rate, "learning_rate")):
         source = program.body[program.body[cheat.leaf].operands[0].value]
@@ -63,14 +54,14 @@ def test_the_catalogue_names_what_it_changes(yard: Yard) -> None:
 
 def test_what_is_not_there_cannot_be_tampered_with(yard: Yard) -> None:
     with pytest.raises(ConfigurationError, match=r"expected data named 'prices', got .*'labels'"):
-        gathers_of(yard.program, "prices")
+        tampering.gathers_of(yard.program, "prices")
     with pytest.raises(ConfigurationError, match=r"expected a state entry, got 'model\.tail'"):
-        flipped_weight_bit(yard.program, state="model.tail", step=1, element=0)
+        tampering.flipped_weight_bit(yard.program, state="model.tail", step=1, element=0)
 
 
 @pytest.mark.parametrize("terms", [1, 5, 13, 14, 1000])
 def test_long_sums(yard: Yard, terms: int) -> None:
-    found = set(long_sums(yard.program, terms))
+    found = set(tampering.long_sums(yard.program, terms))
     for n, i in enumerate(yard.program.body):
         is_sum = i.opcode == Opcode.REDUCE and i.function == 0 and i.dtype == DType.F32
         assert (n in found) == (is_sum and i.terms >= terms)
@@ -101,7 +92,7 @@ def test_a_cheat_touches_one_element_of_one_value_of_one_step(yard: Yard) -> Non
     ("held", "put"), [([1.0, 2.0], 2.0), ([0.5, float("nan")], float("nan")), ([1.0, 0.0], 0.0), ([1.0, -0.0], -0.0)]
 )
 def test_a_change_that_changes_nothing_is_an_error(held: list[float], put: float) -> None:
-    cheat = Cheat(name="idle", step=1, leaf=4, element=1, change=lambda _: torch.tensor(put))
+    cheat = tampering.Cheat(name="idle", step=1, leaf=4, element=1, change=lambda _: torch.tensor(put))
     observe = cheat.tamper(1)
     assert observe is not None
     with pytest.raises(ConfigurationError, match="idle: expected the change to change something"):
@@ -111,7 +102,7 @@ def test_a_change_that_changes_nothing_is_an_error(held: list[float], put: float
 
 
 def test_the_sign_of_a_zero_is_a_change() -> None:
-    cheat = Cheat(name="sign", step=1, leaf=0, element=0, change=lambda zero: -zero)
+    cheat = tampering.Cheat(name="sign", step=1, leaf=0, element=0, change=lambda zero: -zero)
     observe = cheat.tamper(1)
     assert observe is not None
     held = torch.tensor([0.0, 1.0])
