@@ -86,7 +86,6 @@ def random_logged_game(chain: Chain, seed: int, attempts: int) -> Duel:
 
 
 def logged_duel_job(**options: int) -> Job:
-    """A job of policy `logged` for one duel."""
     job = logged_job(**options)
     times = {"clock": 5000, "challenge_window": 20_000, "replay_time": 0}
     return replace(job, client=CLIENT.address, trainer=TRAINER.address, nonce=next(NONCES), **times)  # type: ignore[arg-type]

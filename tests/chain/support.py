@@ -61,25 +61,21 @@ def new_chain() -> EmbeddedChain:
 
 
 def offer(chain: Chain, job: Job) -> Digest:
-    """Offer a job."""
     chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(chain.domain))))
     return job.id
 
 
 def activate(chain: EmbeddedChain, job: Job) -> Digest:
-    """Offer and accept a job."""
     offer(chain, job)
     chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))
     return job.id
 
 
 def numbered(nonce: int) -> Job:
-    """The job with another nonce: another id."""
     return replace(JOB, nonce=nonce)
 
 
 def head(chain: EmbeddedChain, job: Job, count: int, run_root: Digest = RUN, key: PrivateKey = TRAINER) -> SignedHead:
-    """A head of the job, signed."""
     return SignedHead.sign(Head(job_id=job.id, count=count, run_root=run_root), chain.domain, key)
 
 
@@ -89,7 +85,6 @@ def events_of(chain: Chain, game_id: Digest | None = None, first_block: int = 0)
 
 
 def moves_in(chain: Chain, game_id: Digest, first_block: int = 0) -> list[Move | None]:
-    """The moves of a game, in order, as the transactions to the board made them."""
     order = dict.fromkeys(event.transaction for event in events_of(chain, game_id, first_block))
     inputs = [bytes(chain._node.web3.eth.get_transaction(Hash32(transaction))["input"]) for transaction in order]
     return [call.move for call in map(Call.decode, inputs) if call.is_move and call.game_id == game_id]

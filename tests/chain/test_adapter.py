@@ -30,7 +30,6 @@ GAME = Digest(b"\x0a" * 32)
 
 
 def survives(move: Move) -> bool:
-    """A witness is told from another by what is not zero; digests of things are never zero."""
     witness = getattr(move, "witness", None)
     return witness is None or (any(witness.tensor_id) and any(getattr(witness, "state_root", b"\1")))
 

@@ -36,8 +36,6 @@ def test_a_tree_has_the_root_of_another_implementation(values: dict[bytes, bytes
 
 @dataclass(frozen=True)
 class Logging:
-    """A chain with a block that logs something, and the first of the blocks that count here."""
-
     chain: Chain
     first: int
 

@@ -28,12 +28,10 @@ PLACES = [(step, element) for step in (4, 3, 1) for element in (290, 140, 8, 5, 
 
 
 def duel_about(chain: EmbeddedChain, defended: Oracle, nonce: int = 0) -> Duel:
-    """A duel against the whole run."""
     return Duel(chain, defended, head_count=defended.job.checkpoints, nonce=nonce)
 
 
 def judged(duel: Duel) -> tuple[Side, Reason]:
-    """How a game ended."""
     assert duel.state.verdict is not None
     return duel.state.verdict.winner, duel.state.verdict.reason
 

@@ -33,8 +33,6 @@ ENDED = (JobStatus.SETTLED, JobStatus.SLASHED, JobStatus.ABANDONED)
 
 @dataclass
 class Seated:
-    """A job with seats, as the rules know it."""
-
     job: Job
     secret: bytes
     root: Digest

@@ -143,7 +143,6 @@ def dispute_of(
     leaf: int | None = None,
     rounding: int = MAX_PRECISION,
 ) -> Dispute:
-    """An honest dispute about an element, or about a leaf of its accumulator tree. `rounding` is packed."""
     encoded = encode_instruction(instruction)
     body_root, move = open_operands(tensors, DEPTH)
     move = replace(move, instruction=encoded)
@@ -163,7 +162,6 @@ def dispute_of(
 
 
 def at_leaf(dispute: Dispute, chain: Sequence[bytes], leaf: int) -> Dispute:
-    """The dispute at a leaf of the tree over these accumulators."""
     tree = Tree([tagged_hash(Tag.ACCUMULATOR, encoding) for encoding in chain])
     context = replace(dispute.context, target=Target.TERMS, terms_leaf=leaf, accumulator_root=tree.root)
     if leaf == 0:
@@ -173,7 +171,6 @@ def at_leaf(dispute: Dispute, chain: Sequence[bytes], leaf: int) -> Dispute:
 
 
 def accumulators_of(instruction: isa.Instruction, tensors: Sequence[Data], index: int) -> list[Any]:
-    """The accumulators of one element, from whole tensors."""
     elements = [unpack(dtype, data) for dtype, _, data in tensors]
     return accumulators(instruction, index, lambda k, where: elements[k][where], [t[0] for t in tensors])
 
@@ -182,7 +179,6 @@ SIGNATURES = [(f, row) for f, rows in isa.MAP_SIGNATURES.items() for row in rows
 
 
 def map_of(function: isa.MapFunction, dtype: isa.DType, arity: int, count: int) -> isa.Instruction:
-    """A function of `map` on whole tensors of `count` elements."""
     return mapped(function, dtype, (count,), *(isa.Access(k, 0, (1,)) for k in range(arity)))
 
 
@@ -197,12 +193,10 @@ def affine(
 
 
 def shape(rng: random.Random, most: int = 4) -> tuple[int, ...]:
-    """0 to 3 dims of 1 to `most`."""
     return tuple(rng.randrange(1, most + 1) for _ in range(rng.randrange(4)))
 
 
 def random_map(rng: random.Random) -> Made:
-    """Any function of any of its types."""
     function, (types, result) = rng.choice(SIGNATURES)
     dims = shape(rng)
     made = [affine(rng, k, dims) for k in range(len(types))]
@@ -268,13 +262,11 @@ def random_window(rng: random.Random, function: isa.WindowFunction) -> Made:
 
 
 def random_iota(rng: random.Random) -> Made:
-    """Any offset and strides: it wraps."""
     dims = shape(rng, 5)
     return counted(dims, offset=element(rng, I64), strides=tuple(element(rng, I64) for _ in dims)), []
 
 
 def random_random(rng: random.Random) -> Made:
-    """Any seed, step and stream."""
     dims = shape(rng, 9)
     operands = [isa.Access(k, rng.randrange(3), (0,) * len(dims)) for k in range(2)]
     made = drawn(dims, *operands, stream=rng.getrandbits(32))

@@ -38,7 +38,6 @@ def any_instruction(rng: random.Random) -> bytes:
 
 
 def description(encoded: bytes, chunk_root: bytes) -> bytes | None:
-    """What `describe` returns, or None if it refuses."""
     try:
         i = decode_alone(encoded)
     except VerificationError:
@@ -55,7 +54,6 @@ def description(encoded: bytes, chunk_root: bytes) -> bytes | None:
 
 
 def code_of(i: Instruction) -> int:
-    """`Description.accumulator` of a reduction."""
     argmax = i.opcode == Opcode.REDUCE and i.function == ReduceFunction.ARGMAX
     return CODES[kind_of(i, DType.F32 if argmax else i.dtype)]
 

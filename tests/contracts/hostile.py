@@ -23,7 +23,6 @@ def flipped(rng: random.Random, data: bytes) -> bytes:
 
 
 def changed_list(rng: random.Random, items: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """An item changed, dropped, repeated or moved."""
     if not items:
         return items
     k = rng.randrange(len(items))

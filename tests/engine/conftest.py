@@ -32,7 +32,6 @@ def agreement(tiny: Compiled) -> SignedJob:
 
 @pytest.fixture
 def new_run(tiny: Compiled, agreement: SignedJob, tmp_path: Path) -> Callable[[str], RunDirectory]:
-    """Makes a run of the tiny job in a fresh directory of this name."""
     return lambda name: logged_cases.new_run(tmp_path / name, agreement, tiny)
 
 
@@ -60,5 +59,4 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 @pytest.fixture
 def flipped(trained: RunDirectory, tmp_path: Path) -> RunDirectory:
-    """A copy of it."""
     return RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))

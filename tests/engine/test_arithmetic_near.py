@@ -53,7 +53,6 @@ def logging(n: int = 2, kappa: float | None = None) -> Logging:
 
 
 def run(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tensor]) -> tuple[list[int], NearTies]:
-    """The result's elements, and what was reported."""
     result, ties = arithmetic.execute_logged(i, operands, 0)
     assert result.shape == i.shape
     assert result.is_contiguous()
@@ -61,7 +60,6 @@ def run(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tensor]
 
 
 def exact_sum(i: Instruction, operands: Sequence[torch.Tensor], at: int) -> Fraction | None:
-    """By the reference's accumulator."""
     values = [elements_of(x) for x in operands]
     types = [DType.F32, DType.I64 if i.opcode == Opcode.SCATTER_SUM else DType.F32]
     last: Accumulator = accumulators(i, at, lambda o, where: values[o][where], types[: len(operands)])[-1]

@@ -250,7 +250,6 @@ def test_gaps_are_those_between_neighbours(value: float, precision: int) -> None
 @settings(max_examples=200)
 @given(st.floats(-1e30, 1e30), st.floats(-1e30, 1e30), st.integers(16, 32))
 def test_round_pair(s: float, t: float, precision: int) -> None:
-    """Against rationals."""
     (n, d), (p, q) = s.as_integer_ratio(), t.as_integer_ratio()
     pair = (torch.tensor([x], dtype=torch.float64) for x in (s, t))
     found = elements_of(round_pair(*pair, Round(precision)) + 0.0)[0]

@@ -37,8 +37,6 @@ X = torch.arange(32.0).reshape(8, 4) / 16 - 1
 
 
 class Layer(nn.Module):
-    """A linear layer and then a function of the module and its result."""
-
     def __init__(self, function: Callable[..., Tensor], **attributes: Any) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)

@@ -200,7 +200,6 @@ def scattered() -> list[tuple[Instruction, list[torch.Tensor]]]:
 
 @cache
 def hard_sums(kind: str) -> list[tuple[Instruction, list[torch.Tensor], list[int]]]:
-    """With what the integers say."""
     made = scattered() if kind == "scattered" else []
     for row in {"32 bits": ROWS, "16 bits": ROWS_OF_16_BITS}.get(kind, []):
         for order in (row, [factors[::-1] for factors in row]):

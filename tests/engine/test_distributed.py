@@ -39,7 +39,6 @@ from .together import Seat, together, train_alone, train_together
 
 @pytest.fixture(autouse=True)
 def least(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even the smallest values are held in shards."""
     monkeypatch.setattr(partition, "LEAST", 1)
 
 

@@ -22,8 +22,6 @@ def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Bits(nn.Module):
-    """One buffer for each result."""
-
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype

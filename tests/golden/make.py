@@ -23,7 +23,6 @@ from tiebreak.protocol.commitments.records import data_tree, state_tree
 
 
 def make(name: str) -> Expected:
-    """Captures, trains and writes one golden run."""
     compiled = compile_task(make_task(name))
     made = Inputs(compiled.program, compiled.state, compiled.data)
     with tempfile.TemporaryDirectory() as scratch:
@@ -51,7 +50,6 @@ def make(name: str) -> Expected:
 
 
 def main() -> None:
-    """Make all of them, or those named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "names", nargs="*", choices=(*NAMES, []), default=[], metavar="NAME", help="all if none is given"

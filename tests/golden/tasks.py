@@ -142,6 +142,5 @@ _PARTS: dict[str, Callable[[float], Parts]] = {
 
 
 def make_task(name: str, *, dropout: bool = True) -> Task:
-    """The task of a golden run."""
     with torch.random.fork_rng(devices=[]):
         return _task(name, dropout)

@@ -124,7 +124,6 @@ def _pieces(function: MapFunction) -> Iterator[tuple[int, int]]:
 
 
 def _run(program: Path, function: MapFunction, piece: tuple[int, int]) -> tuple[list[int], int, int]:
-    """The patterns that the filter keeps, how many it tried, and the one with the least magnitude."""
     command = [str(program), function.name.lower(), *(f"{bits:08x}" for bits in piece)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")
     words = lines[-2].split()
@@ -203,7 +202,6 @@ def compile_filter(folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the file; 1 if it differs."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.hardest.search", description="The hardest arguments to round."
     )

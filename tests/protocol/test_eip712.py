@@ -23,7 +23,6 @@ STRUCTS: dict[str, dict[str, FieldType]] = {
 
 
 def declared(struct: str) -> list[tuple[str, str]]:
-    """The (type, name) pairs in the type string of a struct."""
     inside = eip712.encode_type(struct, STRUCTS[struct]).removeprefix(f"{struct}(").removesuffix(")")
     return [(kind, name) for kind, _, name in (field.partition(" ") for field in inside.split(","))]
 
@@ -34,7 +33,6 @@ domains = st.builds(
 
 
 def other_digest(domain: eip712.Domain, struct: str, values: tuple[int | bytes, ...]) -> bytes:
-    """By eth_account."""
     message = {
         name: "0x" + value.hex() if isinstance(value, bytes) else value
         for (_, name), value in zip(declared(struct), values, strict=True)

@@ -44,7 +44,6 @@ def test_walks_end_at_the_lie_within_the_bound(name: str) -> None:
 
 
 def all_moves() -> list[Move]:
-    """One of each kind; but conceding, which belongs to every phase."""
     return list({move.KIND: move for steps in WALKS.values() for _, move, _ in steps}.values())
 
 
@@ -208,7 +207,6 @@ TENSOR = TensorWitness(tensor_id=bytes(32), siblings=())
 
 
 def shows(change: Callable[[Any], dict[str, Any]]) -> Callable[[Move], Move]:
-    """The proof with another witness."""
     return lambda m: replace(m, witness=replace(m.witness, **change(m.witness)))
 
 

@@ -28,7 +28,6 @@ def seconds() -> Callable[[], int]:
 
 
 def played(run: runs.Run, against: runs.Run, signer: PrivateKey = runs.TRAINER) -> tuple[Match, Transcript]:
-    """A game by messages, and what they leave behind."""
     head, clock = run.head(), seconds()
     start = rules.start(JOB, head.head, game_id(head.head, runs.DOMAIN, runs.CHALLENGER.address, 0), clock())
     transcript = Transcript(start, domain=runs.DOMAIN, challenger=runs.CHALLENGER.address)

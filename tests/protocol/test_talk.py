@@ -432,7 +432,6 @@ def play_out(table: Table, winner: Side) -> None:
 
 
 def drawn_run(random: Random) -> Run:
-    """Of either policy."""
     logs = random.choice([None, random_logs(1), random_logs(2)])
     make = make_job if logs is None else logged_job
     job = make(levels=random.randint(1, 5), interval=random.randint(1, 5))

@@ -43,7 +43,6 @@ class Walks(dict[str, Walk]):
 
 
 def walk(liar: Run, honest: Run) -> Walk:
-    """Every move of an honest challenger's game against a liar."""
     made: Walk = []
     duel(liar, Defender(liar), Challenger(honest, SECRET), on_move=lambda *x: made.append(x))
     return made

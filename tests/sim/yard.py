@@ -85,12 +85,10 @@ def kind_of(i: Instruction) -> tuple[str, int]:
 
 
 def other_value(value: Tensor) -> Tensor:
-    """Another value of the same dtype, far enough off to matter."""
     return ~value if value.dtype == torch.bool else value + 1
 
 
 def any_cheat(program: Program, leaf: int, *, step: int, rng: random.Random) -> Cheat:
-    """Another value in a random element of a leaf of the value tree."""
     half = 1 << program.half_depth
     value = leaf if leaf < half else program.commits[leaf - half].operands[0].value
     element = rng.randrange(program.body[value].numel)
@@ -162,7 +160,6 @@ class Yard:
         self.jobs.append(agreement.job.id)
 
     def duel(self, cheat: Cheat, *, interval: int = INTERVAL, levels: int = 5, forged: bool = True) -> Duel | None:
-        """Off the chain. None if the cheat left no trace in anything committed: then there is nothing to lie about."""
         arena, job = self.arena(interval), self.job(interval, levels)
         agreement = self.market.sign(job)
         # A lie may blow up what follows from it; this trainer wants its reward nevertheless.
@@ -181,7 +178,6 @@ class Yard:
         return Duel(agreement, head, match)
 
     def settle(self, duel: Duel) -> disputes.ChainMatch:
-        """The same moves on the chain."""
         self.open(duel.agreement)
         return disputes.replay_on_chain(self.market, duel.agreement, duel.head, duel.match)
 

@@ -93,7 +93,6 @@ def vectors(precision: int) -> list[tuple[Any, tuple[int, ...]]]:
 
 
 def conforms(*names: str, precision: int = 32) -> int:
-    """Compares those whose names begin like one of these, or all; raises `ConfigurationError`."""
     arithmetic, ran = Arithmetic(precision=precision), 0
     for case, right in vectors(precision):
         if case.name.startswith(names or ("",)):
@@ -156,7 +155,6 @@ def finalizers() -> int:
 
 
 def lost_by(machine: Interpreter, state: State) -> str | None:
-    """The entry that a step names because it is no longer finite."""
     try:
         machine.step(4, state, {})
     except NotFiniteError as error:
@@ -191,7 +189,6 @@ def measure(x, y, h, low, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def arguments(function: MapFunction) -> np.ndarray[Any, Any]:
-    """1,024 f32, at all sizes and next to where arguments are reduced to zero or to the largest rest."""
     least, most = USUAL[function]
     r = np.random.default_rng(1)
     spread = r.uniform(max(least, -(2.0**30)), min(most, 2.0**30), 300)

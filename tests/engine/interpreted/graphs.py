@@ -70,8 +70,6 @@ class Host(TorchFunctionMode):
 
 
 class Recorder(TorchDispatchMode):
-    """Records a step."""
-
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Callable[[], object]] = []
@@ -99,7 +97,6 @@ class Recorder(TorchDispatchMode):
             self._outside.append((memory, memory.clone()))
 
     def _makes(self, result: Any) -> list[Tensor]:
-        """The results in new memory."""
         new = self._new(result)
         self._own += new
         addresses = [memory.data_ptr() for memory in new]
@@ -146,8 +143,6 @@ def _into(made: list[Tensor], again: Any) -> None:
 
 
 class Captures:
-    """In place of `graphs.capture`."""
-
     def __init__(self) -> None:
         self.made: list[Recorder] = []
 
@@ -282,7 +277,6 @@ def is_left_alone(kind: type[Interpreter] = Interpreter) -> int:
 
 
 def fails_alike(kind: type[Interpreter] = Interpreter) -> int:
-    """The step that is no longer finite, and what it names, are the same."""
     made, ends = growing(), []
     for machine in (kind(made.program, Arithmetic()), None):
         with captures():
@@ -461,7 +455,6 @@ MUTANTS: GraphMutants = {
 
 
 def killed() -> dict[str, str]:
-    """What refuted each mutant; one that lives is missing."""
     found = {}
     for name, (module, old, new, check) in MUTANTS.items():
         with tempfile.TemporaryDirectory() as folder:

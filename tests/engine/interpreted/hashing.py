@@ -53,7 +53,6 @@ def drawn(r: random.Random, size: int) -> Tensor:
 
 
 def agrees(seed: int, *sizes: int) -> int:
-    """Tensors of these sizes, hashed together, have the right ids."""
     r = random.Random(seed)
     tensors = {str(n): drawn(r, size) for n, size in enumerate(sizes)}
     found = hashing.identities(tensors)
@@ -131,7 +130,6 @@ def any_sizes() -> int:
 
 
 def within(size: int, check: Callable[[], Any]) -> Callable[[], Any]:
-    """The check with blocks of this size."""
     return mock.patch.dict(hashing.OPTIONS, BLOCK=size)(check)
 
 

@@ -38,8 +38,6 @@ def one_scatter(seed: int, precision: int, style: str) -> Arithmetic:
 
 
 def scatters(examples: int) -> int:
-    """At every precision."""
-
     def holds(seed: int, precision: int) -> int:
         return one_scatter(seed, precision, STYLES[seed % len(STYLES)]).stats.of("scatter_sum").elements
 
@@ -101,7 +99,6 @@ def waits_for_nothing() -> int:
 
 
 def permuted(examples: int) -> int:
-    """Permutations whole, and of large numbers; indices outside."""
     ran = 0
     for n in range(examples):
         r = random.Random(n)
@@ -140,8 +137,6 @@ DRAW_MUTANTS: Mutants = {
 
 
 def within(check: Callable[..., T], *arguments: object) -> Callable[[], T]:
-    """The check with small blocks."""
-
     def run() -> T:
         with (
             mock.patch.dict(scatter.OPTIONS, BLOCK=64),

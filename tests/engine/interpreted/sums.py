@@ -45,7 +45,6 @@ def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
 
 
 def matmul(r: random.Random) -> tuple[Instruction, list[int]]:
-    """A batched product, each operand transposed or not."""
     batch, m, n, k = r.randint(1, 2), r.randint(1, 18), r.randint(1, 18), r.choice([1, 5, 16, 33, 150])
     a = (k, 0, 1) if r.random() < 0.5 else (1, 0, m)
     b = (0, 1, n) if r.random() < 0.5 else (0, k, 1)
@@ -54,7 +53,6 @@ def matmul(r: random.Random) -> tuple[Instruction, list[int]]:
 
 
 def plain(r: random.Random) -> tuple[Instruction, list[int]]:
-    """A sum along rows, along columns, or of everything."""
     rows, columns = r.randint(1, 40), r.choice([3, 40, 300])
     match r.randrange(3):
         case 0:
@@ -76,7 +74,6 @@ def vectors(precision: int) -> list[tuple[Any, tuple[int, ...]]]:
 
 
 def conforms(precision: int = 32, logging: ziv.Logging | None = None) -> Arithmetic:
-    """Compares qualification's vectors; raises `ConfigurationError`."""
     arithmetic = Arithmetic(precision=precision, logging=logging)
     for case, right in vectors(precision):
         qualify._compare(arithmetic, case, right)
@@ -84,12 +81,10 @@ def conforms(precision: int = 32, logging: ziv.Logging | None = None) -> Arithme
 
 
 def counted(precision: int = 32) -> int:
-    """How many elements there were to settle in vectors that conform."""
     return sum(counts.undecided for counts in conforms(precision).stats.kinds.values())
 
 
 def logs() -> int:
-    """Near ties lie within the errors that they claim."""
     logging = ziv.Logging(dict.fromkeys(SumKind, 2.0**33), dict.fromkeys(SumKind, 2))
     return sum(counts.logged for counts in conforms(16, logging).stats.kinds.values())
 
@@ -254,7 +249,6 @@ def decides_long_rows() -> int:
 
 
 def conforms_in_parts() -> int:
-    """Small whole numbers in parts, with and without m and n."""
     x = torch.arange(512.0).remainder(7)
     for i in (
         sum_over((2, 2), (256,), Access(0, 0, (256, 0, 1)), Access(1, 0, (0, 256, 1))),
@@ -433,8 +427,6 @@ MUTANTS: Mutants = {
 
 
 def within(check: Callable[[], Any]) -> Callable[[], Any]:
-    """The check with small blocks."""
-
     def run() -> Any:
         with small():
             return check()

@@ -64,5 +64,4 @@ def play(line: str) -> dict[str, Any]:
 
 
 def play_unwritable(line: str) -> dict[str, Any]:
-    """A result that is no JSON."""
     return {"line": line, "seconds": float("nan")}

@@ -75,8 +75,6 @@ def postgres(folder: Path) -> Iterator[str]:
 
 @dataclass
 class Running:
-    """A hub that serves on a port of this machine."""
-
     url: str
     hub: Hub
     server: uvicorn.Server
@@ -118,7 +116,6 @@ def running(wanted: HubSettings, port: int = 0, *, proxies: str = "", **given: A
 
 
 def post(body: posts.Body, author: PrivateKey, number: int, *, game: Digest | None = None) -> bytes:
-    """The wire of a post about `JOB`."""
     made = posts.Post.of(body, job_id=JOB.id, number=number, sender=author.address, game_id=game)
     return posts.SignedPost.sign(made, DOMAIN, author).encode()
 
@@ -150,13 +147,11 @@ def own_job(key: PrivateKey, trainer: PrivateKey | None = None) -> list[bytes]:
 
 
 def upload(mail: Mail, path: Path) -> Digest:
-    """Bring a whole file to a hub."""
     with path.open("rb", buffering=0) as file:
         return mail.put(file, path.stat().st_size)
 
 
 def download(mail: Mail, root: Digest, size: int, path: Path) -> None:
-    """Complete the file at a path from a hub."""
     path.touch()
     with path.open("r+b", buffering=0) as file:
         mail.get(root, size, file)

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.slow
 
 
 def bodies(there: Town, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]]:
-    """Sender and body of each post of a kind that the hub has."""
     letters, _ = there.drivers["client"].mail.page(0)  # type: ignore[attr-defined]
     return [(letter.post.sender, letter.body) for letter in letters if isinstance(letter.body, kind)]
 
