@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 from tests.chain.duel import Duel, parties, play
-from tests.chain.random_play import logged_duel_job
 from tests.chain.support import events_of, moves_in
+from tests.chain.test_random_play import logged_duel_job
 from tests.parts import slow_except
 from tests.protocol.logged import CHEATS, STEP, Forked, Misled, bits_of, exact_sum, find, random_logs, swapped
 from tests.protocol.runs import Logs, Run, program

@@ -20,8 +20,18 @@ from typing import Final
 
 from tests.contracts import abi
 from tests.contracts.disputes import F32, KINDS, REFUSED, SUMS, Dispute, dispute_of, element, random_dispute
-from tests.contracts.encodings import CODES, any_finish, any_instruction, description, edge_finish, finished
-from tests.contracts.hostile import changed_often, foreign, forged, misrounded
+from tests.contracts.hostile import (
+    CODES,
+    any_finish,
+    any_instruction,
+    changed_often,
+    description,
+    edge_finish,
+    finished,
+    foreign,
+    forged,
+    misrounded,
+)
 from tests.contracts.roundings import any_rounding, edge_instruction
 from tests.contracts.slotted import SOURCES, slotted
 from tests.vectors.inputs import HARD, TRANSCENDENTAL_EDGES

@@ -6,8 +6,15 @@ from fractions import Fraction
 
 import pytest
 
-from tests.tiebreak.incentives.jobs import CHANGED, COSTS, JOB
-from tests.tiebreak.incentives.rules import best_slots, expected_auditor, expected_trainer, stranger_earns
+from tests.tiebreak.incentives.rules import (
+    CHANGED,
+    COSTS,
+    JOB,
+    best_slots,
+    expected_auditor,
+    expected_trainer,
+    stranger_earns,
+)
 from tiebreak.incentives import model
 from tiebreak.incentives.economics import CHEATS, AuditorStrategy, JobEconomics, TrainerStrategy
 
