@@ -170,12 +170,6 @@ def play(duel: Duel, players: dict[Side, Party]) -> None:
     deque(moves(duel.state, players, duel.judge), maxlen=0)
 
 
-def play_until(duel: Duel, players: dict[Side, Party], phase: Phase) -> Move:
-    """To the first state of a phase; returns the move that its mover would make there."""
-    reached = next(played for played in moves(duel.state, players, duel.judge) if played.after.phase is phase)
-    return players[duel.state.mover].move(duel.state, reached.move)
-
-
 def lying_duel(  # type: ignore[no-untyped-def]
     chain: Chain, setting: Setting, step: int, leaf: int, *, levels: int, bend_from: int = 0, **options: int
 ):
