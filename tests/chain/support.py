@@ -26,28 +26,12 @@ RUN = Digest(sha256(b"run").digest())
 OTHER_RUN = Digest(sha256(b"other run").digest())
 
 JOB = Job(
-    client=CLIENT.address,
-    trainer=TRAINER.address,
-    program_root=Digest(sha256(b"program").digest()),
-    body_count=3,
-    state_count=2,
-    data_count=1,
-    initial_state_root=Digest(sha256(b"state").digest()),
-    data_root=Digest(sha256(b"data").digest()),
-    steps=7,
-    checkpoint_interval=3,
-    reward=10 * ETHER,
-    trainer_stake=5 * ETHER + 1,
-    challenger_stake=ETHER,
-    challenge_window=WINDOW,
-    clock=CLOCK,
-    replay_time=0,
-    talk_time=0,
-    audit_time=0,
-    deadline=100_000,
-    descent_levels=1,
-    nonce=0,
-)
+    client=CLIENT.address, trainer=TRAINER.address, program_root=Digest(sha256(b"program").digest()), body_count=3,
+    state_count=2, data_count=1, initial_state_root=Digest(sha256(b"state").digest()),
+    data_root=Digest(sha256(b"data").digest()), steps=7, checkpoint_interval=3, reward=10 * ETHER,
+    trainer_stake=5 * ETHER + 1, challenger_stake=ETHER, challenge_window=WINDOW, clock=CLOCK, replay_time=0,
+    talk_time=0, audit_time=0, deadline=100_000, descent_levels=1, nonce=0,
+)  # fmt: skip
 
 
 def new_chain() -> EmbeddedChain:

@@ -333,17 +333,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "layers": (lambda: nn.Sequential(*(Layer(lambda _, x: x.erfinv()) for _ in range(3))), "2 more places"),
 }  # fmt: skip
 LINELESS = {
-    "scripted",
-    "reentrant",
-    "grown",
-    "late",
-    "first",
-    "trained elsewhere",
-    "backward hook",
-    "momentum",
-    "expanded",
+    "scripted", "reentrant", "grown", "late", "first", "trained elsewhere", "backward hook", "momentum", "expanded",
     "three views",
-}
+}  # fmt: skip
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 
 

@@ -25,29 +25,16 @@ def digest(text: str) -> str:
 def job(name: str, steps: int, interval: int, start: float, end: float) -> results.JobResult:
     losses = tuple(end + (start - end) * math.exp(-4 * s / steps) * (1 + 0.1 * math.sin(s)) for s in range(steps))
     return results.JobResult(
-        name=name,
-        summary="conv-bn-relu-pool twice, dropout, linear",
-        parameters=4282,
-        bodies=431,
-        states=19,
-        steps=steps,
-        checkpoint_interval=interval,
-        program_root=digest(name + "p"),
-        initial_state_root=digest(name + "i"),
-        data_root=digest(name + "d"),
-        job_id=digest(name + "j"),
-        run_root=digest(name + "r"),
-        losses=losses,
-        metric="test accuracy",
-        metric_before=0.0861,
-        metric_after=0.9306,
-        seconds=7.5,
-        plain_seconds=0.5,
+        name=name, summary="conv-bn-relu-pool twice, dropout, linear", parameters=4282, bodies=431, states=19,
+        steps=steps, checkpoint_interval=interval, program_root=digest(name + "p"),
+        initial_state_root=digest(name + "i"), data_root=digest(name + "d"), job_id=digest(name + "j"),
+        run_root=digest(name + "r"), losses=losses, metric="test accuracy", metric_before=0.0861, metric_after=0.9306,
+        seconds=7.5, plain_seconds=0.5,
         rounding=(
             results.RoundingCount(kind="reduce sum", elements=8_123_456, undecided=1234, integers=3, fp64_differs=2),
             results.RoundingCount(kind="map exp", elements=92_160, undecided=0, integers=0, fp64_differs=0),
         ),
-    )
+    )  # fmt: skip
 
 
 WALK = (
@@ -75,25 +62,11 @@ def dispute(title: str, tampered: str, *, honest_trainer: bool = False, on_chain
         for i in range(21)
     )
     return results.DisputeResult(
-        title=title,
-        tampered=tampered,
-        honest_trainer=honest_trainer,
-        job="digits",
-        step=30,
-        instruction=103,
-        operation="reduce sum",
-        origin="head / aten.mm",
-        element=7,
-        committed="0x3f800001",
-        correct="0x3f800000",
-        python=loser,
-        contract=loser if on_chain else None,
-        trainer_delta=0 if honest_trainer else -1_000_000,
-        challenger_delta=-500_000 if honest_trainer else 1_000_000,
-        seconds=1.5,
-        moves=moves,
-        walk=WALK,
-    )
+        title=title, tampered=tampered, honest_trainer=honest_trainer, job="digits", step=30, instruction=103,
+        operation="reduce sum", origin="head / aten.mm", element=7, committed="0x3f800001", correct="0x3f800000",
+        python=loser, contract=loser if on_chain else None, trainer_delta=0 if honest_trainer else -1_000_000,
+        challenger_delta=-500_000 if honest_trainer else 1_000_000, seconds=1.5, moves=moves, walk=WALK,
+    )  # fmt: skip
 
 
 def result() -> results.DemoResult:

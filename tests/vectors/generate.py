@@ -16,9 +16,8 @@ from typing import Any, Final
 from tests.vectors import inputs
 from tests.vectors.instructions import all_cases, evaluate, hex_of
 from tests.vectors.posts import posted
-from tests.vectors.receipts import receipts
 from tests.vectors.rounding import logs, roundings
-from tests.vectors.seats import seats
+from tests.vectors.seats import receipts, seats
 from tests.vectors.snapshots import snapshots
 from tests.vectors.transcendentals import bulk
 from tiebreak.protocol.commitments import records as commitments

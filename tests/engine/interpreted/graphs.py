@@ -414,10 +414,7 @@ GraphMutants = dict[str, tuple[ModuleType, str, str, Callable[[ModuleType], obje
 MUTANTS: GraphMutants = {
     "a number in the graph": (graphs, "self._data, self._before)", "self._data, 0 * self._before + 1)", steps_by),
     "one entry after the other": (
-        graphs,
-        "{name: tensor.clone() for name, tensor in moved",
-        "{name: tensor for name, tensor in moved",
-        steps_by,
+        graphs, "{name: tensor.clone() for name, tensor in moved", "{name: tensor for name, tensor in moved", steps_by,
     ),
     "the host reads the loss": (
         interpreter,
@@ -440,18 +437,12 @@ MUTANTS: GraphMutants = {
         steps_of,
     ),
     "data are finalized in place": (
-        interpreter,
-        "{value} if own else self.given",
-        "{value}",
-        lambda m: is_left_alone(m.Interpreter),
+        interpreter, "{value} if own else self.given", "{value}", lambda m: is_left_alone(m.Interpreter),
     ),
     "sums are not finalized": (
-        interpreter,
-        "if i.dtype != DType.F32 or",
-        "if i.dtype != DType.BOOL or",
-        lambda m: fails_alike(m.Interpreter),
+        interpreter, "if i.dtype != DType.F32 or", "if i.dtype != DType.BOOL or", lambda m: fails_alike(m.Interpreter),
     ),
-}
+}  # fmt: skip
 
 
 def killed() -> dict[str, str]:

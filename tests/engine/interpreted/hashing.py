@@ -136,13 +136,12 @@ def within(size: int, check: Callable[[], Any]) -> Callable[[], Any]:
 SUITE = Suite(
     fast={"short": within(32, moves)},
     slow={
-        "pairs": within(32, pairs),
-        "sizes": within(256, any_sizes),
+        "pairs": within(32, pairs), "sizes": within(256, any_sizes),
         "qualification": within(4096, lambda: qualify._compare_ids(qualify.Arithmetic())),
     },
     mutants=MUTANTS,
     killed=within(32, lambda: killed(MUTANTS, kernels, hashing)),
-)
+)  # fmt: skip
 
 if __name__ == "__main__":
     main(SUITE)

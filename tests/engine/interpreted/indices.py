@@ -150,25 +150,19 @@ def within(check: Callable[..., T], *arguments: object) -> Callable[[], T]:
 
 SUITE = Suite(
     fast={
-        "scatters": within(scatters, 2),
-        "settled": within(settles, 2),
-        "room": within(keeps_to_its_room),
+        "scatters": within(scatters, 2), "settled": within(settles, 2), "room": within(keeps_to_its_room),
         "permuted": within(permuted, 1),
     },
     slow={
-        "scatters": within(scatters, 40),
-        "settled": within(settles, 20),
-        "decided": within(leaves_nothing_open),
-        "no reads": within(waits_for_nothing),
-        "permuted": within(permuted, 20),
-        "hard": within(hard_scatters),
+        "scatters": within(scatters, 40), "settled": within(settles, 20), "decided": within(leaves_nothing_open),
+        "no reads": within(waits_for_nothing), "permuted": within(permuted, 20), "hard": within(hard_scatters),
         "hard, 16 bits": within(hard_scatters, 16),
     },
     mutants={*SCATTER_MUTANTS, *DRAW_MUTANTS},
     killed=within(
         lambda: killed(SCATTER_MUTANTS, scatter_kernels, scatter) | killed(DRAW_MUTANTS, draw_kernels, draws)
     ),
-)
+)  # fmt: skip
 
 if __name__ == "__main__":
     main(SUITE)

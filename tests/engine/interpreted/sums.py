@@ -386,14 +386,12 @@ MUTANTS: Mutants = {
     "twice: the rest has no error": ((("0.0, size * coefficient + ", "0.0, "),), lambda: twice(left=8)),
     "parts left out": ((("range(parts)", "range(1)"),), conforms_in_parts),
     "rows: squares of the last part": (
-        (("size += tl.load(norms + i,", "size = tl.load(norms + i,"),),
-        decides_long_rows,
+        (("size += tl.load(norms + i,", "size = tl.load(norms + i,"),), decides_long_rows,
     ),
     "columns: squares of the last part": ((("other += tl", "other = tl"),), decides_long_rows),
     "digits that overlap": ((("n & 0xFFFFFF", "n & 0x1FFFFFF"),), lambda: settles(5)),
     "slices of half a unit": (
-        (("52 - 298 + 48 * (FIRST + SLICES", "51 - 298 + 48 * (FIRST + SLICES"),),
-        lambda: settles(5),
+        (("52 - 298 + 48 * (FIRST + SLICES", "51 - 298 + 48 * (FIRST + SLICES"),), lambda: settles(5),
     ),
     "slices that keep what was cut": ((("x -= shifted - shift", "x -= 0 * shift"),), lambda: settles(5)),
     "patterns of one step too few": ((("steps.to(tl.int64)", "(steps - 1).to(tl.int64)"),), lambda: settles(5)),
@@ -408,8 +406,7 @@ MUTANTS: Mutants = {
     "twice: the rest is not exact": ((("(2.25 * 2.0**134)", "(2.25 * 2.0**100)"),), lambda: twice(left=0)),
     "one round of the list": ((("parts, tl.num_programs(0)", "parts, count + 1"),), settles_by_one_program),
     "twice: no rest of columns": (
-        (("rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)", "rest += 0"),),
-        lambda: twice(left=0),
+        (("rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)", "rest += 0"),), lambda: twice(left=0),
     ),
     "twice: squares of the last step": ((("squares_x2 += x2", "squares_x2 = x2"),), lambda: twice(left=8)),
     "digits of the last flush": (
@@ -435,31 +432,17 @@ def within(check: Callable[[], Any]) -> Callable[[], Any]:
 
 
 FAST = {
-    "matmul": lambda: property_of(matmul, 2),
-    "plain": lambda: property_of(plain, 2),
-    "extremes": lambda: extremes(3),
+    "matmul": lambda: property_of(matmul, 2), "plain": lambda: property_of(plain, 2), "extremes": lambda: extremes(3),
     "long rows": decides_long_rows,
-}
+}  # fmt: skip
 SLOW = {
-    "hard rows": decides_hard_rows,
-    "views": lambda: views(40),
-    "matmul": lambda: property_of(matmul, 20),
-    "plain": lambda: property_of(plain, 20),
-    "settled": lambda: settles(20),
-    "tails": settles_tails,
-    "extremes": lambda: extremes(20),
-    "decided": leaves_nothing_open,
-    "single terms": rounds_single_terms,
-    "parts": conforms_in_parts,
-    "flushes": flushes,
-    "divided": lambda: divides(20),
-    "twice": lambda: twice(left=0),
-    "twice, few left": lambda: twice(left=8),
-    "no reads": waits_for_nothing,
-    "vectors, small blocks": counted,
-    "near ties": logs,
-    "partial sums": lambda: partial_sums(10),
-}
+    "hard rows": decides_hard_rows, "views": lambda: views(40), "matmul": lambda: property_of(matmul, 20),
+    "plain": lambda: property_of(plain, 20), "settled": lambda: settles(20), "tails": settles_tails,
+    "extremes": lambda: extremes(20), "decided": leaves_nothing_open, "single terms": rounds_single_terms,
+    "parts": conforms_in_parts, "flushes": flushes, "divided": lambda: divides(20), "twice": lambda: twice(left=0),
+    "twice, few left": lambda: twice(left=8), "no reads": waits_for_nothing, "vectors, small blocks": counted,
+    "near ties": logs, "partial sums": lambda: partial_sums(10),
+}  # fmt: skip
 SUITE = Suite(
     fast={name: within(check) for name, check in FAST.items()},
     slow={name: within(check) for name, check in SLOW.items()},
