@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiebreak.engine.arithmetic.c import threads
+from tiebreak.engine.arithmetic.c import sums, threads
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged import journal
@@ -45,6 +45,14 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 def pure(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiled kernels: for what only the pure paths have."""
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+
+
+@pytest.fixture(params=("pure", "compiled") if sums.build().library is not None else ("pure",))
+def kernel(request: pytest.FixtureRequest) -> str:
+    """With the kernels of this machine's compiler, where there is one, and without."""
+    if request.param == "pure":
+        request.getfixturevalue("pure")
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
-from tiebreak.engine.arithmetic.c import progress, sums
+from tiebreak.engine.arithmetic.c import progress
 from tiebreak.engine.arithmetic.plain.settling import decide_outer
 from tiebreak.engine.arithmetic.plan.rounding import Round
 from tiebreak.protocol.errors import ConfigurationError
@@ -35,17 +35,9 @@ from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunctio
 from tiebreak.protocol.program.reference import accumulators
 from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, neighbours, round_sum, sum_kind
 
-KERNELS = ("pure", "compiled") if sums.build().library is not None else ("pure",)
+pytestmark = pytest.mark.usefixtures("kernel")
 ONE, HALF_ULP, SIGN = 0x3F800000, bits_f32(2.0**-24), 0x80000000
 ALL = dict.fromkeys(SumKind, None)
-
-
-@pytest.fixture(autouse=True, params=KERNELS)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test here runs with the kernels of this machine's compiler, where there is one, and without."""
-    if request.param == "pure":
-        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    return str(request.param)
 
 
 def logging(n: int = 2, kappa: float | None = None) -> Logging:
