@@ -49,16 +49,10 @@ def logged_job(
     precision: int = 32, tolerance: int = TOLERANCE, interval: int = INTERVAL, made: Compiled | None = None
 ) -> SignedJob:
     job = draft_job(
-        made or compiled(),
-        steps=STEPS,
-        checkpoint_interval=interval,
-        client=CLIENT.address,
-        trainer=TRAINER.address,
-        terms=Terms(clock=1000),
-        policy=Policy.LOGGED,
-        precision=precision,
+        made or compiled(), steps=STEPS, checkpoint_interval=interval, client=CLIENT.address, trainer=TRAINER.address,
+        terms=Terms(clock=1000), policy=Policy.LOGGED, precision=precision,
         tolerances=pack_tolerances(dict.fromkeys(SumKind, tolerance)),
-    )
+    )  # fmt: skip
     return sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
 
 

@@ -144,16 +144,10 @@ def make_task(
 ) -> Task:
     """A task whose new state after one step shows the gradients. batch: its size, if its examples are rows."""
     settings: dict[str, object] = {
-        "name": "bench",
-        "model": model,
-        "loss": loss_of,
-        "optimizer": SGD(lr=rate),
-        "data": data,
-        "batch": Batch(size=batch, examples=Rows(names=tuple(data))) if isinstance(batch, int) else batch,
-        "steps": 3,
-        "checkpoint_interval": 1,
-        "seed": SEED,
-    }
+        "name": "bench", "model": model, "loss": loss_of, "optimizer": SGD(lr=rate), "data": data,
+        "batch": Batch(size=batch, examples=Rows(names=tuple(data))) if isinstance(batch, int) else batch, "steps": 3,
+        "checkpoint_interval": 1, "seed": SEED,
+    }  # fmt: skip
     return Task(**(settings | changes))  # type: ignore[arg-type]
 
 

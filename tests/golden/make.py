@@ -30,16 +30,11 @@ def make(name: str) -> Expected:
         root = train(run, Arithmetic())
         records = (first_record(made), *run.records())
     expected = Expected(
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        program_root=compiled.program.root.hex(),
-        initial_state_root=state_tree(identities(compiled.state)).root.hex(),
-        data_root=data_tree(identities(compiled.data)).root.hex(),
-        run_root=root,
+        torch=torch.__version__, transformers=transformers.__version__, steps=STEPS, checkpoint_interval=INTERVAL,
+        program_root=compiled.program.root.hex(), initial_state_root=state_tree(identities(compiled.state)).root.hex(),
+        data_root=data_tree(identities(compiled.data)).root.hex(), run_root=root,
         records=tuple((record.step, record.state_root.hex(), record.loss_bits) for record in records),
-    )
+    )  # fmt: skip
     folder = FOLDER / name
     folder.mkdir(exist_ok=True)
     write_program(folder, compiled.program)

@@ -64,20 +64,15 @@ def make_task() -> Task:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
     count = 20
     return Task(
-        name="yard",
-        model=model,
-        loss=classify,
-        optimizer=SGD(lr=0.1, momentum=0.9),
+        name="yard", model=model, loss=classify, optimizer=SGD(lr=0.1, momentum=0.9),
         data={
             "numbers": torch.randn(count, 9, generator=generator),
             "words": torch.randint(0, 7, (count,), generator=generator),
             "labels": torch.randint(0, CLASSES, (count,), generator=generator),
         },
-        batch=Batch(size=BATCH, examples=Rows(names=("numbers", "words", "labels"))),
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        seed=3,
-    )
+        batch=Batch(size=BATCH, examples=Rows(names=("numbers", "words", "labels"))), steps=STEPS,
+        checkpoint_interval=INTERVAL, seed=3,
+    )  # fmt: skip
 
 
 def kind_of(i: Instruction) -> tuple[str, int]:

@@ -19,20 +19,13 @@ def _seats(s: Stream, count: int, pool_length: int) -> dict[str, Any]:
     job_id, root, salt, secret, entropy = (Digest(_drawn(s, 32)) for _ in range(5))
     auditor, seed = Address(_drawn(s, 20)), seed_of(job_id, entropy, secret)
     return {
-        "jobId": hex_of(job_id),
-        "runRoot": hex_of(root),
-        "salt": hex_of(salt),
-        "headCount": str(count),
-        "headSeal": hex_of(head_seal(job_id, count, root, salt)),
-        "auditor": hex_of(auditor),
-        "rootSeal": hex_of(root_seal(job_id, auditor, root, salt)),
-        "secret": hex_of(secret),
-        "nonce": hex_of(nonce_of(secret).to_bytes(32, "big")),
-        "entropy": hex_of(entropy),
-        "seed": hex_of(seed),
+        "jobId": hex_of(job_id), "runRoot": hex_of(root), "salt": hex_of(salt), "headCount": str(count),
+        "headSeal": hex_of(head_seal(job_id, count, root, salt)), "auditor": hex_of(auditor),
+        "rootSeal": hex_of(root_seal(job_id, auditor, root, salt)), "secret": hex_of(secret),
+        "nonce": hex_of(nonce_of(secret).to_bytes(32, "big")), "entropy": hex_of(entropy), "seed": hex_of(seed),
         "poolLength": pool_length,
         "slots": [slot_of(seed, seat, k, pool_length) for seat in range(MAX_SEATS) for k in range(ATTEMPTS)],
-    }
+    }  # fmt: skip
 
 
 def seats() -> dict[str, Any]:

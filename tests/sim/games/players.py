@@ -19,22 +19,15 @@ def result(line: str, **changes: Any) -> dict[str, Any]:
     game = GameLine.parse(line, ADVERSARIES)
     rng = Random(line)
     found: dict[str, Any] = {
-        "line": line,
-        "adversaries": list(game.adversaries),
-        "catches": dict.fromkeys(game.adversaries, "recomputed"),
-        "job_status": "slashed" if game.adversaries else "settled",
-        "false_head": bool(game.adversaries),
-        "watched": True,
-        "seconds": rng.randrange(10**5),
-        "blocks": 9,
-        "faults": {},
-        "violations": [],
+        "line": line, "adversaries": list(game.adversaries), "catches": dict.fromkeys(game.adversaries, "recomputed"),
+        "job_status": "slashed" if game.adversaries else "settled", "false_head": bool(game.adversaries),
+        "watched": True, "seconds": rng.randrange(10**5), "blocks": 9, "faults": {}, "violations": [],
         "parties": [
             party("trainer", "trainer", game.adversaries[0] if game.adversaries else None, wei=-rng.randrange(10**9)),
             party("auditor", "auditor", None, wei=rng.randrange(10**9)),
         ],
         "duels": [duel(rounds=rng.randrange(30))] if game.adversaries else [],
-    }
+    }  # fmt: skip
     return found | changes
 
 

@@ -24,21 +24,12 @@ def seconds(least: int, most: int) -> st.SearchStrategy[int]:
 
 
 GAMES = st.builds(
-    line.GameLine,
-    seed=st.integers(0, line.MAX_SEED),
-    game=st.integers(0, line.MAX_GAME),
+    line.GameLine, seed=st.integers(0, line.MAX_SEED), game=st.integers(0, line.MAX_GAME),
     adversaries=st.sets(st.sampled_from(KNOWN)).map(lambda names: tuple(sorted(names))),
-    workshop=st.sampled_from(line.WORKSHOPS),
-    auditors=st.integers(0, line.MAX_AUDITORS),
-    levels=st.integers(1, 5),
-    reward=wei(),
-    trainer_stake=wei(),
-    challenger_stake=wei(),
-    window=seconds(1, MAX_SECONDS),
-    clock=seconds(1, MAX_GAME_SECONDS // 4),
-    replay=seconds(0, MAX_GAME_SECONDS // 12),
-    rough=st.integers(0, 1),
-)
+    workshop=st.sampled_from(line.WORKSHOPS), auditors=st.integers(0, line.MAX_AUDITORS), levels=st.integers(1, 5),
+    reward=wei(), trainer_stake=wei(), challenger_stake=wei(), window=seconds(1, MAX_SECONDS),
+    clock=seconds(1, MAX_GAME_SECONDS // 4), replay=seconds(0, MAX_GAME_SECONDS // 12), rough=st.integers(0, 1),
+)  # fmt: skip
 
 
 @given(GAMES)
