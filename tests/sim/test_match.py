@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from tests.parts import slow_except
-from tests.sim.yard import CLASSES, Yard, any_cheat
+from tests.sim.yard import CLASSES, Yard, any_cheat, assert_same_end
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.errors import SignatureError, StateError, VerificationError
-from tiebreak.protocol.game.moves import Phase, Select
+from tiebreak.protocol.game.moves import Phase, Select, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.tampering import Cheat, poisoned_label
@@ -59,6 +59,15 @@ def test_the_moves_and_selections_are_those_of_the_game(yard: Yard) -> None:
     last = {state.level: state.below(chosen.index) for state, chosen in match.selections}
     assert (last[Level.RUN], last[Level.STEPS], last[Level.VALUES]) == (1, 1, match.final.leaf)
     assert all(1 <= state.levels <= min(2, state.height) for state, _ in match.selections)
+
+
+def test_a_false_challenge_is_conceded(yard: Yard) -> None:
+    mistake = any_cheat(yard.program, 0, step=5, rng=random.Random(2))
+    match = disputes.challenge_falsely(yard.arena(), mistake, yard.fresh("wrong").name).match
+    assert match.loser is Side.CHALLENGER
+    assert match.final.verdict is not None
+    assert (match.final.step, match.final.leaf, match.final.verdict.reason) == (5, 0, Reason.CONCEDED)
+    assert_same_end(match)
 
 
 # ---------------------------------------------------------------- what is not played

@@ -310,6 +310,14 @@ def test_settings_that_no_machine_has() -> None:
             tiebreak.Machine(**{name: value})
 
 
+def test_a_run_that_diverges_stops(tmp_path: Path) -> None:
+    given = regression(optimizer=tiebreak.SGD(lr=1e30))
+    with pytest.raises(StateError, match="no longer finite"):
+        tiebreak.reproducible(**given).run(progress=False)
+    with pytest.raises(StateError, match="no longer finite"):
+        tiebreak.train(**given, directory=tmp_path / "run", progress=False)
+
+
 def test_names_of_a_stranger_are_checked(tmp_path: Path) -> None:
     run = tiebreak.agree(**regression(), directory=tmp_path)
     for bad in ("", "[" * 100_000, "0.weight", "0.weight\tnowhere\n", "0.weight\tmodel.0.weight\n\n"):
