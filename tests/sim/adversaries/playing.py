@@ -8,7 +8,7 @@ from tiebreak.engine.capture.agreement import Terms, sign_job
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.terms import MAX_GAMES
+from tiebreak.protocol.commitments.terms import MAX_GAMES, pool_bond
 from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Oracle
@@ -24,6 +24,7 @@ CLIENT, TRAINER = (PrivateKey.from_int(n) for n in (11, 12))
 DOMAIN = Domain(chain_id=1, contract=Address(b"\x02" * 20))
 HALF = TERMS.trainer_stake // 2
 RELIEF = min(TERMS.challenger_stake // 2, HALF // MAX_GAMES)
+SEATS = {"seats": 4, "seat_fee": TERMS.reward // 10, "seat_bond": pool_bond(TERMS.reward // 8)}
 
 # ---------------------------------------------------------------- off the chain
 

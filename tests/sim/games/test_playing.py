@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.parts import slow_except
+from tests.sim.counterexamples.keep import KEPT, CounterExample, load_all
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.adversaries.base import Role
 from tiebreak.sim.games import playing
@@ -130,3 +132,11 @@ def test_terms_are_drawn_with_and_without_a_talk() -> None:
     mix = Mix.parse("singles", playing.repertoire())
     talks = [mix.deal(3, game, playing.repertoire()).talk for game in range(40)]
     assert set(talks) == {0, 600, 3600}
+
+
+EXAMPLES = load_all(KEPT)
+
+
+@pytest.mark.parametrize("example", slow_except(EXAMPLES, *EXAMPLES[:2]), ids=lambda example: example.line)
+def test_what_broke_a_promise_once_does_so_no_more(example: CounterExample) -> None:
+    assert playing.play_line(example.line).violations == (), example.cause
