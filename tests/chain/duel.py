@@ -25,7 +25,6 @@ SECRET = b"\x5e" * 32
 
 
 def new_job(setting: Setting, *, levels: int, **options: int):  # type: ignore[no-untyped-def]
-    """A job of its own for one duel."""
     return make_job(setting, CLIENT.address, TRAINER.address, nonce=next(NONCES), levels=levels, **options)
 
 
@@ -58,11 +57,9 @@ class Duel:
         self.compare()
 
     def signers(self) -> dict[Side, PrivateKey]:
-        """Who moves for whom."""
         return {Side.DEFENDER: TRAINER, Side.CHALLENGER: self.signer}
 
     def try_move(self, move: Move) -> bool:
-        """Make a move in both places; whether it was legal, which both must agree on."""
         state = self.state
         signer = self.signers()[state.mover]
         is_legal = self._try(
@@ -87,13 +84,11 @@ class Duel:
         self.chain.pass_until(self.state.earliest)
 
     def judge(self, _state: GameState, move: Move) -> GameState:
-        """Makes a legal move in both places."""
         self.wait()
         assert self.try_move(move), self.contract_refusal
         return self.state
 
     def try_timeout(self) -> bool:
-        """Claim the clock in both places."""
         call = Call.of(tx.ClaimTimeout(game_id=self.id))
         return self._try(lambda: self.chain.send(CLIENT, call), lambda now: game.timeout(self.state, now), None)
 
@@ -139,7 +134,6 @@ class Duel:
     # ------------------------------------------------------------------ what both remember
 
     def compare(self) -> None:
-        """Both places remember the same."""
         ours, theirs = self.state, self.chain.game_state(self.id)
         assert theirs.phase == ours.phase
         self._compare_verdict(theirs)
@@ -169,19 +163,11 @@ class Duel:
 
 
 def parties(defended: Oracle, against: Oracle) -> dict[Side, Party]:
-    """The project's own players, each with its run."""
     return {Side.DEFENDER: Defender(defended), Side.CHALLENGER: Challenger(against, SECRET)}
 
 
 def play(duel: Duel, players: dict[Side, Party]) -> None:
-    """Both sides play to the end."""
     deque(moves(duel.state, players, duel.judge), maxlen=0)
-
-
-def play_until(duel: Duel, players: dict[Side, Party], phase: Phase) -> Move:
-    """To the first state of a phase; returns the move that its mover would make there."""
-    reached = next(played for played in moves(duel.state, players, duel.judge) if played.after.phase is phase)
-    return players[duel.state.mover].move(duel.state, reached.move)
 
 
 def lying_duel(  # type: ignore[no-untyped-def]

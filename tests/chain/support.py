@@ -26,28 +26,12 @@ RUN = Digest(sha256(b"run").digest())
 OTHER_RUN = Digest(sha256(b"other run").digest())
 
 JOB = Job(
-    client=CLIENT.address,
-    trainer=TRAINER.address,
-    program_root=Digest(sha256(b"program").digest()),
-    body_count=3,
-    state_count=2,
-    data_count=1,
-    initial_state_root=Digest(sha256(b"state").digest()),
-    data_root=Digest(sha256(b"data").digest()),
-    steps=7,
-    checkpoint_interval=3,
-    reward=10 * ETHER,
-    trainer_stake=5 * ETHER + 1,
-    challenger_stake=ETHER,
-    challenge_window=WINDOW,
-    clock=CLOCK,
-    replay_time=0,
-    talk_time=0,
-    audit_time=0,
-    deadline=100_000,
-    descent_levels=1,
-    nonce=0,
-)
+    client=CLIENT.address, trainer=TRAINER.address, program_root=Digest(sha256(b"program").digest()), body_count=3,
+    state_count=2, data_count=1, initial_state_root=Digest(sha256(b"state").digest()),
+    data_root=Digest(sha256(b"data").digest()), steps=7, checkpoint_interval=3, reward=10 * ETHER,
+    trainer_stake=5 * ETHER + 1, challenger_stake=ETHER, challenge_window=WINDOW, clock=CLOCK, replay_time=0,
+    talk_time=0, audit_time=0, deadline=100_000, descent_levels=1, nonce=0,
+)  # fmt: skip
 
 
 def new_chain() -> EmbeddedChain:
@@ -65,25 +49,21 @@ def create(chain: Chain, job: Job) -> Call:
 
 
 def offer(chain: Chain, job: Job) -> Digest:
-    """Offer a job."""
     chain.send(CLIENT, create(chain, job))
     return job.id
 
 
 def activate(chain: EmbeddedChain, job: Job) -> Digest:
-    """Offer and accept a job."""
     offer(chain, job)
     chain.send(TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
     return job.id
 
 
 def numbered(nonce: int) -> Job:
-    """The job with another nonce: another id."""
     return replace(JOB, nonce=nonce)
 
 
 def head(chain: EmbeddedChain, job: Job, count: int, run_root: Digest = RUN, key: PrivateKey = TRAINER) -> SignedHead:
-    """A head of the job, signed."""
     return SignedHead.sign(Head(job_id=job.id, count=count, run_root=run_root), chain.domain, key)
 
 
@@ -93,7 +73,6 @@ def events_of(chain: Chain, game_id: Digest | None = None, first_block: int = 0)
 
 
 def moves_in(chain: Chain, game_id: Digest, first_block: int = 0) -> list[Move | None]:
-    """The moves of a game, in order, as the transactions to the board made them."""
     order = dict.fromkeys(event.transaction for event in events_of(chain, game_id, first_block))
     inputs = [bytes(chain._node.web3.eth.get_transaction(Hash32(transaction))["input"]) for transaction in order]
     return [call.move for call in map(Call.decode, inputs) if call.is_move and call.game_id == game_id]

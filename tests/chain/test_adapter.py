@@ -12,15 +12,7 @@ from web3.exceptions import BlockNotFound, ContractLogicError, MethodUnavailable
 
 from tests.chain.support import JOB, RUN, STRANGER
 from tests.protocol.records import any_record
-from tiebreak.protocol.chain import (
-    Chain,
-    ChainError,
-    ContractMismatch,
-    EmbeddedChain,
-    NodeError,
-    Reverted,
-    artifacts,
-)
+from tiebreak.protocol.chain import Chain, ChainError, ContractMismatch, EmbeddedChain, NodeError, Reverted, artifacts
 from tiebreak.protocol.chain.artifacts import BOARD, load_artifact
 from tiebreak.protocol.chain.calls import Call, move_call, read_move
 from tiebreak.protocol.chain.gas import MOST
@@ -38,7 +30,6 @@ GAME = Digest(b"\x0a" * 32)
 
 
 def survives(move: Move) -> bool:
-    """A witness is told from another by what is not zero; digests of things are never zero."""
     witness = getattr(move, "witness", None)
     return witness is None or (any(witness.tensor_id) and any(getattr(witness, "state_root", b"\1")))
 

@@ -38,7 +38,6 @@ def chain(anvil: RunningNode) -> Chain:
 
 @contextmanager
 def mined_by_hand(chain: Chain) -> Iterator[None]:
-    """Blocks are mined when the test asks for them."""
     rpc(chain, "evm_setAutomine", False)
     try:
         yield
@@ -109,7 +108,6 @@ def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
 
 
 def fresh_outbox(chain: Chain, secret: int, **settings: object) -> Outbox:
-    """An outbox of a fresh account."""
     key = PrivateKey.from_int(secret)
     rpc(chain, "anvil_setBalance", "0x" + key.address.hex(), hex(ETHER))
     return Outbox(chain._node, key, **settings)  # type: ignore[arg-type]

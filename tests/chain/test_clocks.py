@@ -1,20 +1,18 @@
-"""Clocks at their edges, and concessions, on the contract and in the Python game at once."""
+"""Clocks at their edges, on the contract and in the Python game at once."""
 
 from dataclasses import replace
 
 import pytest
 
-from tests.chain.duel import Duel, lying_duel, new_job, parties, play_until
-from tests.chain.support import STRANGER, moves_in
+from tests.chain.duel import Duel, lying_duel, new_job, parties
 from tests.chain.tiny import EVERY, Run
 from tests.parts import slow_except
-from tiebreak.protocol.chain import Call, EmbeddedChain, Reverted
-from tiebreak.protocol.game.moves import Concede, Move, Phase
+from tiebreak.protocol.chain import EmbeddedChain
+from tiebreak.protocol.game.moves import Move, Phase
 from tiebreak.protocol.game.rules import Reason
 
-SUB = 24
 SUM = max(k for k, i in enumerate(EVERY.program.body) if i.is_reduction and i.terms > 4)
-"""Leaves of `EVERY`: a map and a long reduction."""
+"""A leaf of `EVERY`, a long reduction."""
 
 
 def at_the_last_second(duel: Duel, move: Move) -> None:
@@ -71,21 +69,3 @@ def test_the_last_second_is_in_time(chain: EmbeddedChain) -> None:
     chain.travel_to(duel.state.deadline)
     assert duel.try_move(parties(Run(EVERY, job), Run(EVERY, job))[duel.state.mover].move(duel.state, None))
     assert min(duel.state.defender_rest, duel.state.challenger_rest) == 0
-
-
-@pytest.mark.parametrize("phase", slow_except([Phase.DESCEND, Phase.PROVE], Phase.PROVE))
-def test_whoever_is_to_move_may_concede(chain: EmbeddedChain, phase: Phase) -> None:
-    duel, players = lying_duel(chain, EVERY, 3, SUB, levels=2)
-    play_until(duel, players, phase)
-    mover = duel.state.mover
-    with pytest.raises(Reverted) as refused:
-        chain.send(STRANGER, Call("concede", (duel.id,)))
-    assert refused.value.name == "NotASide"
-    assert duel.try_move(Concede())
-    verdict = duel.state.verdict
-    assert verdict is not None
-    assert (verdict.winner, verdict.reason) == (mover.other, Reason.CONCEDED)
-    assert moves_in(chain, duel.id, duel.started.block)[-1] == Concede()
-    with pytest.raises(Reverted) as over:
-        chain.send(duel.signers()[mover], Call("concede", (duel.id,)))
-    assert over.value.name == "GameIsOver"

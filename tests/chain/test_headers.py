@@ -17,8 +17,6 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 
 @dataclass(frozen=True)
 class Logging:
-    """A chain with a block that logs something, and the first of the blocks that count here."""
-
     chain: Chain
     first: int
 

@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 from tests.chain.duel import Duel, parties, play
-from tests.chain.random_play import logged_duel_job
 from tests.chain.support import events_of, moves_in
+from tests.chain.test_random_play import logged_duel_job
 from tests.parts import slow_except
 from tests.protocol.logged import CHEATS, STEP, Forked, Misled, bits_of, exact_sum, find, random_logs, swapped
 from tests.protocol.runs import Logs, Run, program
@@ -28,12 +28,10 @@ PLACES = [(step, element) for step in (4, 3, 1) for element in (290, 140, 8, 5, 
 
 
 def duel_about(chain: EmbeddedChain, defended: Oracle, nonce: int = 0) -> Duel:
-    """A duel against the whole run."""
     return Duel(chain, defended, head_count=defended.job.checkpoints, nonce=nonce)
 
 
 def judged(duel: Duel) -> tuple[Side, Reason]:
-    """How a game ended."""
     assert duel.state.verdict is not None
     return duel.state.verdict.winner, duel.state.verdict.reason
 

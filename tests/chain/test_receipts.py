@@ -22,8 +22,6 @@ def logged(nonce: int, **fields: int) -> Job:
 
 
 class Life:
-    """A job on the chain, and what Python makes of its events."""
-
     def __init__(self, chain: EmbeddedChain, job: Job) -> None:
         self.chain = chain
         activate(chain, job)

@@ -33,8 +33,6 @@ ENDED = (JobStatus.SETTLED, JobStatus.SLASHED, JobStatus.ABANDONED)
 
 @dataclass
 class Seated:
-    """A job with seats, as the rules know it."""
-
     job: Job
     secret: bytes
     root: Digest
@@ -132,15 +130,8 @@ class Town:
     @property
     def all(self) -> tuple[Callable[[Seated], None], ...]:
         life = (
-            self.accept,
-            self.cancel,
-            self.seal_head,
-            self.draw,
-            self.seal_root,
-            self.open,
-            self.settle,
-            self.abandon,
-        )
+            self.accept, self.cancel, self.seal_head, self.draw, self.seal_root, self.open, self.settle, self.abandon,
+        )  # fmt: skip
         return (*life, self.slash, self.claim, self.close)
 
     def likely(self, one: Seated) -> tuple[Callable[[Seated], None], ...]:

@@ -1,20 +1,18 @@
 """A game that is talked: states that both sides signed enter the contract, are judged there at once, or convict."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.chain.duel import Duel, lying_duel, new_job
-from tests.chain.support import CHALLENGER, STRANGER, TRAINER
+from tests.chain.support import CHALLENGER, TRAINER
 from tests.chain.tiny import EVERY, Run
 from tests.parts import slow_except
 from tests.protocol.runs import ordinary_element
-from tiebreak.protocol.chain import Call, EmbeddedChain, Outcome, Reverted
+from tiebreak.protocol.chain import Call, EmbeddedChain, Outcome
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.moves import Move, Phase, Prove, Side
-from tiebreak.protocol.game.snapshot import Fork, Snapshot, Standing
+from tiebreak.protocol.game.snapshot import Snapshot, Standing
 from tiebreak.protocol.game.state import GameState, Reason
 from tiebreak.protocol.parties import transactions as tx
 
@@ -91,37 +89,3 @@ def test_a_dispute_that_is_conceded(chain: EmbeddedChain) -> None:
     duel.state = game.concede(duel.state, Side.DEFENDER, receipt.timestamp)
     duel.compare()
     assert duel.started.gas_used + receipt.gas_used < 300_000
-
-
-def test_a_stale_state_and_one_that_comes_too_late(chain: EmbeddedChain) -> None:
-    duel, walk = talked(chain)
-    states = [state for state, _ in walk]
-    late, early = states[6], states[4]
-    chain.send(TRAINER, Call.of(tx.Enter.of(late, sign(duel, CHALLENGER, late))))
-    with pytest.raises(Reverted) as stale:
-        chain.send(TRAINER, Call.of(tx.Enter.of(early, sign(duel, CHALLENGER, early))))
-    assert stale.value.name == "StaleState"
-    assert stale.value.values == {"standing": late.moves, "offered": early.moves}
-    chain.travel_to(duel.started.timestamp + TALK)
-    with pytest.raises(Reverted) as over:
-        chain.send(CHALLENGER, Call.of(tx.Enter.of(states[7], sign(duel, TRAINER, states[7]))))
-    assert over.value.name == "TalkIsOver"
-    duel.state = game.enter(duel.state, late, duel.started.timestamp + 1)
-    assert duel.try_move(walk[6][1]), "the game goes on by moves"
-
-
-def test_a_fork_loses_the_game(chain: EmbeddedChain) -> None:
-    _, walk = talked(chain)
-    state = walk[3][0]
-    other = replace(state, node=bytes(32))
-    first, second = Standing.of(state), Standing.of(other)
-    signatures = [TRAINER.sign(s.digest(chain.domain)) for s in (first, second)]
-    fork = Fork(game_id=first.game_id, sequence=state.moves, first=first.snapshot, first_signature=signatures[0],
-                second=second.snapshot, second_signature=signatures[1])  # fmt: skip
-    fork.verify(chain.domain, TRAINER.address)
-    with pytest.raises(Reverted) as none:
-        chain.send(STRANGER, Call.of(tx.ReportFork(fork=replace(fork, second=fork.first))))
-    assert none.value.name == "NoFork"
-    receipt = chain.send(STRANGER, Call.of(tx.ReportFork(fork=fork)))
-    ended = receipt.event("GameEnded").values
-    assert (ended["verdict"], ended["reason"]) == (Outcome.DEFENDER_LOST, Reason.FORKED)

@@ -65,8 +65,6 @@ FUNCTIONS: Final = Setting(
 
 
 class Run(runs.Run):
-    """One party's run of a setting."""
-
     def __init__(self, setting: Setting, job: Job, tamper: Tamper = honest, first: int = STEPS + 1) -> None:
         super().__init__(job, tamper, first, setting=setting)
 

@@ -15,7 +15,6 @@ _WORDS = [k.to_bytes(32, "big") for k in range(1 << 12)]
 
 
 def word(x: int) -> bytes:
-    """A static number."""
     return _WORDS[x] if x < 1 << 12 else x.to_bytes(32, "big")
 
 
@@ -82,16 +81,13 @@ def _proof(move: Prove) -> bytes:
 
 
 def judge(context: Context, move: Prove) -> bytes:
-    """`judge(context, proof)`."""
     fields = b"".join(v if isinstance(v, bytes) else word(int(v)) for v in context.values)
     return SELECTOR + _tuple([(False, fields), (True, _proof(move))])
 
 
 def describe(instruction: bytes, chunk_root: bytes) -> bytes:
-    """`describe(instruction, chunkRoot)`."""
     return SELECTOR + _tuple([(True, _bytes(instruction)), (False, chunk_root)])
 
 
 def finish(kind: int, rounding: int, accumulator: bytes) -> bytes:
-    """`finish(accumulatorKind, rounding, accumulator)`."""
     return SELECTOR + _tuple([(False, word(kind) + word(rounding)), (True, _bytes(accumulator))])

@@ -8,8 +8,6 @@ ZERO: Final = bytes(32)
 
 
 class Target(IntEnum):
-    """`IReferee.Target`."""
-
     VALUE = 0
     ELEMENT = 1
     TERMS = 2
@@ -39,5 +37,4 @@ class Context:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """As the argument of a call."""
         return tuple(int(v) if isinstance(v, int) else v for v in (getattr(self, name) for name in self.__slots__))

@@ -20,8 +20,18 @@ from typing import Final
 
 from tests.contracts import abi
 from tests.contracts.disputes import F32, KINDS, REFUSED, SUMS, Dispute, dispute_of, element, random_dispute
-from tests.contracts.encodings import CODES, any_finish, any_instruction, description, edge_finish, finished
-from tests.contracts.hostile import changed_often, foreign, forged, misrounded
+from tests.contracts.hostile import (
+    CODES,
+    any_finish,
+    any_instruction,
+    changed_often,
+    description,
+    edge_finish,
+    finished,
+    foreign,
+    forged,
+    misrounded,
+)
 from tests.contracts.roundings import any_rounding, edge_instruction
 from tests.contracts.slotted import SOURCES, slotted
 from tests.vectors.inputs import HARD, TRANSCENDENTAL_EDGES
@@ -126,7 +136,6 @@ def logged(count: int) -> Iterator[Call]:
 
 
 def described(count: int) -> Iterator[Call]:
-    """Instructions, well-formed or not."""
     rng = random.Random("differential/describe")
     for _ in range(count):
         encoded, root = any_instruction(rng), rng.randbytes(32)
@@ -134,7 +143,6 @@ def described(count: int) -> Iterator[Call]:
 
 
 def rounded(name: str, draw: Callable[[random.Random], tuple[Kind, int, bytes]], count: int) -> Iterator[Call]:
-    """Last accumulators, canonical or not; and numbers that are no kind or rounding."""
     rng = random.Random(f"differential/{name}")
     for _ in range(count):
         kind, rounding, encoded = draw(rng)
@@ -172,7 +180,6 @@ def write_calls(directory: Path, name: str, count: int) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Write all files."""
     directory = Path(*arguments)
     directory.mkdir(parents=True, exist_ok=True)
     total = sum(write_scalars(directory, function, SCALARS_OF_A_FUNCTION) for function in MapFunction)

@@ -21,26 +21,14 @@ from tiebreak.protocol.game import proof
 from tiebreak.protocol.game.moves import ChunkOpening, Prove, TensorOpening
 from tiebreak.protocol.game.referee import shared_from
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.accumulator import encode
-from tiebreak.protocol.program.isa import (
-    MAP_SIGNATURES,
-    Access,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-    ReduceFunction,
-    ScatterFunction,
-    WindowFunction,
-    WindowParams,
-    row_major,
-)
 from tiebreak.protocol.program.program import decode_alone, encode_instruction, instruction_digest
 from tiebreak.protocol.program.reference import accumulators, pack, unpack
 from tiebreak.protocol.tags import EMPTY, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree
 
-F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
+F32, I64, BOOL = isa.DType.F32, isa.DType.I64, isa.DType.BOOL
 SLOTS: Final = 3
 REFUSED: Final = "refused"
 DEPTH: Final = 2
@@ -49,9 +37,9 @@ SMALL: Final = replace(
     initial_state_root=EMPTY, data_root=EMPTY,
 )  # fmt: skip
 """A job of which a leaf's verdict needs the roots and the counts."""
-Data = tuple[DType, tuple[int, ...], bytes]
+Data = tuple[isa.DType, tuple[int, ...], bytes]
 """dtype, shape and data of a tensor."""
-Made = tuple[Instruction, list[Data]]
+Made = tuple[isa.Instruction, list[Data]]
 """An instruction and its operands' tensors: operand k reads value k."""
 
 F32_EDGES = (
@@ -60,7 +48,7 @@ F32_EDGES = (
 I64_EDGES = (0, 1, -1, 2, 3, -7, 1 << 24, (1 << 24) + 1, (1 << 53) + 1, (1 << 63) - 1, -(1 << 63), -(1 << 63) + 1)
 
 
-def element(rng: random.Random, dtype: DType) -> int:
+def element(rng: random.Random, dtype: isa.DType) -> int:
     """An element of a dtype; edges, near neighbours and cancelling values are likely."""
     if dtype == BOOL:
         return rng.randrange(2)
@@ -90,7 +78,7 @@ def summands(rng: random.Random, count: int) -> list[int]:
     return [(rng.randrange(low, high) << 23 | rng.getrandbits(23)) | (sign >> k & 1) << 31 for k in range(count)]
 
 
-def tensor(rng: random.Random, dtype: DType, count: int, pool: Sequence[int] = ()) -> Data:
+def tensor(rng: random.Random, dtype: isa.DType, count: int, pool: Sequence[int] = ()) -> Data:
     """A tensor of rank 1 with random elements, of `pool` if given."""
     elements = [rng.choice(pool) if pool else element(rng, dtype) for _ in range(count)]
     return dtype, (count,), pack(dtype, elements)
@@ -114,7 +102,7 @@ class Dispute:
                 return REFUSED
             instruction = decode_alone(self.move.instruction)
             if c.target is Target.VALUE:
-                if instruction.opcode != Opcode.SOURCE:
+                if instruction.opcode != isa.Opcode.SOURCE:
                     return REFUSED
                 place = proof.RecordPlace(root=c.record_root, depth=c.record_depth, position=c.record_position)
                 return proof.judge_source(self.job, instruction, c.step, place, self.move)
@@ -149,13 +137,12 @@ def open_operands(tensors: Sequence[Data], depth: int) -> tuple[bytes, Prove]:
 
 
 def dispute_of(
-    instruction: Instruction,
+    instruction: isa.Instruction,
     tensors: Sequence[Data],
     index: int,
     leaf: int | None = None,
     rounding: int = MAX_PRECISION,
 ) -> Dispute:
-    """An honest dispute about an element, or about a leaf of its accumulator tree. `rounding` is packed."""
     encoded = encode_instruction(instruction)
     body_root, move = open_operands(tensors, DEPTH)
     move = replace(move, instruction=encoded)
@@ -175,7 +162,6 @@ def dispute_of(
 
 
 def at_leaf(dispute: Dispute, chain: Sequence[bytes], leaf: int) -> Dispute:
-    """The dispute at a leaf of the tree over these accumulators."""
     tree = Tree([tagged_hash(Tag.ACCUMULATOR, encoding) for encoding in chain])
     context = replace(dispute.context, target=Target.TERMS, terms_leaf=leaf, accumulator_root=tree.root)
     if leaf == 0:
@@ -184,37 +170,33 @@ def at_leaf(dispute: Dispute, chain: Sequence[bytes], leaf: int) -> Dispute:
     return replace(dispute, context=context, move=replace(dispute.move, previous=chain[leaf - 1], siblings=siblings))
 
 
-def accumulators_of(instruction: Instruction, tensors: Sequence[Data], index: int) -> list[Any]:
-    """The accumulators of one element, from whole tensors."""
+def accumulators_of(instruction: isa.Instruction, tensors: Sequence[Data], index: int) -> list[Any]:
     elements = [unpack(dtype, data) for dtype, _, data in tensors]
     return accumulators(instruction, index, lambda k, where: elements[k][where], [t[0] for t in tensors])
 
 
-SIGNATURES = [(f, row) for f, rows in MAP_SIGNATURES.items() for row in rows]
+SIGNATURES = [(f, row) for f, rows in isa.MAP_SIGNATURES.items() for row in rows]
 
 
-def map_of(function: MapFunction, dtype: DType, arity: int, count: int) -> Instruction:
-    """A function of `map` on whole tensors of `count` elements."""
-    return mapped(function, dtype, (count,), *(Access(k, 0, (1,)) for k in range(arity)))
+def map_of(function: isa.MapFunction, dtype: isa.DType, arity: int, count: int) -> isa.Instruction:
+    return mapped(function, dtype, (count,), *(isa.Access(k, 0, (1,)) for k in range(arity)))
 
 
 def affine(
     rng: random.Random, value: int, dims: Sequence[int], free: Sequence[bool] | None = None
-) -> tuple[Access, int]:
+) -> tuple[isa.Access, int]:
     """A random access over these dims, negative and zero strides included, and the size of tensor that it needs."""
     strides = [rng.randrange(-3, 4) if free is None or free[d] else 0 for d in range(len(dims))]
     reach = [stride * (dim - 1) for stride, dim in zip(strides, dims, strict=True)]
     offset = rng.randrange(3) - sum(r for r in reach if r < 0)
-    return Access(value, offset, tuple(strides)), offset + sum(r for r in reach if r > 0) + 1 + rng.randrange(2)
+    return isa.Access(value, offset, tuple(strides)), offset + sum(r for r in reach if r > 0) + 1 + rng.randrange(2)
 
 
 def shape(rng: random.Random, most: int = 4) -> tuple[int, ...]:
-    """0 to 3 dims of 1 to `most`."""
     return tuple(rng.randrange(1, most + 1) for _ in range(rng.randrange(4)))
 
 
 def random_map(rng: random.Random) -> Made:
-    """Any function of any of its types."""
     function, (types, result) = rng.choice(SIGNATURES)
     dims = shape(rng)
     made = [affine(rng, k, dims) for k in range(len(types))]
@@ -222,9 +204,9 @@ def random_map(rng: random.Random) -> Made:
     return mapped(function, result, dims, *(access for access, _ in made)), tensors
 
 
-def random_reduce(rng: random.Random, function: ReduceFunction, dtype: DType) -> Made:
+def random_reduce(rng: random.Random, function: isa.ReduceFunction, dtype: isa.DType) -> Made:
     """A reduction of this dtype; of floats, sums of values and of products."""
-    is_sum = function in (ReduceFunction.SUM, ReduceFunction.SUM_BF16) and dtype == F32
+    is_sum = function in (isa.ReduceFunction.SUM, isa.ReduceFunction.SUM_BF16) and dtype == F32
     arity = 2 if is_sum and rng.randrange(3) else 1
     dims, reduction = shape(rng, 3), shape(rng)
     made = [affine(rng, k, dims + reduction) for k in range(arity)]
@@ -232,13 +214,13 @@ def random_reduce(rng: random.Random, function: ReduceFunction, dtype: DType) ->
     tensors = [tensor(rng, dtype, size, pool) for _, size in made]
     if is_sum:
         tensors = [(F32, (size,), pack(F32, summands(rng, size))) for _, size in made]
-    result = I64 if function == ReduceFunction.ARGMAX else dtype
+    result = I64 if function == isa.ReduceFunction.ARGMAX else dtype
     return reduced(result, dims, reduction, *(access for access, _ in made), function=function), tensors
 
 
 def random_gather(rng: random.Random) -> Made:
     """Rows, columns and backwards; indices in bounds, next to them and far out."""
-    dtype, dims = rng.choice(list(DType)), shape(rng)
+    dtype, dims = rng.choice(list(isa.DType)), shape(rng)
     (table, size), (index, indices) = affine(rng, 0, dims), affine(rng, 1, dims)
     stride, bound = rng.randrange(-3, 4), rng.randrange(1, 5)
     reach = stride * (bound - 1)
@@ -249,11 +231,11 @@ def random_gather(rng: random.Random) -> Made:
     ]
 
 
-def random_scatter(rng: random.Random, function: ScatterFunction = ScatterFunction.SUM) -> Made:
+def random_scatter(rng: random.Random, function: isa.ScatterFunction = isa.ScatterFunction.SUM) -> Made:
     """One or more matched dims, indices in their box and next to it."""
     dims = (rng.randrange(1, 4), *shape(rng, 3))
     matched = [d == 0 or rng.randrange(2) == 0 for d in range(len(dims))]
-    box = iter(row_major(tuple(dim for d, dim in enumerate(dims) if matched[d])))
+    box = iter(isa.row_major(tuple(dim for d, dim in enumerate(dims) if matched[d])))
     match = tuple(next(box) if m else 0 for m in matched)
     reduction = shape(rng)
     free = [not m for m in matched] + [True] * len(reduction)
@@ -265,30 +247,28 @@ def random_scatter(rng: random.Random, function: ScatterFunction = ScatterFuncti
     ]
 
 
-def random_window(rng: random.Random, function: WindowFunction) -> Made:
+def random_window(rng: random.Random, function: isa.WindowFunction) -> Made:
     """A box with steps, up to one that has a single place."""
-    dtype, dims = rng.choice(list(DType)), shape(rng, 5)
+    dtype, dims = rng.choice(list(isa.DType)), shape(rng, 5)
     lo = tuple(rng.randrange(dim) for dim in dims)
     hi = tuple(rng.randrange(low + 1, dim + 1) for low, dim in zip(lo, dims, strict=True))
     step = tuple(rng.choice((1, 1, 2, 3, 1 << 32)) for _ in dims)
-    fill = int.from_bytes(pack(dtype, [element(rng, dtype)]), "little") if function == WindowFunction.FILL else 0
-    params = WindowParams(lo=lo, hi=hi, step=step, fill=fill)
-    made = [affine(rng, 0, params.extents)] + [affine(rng, 1, dims)] * (function == WindowFunction.ELSE)
+    fill = int.from_bytes(pack(dtype, [element(rng, dtype)]), "little") if function == isa.WindowFunction.FILL else 0
+    params = isa.WindowParams(lo=lo, hi=hi, step=step, fill=fill)
+    made = [affine(rng, 0, params.extents)] + [affine(rng, 1, dims)] * (function == isa.WindowFunction.ELSE)
     operands = (access for access, _ in made)
     found = windowed(dtype, dims, *operands, lo=lo, hi=hi, step=step, fill=fill)
     return found, [tensor(rng, dtype, size) for _, size in made]
 
 
 def random_iota(rng: random.Random) -> Made:
-    """Any offset and strides: it wraps."""
     dims = shape(rng, 5)
     return counted(dims, offset=element(rng, I64), strides=tuple(element(rng, I64) for _ in dims)), []
 
 
 def random_random(rng: random.Random) -> Made:
-    """Any seed, step and stream."""
     dims = shape(rng, 9)
-    operands = [Access(k, rng.randrange(3), (0,) * len(dims)) for k in range(2)]
+    operands = [isa.Access(k, rng.randrange(3), (0,) * len(dims)) for k in range(2)]
     made = drawn(dims, *operands, stream=rng.getrandbits(32))
     return made, [tensor(rng, I64, operand.offset + 1) for operand in operands]
 
@@ -299,7 +279,7 @@ def random_shuffle(rng: random.Random) -> Made:
     power = (1 << rng.randrange(41)) + rng.randrange(-1, 2)
     n = min(max(rng.choice((rng.randrange(1, 20), power, rng.randrange(1 << 40))), 1), 1 << 40)
     (index, size), (epoch, epochs) = affine(rng, 0, dims), affine(rng, 2, dims)
-    seed = Access(1, rng.randrange(2), (0,) * len(dims))
+    seed = isa.Access(1, rng.randrange(2), (0,) * len(dims))
     places = [0, n - 1, n // 2, *(rng.randrange(n) for _ in range(3)), rng.choice((-1, n, I64_EDGES[-2]))]
     made = shuffled(dims, index, seed, epoch, n=n, stream=rng.getrandbits(32))
     return made, [tensor(rng, I64, size, places), tensor(rng, I64, seed.offset + 1), tensor(rng, I64, epochs)]
@@ -307,16 +287,16 @@ def random_shuffle(rng: random.Random) -> Made:
 
 KINDS: dict[str, Callable[[random.Random], Made]] = {
     "map": random_map,
-    "reduce_sum_f32": lambda rng: random_reduce(rng, ReduceFunction.SUM, F32),
-    "reduce_sum_i64": lambda rng: random_reduce(rng, ReduceFunction.SUM, I64),
-    "reduce_sum_bf16": lambda rng: random_reduce(rng, ReduceFunction.SUM_BF16, F32),
-    "reduce_max": lambda rng: random_reduce(rng, ReduceFunction.MAX, rng.choice((F32, I64))),
-    "reduce_argmax": lambda rng: random_reduce(rng, ReduceFunction.ARGMAX, rng.choice((F32, I64))),
+    "reduce_sum_f32": lambda rng: random_reduce(rng, isa.ReduceFunction.SUM, F32),
+    "reduce_sum_i64": lambda rng: random_reduce(rng, isa.ReduceFunction.SUM, I64),
+    "reduce_sum_bf16": lambda rng: random_reduce(rng, isa.ReduceFunction.SUM_BF16, F32),
+    "reduce_max": lambda rng: random_reduce(rng, isa.ReduceFunction.MAX, rng.choice((F32, I64))),
+    "reduce_argmax": lambda rng: random_reduce(rng, isa.ReduceFunction.ARGMAX, rng.choice((F32, I64))),
     "gather": random_gather,
     "scatter_sum": random_scatter,
-    "scatter_sum_bf16": lambda rng: random_scatter(rng, ScatterFunction.SUM_BF16),
-    "window_fill": lambda rng: random_window(rng, WindowFunction.FILL),
-    "window_else": lambda rng: random_window(rng, WindowFunction.ELSE),
+    "scatter_sum_bf16": lambda rng: random_scatter(rng, isa.ScatterFunction.SUM_BF16),
+    "window_fill": lambda rng: random_window(rng, isa.WindowFunction.FILL),
+    "window_else": lambda rng: random_window(rng, isa.WindowFunction.ELSE),
     "iota": random_iota,
     "random": random_random,
     "shuffle": random_shuffle,

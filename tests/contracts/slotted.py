@@ -18,7 +18,6 @@ SOURCES = ("state", "data", "const", "step")
 
 
 def slotted(rng: random.Random, kind: str) -> Dispute:
-    """An honest dispute about a `source` of this kind, or about a "commit"."""
     slot, name = rng.randrange(SLOTS), rng.choice(("w", "layer.0/weight", "~" * 255))
     tensor_digest = rng.randbytes(32)
     position, step = rng.randrange(4), rng.randrange(1, 9)

@@ -9,15 +9,6 @@ from tiebreak.protocol.codec import MAX_NAME_BYTES
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program import isa
-from tiebreak.protocol.program.isa import (
-    DType,
-    MapFunction,
-    Opcode,
-    ReduceFunction,
-    ScatterFunction,
-    SourceKind,
-    WindowFunction,
-)
 from tiebreak.protocol.tags import EMPTY, Tag
 from tiebreak.protocol.trees import empty_root
 
@@ -44,12 +35,12 @@ def registry() -> dict[str, int]:
     limits = ("TERMS_PER_LEAF", "MAX_RANK", "MAX_NUMEL", "MAX_TERMS", "MAX_OPERANDS")
     found = {name: int(getattr(isa, name)) for name in (*limits, "MAX_INSTRUCTION_BYTES")}
     found |= {"MAX_NAME_BYTES": MAX_NAME_BYTES, "CHUNK_BYTES": CHUNK_BYTES, "NAN_BITS": NAN_BITS}
-    for plain in (DType, Opcode, MapFunction):
+    for plain in (isa.DType, isa.Opcode, isa.MapFunction):
         found |= {member.name: int(member) for member in plain}
-    found |= {f"SOURCE_{member.name}": int(member) for member in SourceKind}
-    found |= {f"REDUCE_{member.name}": int(member) for member in ReduceFunction}
-    found |= {"SCATTER_SUM_BF16": int(ScatterFunction.SUM_BF16)}
-    return found | {f"WINDOW_{member.name}": int(member) for member in WindowFunction}
+    found |= {f"SOURCE_{member.name}": int(member) for member in isa.SourceKind}
+    found |= {f"REDUCE_{member.name}": int(member) for member in isa.ReduceFunction}
+    found |= {"SCATTER_SUM_BF16": int(isa.ScatterFunction.SUM_BF16)}
+    return found | {f"WINDOW_{member.name}": int(member) for member in isa.WindowFunction}
 
 
 def test_instruction_set() -> None:

@@ -19,7 +19,6 @@ SOLIDITY = Path(__file__).resolve().parents[2] / "contracts" / "test" / "Differe
 
 
 def types(name: str) -> list[str]:
-    """The argument types of a function of the referee."""
     (entry,) = [e for e in load_artifact(REFEREE).abi if e["type"] == "function" and e["name"] == name]
     return [collapse_if_tuple(dict(argument)) for argument in entry["inputs"]]
 

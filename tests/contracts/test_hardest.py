@@ -36,7 +36,6 @@ def inside(function: MapFunction, x: int) -> bool:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name.lower())
 def test_listed(function: MapFunction, cases: Callable[[int], None]) -> None:
-    """Distances, order, results and enclosures are what the reference says."""
     listed = content(function)
     near = [distance(function, int(line.split()[0], 16)) for line in listed["nearest"]]
     assert listed["nearest"] == [f"0x{n.x:08x} at {n.precision or 'none'}: 2^-{n.distance:.2f}" for n in near]

@@ -27,7 +27,6 @@ LIBRARIES = SOURCES / "libraries" / "transcendental"
 
 @cache
 def contract() -> Any:
-    """The artifact on a fresh in-process chain."""
     artifact = load_artifact("Transcendentals")
     web3 = Web3(EthereumTesterProvider())
     factory = web3.eth.contract(abi=list(artifact.abi), bytecode=artifact.bytecode)
@@ -41,7 +40,6 @@ def evaluate(function: int, bits: int, precision: int) -> int:
 
 
 def literal(file: Path, name: str) -> int:
-    """The value of a constant in a Solidity source."""
     found = re.search(rf"constant {name} =\s*(0x[0-9a-f]+|\d+);", file.read_text("utf-8"))
     assert found, f"no constant {name} in {file.name}"
     return int(found[1], 0)

@@ -30,12 +30,10 @@ EDGE_I64 += [(1 << 60) + (1 << 36), (1 << 60) + (1 << 36) + 1, -((1 << 60) + (1 
 
 
 def bits_f32(value: float) -> int:
-    """The bits of a float that is an f32."""
     return struct.unpack("<I", struct.pack("<f", value))[0]
 
 
 def tensor_of(dtype: DType, elements: Sequence[int], shape: Sequence[int] | None = None) -> torch.Tensor:
-    """A tensor of protocol elements."""
     return from_bytes(pack(dtype, elements), dtype, (len(elements),) if shape is None else tuple(shape))
 
 
@@ -48,7 +46,6 @@ def elements_of(tensor: torch.Tensor) -> list[int]:
 def expected(
     i: Instruction, operands: Sequence[torch.Tensor], step: int = 0, precision: int = MAX_PRECISION
 ) -> list[int]:
-    """What the integer reference says."""
     values = [elements_of(x) for x in operands]
     types = [PROTOCOL_DTYPES[x.dtype] for x in operands]
     return [
@@ -91,7 +88,6 @@ def sum_of(*operands: Sequence[int]) -> Instruction:
 
 
 def product(rows: int, terms: int, columns: int) -> Instruction:
-    """A matrix product of (rows, terms) and (terms, columns)."""
     return sum_over((rows, columns), (terms,), Access(0, 0, (terms, 0, 1)), Access(1, 0, (0, 1, columns)))
 
 
@@ -103,12 +99,10 @@ def matmul(m: int, k: int, n: int, batch: int = 1, *, transposed: tuple[bool, bo
 
 
 def map_of(function: MapFunction, result: DType, shape: tuple[int, ...], *operands: Access) -> Instruction:
-    """An elementwise function."""
     return Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=shape, operands=operands)
 
 
 def sum_over(shape: tuple[int, ...], terms: tuple[int, ...], *operands: Access) -> Instruction:
-    """A sum of one operand, or of products of two."""
     return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=shape, reduction=terms, operands=operands)
 
 
@@ -123,7 +117,6 @@ def extreme_of(
 def scatter_of(
     shape: tuple[int, ...], terms: tuple[int, ...], source: Access, index: Access, match: tuple[int, ...]
 ) -> Instruction:
-    """A `scatter_sum`."""
     params = ScatterParams(match=match)
     return replace(sum_over(shape, terms, source, index), opcode=Opcode.SCATTER_SUM, params=params)
 
@@ -155,7 +148,6 @@ class Maker:
         return Access(operand, lead - low, tuple(strides)), lead + high - low + 1 + self.random.randint(0, 2)
 
     def dims(self, most: int, largest: int) -> tuple[int, ...]:
-        """Some dims."""
         return tuple(self.random.randint(1, largest) for _ in range(self.random.randint(0, most)))
 
     def f32(self, style: str) -> int:
@@ -175,7 +167,6 @@ class Maker:
                 return r.choice(EDGE_F32 + NON_FINITE)
 
     def tensor(self, dtype: DType, size: int, style: str = "any") -> torch.Tensor:
-        """A flat operand."""
         r = self.random
         if dtype == DType.F32:
             return tensor_of(dtype, [self.f32(style) for _ in range(size)])
@@ -188,7 +179,6 @@ STYLES = ["gauss", "ties", "wide", "edge", "any"]
 
 
 def random_reduction(make: Maker, function: ReduceFunction, dtype: DType) -> tuple[Instruction, list[torch.Tensor]]:
-    """A random `reduce` over random views."""
     shape, reduction = make.dims(3, 4), make.dims(3, 5)
     count = make.random.randint(1, 2) if function == ReduceFunction.SUM and dtype == DType.F32 else 1
     style = make.random.choice(STYLES)

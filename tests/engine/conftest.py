@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiebreak.engine.arithmetic.c import threads
+from tiebreak.engine.arithmetic.c import sums, threads
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged import journal
@@ -32,7 +32,6 @@ def agreement(tiny: Compiled) -> SignedJob:
 
 @pytest.fixture
 def new_run(tiny: Compiled, agreement: SignedJob, tmp_path: Path) -> Callable[[str], RunDirectory]:
-    """Makes a run of the tiny job in a fresh directory of this name."""
     return lambda name: logged_cases.new_run(tmp_path / name, agreement, tiny)
 
 
@@ -48,6 +47,14 @@ def pure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
 
 
+@pytest.fixture(params=("pure", "compiled") if sums.build().library is not None else ("pure",))
+def kernel(request: pytest.FixtureRequest) -> str:
+    """With the kernels of this machine's compiler, where there is one, and without."""
+    if request.param == "pure":
+        request.getfixturevalue("pure")
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The finished run of a trainer that flips (`logged_cases.Flipping`), at FP32. Not to be written to."""
@@ -60,5 +67,4 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 @pytest.fixture
 def flipped(trained: RunDirectory, tmp_path: Path) -> RunDirectory:
-    """A copy of it."""
     return RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))

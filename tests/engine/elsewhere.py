@@ -27,8 +27,6 @@ _INEXACT = {aten.exp.default, aten.log.default, aten.tanh.default, aten.erf.defa
 
 
 class Elsewhere(Tensor):
-    """A tensor on that device."""
-
     inner: Tensor
 
     @staticmethod

@@ -40,7 +40,6 @@ FORMS = [
 
 
 def run_chains(seed: int) -> None:
-    """Every chain of a random program."""
     for chain in Interpreter(Writer(seed).program(60), Arithmetic(precision=32 - seed)).chains.values():
         assert isinstance(chain, chains.LaunchedChain)
         read = chain.code.inputs.items()
@@ -48,8 +47,6 @@ def run_chains(seed: int) -> None:
 
 
 class Driver:
-    """What Triton asks of a driver before it launches."""
-
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
@@ -61,7 +58,6 @@ class Driver:
 
 
 def main() -> None:
-    """Compile and print."""
     made = []
 
     def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:

@@ -52,7 +52,6 @@ def row(program: Program) -> list[tuple[int, int]]:
 
 
 def log_of(program: Program, codes: Iterable[tuple[int, Direction]]) -> StepLog:
-    """A log with these codes at these places."""
     places, found = row(program), dict[int, list[tuple[int, bool]]]()
     for place, direction in sorted(codes):
         value, element = places[place]
@@ -61,13 +60,11 @@ def log_of(program: Program, codes: Iterable[tuple[int, Direction]]) -> StepLog:
 
 
 def entries(pairs: Sequence[tuple[int, bool]]) -> Entries:
-    """Entries of one value."""
     elements = np.array([element for element, _ in pairs], dtype=np.int64)
     return Entries(elements, np.array([up for _, up in pairs], dtype=np.bool_))
 
 
 def random_log(program: Program, count: int, seed: int = 0) -> StepLog:
-    """Entries at random places of a program of one logged sum."""
     (value,) = (value for value, body in enumerate(program.body) if sum_kind(body) is not None)
     generator = np.random.default_rng(seed)
     gaps = generator.integers(1, max(2, 9 * program.body[value].numel // (5 * count)), count)
@@ -91,7 +88,6 @@ def programs_and_logs(draw: st.DrawFn) -> tuple[Program, StepLog]:
 
 
 def naive_sparse(data: bytes, program: Program, block: int) -> dict[tuple[int, int], Direction]:
-    """What a sparse encoding says, read byte by byte."""
     places, found, place = row(program), dict[tuple[int, int], Direction](), -1
     count, at = int.from_bytes(data[9:17], "big"), 17
 
@@ -116,7 +112,6 @@ def naive_sparse(data: bytes, program: Program, block: int) -> dict[tuple[int, i
 
 
 def codes_of(log: StepLog) -> dict[tuple[int, int], Direction]:
-    """What a log says."""
     return {
         (value, element): direction for value, found in log.entries.items() for element, direction in found.directions()
     }

@@ -42,42 +42,31 @@ TOLERANCE = 2
 
 @cache
 def compiled() -> Compiled:
-    """The tiny task, over enough steps to see a fork."""
     return compile_task(make_tiny_task(STEPS, INTERVAL))
 
 
 def logged_job(
     precision: int = 32, tolerance: int = TOLERANCE, interval: int = INTERVAL, made: Compiled | None = None
 ) -> SignedJob:
-    """The tiny task (or another) under policy `logged`, one tolerance for all kinds."""
     job = draft_job(
-        made or compiled(),
-        steps=STEPS,
-        checkpoint_interval=interval,
-        client=CLIENT.address,
-        trainer=TRAINER.address,
-        terms=Terms(clock=1000),
-        policy=Policy.LOGGED,
-        precision=precision,
+        made or compiled(), steps=STEPS, checkpoint_interval=interval, client=CLIENT.address, trainer=TRAINER.address,
+        terms=Terms(clock=1000), policy=Policy.LOGGED, precision=precision,
         tolerances=pack_tolerances(dict.fromkeys(SumKind, tolerance)),
-    )
+    )  # fmt: skip
     return sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
 
 
 def new_run(path: Path, agreement: SignedJob, made: Compiled | None = None) -> RunDirectory:
-    """An empty run of a job over the tiny task (or another)."""
     made = made or compiled()
     return RunDirectory.create(path, agreement, made.program, made.state, made.data)
 
 
 def logging_of(job: Job, threshold: float | None = WIDE) -> Logging:
-    """One threshold for all kinds."""
     tolerances = {kind: tolerance_of(job.tolerances, kind) for kind in SumKind}
     return Logging(thresholds=dict.fromkeys(SumKind, threshold), tolerances=tolerances)
 
 
 def machine(job: Job, threshold: float | None = WIDE, permute: int | None = None) -> Interpreter:
-    """An interpreter by the rules of the job."""
     logging = logging_of(job, threshold) if job.is_logged else None
     arithmetic = Arithmetic(permute=permute, precision=job.precision, logging=logging)
     return Interpreter(compiled().program, arithmetic)
@@ -102,7 +91,6 @@ def train(
     run: RunDirectory, threshold: float | None = WIDE, permute: int | None = None, tamper: Tamper = lambda _: None,
     **options: object,
 ) -> bytes:  # fmt: skip
-    """The trainer's run to its end."""
     computer = Tampered(machine(run.job, threshold, permute), tamper)
     return Worker(run, computer, key=TRAINER, logs=LogsInProgress.of(run), **options).work()  # type: ignore[arg-type]
 
@@ -112,19 +100,15 @@ def log_of(run: RunDirectory, step: int) -> StepLog:
 
 
 def published(run: RunDirectory) -> CommittedLogs:
-    """The logs of a run that its last head commits."""
     return CommittedLogs(LogFiles(run), signed_records(run)[0].__getitem__)
 
 
 class Replay(NamedTuple):
-    """A whole audit, and what following the logs gave."""
-
     run: RunDirectory
     report: LogReport
 
 
 def replay(run: RunDirectory, path: Path, threshold: float | None = WIDE, permute: int | None = None) -> Replay:
-    """A whole audit of a run, in a directory of its own."""
     own = new_run(path, run.agreement)
     logs = LogsInProgress(own, published(run).step_log)
     Worker(own, machine(run.job, threshold, permute), logs=logs).work()

@@ -29,8 +29,6 @@ Function = Callable[[Tensor], Tensor | Sequence[Tensor]]
 
 
 class Applied(nn.Module):
-    """A function as a module."""
-
     def __init__(self, function: Function) -> None:
         super().__init__()
         self.function = function
@@ -58,7 +56,6 @@ class Bench(nn.Module):
         return total
 
     def label(self, parameter: str) -> str:
-        """`inputs.3` with the name of module 3."""
         place = next((int(word) for word in parameter.split(".") if word.isdigit()), None)
         return parameter if place is None else f"{self.names[place]} ({parameter})"
 
@@ -77,7 +74,6 @@ class Made(Protocol):
 
 
 def stepped(made: Made, arithmetic: Arithmetic | None = None, **options: bool) -> Iterator[StepResult]:
-    """The results of one step after the other."""
     machine = Interpreter(made.program, arithmetic or Arithmetic())
     state, data = machine.to_device(made.state), machine.place_data(made.data)
     for number in count(1):
@@ -87,12 +83,10 @@ def stepped(made: Made, arithmetic: Arithmetic | None = None, **options: bool) -
 
 
 def nth(steps: int, made: Made, arithmetic: Arithmetic | None = None, **options: bool) -> StepResult:
-    """The result of the last of some steps."""
     return next(islice(stepped(made, arithmetic, **options), steps - 1, None))
 
 
 def run_engine(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
-    """The state after some steps of the interpreter, and the loss."""
     result = nth(steps, compiled)
     return result.state | {"loss": torch.tensor(result.loss)}
 
@@ -133,7 +127,6 @@ def torch_batch(task: Task, program: Program, step: int) -> list[Tensor]:
 
 
 def run_torch(task: Task, program: Program, rate: float, steps: int = 1) -> dict[str, Tensor]:
-    """The same by torch's autograd in FP64."""
     model = copy.deepcopy(task.model).double()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=rate)
     loss = torch.zeros(())
@@ -151,21 +144,14 @@ def make_task(
 ) -> Task:
     """A task whose new state after one step shows the gradients. batch: its size, if its examples are rows."""
     settings: dict[str, object] = {
-        "name": "bench",
-        "model": model,
-        "loss": loss_of,
-        "optimizer": SGD(lr=rate),
-        "data": data,
-        "batch": Batch(size=batch, examples=Rows(names=tuple(data))) if isinstance(batch, int) else batch,
-        "steps": 3,
-        "checkpoint_interval": 1,
-        "seed": SEED,
-    }
+        "name": "bench", "model": model, "loss": loss_of, "optimizer": SGD(lr=rate), "data": data,
+        "batch": Batch(size=batch, examples=Rows(names=tuple(data))) if isinstance(batch, int) else batch, "steps": 3,
+        "checkpoint_interval": 1, "seed": SEED,
+    }  # fmt: skip
     return Task(**(settings | changes))  # type: ignore[arg-type]
 
 
 def same_bits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors whose bytes differ."""
     assert found.keys() == expected.keys()
     return [name for name, t in found.items() if bytes(tensor_bytes(t)) != bytes(tensor_bytes(expected[name]))]
 
@@ -196,7 +182,6 @@ def check_modules(
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """Greatest |found - expected| / max(1, |expected|)."""
     expected = expected.double()
     if not expected.numel():
         return 0.0

@@ -19,14 +19,7 @@ from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.clipping import clipped
-from tiebreak.engine.optimizers.settings import (
-    Adam,
-    AdamW,
-    Clip,
-    NAdam,
-    Optimizer,
-    RAdam,
-)
+from tiebreak.engine.optimizers.settings import Adam, AdamW, Clip, NAdam, Optimizer, RAdam
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
@@ -70,17 +63,14 @@ def nearest(value: Fraction) -> np.float32:
 
 
 def constant(value: float) -> np.float32:
-    """The FP32 number nearest to a float64."""
     return nearest(Fraction(value))
 
 
 def squares(x: F32) -> np.float32:
-    """Exact sum of squares, rounded once."""
     return nearest(sum((Fraction(float(v)) ** 2 for v in x.flatten()), Fraction(0)))
 
 
 def rounded(value: mpmath.mpf) -> np.float32:
-    """The FP32 number nearest to a number of many digits."""
     mantissa, exponent = mpmath.mpf(value).man_exp
     return nearest(Fraction(mantissa) * Fraction(2) ** exponent)
 
@@ -109,7 +99,6 @@ def radam_scalars(o: RAdam, t: int) -> tuple[np.float32, bool]:
 
 
 def total(x: F32) -> np.float32:
-    """Exact sum of numbers that are not negative, rounded once."""
     return nearest(sum((Fraction(float(v)) for v in x.flatten()), Fraction(0)))
 
 
@@ -284,7 +273,6 @@ class Emulation:
 
 
 def drawn(task: Task, compiled: Compiled) -> Iterator[tuple[Tensor, ...]]:
-    """The job's batches in FP64."""
     return (tuple(torch_batch(task, compiled.program, number)) for number in count(1))
 
 

@@ -12,7 +12,6 @@ from tests.source_tree import ROOT
 
 @contextmanager
 def file_size(limit: int) -> Iterator[None]:
-    """No file grows beyond this many bytes: a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:

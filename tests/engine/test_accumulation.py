@@ -26,8 +26,6 @@ from .optimizer_cases import against_torch, drawn
 
 
 class Normed(nn.Module):
-    """A layer, batch norm with its statistics, another layer."""
-
     def __init__(self, norm: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
         self.first = nn.Linear(3, 5)

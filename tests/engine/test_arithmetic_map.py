@@ -21,12 +21,7 @@ from tests.engine.arithmetic_cases import (
     tensor_of,
 )
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.protocol.program.isa import (
-    MAP_SIGNATURES,
-    Access,
-    DType,
-    MapFunction,
-)
+from tiebreak.protocol.program.isa import MAP_SIGNATURES, Access, DType, MapFunction
 
 SIGNATURES = [(f, types, result) for f, found in MAP_SIGNATURES.items() for types, result in found]
 EDGES = {DType.F32: EDGE_F32 + NON_FINITE, DType.I64: EDGE_I64, DType.BOOL: [0, 1]}

@@ -25,7 +25,7 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
-from tiebreak.engine.arithmetic.c import progress, sums
+from tiebreak.engine.arithmetic.c import progress
 from tiebreak.engine.arithmetic.plain.settling import decide_outer
 from tiebreak.engine.arithmetic.plan.rounding import Round
 from tiebreak.protocol.errors import ConfigurationError
@@ -35,17 +35,9 @@ from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunctio
 from tiebreak.protocol.program.reference import accumulators
 from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, neighbours, round_sum, sum_kind
 
-KERNELS = ("pure", "compiled") if sums.build().library is not None else ("pure",)
+pytestmark = pytest.mark.usefixtures("kernel")
 ONE, HALF_ULP, SIGN = 0x3F800000, bits_f32(2.0**-24), 0x80000000
 ALL = dict.fromkeys(SumKind, None)
-
-
-@pytest.fixture(autouse=True, params=KERNELS)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test here runs with the kernels of this machine's compiler, where there is one, and without."""
-    if request.param == "pure":
-        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    return str(request.param)
 
 
 def logging(n: int = 2, kappa: float | None = None) -> Logging:
@@ -53,7 +45,6 @@ def logging(n: int = 2, kappa: float | None = None) -> Logging:
 
 
 def run(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tensor]) -> tuple[list[int], NearTies]:
-    """The result's elements, and what was reported."""
     result, ties = arithmetic.execute_logged(i, operands, 0)
     assert result.shape == i.shape
     assert result.is_contiguous()
@@ -61,7 +52,6 @@ def run(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tensor]
 
 
 def exact_sum(i: Instruction, operands: Sequence[torch.Tensor], at: int) -> Fraction | None:
-    """By the reference's accumulator."""
     values = [elements_of(x) for x in operands]
     types = [DType.F32, DType.I64 if i.opcode == Opcode.SCATTER_SUM else DType.F32]
     last: Accumulator = accumulators(i, at, lambda o, where: values[o][where], types[: len(operands)])[-1]

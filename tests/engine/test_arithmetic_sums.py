@@ -30,7 +30,6 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.c import sums
 from tiebreak.engine.arithmetic.plain.settling import Settler, TermReader, round_pair
 from tiebreak.engine.arithmetic.plain.sums import multiply
 from tiebreak.engine.arithmetic.plan.rounding import Round
@@ -47,15 +46,7 @@ TINY = 1
 NEXT_TO_A_TIE = [ONE, HALF_ULP, TINY, FAR, FAR | SIGN]
 """1 + 2^-24 + 2^-149: above a tie by less than FP64, or doubled precision beside +-2^-98, can tell."""
 PRECISIONS = (16, 17, 23, 24, 25, 31, 32)
-KERNELS = ("pure", "compiled") if sums.build().library is not None else ("pure",)
-
-
-@pytest.fixture(autouse=True, params=KERNELS)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test here runs with the kernels of this machine's compiler, where there is one, and without."""
-    if request.param == "pure":
-        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    return str(request.param)
+pytestmark = pytest.mark.usefixtures("kernel")
 
 
 def guess(settler: Settler, elements: Tensor, reader: TermReader) -> Tensor:
@@ -250,7 +241,6 @@ def test_gaps_are_those_between_neighbours(value: float, precision: int) -> None
 @settings(max_examples=200)
 @given(st.floats(-1e30, 1e30), st.floats(-1e30, 1e30), st.integers(16, 32))
 def test_round_pair(s: float, t: float, precision: int) -> None:
-    """Against rationals."""
     (n, d), (p, q) = s.as_integer_ratio(), t.as_integer_ratio()
     pair = (torch.tensor([x], dtype=torch.float64) for x in (s, t))
     found = elements_of(round_pair(*pair, Round(precision)) + 0.0)[0]

@@ -182,8 +182,6 @@ def share(of: Task) -> float:
 
 
 class Small(nn.Module):
-    """Convolution, embedding, attention and a classifier."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(11, 8)

@@ -37,8 +37,6 @@ X = torch.arange(32.0).reshape(8, 4) / 16 - 1
 
 
 class Layer(nn.Module):
-    """A linear layer and then a function of the module and its result."""
-
     def __init__(self, function: Callable[..., Tensor], **attributes: Any) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
@@ -335,17 +333,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "layers": (lambda: nn.Sequential(*(Layer(lambda _, x: x.erfinv()) for _ in range(3))), "2 more places"),
 }  # fmt: skip
 LINELESS = {
-    "scripted",
-    "reentrant",
-    "grown",
-    "late",
-    "first",
-    "trained elsewhere",
-    "backward hook",
-    "momentum",
-    "expanded",
+    "scripted", "reentrant", "grown", "late", "first", "trained elsewhere", "backward hook", "momentum", "expanded",
     "three views",
-}
+}  # fmt: skip
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 
 

@@ -21,12 +21,7 @@ from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    MapFunction,
-    Opcode,
-)
+from tiebreak.protocol.program.isa import Access, DType, MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 
 NATIVE = chains.kernel() is not None
@@ -142,8 +137,7 @@ def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
 
 @needs_kernel
 @pytest.mark.parametrize(
-    ("name", "taken"),
-    [("ADD_F32", "SUB_F32"), ("MAX_I64", "MIN_I64"), ("LE_F32", "LT_F32"), ("CAST_I64_F32", "COPY4")],
+    ("name", "taken"), [("ADD_F32", "SUB_F32"), ("MAX_I64", "MIN_I64"), ("LE_F32", "LT_F32"), ("CAST_I64_F32", "COPY4")]
 )
 def test_a_wrong_kernel_does_not_qualify(monkeypatch: pytest.MonkeyPatch, name: str, taken: str) -> None:
     arithmetic = Arithmetic()

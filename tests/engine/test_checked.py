@@ -45,7 +45,6 @@ class Fault:
     here: threading.local = field(default_factory=threading.local)
 
     def strike(self, result: Tensor) -> None:
-        """Flips a bit of the first element of a result, if this is the machine and the moment."""
         if self.here.worker == self.worker and self.here.time in self.times and result.numel():
             double = result.dtype == torch.float64
             result.view(-1).view(torch.int64 if double else torch.int32)[0] ^= 1 << (45 if double else 20)
@@ -54,11 +53,7 @@ class Fault:
 FAULTS: dict[str, tuple[type, str, Callable[[Any], list[Tensor]]]] = {
     "a part of a shared sum": (TabledSum, "partial", lambda found: [found.sums]),
     "a sum of its own": (TabledSum, "run", lambda found: [found]),
-    "other arithmetic": (
-        CompiledChain,
-        "run",
-        lambda found: [x for x in found.values() if x.dtype == torch.float32],
-    ),
+    "other arithmetic": (CompiledChain, "run", lambda found: [x for x in found.values() if x.dtype == torch.float32]),
 }
 """Methods whose results get wrong bits, and the tensors of such a result: the last one is struck."""
 
@@ -77,7 +72,6 @@ def inject(fault: Fault, where: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def train(tiny: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPatch) -> list[object]:
-    """Trains until a worker is found wrong; what each worker says."""
     play, here = CheckedInterpreter._play, fault.here
 
     def playing(*given: Any, **more: Any) -> int:

@@ -290,6 +290,8 @@ def test_what_was_dropped_is_computed_again_for_disputes_and_audits(new_run: New
     audited = SegmentAuditor(run, machine, run.records()).audit([2])
     assert audited.fraud is None
     assert audited.checked[-1].checkpoint == 2  # on the way, dropped segments are replayed too
+    with pytest.raises(ConfigurationError, match="below 4"):
+        SegmentAuditor(run, machine, run.records()).audit([4])
 
 
 def test_states_out_of_place_are_not_taken_for_checkpoints(new_run: NewRun) -> None:

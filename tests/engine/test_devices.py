@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,8 +22,13 @@ from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.native import pure_path
+from tiebreak.engine.run.graphs import Reads
+from tiebreak.engine.run.interpreter import loss_bits
 from tiebreak.engine.run.qualify import qualify
+from tiebreak.engine.run.worst import product
 from tiebreak.protocol.commitments.records import state_tree
+from tiebreak.protocol.numbers.float32 import NAN_BITS
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 REAL_STEPS = 20
@@ -62,3 +68,33 @@ class TestOnTheGPU:
         states = (nth(REAL_STEPS, compiled, Arithmetic(device)).state for device in ("cpu", "cuda"))
         one, other = (state_tree(identities(state)).root.hex() for state in states)
         assert one == other
+
+
+def test_what_the_host_reads_is_named() -> None:
+    x = torch.arange(4.0)
+    with Reads() as reads:
+        x.add(1).exp().sum()  # nothing
+        x.index_select(0, torch.tensor([0, 2]))
+        x[x > 1]
+        x[torch.tensor([0, 2])]
+        x.nonzero()
+        x.max().item()
+        x.to(torch.float64)
+        x.to("meta")
+        Arithmetic().execute(product(1, 2, 3, 2).instruction, [torch.ones(6), torch.ones(6)], 0)
+    here = "in elsewhere"
+    assert reads.seen == {f"{name} {here}": 1 for name in ("index", "nonzero", "_local_scalar_dense", "_to_copy")}
+    with Reads() as reads, pure_path():
+        Arithmetic().execute(product(1, 2, 3, 2).instruction, [torch.ones(6), torch.ones(6)], 0)
+    assert {place.split(" in ")[1].split(".")[0] for place in reads.seen} <= {"sums", "settling", "rounding"}
+    assert reads.seen
+
+
+def test_the_loss_is_read_once_and_its_nan_is_canonical() -> None:
+    nans = (0x7F800001, 0xFF800001, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, NAN_BITS)
+    others = (0, 1, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000)
+    with Reads() as reads:
+        for bits_of_it in (*nans, *others):
+            loss = torch.from_numpy(np.array(bits_of_it, dtype=np.uint32).view(np.float32))
+            assert loss_bits(loss) == (NAN_BITS if bits_of_it in nans else bits_of_it)
+    assert reads.seen == {"_local_scalar_dense in interpreter.loss_bits": len(nans) + len(others)}

@@ -30,13 +30,7 @@ from tiebreak.engine.distributed.plan import Plan
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    MapFunction,
-    ReduceFunction,
-    SourceKind,
-)
+from tiebreak.protocol.program.isa import Access, DType, MapFunction, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 
 from .models import test_language
@@ -45,7 +39,6 @@ from .together import Seat, together, train_alone, train_together
 
 @pytest.fixture(autouse=True)
 def least(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even the smallest values are held in shards."""
     monkeypatch.setattr(partition, "LEAST", 1)
 
 

@@ -75,7 +75,6 @@ def cancelled(seed: int, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def right_bits(rows: Sequence[Sequence[float]], precision: int) -> list[int]:
-    """By rationals."""
     sums = (sum(map(Fraction, row), Fraction(0)) * Fraction(2) ** -LEAST for row in rows)
     return [plus_zero(round_f32(n.numerator, LEAST, precision=precision)) for n in sums]
 
@@ -200,7 +199,6 @@ SMALL = (
 
 @cache
 def hostile(case: worst.Case, pattern: worst.Pattern, seed: int) -> tuple[list[Tensor], list[int]]:
-    """Operands, and what the reference says of them."""
     operands = case.operands(pattern, torch.Generator().manual_seed(seed))
     return operands, expected(case.instruction, operands)
 

@@ -124,8 +124,6 @@ def test_one_value_under_a_mask() -> None:
 
 
 class Several(nn.Module):
-    """Four things without an exact form, in four places."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Linear(4, 4), Scaled(torch.special.i0e))

@@ -29,7 +29,6 @@ before has another program, and make the golden runs again with `{COMMAND}`."""
 
 
 def process(module: str, *arguments: str, **variables: str) -> Any:
-    """What a module of tests.golden prints in a process of its own."""
     without = ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")
     return json.loads(printed("-m", f"tests.golden.{module}", *arguments, without=without, **variables))
 

@@ -49,7 +49,6 @@ def compiled(path: Path) -> HashKernel:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[HashKernel]:
-    """What this machine uses, and the portable kernel."""
     portable = tmp_path_factory.mktemp("portable") / "portable.c"
     portable.write_text("#define PORTABLE 1\n" + SOURCE.read_text())
     found = [compiled(SOURCE), compiled(portable)]

@@ -30,7 +30,6 @@ def log_of_segment(run: RunDirectory, checkpoint: int) -> Path:
 
 
 def rewrite(run: RunDirectory, step: int, change: Change) -> None:
-    """Another log of one step, in a file that is whole."""
     checkpoint, job = run.job.checkpoint_of(step), run.job
     first, last = job.first_step(checkpoint), job.last_step(checkpoint)
     logs = {number: log_of(run, number) for number in range(first, last + 1)}
@@ -42,7 +41,6 @@ def rewrite(run: RunDirectory, step: int, change: Change) -> None:
 
 
 def without_first(log: StepLog) -> StepLog:
-    """One value's entries are left out."""
     return StepLog(dict(list(log.entries.items())[1:]))
 
 

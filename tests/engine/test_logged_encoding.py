@@ -6,30 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiebreak.engine.logged import encoding
-from tiebreak.engine.logged.encoding import (
-    BLOCK,
-    HEADER_BYTES,
-    ElementOrder,
-    decode_sparse,
-    encode_sparse,
-    max_sparse_bytes,
-)
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction
 from tiebreak.protocol.program.step_log import StepLog
 
-from .log_cases import (
-    codes_of,
-    entries,
-    log_of,
-    naive_sparse,
-    peak_of,
-    program_of,
-    programs_and_logs,
-    random_log,
-    row,
-)
+from .log_cases import codes_of, entries, log_of, naive_sparse, peak_of, program_of, programs_and_logs, random_log, row
 
 SMALL_BLOCKS = (1, 7, 64)
 
@@ -37,7 +19,7 @@ SMALL_BLOCKS = (1, 7, 64)
 @given(programs_and_logs())
 def test_places_are_the_elements_of_logged_sums_in_program_order(case: tuple[Program, StepLog]) -> None:
     program, log = case
-    places = ElementOrder.of(program)
+    places = encoding.ElementOrder.of(program)
     naive = row(program)
     assert places.total == len(naive)
     assert [(value, e) for value in places.values.tolist() for e in range(program.body[value].numel)] == naive
@@ -47,19 +29,19 @@ def test_places_are_the_elements_of_logged_sums_in_program_order(case: tuple[Pro
     assert dict(places.split(place, up)) == dict(log.entries)
 
 
-@given(programs_and_logs(), st.integers(0, 2**64 - 1), st.sampled_from([*SMALL_BLOCKS, BLOCK]))
+@given(programs_and_logs(), st.integers(0, 2**64 - 1), st.sampled_from([*SMALL_BLOCKS, encoding.BLOCK]))
 def test_sparse_round_trip(case: tuple[Program, StepLog], step: int, block: int) -> None:
     program, log = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "BLOCK", block)
-        data = encode_sparse(log, program, step)
-        found = decode_sparse(data, program, step)
-        limit = max_sparse_bytes(program)
+        data = encoding.encode_sparse(log, program, step)
+        found = encoding.decode_sparse(data, program, step)
+        limit = encoding.max_sparse_bytes(program)
     assert found == log
     found.check(program, step)
     assert naive_sparse(data, program, block) == codes_of(log)
     assert LogTree(program, found).root == LogTree(program, log).root
-    assert HEADER_BYTES <= len(data) <= limit
+    assert encoding.HEADER_BYTES <= len(data) <= limit
 
 
 def test_known_bytes() -> None:
@@ -67,19 +49,19 @@ def test_known_bytes() -> None:
     program = program_of((2, 4, 1))
     log = log_of(program, [(1, Direction.UP), (2, Direction.DOWN), (6, Direction.UP)])
     header = bytes([1]) + (9).to_bytes(8, "big") + (3).to_bytes(8, "big")
-    assert encode_sparse(log, program, 9) == header + bytes([1, 0, 0, 3, 1, 0, 3, 0, 0, 1, 0b10100000])
+    assert encoding.encode_sparse(log, program, 9) == header + bytes([1, 0, 0, 3, 1, 0, 3, 0, 0, 1, 0b10100000])
 
 
 def test_gaps_of_every_width() -> None:
     """Places up to 5 * 2^30: one to five planes."""
     program = program_of((1 << 30,) * 5)
-    values = ElementOrder.of(program).values.tolist()
+    values = encoding.ElementOrder.of(program).values.tolist()
     for width in range(1, 6):
         k, element = divmod(min(256**width, 5 << 30) - 1, 1 << 30)
         log = StepLog({values[k]: entries([(element, True)])})
-        data = encode_sparse(log, program, 1)
-        assert data[HEADER_BYTES] == width
-        assert decode_sparse(data, program, 1) == log
+        data = encoding.encode_sparse(log, program, 1)
+        assert data[encoding.HEADER_BYTES] == width
+        assert encoding.decode_sparse(data, program, 1) == log
 
 
 def test_memory_of_a_long_log_goes_with_its_entries() -> None:
@@ -88,9 +70,12 @@ def test_memory_of_a_long_log_goes_with_its_entries() -> None:
     program = program_of((1 << 20,) * sums)
     one = random_log(program_of((1 << 20,)), each)
     (found,) = one.entries.values()
-    log = StepLog(dict.fromkeys(ElementOrder.of(program).values.tolist(), found))
+    log = StepLog(dict.fromkeys(encoding.ElementOrder.of(program).values.tolist(), found))
     entries_bytes, encoded = 9 * each, list[bytes]()
-    peak = peak_of(lambda: encoded.append(encode_sparse(log, program, 1)))
-    assert peak < 2.2 * len(encoded[0]) + 3 * sums * entries_bytes + 64 * BLOCK
+    peak = peak_of(lambda: encoded.append(encoding.encode_sparse(log, program, 1)))
+    assert peak < 2.2 * len(encoded[0]) + 3 * sums * entries_bytes + 64 * encoding.BLOCK
     # All entries, and once more those of a value, while its pieces are joined.
-    assert peak_of(lambda: decode_sparse(encoded[0], program, 1)) < (sums + 3) * entries_bytes + 64 * BLOCK
+    assert (
+        peak_of(lambda: encoding.decode_sparse(encoded[0], program, 1))
+        < (sums + 3) * entries_bytes + 64 * encoding.BLOCK
+    )

@@ -29,7 +29,6 @@ LOGS = {
 
 
 def log_file(path: Path) -> LogFile:
-    """Of steps 5 to 8."""
     return LogFile(path, PROGRAM, JOB, range(5, 9))
 
 

@@ -40,7 +40,6 @@ CASES = 150
 
 
 def rules(precision: int, tolerance: int) -> SimpleNamespace:
-    """What following needs of a job."""
     packed = pack_tolerances(dict.fromkeys(SumKind, tolerance))
     return SimpleNamespace(precision=precision, tolerances=packed)
 
@@ -57,14 +56,12 @@ def any_threshold(r: random.Random, precision: int, tolerance: int) -> float | N
 
 
 def run(i: Instruction, operands: list[torch.Tensor], arithmetic: Arithmetic, sums: Recorder | Follower) -> list[int]:
-    """One logged sum as an interpreter runs it."""
     result, near = arithmetic.execute_logged(i, operands, STEP - 1)
     sums.settle(0, i, operands, result, near)
     return elements_of(result)
 
 
 def right(i: Instruction, operands: list[torch.Tensor], job: SimpleNamespace, log: StepLog) -> list[int]:
-    """What the reference says, element by element."""
     values, types = [elements_of(x) for x in operands], [PROTOCOL_DTYPES[x.dtype] for x in operands]
     said = dict(log.entries[0].directions()) if 0 in log.entries else {}
     return [
@@ -92,7 +89,6 @@ def off_the_grid(r: random.Random, x: torch.Tensor) -> torch.Tensor:
 
 
 def any_log(r: random.Random, numel: int) -> StepLog:
-    """Entries anywhere, and often none."""
     elements = np.array(sorted(n for n in range(numel) if r.random() < r.choice([0.2, 1])), dtype=np.int64)
     up = np.array([r.random() < 0.5 for _ in elements], dtype=np.bool_)
     return StepLog({0: Entries(elements, up)}) if len(elements) else StepLog()

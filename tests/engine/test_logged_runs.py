@@ -175,9 +175,7 @@ def test_a_log_that_a_record_commits_is_never_written_again(flipped: RunDirector
     assert {path.name: path.read_bytes() for path in (flipped.path / "logs").iterdir()} == before
 
 
-def test_a_trainer_whose_states_are_lost_follows_its_own_log_on_another_machine(
-    flipped: RunDirectory,
-) -> None:
+def test_a_trainer_whose_states_are_lost_follows_its_own_log_on_another_machine(flipped: RunDirectory) -> None:
     for step in range(2 * INTERVAL, STEPS + 1, INTERVAL):
         flipped.state_path(step).unlink()
     expected = records_of(flipped)

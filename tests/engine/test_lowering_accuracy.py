@@ -48,7 +48,6 @@ def _gelu_tanh_slope(x: mpmath.mpf) -> mpmath.mpf:
 
 
 def _deviation(x: mpmath.mpf) -> mpmath.mpf:
-    """Of x, 1 and 0, with layer norm's eps."""
     return mp.sqrt(2 * (x * x - x + 1) / 9 + mp.mpf(2) ** -16)
 
 
@@ -201,7 +200,6 @@ def values_of(compiled: Compiled) -> dict[str, Tensor]:
 
 
 def results(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The function and its gradient as instructions compute them."""
     task = make_task(Elementwise(FUNCTIONS[name][0], x), {"u": torch.zeros(1, 1)}, batch=1)
     state = values_of(compile_task(task))
     return state["model.y"], -state["model.zero"]

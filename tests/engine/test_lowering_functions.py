@@ -158,7 +158,6 @@ def test_images_and_bags(cases: CaseCounter) -> None:
 
 
 def apply(operator: str, x: Tensor, *arguments: object) -> Tensor:
-    """One operator's rule on one tensor, executed by the engine."""
     b = Builder()
     dtypes = {torch.float32: DType.F32, torch.int64: DType.I64, torch.bool: DType.BOOL}
     ref = b.data("x", dtypes[x.dtype], tuple(x.shape))

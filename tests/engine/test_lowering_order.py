@@ -54,7 +54,6 @@ def assert_same(operator: str, *arguments: Any, **named: Any) -> None:
 
 @st.composite
 def tied(draw: st.DrawFn, values: tuple[float, ...] = VALUES) -> tuple[Tensor, int]:
-    """A tensor with ties, and a dim; sometimes of integers."""
     shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
     numbers = draw(st.lists(st.sampled_from(values), min_size=math.prod(shape), max_size=math.prod(shape)))
     x = torch.tensor(numbers).view(shape)

@@ -53,7 +53,6 @@ def limited(compiled: Compiled, share: float = 0.0, permute: int | None = 1) -> 
 def states(
     interpreter: Interpreter, compiled: Compiled, steps: int, donate: Callable[[int], bool] = lambda _: True
 ) -> list[dict[str, Tensor]]:
-    """Copies of the states after each step."""
     state = {name: tensor.clone() for name, tensor in interpreter.to_device(compiled.state).items()}
     data, found = interpreter.place_data(compiled.data), []
     for number in range(1, steps + 1):

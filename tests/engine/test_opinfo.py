@@ -39,7 +39,6 @@ RELATIVE, ABSOLUTE, NOISE = 1e-4, 1e-5, 32.0
 
 @cache
 def operators() -> list[Any]:
-    """torch's `op_db`."""
     # torch imports this package for tests of its own that expect texts; nothing here uses it.
     sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
     from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415 (takes seconds)
@@ -51,8 +50,6 @@ def operators() -> list[Any]:
 
 
 class Sample(nn.Module):
-    """One operator on one sample."""
-
     def __init__(self, op: Callable[..., Any], arguments: Any, trained: int) -> None:
         """trained: the number of float tensors that are parameters."""
         super().__init__()
@@ -68,7 +65,6 @@ class Sample(nn.Module):
                     self.register_buffer(f"other{i}", whole)
 
     def result(self) -> list[Tensor]:
-        """The operator's results."""
         own = dict([*self.named_parameters(), *self.named_buffers()])
         leaves = [own.get(f"float{i}", own.get(f"other{i}", leaf)) for i, leaf in enumerate(self.leaves)]
         wide = any(t.dtype == torch.float64 for t in own.values())
@@ -79,7 +75,6 @@ class Sample(nn.Module):
         return [t for t in tree_flatten(self.op(*args, **kwargs))[0] if isinstance(t, Tensor)]
 
     def expect(self, results: list[Tensor]) -> None:
-        """Makes a buffer for each result."""
         for i, t in enumerate(results):
             if t.numel():
                 self.register_buffer(f"result{i}", torch.zeros(t.shape, dtype=t.dtype))
@@ -172,7 +167,6 @@ def try_sample(op: Any, sample: Any) -> tuple[str, str]:
 
 
 def full_name(op: Any) -> str:
-    """The operator's name with its variant."""
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 

@@ -95,7 +95,6 @@ def expected_settings(optimizer: Optimizer) -> dict[str, tuple[float, float]]:
 
 
 def emulate(job: OptimizerJob) -> Iterator[dict[str, np.ndarray]]:
-    """The state after each step."""
     emulation = Emulation(job.optimizer)
     parameters = {name: p.numpy() for name, p in job.parameters.items()}
     with np.errstate(under="ignore"):
@@ -139,7 +138,6 @@ def test_steps_are_those_of_permuted_sums_and_of_the_integer_reference(name: str
 
 
 def elementwise(optimizer: Optimizer, clip: Clip | None = None) -> int:
-    """Instructions over the whole of a matrix that is trained alone."""
     g = {"w": torch.ones(1, 6, 5)}
     program = OptimizerJob(optimizer, {"w": torch.ones(6, 5)}, g, torch.ones(1), clip).program
     return sum(i.opcode == Opcode.MAP and i.shape == (6, 5) for i in program.body)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.test_arithmetic_sums import guess
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
 from tiebreak.engine.arithmetic.plain import indexing, maps, scatter, sums
-from tiebreak.engine.arithmetic.plain.settling import Settler, TermReader
+from tiebreak.engine.arithmetic.plain.settling import Settler
 from tiebreak.engine.data.tensors import memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.native import EMULATION
@@ -58,9 +59,6 @@ def refused(match: str) -> None:
 
 @pytest.mark.usefixtures("pure")
 def test_without_the_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def guess(settler: Settler, elements: Tensor, reader: TermReader) -> Tensor:
-        return settler.rounded(reader.read(elements, 0, reader.terms).sum(1))
-
     monkeypatch.setattr(Settler, "_exact", guess)
     refused(r"cpu does not compute reduce sum exactly: expected 0x.*operands 0x")
 

@@ -35,8 +35,6 @@ MEAN, SPREAD = torch.tensor([-2.0, 0.5, 3.0]), torch.tensor([0.25, 1.0, 7.0])
 
 
 class Drawing(nn.Module):
-    """Keeps what it draws in a buffer, and lets the loss depend on it."""
-
     def __init__(self, draw: Callable[[], Tensor]) -> None:
         super().__init__()
         self.draw = draw
@@ -190,8 +188,6 @@ def test_draws_without_a_form_are_refused(name: str) -> None:
 
 def test_gradients_flow_through_what_is_made_of_draws() -> None:
     class Variational(nn.Module):
-        """A variational autoencoder with noise on its input, and a mask of a random permutation."""
-
         def __init__(self) -> None:
             super().__init__()
             self.encode, self.decode = nn.Linear(6, 4), nn.Linear(2, 6)

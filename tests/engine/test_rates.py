@@ -15,7 +15,6 @@ SIZES = [(1, 0), (2, 0), (2, 1), (7, 3), (40, 9), (41, 40)]
 
 
 def torchs(steps: int, make: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]) -> list[float]:
-    """The factors that one of torch's schedulers gives."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler, found = make(optimizer), []
     for _ in range(steps):

@@ -31,7 +31,6 @@ def bits(tensor: Tensor) -> list[int]:
 
 
 def result_of(function: Callable[[Tensor], Tensor], x: Tensor) -> list[int]:
-    """Bits of an operation's result after one step of the captured program."""
     task = make_task(Elementwise(lambda v: function(v).detach() + 0 * v, x), {"unused": torch.zeros(1, 1)}, 1)
     return bits(run_engine(compile_task(task))["model.y"])
 

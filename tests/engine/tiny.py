@@ -26,13 +26,6 @@ def make_tiny_task(steps: int = 12, interval: int = 3) -> Task:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     data = {"x": torch.randn(20, 5, generator=generator), "y": torch.randint(0, 3, (20,), generator=generator)}
     return Task(
-        name="tiny",
-        model=model,
-        loss=classify,
-        optimizer=SGD(lr=0.1, momentum=0.9),
-        data=data,
-        batch=Batch(size=4, examples=Rows(names=("x", "y"))),
-        steps=steps,
-        checkpoint_interval=interval,
-        seed=3,
-    )
+        name="tiny", model=model, loss=classify, optimizer=SGD(lr=0.1, momentum=0.9), data=data,
+        batch=Batch(size=4, examples=Rows(names=("x", "y"))), steps=steps, checkpoint_interval=interval, seed=3,
+    )  # fmt: skip

@@ -36,8 +36,6 @@ class Table:
 
 @dataclass
 class Seat:
-    """One worker's end of the table."""
-
     table: Table
     worker: int
 

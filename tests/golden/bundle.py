@@ -44,27 +44,21 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """One golden run."""
-
     name: str
     program: Program
     expected: Expected
 
     def state(self) -> dict[str, bytes]:
-        """The initial state, as tensor data by name."""
         return _tensor_data(FOLDER / self.name / "state.safetensors")
 
     def data(self) -> dict[str, bytes]:
-        """The job's data, as tensor data by name."""
         return _tensor_data(FOLDER / self.name / "data.safetensors")
 
     def state_root(self, state: Mapping[str, bytes]) -> Digest:
-        """The root of a state of this program."""
         spec = self.program.state_spec()
         return state_tree({name: identify(*spec[name], state[name]) for name in spec}).root
 
     def data_root(self, data: Mapping[str, bytes]) -> Digest:
-        """The root of data of this program."""
         spec = self.program.data_spec()
         return data_tree({name: identify(*spec[name], data[name]) for name in spec}).root
 

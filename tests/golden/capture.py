@@ -12,7 +12,6 @@ from tiebreak.protocol.commitments.records import data_tree, state_tree
 
 
 def roots(name: str) -> dict[str, str]:
-    """Program, initial state and data."""
     compiled = compile_task(make_task(name))
     return {
         "program_root": compiled.program.root.hex(),
@@ -22,7 +21,6 @@ def roots(name: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Of the names on the command line."""
     found = {name: roots(name) for name in sys.argv[1:]}
     capability = torch.backends.cpu.get_cpu_capability()
     sys.stdout.write(json.dumps({"roots": found, "capability": capability}) + "\n")

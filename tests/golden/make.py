@@ -23,7 +23,6 @@ from tiebreak.protocol.commitments.records import data_tree, state_tree
 
 
 def make(name: str) -> Expected:
-    """Captures, trains and writes one golden run."""
     compiled = compile_task(make_task(name))
     made = Inputs(compiled.program, compiled.state, compiled.data)
     with tempfile.TemporaryDirectory() as scratch:
@@ -31,16 +30,11 @@ def make(name: str) -> Expected:
         root = train(run, Arithmetic())
         records = (first_record(made), *run.records())
     expected = Expected(
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        program_root=compiled.program.root.hex(),
-        initial_state_root=state_tree(identities(compiled.state)).root.hex(),
-        data_root=data_tree(identities(compiled.data)).root.hex(),
-        run_root=root,
+        torch=torch.__version__, transformers=transformers.__version__, steps=STEPS, checkpoint_interval=INTERVAL,
+        program_root=compiled.program.root.hex(), initial_state_root=state_tree(identities(compiled.state)).root.hex(),
+        data_root=data_tree(identities(compiled.data)).root.hex(), run_root=root,
         records=tuple((record.step, record.state_root.hex(), record.loss_bits) for record in records),
-    )
+    )  # fmt: skip
     folder = FOLDER / name
     folder.mkdir(exist_ok=True)
     write_program(folder, compiled.program)
@@ -51,7 +45,6 @@ def make(name: str) -> Expected:
 
 
 def main() -> None:
-    """Make all of them, or those named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "names", nargs="*", choices=(*NAMES, []), default=[], metavar="NAME", help="all if none is given"

@@ -67,18 +67,10 @@ def images(count: int = 20, size: int = 12) -> dict[str, Tensor]:
 def _task(name: str, dropout: bool) -> Task:
     model, loss, optimizer, data, examples, clip = _PARTS[name](0.1 if dropout else 0.0)
     return Task(
-        name=name,
-        model=model,
-        loss=loss,
-        optimizer=optimizer,
-        data=data,
-        batch=Batch(size=4, examples=examples),
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        schedule=warmup_linear(STEPS, warmup=4, floor=0.1),
-        clip=clip,
+        name=name, model=model, loss=loss, optimizer=optimizer, data=data, batch=Batch(size=4, examples=examples),
+        steps=STEPS, checkpoint_interval=INTERVAL, schedule=warmup_linear(STEPS, warmup=4, floor=0.1), clip=clip,
         seed=7,
-    )
+    )  # fmt: skip
 
 
 Parts = tuple[nn.Module, Callable[..., Tensor], SGD | AdamW, dict[str, Tensor], Examples, Clip | None]
@@ -143,6 +135,5 @@ _PARTS: dict[str, Callable[[float], Parts]] = {
 
 
 def make_task(name: str, *, dropout: bool = True) -> Task:
-    """The task of a golden run."""
     with torch.random.fork_rng(devices=[]):
         return _task(name, dropout)

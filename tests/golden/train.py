@@ -37,7 +37,6 @@ class Inputs:
 
 
 def inputs(name: str) -> Inputs:
-    """What a bundle holds."""
     bundle = load(name)
     state, data = bundle.state(), bundle.data()
     return Inputs(
@@ -48,7 +47,6 @@ def inputs(name: str) -> Inputs:
 
 
 def make_run(path: Path, made: Inputs) -> RunDirectory:
-    """A run of `STEPS` steps."""
     job = job_over(made.program, identities(made.state), identities(made.data), steps=STEPS, interval=INTERVAL)
     digest = job.digest(DOMAIN)
     signed = SignedJob(
@@ -63,7 +61,6 @@ def train(run: RunDirectory, arithmetic: Arithmetic, until: int | None = None) -
 
 
 def first_record(made: Inputs, arithmetic: Arithmetic | None = None) -> StepRecord:
-    """The record after step 1."""
     machine = Interpreter(made.program, Arithmetic() if arithmetic is None else arithmetic)
     result = machine.step(1, machine.to_device(made.state), machine.to_device(made.data))
     return make_record(1, result.state, result.loss_bits)

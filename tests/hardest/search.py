@@ -26,15 +26,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tiebreak.protocol.numbers import transcendental
 from tiebreak.protocol.numbers.float32 import decode
-from tiebreak.protocol.numbers.transcendental import (
-    Estimate,
-    _erf_estimate,
-    _exp_estimate,
-    _log_estimate,
-    _sine_estimate,
-    _tanh_estimate,
-)
 from tiebreak.protocol.program.isa import MapFunction
 from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS as FUNCTIONS
 
@@ -77,20 +70,20 @@ class Near(NamedTuple):
     """At which of 24 to 32 bits the boundary is a tie; 0 if at none, being a number of all these formats."""
 
 
-def estimate(function: MapFunction, x: int, bits: int = _BITS) -> Estimate:
+def estimate(function: MapFunction, x: int, bits: int = _BITS) -> transcendental.Estimate:
     """The magnitude of f(x), by as many working bits, for x inside the ranges."""
     n, e = decode(x)
     match function:
         case MapFunction.EXP:
-            return _exp_estimate(n, e, bits)
+            return transcendental._exp_estimate(n, e, bits)
         case MapFunction.LOG:
             shift = 24 - n.bit_length()
-            return _log_estimate(n << shift, e - shift + 23, bits)
+            return transcendental._log_estimate(n << shift, e - shift + 23, bits)
         case MapFunction.TANH:
-            return _tanh_estimate(n, e, bits)
+            return transcendental._tanh_estimate(n, e, bits)
         case MapFunction.ERF:
-            return _erf_estimate(n, e, bits)
-    return _sine_estimate(n, e, bits, int(function == MapFunction.COS))[0]
+            return transcendental._erf_estimate(n, e, bits)
+    return transcendental._sine_estimate(n, e, bits, int(function == MapFunction.COS))[0]
 
 
 def _magnitude(function: MapFunction, x: int) -> Fraction:
@@ -131,7 +124,6 @@ def _pieces(function: MapFunction) -> Iterator[tuple[int, int]]:
 
 
 def _run(program: Path, function: MapFunction, piece: tuple[int, int]) -> tuple[list[int], int, int]:
-    """The patterns that the filter keeps, how many it tried, and the one with the least magnitude."""
     command = [str(program), function.name.lower(), *(f"{bits:08x}" for bits in piece)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")
     words = lines[-2].split()
@@ -210,7 +202,6 @@ def compile_filter(folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the file; 1 if it differs."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.hardest.search", description="The hardest arguments to round."
     )

@@ -41,7 +41,6 @@ def check_length(end: GameState) -> None:
 
 
 def tree_over(encoded: Sequence[bytes]) -> AccumulatorTree:
-    """The accumulator tree over encoded accumulators."""
     starts = range(0, len(encoded), BLOCK_LEAVES)
     blocks = [b"".join(encoded[start : start + BLOCK_LEAVES]) for start in starts]
     return AccumulatorTree(len(encoded), blocks.__getitem__)

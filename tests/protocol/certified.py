@@ -24,7 +24,6 @@ def root(text: str) -> Digest:
 
 
 def tensors(count: int) -> dict[str, Digest]:
-    """Ids of the tensors in a file, by their names."""
     return {f"layers.{n}.weight": root(f"tensor {n}") for n in range(count)}
 
 

@@ -32,7 +32,6 @@ SUMS = {leaf: kind for leaf, i in enumerate(program().body) if (kind := sum_kind
 
 
 def entries(directions: dict[int, Direction]) -> Entries:
-    """What a log says of one value, by element."""
     elements, codes = zip(*sorted(directions.items()), strict=True)
     up = [code == Direction.UP for code in codes]
     return Entries(np.array(elements, dtype=np.int64), np.array(up, dtype=np.bool_))
@@ -57,7 +56,6 @@ def random_logs(seed: int, share: float = 0.4) -> Logs:
 
 
 def logged_job(*, levels: int = 2, interval: int = 2, precision: int = PRECISION, tolerances: int = TOLERANCES) -> Job:
-    """A job of policy `logged`."""
     return make_job(levels=levels, interval=interval, precision=precision, tolerances=tolerances)
 
 
@@ -76,12 +74,10 @@ def neighbours_of(run: Run, step: int, leaf: int, element: int) -> tuple[int, bo
 
 
 def bits_of(run: Run, step: int, leaf: int, element: int) -> int:
-    """The element as the run has it."""
     return int.from_bytes(run.tensor(step, leaf)[4 * element : 4 * element + 4], "little")
 
 
 def nearest_bits(run: Run, step: int, leaf: int, element: int) -> int:
-    """What the element would be without a log."""
     held = exact_sum(run, step, leaf, element)
     assert held is not None
     i, job = program().body[leaf], run.job
@@ -148,7 +144,6 @@ class Place:
 
     @property
     def wrong(self) -> int:
-        """The other neighbour of the sum, with its sign."""
         d, _ = neighbours_of(self.run, self.step, self.leaf, self.element)
         return (d if self.right & 0x7FFFFFFF != d else d + STEP) | self.right & 0x80000000
 
@@ -162,7 +157,6 @@ class Place:
         return wrong not in (right, 0) and (self.code != Direction.NONE) == entry and tempts
 
     def misled(self, bits: int, *, bent: bool = False) -> Misled:
-        """The run of somebody who claims these bits here."""
         return Misled(self.run.job, self.run.logs, self.step, self.leaf, self.element, bits, bent=bent)
 
 

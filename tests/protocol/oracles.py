@@ -9,7 +9,6 @@ SIGN = 0x80000000
 
 
 def value(bits: int) -> Fraction:
-    """The exact value of a finite f32."""
     sign = -1 if bits >> 31 else 1
     exponent, fraction = bits >> 23 & 255, bits & 0x7FFFFF
     assert exponent < 255

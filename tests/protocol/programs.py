@@ -99,7 +99,6 @@ def every_kind() -> Program:
 
 
 def initial_state() -> dict[str, bytes]:
-    """Finite weights of moderate size and a mask."""
     stream = Stream("programs/state")
     w = [stream.bits(1) << 31 | (118 + stream.below(12)) << 23 | stream.bits(23) for _ in range(ROWS * WIDTH)]
     return {"mask": bytes(stream.bits(1) for _ in range(WIDTH)), "w": pack(F32, w)}

@@ -56,7 +56,6 @@ Tamper = Callable[[int, int, bytes], bytes]
 
 
 def honest(step: int, leaf: int, data: bytes) -> bytes:
-    """No change."""
     return data
 
 
@@ -80,12 +79,10 @@ EVERY = Setting("every", every_kind(), initial_state(), job_data())
 
 
 def program() -> Program:
-    """The program with every kind of instruction."""
     return EVERY.program
 
 
 def make_job(*, setting: Setting = EVERY, **options: int | None) -> Job:
-    """A job on the program, with the options of `job_over`."""
     return job_over(setting.program, setting.state_ids(setting.start), setting.data_ids(), **options)  # type: ignore[arg-type]
 
 
@@ -103,31 +100,13 @@ def job_over(
 ) -> Job:
     """A job on any program, by the ids of its initial state and data; with tolerances, of policy `logged`."""
     return Job(
-        client=CLIENT.address,
-        trainer=TRAINER.address,
-        program_root=program.root,
-        body_count=len(program.body),
-        state_count=len(program.commits),
-        data_count=len(program.data_slots),
-        initial_state_root=state_tree(state).root,
-        data_root=data_tree(data).root,
-        steps=steps,
-        checkpoint_interval=interval,
-        policy=int(Policy.EXACT if tolerances is None else Policy.LOGGED),
-        precision=precision,
-        tolerances=tolerances or 0,
-        reward=10,
-        trainer_stake=20,
-        challenger_stake=5,
-        challenge_window=1000,
-        clock=CLOCK,
-        replay_time=REPLAY,
-        talk_time=0,
-        audit_time=0,
-        deadline=100_000,
-        descent_levels=levels,
-        nonce=nonce,
-    )
+        client=CLIENT.address, trainer=TRAINER.address, program_root=program.root, body_count=len(program.body),
+        state_count=len(program.commits), data_count=len(program.data_slots), initial_state_root=state_tree(state).root,
+        data_root=data_tree(data).root, steps=steps, checkpoint_interval=interval,
+        policy=int(Policy.EXACT if tolerances is None else Policy.LOGGED), precision=precision,
+        tolerances=tolerances or 0, reward=10, trainer_stake=20, challenger_stake=5, challenge_window=1000, clock=CLOCK,
+        replay_time=REPLAY, talk_time=0, audit_time=0, deadline=100_000, descent_levels=levels, nonce=nonce,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -155,14 +134,12 @@ class Logs:
         self.tree = cache(self._make_tree)
 
     def of(self, step: int) -> StepLog:
-        """The log of a step."""
         return self._steps.get(step, StepLog())
 
     def _make_tree(self, step: int) -> LogTree:
         return LogTree(program(), self.of(step))
 
     def segment(self, job: Job, checkpoint: int) -> Tree:
-        """The logs tree of a checkpoint's segment."""
         steps = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
         return logs_tree([self.tree(step).root for step in steps])
 
@@ -189,7 +166,6 @@ class Run:
         self._value_trees: dict[int, Tree] = {}
 
     def computed(self, step: int) -> Computed:
-        """The values of a step."""
         job, honest_steps = self.job, self.logs.computed if self.job.is_logged else _HONEST
         known = honest_steps if step < self._first else self._steps
         key = (self.setting.name, job.precision, job.tolerances, step)
@@ -198,7 +174,6 @@ class Run:
         return known[key]
 
     def state(self, step: int) -> Mapping[str, bytes]:
-        """The state after a step."""
         return self.setting.start if step == 0 else self.computed(step).state
 
     def _compute(self, step: int) -> Computed:
@@ -220,7 +195,6 @@ class Run:
         return Computed(tuple(values), state)
 
     def directions(self, step: int, leaf: int) -> dict[int, Direction]:
-        """What the step's log says of a value, by element."""
         entries = self.logs.of(step).entries.get(leaf)
         return {} if entries is None else dict(entries.directions())
 
@@ -236,7 +210,6 @@ class Run:
         return replace(plain, log_root=self.log_root(step)) if self.job.is_logged else plain
 
     def log_root(self, step: int) -> Digest:
-        """The root of the logs of a step's segment."""
         return self.logs.segment(self.job, self.job.checkpoint_of(step)).root
 
     def log_tree(self, step: int) -> LogTree:
@@ -292,7 +265,6 @@ class Run:
         return [encode(a) for a in accumulators(i, index, lambda operand, where: operands[operand][where], types)]
 
     def head(self, count: int | None = None) -> SignedHead:
-        """A signed head of the run."""
         count = self.job.checkpoints if count is None else count
         head = Head(job_id=self.job.id, count=count, run_root=self.run_tree(count).root)
         return SignedHead.sign(head, DOMAIN, TRAINER)
@@ -406,7 +378,6 @@ def bend(run: Run, step: int, value: int, index: int, true: list[bytes], first: 
 
 
 def claim(i: Instruction, data: bytes, index: int, like: bytes) -> bytes:
-    """An accumulator whose value is the element of the data: any that ends there will do for a lie."""
     held = decode_for(i, like)
     raw = data[index * i.dtype.size : (index + 1) * i.dtype.size]
     bits = int.from_bytes(raw, "little", signed=i.dtype.size == 8)

@@ -119,14 +119,9 @@ def test_argmax_of_the_smallest_elements_is_the_first() -> None:
 
 def test_initial_encodings() -> None:
     assert {kind: encode(initial(kind)).hex() for kind in Kind} == {
-        Kind.F32_SUM: "00" * 97,
-        Kind.I64_SUM: "00" * 8,
-        Kind.F32_MAX: "ff800000",
-        Kind.I64_MAX: "80" + "00" * 7,
-        Kind.F32_ARGMAX: "ff800000" + "ff" * 8,
-        Kind.I64_ARGMAX: "80" + "00" * 7 + "ff" * 8,
-        Kind.BF16_SUM: "00" * 97,
-    }
+        Kind.F32_SUM: "00" * 97, Kind.I64_SUM: "00" * 8, Kind.F32_MAX: "ff800000", Kind.I64_MAX: "80" + "00" * 7,
+        Kind.F32_ARGMAX: "ff800000" + "ff" * 8, Kind.I64_ARGMAX: "80" + "00" * 7 + "ff" * 8, Kind.BF16_SUM: "00" * 97,
+    }  # fmt: skip
 
 
 @given(st.sampled_from(list(Kind)), st.binary(max_size=100), st.binary(min_size=97, max_size=97))

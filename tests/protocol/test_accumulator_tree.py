@@ -169,8 +169,6 @@ def setting() -> Setting:
 
 
 class LongRun(Run):
-    """One step of that program. A cheat's sum has 2^24 too much from some leaf on."""
-
     def __init__(self, bend_from: int | None = None) -> None:
         job = make_job(levels=4, steps=1, interval=1, setting=setting())
         super().__init__(job, honest, 1, setting=setting())

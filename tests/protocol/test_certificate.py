@@ -41,7 +41,6 @@ def read(data: bytes) -> Certificate:
 
 
 def signed_again(statement: bytes) -> bytes:
-    """What a dishonest trainer makes of a statement."""
     return envelope_of(Payload(kind=MADE.payload.kind, data=statement))
 
 

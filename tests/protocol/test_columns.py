@@ -49,7 +49,6 @@ def one_by_one(body: list[bytes], commits: list[bytes], limits: ProgramLimits | 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Every instruction that was decoded, in order."""
     found: list[bytes] = []
     plain = decode_instruction
     monkeypatch.setattr(
@@ -59,7 +58,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def decoded(program: Program) -> int:
-    """How many instructions were made into objects."""
     return program.body.decoded + program.commits.decoded
 
 
@@ -213,7 +211,6 @@ def slotted(count: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
 
 
 def changed_slot(part: list[bytes], at: int, **changes: Any) -> None:
-    """Change the instruction at a place, or its slot and name."""
     one = decode_instruction(part[at])
     params = replace(one.params, **{key: changes.pop(key) for key in ("slot", "name") if key in changes})
     part[at] = encode_instruction(replace(one, params=params, **changes))

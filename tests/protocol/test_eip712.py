@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocol.records import of_kind
-from tiebreak.protocol.commitments.eip712 import (
-    OFF_CHAIN,
-    Address,
-    Domain,
-    domain_separator,
-    encode_type,
-    hash_struct,
-    typed_digest,
-)
+from tiebreak.protocol.commitments import eip712
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.packing import FieldType, Raw
@@ -31,18 +23,16 @@ STRUCTS: dict[str, dict[str, FieldType]] = {
 
 
 def declared(struct: str) -> list[tuple[str, str]]:
-    """The (type, name) pairs in the type string of a struct."""
-    inside = encode_type(struct, STRUCTS[struct]).removeprefix(f"{struct}(").removesuffix(")")
+    inside = eip712.encode_type(struct, STRUCTS[struct]).removeprefix(f"{struct}(").removesuffix(")")
     return [(kind, name) for kind, _, name in (field.partition(" ") for field in inside.split(","))]
 
 
 domains = st.builds(
-    Domain, chain_id=st.integers(0, 2**256 - 1), contract=st.binary(min_size=20, max_size=20).map(Address)
+    eip712.Domain, chain_id=st.integers(0, 2**256 - 1), contract=st.binary(min_size=20, max_size=20).map(eip712.Address)
 )
 
 
-def other_digest(domain: Domain, struct: str, values: tuple[int | bytes, ...]) -> bytes:
-    """By eth_account."""
+def other_digest(domain: eip712.Domain, struct: str, values: tuple[int | bytes, ...]) -> bytes:
     message = {
         name: "0x" + value.hex() if isinstance(value, bytes) else value
         for (_, name), value in zip(declared(struct), values, strict=True)
@@ -68,22 +58,24 @@ def other_digest(domain: Domain, struct: str, values: tuple[int | bytes, ...]) -
             "message": message,
         }
     )
-    assert signable.header == domain_separator(domain)
-    assert signable.body == hash_struct(struct, STRUCTS[struct], values)
+    assert signable.header == eip712.domain_separator(domain)
+    assert signable.body == eip712.hash_struct(struct, STRUCTS[struct], values)
     return keccak(b"\x19\x01" + signable.header + signable.body)
 
 
 @given(st.data(), domains, st.sampled_from(sorted(STRUCTS)))
-def test_digests_are_those_of_eth_account(data: st.DataObject, domain: Domain, struct: str) -> None:
+def test_digests_are_those_of_eth_account(data: st.DataObject, domain: eip712.Domain, struct: str) -> None:
     values = data.draw(st.tuples(*map(of_kind, STRUCTS[struct].values())))
-    assert typed_digest(domain, hash_struct(struct, STRUCTS[struct], values)) == other_digest(domain, struct, values)
+    assert eip712.typed_digest(domain, eip712.hash_struct(struct, STRUCTS[struct], values)) == other_digest(
+        domain, struct, values
+    )
 
 
 def test_type_strings_are_those_of_the_specification() -> None:
-    assert encode_type("Head", Head.kinds()) == "Head(bytes32 jobId,uint64 count,bytes32 runRoot)"
-    assert encode_type("Receipt", Head.kinds()) == "Receipt(bytes32 jobId,uint64 count,bytes32 runRoot)"
-    assert encode_type("Message", STRUCTS["Message"]) == "Message(bytes32 messageHash)"
-    job = encode_type("Job", Job.kinds())
+    assert eip712.encode_type("Head", Head.kinds()) == "Head(bytes32 jobId,uint64 count,bytes32 runRoot)"
+    assert eip712.encode_type("Receipt", Head.kinds()) == "Receipt(bytes32 jobId,uint64 count,bytes32 runRoot)"
+    assert eip712.encode_type("Message", STRUCTS["Message"]) == "Message(bytes32 messageHash)"
+    job = eip712.encode_type("Job", Job.kinds())
     written = " ".join(Path("docs/SPEC.md").read_text().split())
     assert job in written.replace(", ", ",")
     assert len(declared("Job")) == 27
@@ -92,16 +84,16 @@ def test_type_strings_are_those_of_the_specification() -> None:
 def test_values_that_do_not_fit_are_refused() -> None:
     for number in (-1, 1 << 64, b"\0", True):
         with pytest.raises(EncodingError, match="count: expected an unsigned 64-bit integer"):
-            hash_struct("Head", Head.kinds(), (bytes(32), number, bytes(32)))
+            eip712.hash_struct("Head", Head.kinds(), (bytes(32), number, bytes(32)))
     for data in (bytes(31), bytes(33), 0, bytearray(32)):
         with pytest.raises(EncodingError, match="expected 32 bytes"):
-            hash_struct("Message", STRUCTS["Message"], (data,))  # type: ignore[arg-type]
+            eip712.hash_struct("Message", STRUCTS["Message"], (data,))  # type: ignore[arg-type]
         with pytest.raises(EncodingError, match="struct hash: expected 32 bytes"):
-            typed_digest(OFF_CHAIN, data)  # type: ignore[arg-type]
+            eip712.typed_digest(eip712.OFF_CHAIN, data)  # type: ignore[arg-type]
 
 
 def test_a_domain_checks_its_fields() -> None:
     with pytest.raises(EncodingError, match="chain id"):
-        Domain(chain_id=-1, contract=Address(bytes(20)))
+        eip712.Domain(chain_id=-1, contract=eip712.Address(bytes(20)))
     with pytest.raises(EncodingError, match="verifying contract: expected 20 bytes, got 19"):
-        Domain(chain_id=1, contract=Address(bytes(19)))
+        eip712.Domain(chain_id=1, contract=eip712.Address(bytes(19)))

@@ -13,21 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
+from tests.protocol import runs
 from tests.protocol.bounds import check_length, max_moves
-from tests.protocol.runs import (
-    CLOCK,
-    GAME,
-    REPLAY,
-    SECRET,
-    STEPS,
-    Liar,
-    Run,
-    bend,
-    duel,
-    make_job,
-    ordinary_element,
-    program,
-)
 from tests.protocol.walks import ARGMAX, HONEST, JOB, REDUCTION, WALKS, RandomChallenger, at, check_invariants, other
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.errors import IllegalMove, VerificationError
@@ -57,7 +44,6 @@ def test_walks_end_at_the_lie_within_the_bound(name: str) -> None:
 
 
 def all_moves() -> list[Move]:
-    """One of each kind; but conceding, which belongs to every phase."""
     return list({move.KIND: move for steps in WALKS.values() for _, move, _ in steps}.values())
 
 
@@ -87,11 +73,11 @@ def test_8_nothing_is_legal_when_it_is_over(cases: Callable[[], None]) -> None:
 def test_a_game_starts_only_against_a_head_of_the_job() -> None:
     head = HONEST.head().head
     with pytest.raises(VerificationError, match="expected job"):
-        game.start(replace(JOB, nonce=8), head, GAME, 0)
+        game.start(replace(JOB, nonce=8), head, runs.GAME, 0)
     with pytest.raises(VerificationError, match="at most 3 checkpoints, got 4"):
-        game.start(JOB, Head(job_id=JOB.id, count=4, run_root=head.run_root), GAME, 0)
+        game.start(JOB, Head(job_id=JOB.id, count=4, run_root=head.run_root), runs.GAME, 0)
     with pytest.raises(VerificationError, match="game id: expected 32 bytes"):
-        game.start(JOB, head, GAME[1:], 0)
+        game.start(JOB, head, runs.GAME[1:], 0)
 
 
 # ---------------------------------------------------------------- answers to other choices
@@ -107,7 +93,7 @@ def answers_of_an_honest_defender() -> dict[Phase, list[tuple[GameState, Move]]]
             found[before.phase].append((before, move))
 
     for seed in range(150):
-        duel(HONEST, Defender(HONEST), RandomChallenger(HONEST, Random(seed)), on_move=note)
+        runs.duel(HONEST, Defender(HONEST), RandomChallenger(HONEST, Random(seed)), on_move=note)
     return found
 
 
@@ -221,7 +207,6 @@ TENSOR = TensorWitness(tensor_id=bytes(32), siblings=())
 
 
 def shows(change: Callable[[Any], dict[str, Any]]) -> Callable[[Move], Move]:
-    """The proof with another witness."""
     return lambda m: replace(m, witness=replace(m.witness, **change(m.witness)))
 
 
@@ -260,7 +245,7 @@ REFUSED: dict[str, tuple[str, Phase, Callable[[Move], Move]]] = {
         "state source in a segment", Phase.PROVE, shows(lambda w: {"tensor_id": other(w.tensor_id)})),
     "expected 0 siblings": (
         "state source in the first step", Phase.PROVE, shows(lambda _: {"record_siblings": (bytes(32),)})),
-    "expected root [0-9a-f]": ("commit", Phase.PROVE, lambda m: replace(m, instruction=program().encoded[-2])),
+    "expected root [0-9a-f]": ("commit", Phase.PROVE, lambda m: replace(m, instruction=runs.program().encoded[-2])),
     "tensor id and its siblings": ("commit", Phase.PROVE, lambda m: replace(m, witness=None)),
     "expected root [0-9a-f]+": ("commit", Phase.PROVE, shows(lambda w: {"tensor_id": other(w.tensor_id)})),
 }  # fmt: skip
@@ -282,14 +267,14 @@ def test_4_an_illegal_move_is_refused_and_changes_nothing(message: str) -> None:
 
 def test_9_a_false_challenger_loses_where_it_is_wrong() -> None:
     """The challenger's own run is the tampered one."""
-    for leaf in (3, 24, ARGMAX, program().leaf_of_commit(1)):
-        end = duel(HONEST, Defender(HONEST), Challenger(Liar(JOB, 4, leaf, bend_from=1), SECRET))
+    for leaf in (3, 24, ARGMAX, runs.program().leaf_of_commit(1)):
+        end = runs.duel(HONEST, Defender(HONEST), Challenger(runs.Liar(JOB, 4, leaf, bend_from=1), runs.SECRET))
         assert (end.verdict.winner, end.verdict.reason, end.leaf) == (Side.DEFENDER, Reason.CONCEDED, leaf)
 
 
 # ---------------------------------------------------------------- 10: an honest challenger never loses
 
-LEAVES = [*range(len(program().body)), *(program().leaf_of_commit(k) for k in range(2))]
+LEAVES = [*range(len(runs.program().body)), *(runs.program().leaf_of_commit(k) for k in range(2))]
 
 
 @settings(max_examples=20)
@@ -298,27 +283,27 @@ def test_10_an_honest_challenger_wins_wherever_the_lie_is(
     data: st.DataObject, leaf: int, levels: int, element: int, bend_from: int
 ) -> None:
     """Whatever the division of the run into segments, and the bits that sums are rounded to."""
-    steps = data.draw(st.integers(1, STEPS), "steps")
+    steps = data.draw(st.integers(1, runs.STEPS), "steps")
     step, interval = (data.draw(st.integers(1, steps), what) for what in ("the false one", "interval"))
     precision = data.draw(st.sampled_from([16, 24, 31, 32]), "precision")
-    job = make_job(steps=steps, levels=levels, interval=interval, precision=precision)
-    numel = program().instruction_at(leaf).numel
-    liar = Liar(job, step, leaf, element % numel, bend_from=bend_from)
-    run = Run(job)
+    job = runs.make_job(steps=steps, levels=levels, interval=interval, precision=precision)
+    numel = runs.program().instruction_at(leaf).numel
+    liar = runs.Liar(job, step, leaf, element % numel, bend_from=bend_from)
+    run = runs.Run(job)
     # Where the flipped bit of the value undoes that of the loss, no lie was committed.
     assume(liar.run_tree(job.checkpoints).root != run.run_tree(job.checkpoints).root)
-    end = duel(liar, Defender(liar), Challenger(run, SECRET), on_move=check_invariants)
+    end = runs.duel(liar, Defender(liar), Challenger(run, runs.SECRET), on_move=check_invariants)
     assert end.verdict.winner is Side.CHALLENGER
     if liar.value_tree(step).node(0, leaf) != run.value_tree(step).node(0, leaf) and end.step == step:
         assert end.leaf == leaf
     check_length(end)
-    assert duel(run, Defender(run), Challenger(liar, SECRET)).verdict.winner is Side.DEFENDER
+    assert runs.duel(run, Defender(run), Challenger(liar, runs.SECRET)).verdict.winner is Side.DEFENDER
 
 
 class FalseTerms(Defender):
     """Puts leaves of its choice into the accumulator tree, before the true last one."""
 
-    def __init__(self, oracle: Run, change: Callable[[list[bytes]], list[bytes]]) -> None:
+    def __init__(self, oracle: runs.Run, change: Callable[[list[bytes]], list[bytes]]) -> None:
         super().__init__(oracle)
         self._change = change
 
@@ -336,9 +321,9 @@ class FalseTerms(Defender):
 
 def test_10_padding_of_an_accumulator_tree_must_be_empty() -> None:
     """True leaves, a false element: the first false leaf is the last; a leaf of padding cannot hide that."""
-    liar = Liar(JOB, 4, ARGMAX, 0, bend_from=4)
+    liar = runs.Liar(JOB, 4, ARGMAX, 0, bend_from=4)
     assert liar.accumulators(4, ARGMAX, 0).count == 5
-    end = duel(liar, FalseTerms(liar, lambda x: [*x[:7], b"\1" * 32]), Challenger(HONEST, SECRET))
+    end = runs.duel(liar, FalseTerms(liar, lambda x: [*x[:7], b"\1" * 32]), Challenger(HONEST, runs.SECRET))
     assert (end.verdict.reason, end.position) == (Reason.RECOMPUTED, 4)
 
 
@@ -352,30 +337,30 @@ def test_padding_and_leaves_decide_alike_for_a_challenger_that_goes_there(place:
                 return super().pick(state, nodes)
             return place >> (state.height - state.levels) & (1 << state.levels) - 1
 
-    liar = Liar(JOB, 4, ARGMAX, 0, bend_from=4)
+    liar = runs.Liar(JOB, 4, ARGMAX, 0, bend_from=4)
     spoiled = FalseTerms(liar, lambda x: [*x[:place], b"\1" * 32, *x[place + 1 :]])
-    end = duel(liar, spoiled, GoesTo(HONEST, SECRET))
+    end = runs.duel(liar, spoiled, GoesTo(HONEST, runs.SECRET))
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, reason)
     if place == 7:
-        end = duel(liar, Defender(liar), GoesTo(HONEST, SECRET))
+        end = runs.duel(liar, Defender(liar), GoesTo(HONEST, runs.SECRET))
         assert (end.verdict.winner, end.verdict.reason) == (Side.DEFENDER, Reason.PADDING)
 
 
 @pytest.mark.parametrize("first", range(4))
 def test_a_bent_sum_is_caught_at_the_leaf_where_it_bends(first: int) -> None:
-    liar = Liar(JOB, 4, REDUCTION, 0, bend_from=first)
+    liar = runs.Liar(JOB, 4, REDUCTION, 0, bend_from=first)
     true = HONEST.encoded(4, REDUCTION, 0)
-    assert bend(liar, 4, REDUCTION, 0, true, first)[:first] == true[:first]
-    end = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
+    assert runs.bend(liar, 4, REDUCTION, 0, true, first)[:first] == true[:first]
+    end = runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET))
     assert (end.verdict.reason, end.level, end.position) == (Reason.RECOMPUTED, Level.TERMS, first)
 
 
 @pytest.mark.parametrize("leaf", slow_except(LEAVES, *LEAVES[::4]))
 def test_a_lie_in_any_instruction_ends_at_that_instruction(leaf: int) -> None:
-    element = ordinary_element(HONEST, 1, leaf)
+    element = runs.ordinary_element(HONEST, 1, leaf)
     assert element is not None
-    liar = Liar(JOB, 1, leaf, element, bend_from=1)
-    end = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
+    liar = runs.Liar(JOB, 1, leaf, element, bend_from=1)
+    end = runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET))
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
     assert (end.step, end.leaf) == (1, leaf)
     if end.claimed:
@@ -384,9 +369,9 @@ def test_a_lie_in_any_instruction_ends_at_that_instruction(leaf: int) -> None:
 
 def test_7_the_bound_holds_for_the_longest_walk() -> None:
     """One level a move, the deepest trees of this program."""
-    job = make_job(levels=1, interval=4)
-    liar = Liar(job, 3, ARGMAX, 14, bend_from=4)
-    end = duel(liar, Defender(liar), Challenger(Run(job), SECRET))
+    job = runs.make_job(levels=1, interval=4)
+    liar = runs.Liar(job, 3, ARGMAX, 14, bend_from=4)
+    end = runs.duel(liar, Defender(liar), Challenger(runs.Run(job), runs.SECRET))
     assert end.moves <= max_moves(job)
     # run, steps, values, tensor (of one chunk), chunk, element, terms, proof
     assert end.moves == sum((2 * 1, 2 * 2, 2 * 7, 1, 1, 1, 2 * 3, 1))
@@ -411,7 +396,7 @@ def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[
         last = 1000 + state.allowance + rest
         assert (state.rest, state.deadline) == (rest, last)
         allowed[state.allowance] += 1
-        first = 1000 + (CLOCK if state.phase is Phase.PROVE else 0)
+        first = 1000 + (runs.CLOCK if state.phase is Phase.PROVE else 0)
         assert state.earliest == first
         edges = {first, 1000 + state.allowance - 1, 1000 + state.allowance, last - 1, last}
         for now in {now for now in edges if now >= first}:
@@ -426,7 +411,7 @@ def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[
         verdict = game.timeout(state, last + 1).verdict
         assert (verdict.winner, verdict.reason) == (state.mover.other, Reason.TIMEOUT)
         assert ("not charged" in verdict.detail) == (state.allowance > 0)
-    assert set(allowed) == {0, REPLAY, CLOCK}
+    assert set(allowed) == {0, runs.REPLAY, runs.CLOCK}
 
 
 def test_5_time_does_not_run_backward() -> None:
@@ -448,8 +433,8 @@ def test_12_who_replays_has_an_allowance(name: str) -> None:
     seen = Counter[tuple[Phase, Level]]()
     for state, _, _ in WALKS[name]:
         place = (state.phase, state.level)
-        waits = CLOCK if state.phase is Phase.PROVE else 0
-        assert state.allowance == (REPLAY if place in told and not seen[place] else waits), place
+        waits = runs.CLOCK if state.phase is Phase.PROVE else 0
+        assert state.allowance == (runs.REPLAY if place in told and not seen[place] else waits), place
         seen[place] += 1
     assert max(seen[place] for place in told if place[0] is not Phase.SELECT) == 1
     if name == "terms":
@@ -467,8 +452,8 @@ def test_12_the_bound_is_reached_and_not_passed() -> None:
         late = state.rest if number == last_of[state.mover] else 0
         state = game.apply(state, move, state.last + state.allowance + late)
     assert state.phase is Phase.PROVE
-    assert (state.defender_rest, state.challenger_rest) == (0, CLOCK)
-    bound = start + 3 * CLOCK + 6 * REPLAY + 1
+    assert (state.defender_rest, state.challenger_rest) == (0, runs.CLOCK)
+    bound = start + 3 * runs.CLOCK + 6 * runs.REPLAY + 1
     assert state.deadline == bound - 1
     with pytest.raises(IllegalMove):
         game.timeout(state, bound - 1)

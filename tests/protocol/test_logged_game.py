@@ -9,22 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
-from tests.protocol import walks
+from tests.protocol import logged, walks
 from tests.protocol.bounds import check_length
-from tests.protocol.logged import (
-    CHEATS,
-    STEP,
-    SUMS,
-    TOLERANCES,
-    Forked,
-    bits_of,
-    exact_sum,
-    find,
-    logged_job,
-    nearest_bits,
-    random_logs,
-    swapped,
-)
 from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, program, stuck
 from tests.protocol.walks import WALKS, Walks, check_invariants, other, walk
 from tiebreak.protocol.commitments.job import Job
@@ -39,8 +25,8 @@ from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, pac
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import fold
 
-JOB = logged_job()
-LOGS, OTHER_LOGS = random_logs(1), random_logs(2)
+JOB = logged.logged_job()
+LOGS, OTHER_LOGS = logged.random_logs(1), logged.random_logs(2)
 HONEST = Run(JOB, logs=LOGS)
 PRODUCTS, PLAIN, SCATTER = 13, 14, 20
 """Sums of 15, 4 and 9 terms: the second is judged at once. The third has three chunks."""
@@ -54,19 +40,19 @@ def end_of(liar: Run, honest: Run, defender: Defender | None = None) -> GameStat
 # ---------------------------------------------------------------- 9 and 10, and the length of walks
 
 jobs = st.builds(
-    logged_job,
+    logged.logged_job,
     levels=st.integers(1, 5),
     interval=st.integers(1, 5),
     precision=st.sampled_from([16, 32]),
-    tolerances=st.sampled_from([TOLERANCES, pack_tolerances({SumKind.PRODUCTS: 2, SumKind.SCATTER: 9})]),
+    tolerances=st.sampled_from([logged.TOLERANCES, pack_tolerances({SumKind.PRODUCTS: 2, SumKind.SCATTER: 9})]),
 )
-logs_of_runs = st.integers(1, 2).map(random_logs)
+logs_of_runs = st.integers(1, 2).map(logged.random_logs)
 
 
 @settings(max_examples=10)
 @given(
     st.integers(1, STEPS),
-    st.sampled_from([*LEAVES, *SUMS, *SUMS]),
+    st.sampled_from([*LEAVES, *logged.SUMS, *logged.SUMS]),
     jobs,
     logs_of_runs,
     st.integers(0, 10**6),
@@ -93,10 +79,10 @@ def test_10_an_honest_challenger_wins_wherever_the_lie_is(
 
 
 @pytest.mark.parametrize("bent", [False, True])
-@pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.parametrize("cheat", logged.CHEATS)
 @pytest.mark.parametrize("leaf", slow_except([PRODUCTS, PLAIN, SCATTER], SCATTER))
 def test_who_does_not_follow_the_log_loses_at_that_element(leaf: int, cheat: str, bent: bool) -> None:
-    at = find(leaf, cheat)
+    at = logged.find(leaf, cheat)
     wrong, liar = at.wrong, at.misled(at.wrong, bent=bent)
     end = end_of(liar, at.run)
     assert (end.verdict.winner, end.step, end.leaf, end.element) == (Side.CHALLENGER, at.step, leaf, at.element)
@@ -118,8 +104,8 @@ def test_who_does_not_follow_the_log_loses_at_that_element(leaf: int, cheat: str
 @pytest.mark.parametrize("cheat", ["off without an entry", "against the entry"])
 def test_no_neighbour_is_no_neighbour(cheat: str) -> None:
     """Near a middle a log chooses between two numbers, not among others."""
-    at = find(SCATTER, cheat)
-    for bits in (at.right + 2 * STEP, at.right + 1, at.right ^ 0x80000000):
+    at = logged.find(SCATTER, cheat)
+    for bits in (at.right + 2 * logged.STEP, at.right + 1, at.right ^ 0x80000000):
         end = end_of(at.misled(bits), at.run)
         assert (end.verdict.winner, end.element) == (Side.CHALLENGER, at.element)
 
@@ -127,13 +113,13 @@ def test_no_neighbour_is_no_neighbour(cheat: str) -> None:
 def test_a_tolerance_is_of_its_kind() -> None:
     """The same logs under tolerances of other kinds have no effect on this one."""
     for kind in SumKind:
-        job = logged_job(tolerances=pack_tolerances({kind: 2}))
+        job = logged.logged_job(tolerances=pack_tolerances({kind: 2}))
         run = Run(job, logs=LOGS)
-        for leaf in SUMS:
-            finite = [k for k in range(program().body[leaf].numel) if exact_sum(run, 1, leaf, k) is not None]
-            plain = [nearest_bits(run, 1, leaf, k) for k in finite]
-            found = [bits_of(run, 1, leaf, k) for k in finite]
-            if SUMS[leaf] is not kind:
+        for leaf in logged.SUMS:
+            finite = [k for k in range(program().body[leaf].numel) if logged.exact_sum(run, 1, leaf, k) is not None]
+            plain = [logged.nearest_bits(run, 1, leaf, k) for k in finite]
+            found = [logged.bits_of(run, 1, leaf, k) for k in finite]
+            if logged.SUMS[leaf] is not kind:
                 assert plain == found
             elif kind is SumKind.SCATTER:
                 assert plain != found
@@ -173,14 +159,14 @@ class Opened(Run):
 @pytest.mark.parametrize("interval", [1, 2, 5])
 def test_who_computes_by_other_logs_than_its_head_commits_to_loses(interval: int) -> None:
     """Both ways: the head commits to the published logs, the values follow others, and either may be opened."""
-    job = logged_job(interval=interval)
-    honest, forked = Run(job, logs=LOGS), Forked(job, OTHER_LOGS, LOGS)
+    job = logged.logged_job(interval=interval)
+    honest, forked = Run(job, logs=LOGS), logged.Forked(job, OTHER_LOGS, LOGS)
     assert forked.record(1).log_root == honest.record(1).log_root
     assert forked.run_tree(job.checkpoints).root != honest.run_tree(job.checkpoints).root
     truthful = end_of(forked, honest, OpensOther(forked, LOGS, Phase.OPEN_VALUES))
     assert truthful.verdict.winner is Side.CHALLENGER
     assert truthful.step == 1
-    assert truthful.leaf in SUMS
+    assert truthful.leaf in logged.SUMS
     _, refused = stuck(Defender(forked), Challenger(honest, SECRET))
     assert refused == "the step log is not the step's under the log root"
     # And with the published step log, but a word of its own.
@@ -190,7 +176,7 @@ def test_who_computes_by_other_logs_than_its_head_commits_to_loses(interval: int
 
 
 def test_a_log_swapped_inside_the_segment_loses() -> None:
-    liar = Forked(JOB, swapped(LOGS), LOGS)
+    liar = logged.Forked(JOB, logged.swapped(LOGS), LOGS)
     assert liar.record(2).digest == HONEST.record(2).digest
     assert liar.record(4).digest != HONEST.record(4).digest
     at, refused = stuck(Defender(liar), Challenger(HONEST, SECRET))

@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from tests.protocol.instructions import committed, const, mapped, reduced, scattered, source
 from tests.protocol.logged import entries as entries_of
 from tests.protocol.programs import every_kind
-from tiebreak.protocol.commitments.log_tree import (
-    NO_WORD,
-    WORD_ELEMENTS,
-    LogTree,
-    code_in,
-    depth_of_value,
-    logs_tree,
-    word_leaf,
-)
+from tiebreak.protocol.commitments import log_tree
 from tiebreak.protocol.program.isa import Access, DType, MapFunction, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
@@ -111,19 +103,21 @@ def test_the_tree_is_the_dense_one(directions: dict[int, dict[int, Direction]]) 
     log = log_of(directions)
     log.check(program(), 1)
     assert log.count == sum(map(len, directions.values()))
-    tree = LogTree(program(), log)
+    tree = log_tree.LogTree(program(), log)
     assert tree.root == naive_root(directions, program())
     for value, codes in directions.items():
-        depth, i = depth_of_value(program(), value), program().body[value]
-        touched = {element // WORD_ELEMENTS for element in codes}
-        for chunk in {0, (i.numel - 1) // WORD_ELEMENTS, *touched}:
+        depth, i = log_tree.depth_of_value(program(), value), program().body[value]
+        touched = {element // log_tree.WORD_ELEMENTS for element in codes}
+        for chunk in {0, (i.numel - 1) // log_tree.WORD_ELEMENTS, *touched}:
             word = tree.word(value, chunk)
             assert word == naive_word(codes, chunk)
             siblings = tree.proof(value, chunk)
             assert len(siblings) == depth + program().half_depth
-            assert fold(word_leaf(word), value << depth | chunk, siblings) == tree.root
-            for place in range(min(WORD_ELEMENTS, i.numel - chunk * WORD_ELEMENTS)):
-                assert code_in(word, place) == codes.get(chunk * WORD_ELEMENTS + place, Direction.NONE)
+            assert fold(log_tree.word_leaf(word), value << depth | chunk, siblings) == tree.root
+            for place in range(min(log_tree.WORD_ELEMENTS, i.numel - chunk * log_tree.WORD_ELEMENTS)):
+                assert log_tree.code_in(word, place) == codes.get(
+                    chunk * log_tree.WORD_ELEMENTS + place, Direction.NONE
+                )
 
 
 def full_log(stride: int) -> dict[int, dict[int, Direction]]:
@@ -134,33 +128,33 @@ def full_log(stride: int) -> dict[int, dict[int, Direction]]:
 @given(values_of(every_kind()))
 @settings(max_examples=20)
 def test_the_tree_of_a_program_of_every_kind(directions: dict[int, dict[int, Direction]]) -> None:
-    assert LogTree(every_kind(), log_of(directions)).root == naive_root(directions, every_kind())
+    assert log_tree.LogTree(every_kind(), log_of(directions)).root == naive_root(directions, every_kind())
 
 
 @pytest.mark.parametrize("stride", [1, 2, 129])
 def test_full_logs(stride: int) -> None:
     directions = full_log(stride)
-    assert LogTree(program(), log_of(directions)).root == naive_root(directions, program())
+    assert log_tree.LogTree(program(), log_of(directions)).root == naive_root(directions, program())
 
 
 def test_an_empty_log() -> None:
-    tree = LogTree(program(), StepLog())
+    tree = log_tree.LogTree(program(), StepLog())
     assert tree.root == naive_root({}, program())
-    assert tree.word(PLAIN, 3) == NO_WORD
-    assert word_leaf(NO_WORD) == EMPTY
+    assert tree.word(PLAIN, 3) == log_tree.NO_WORD
+    assert log_tree.word_leaf(log_tree.NO_WORD) == EMPTY
     assert fold(EMPTY, PLAIN << 6 | 3, tree.proof(PLAIN, 3)) == tree.root
     assert StepLog().count == 0
     StepLog().check(program(), 1)
     without_sums = Program((const(0),), (committed("w", F32, (), 0),))
-    assert LogTree(without_sums, StepLog()).root == EMPTY
+    assert log_tree.LogTree(without_sums, StepLog()).root == EMPTY
 
 
 def test_the_logs_tree_of_a_segment() -> None:
-    roots = [LogTree(program(), log_of({SCALAR: {0: Direction(1 + k % 2)}})).root for k in range(5)]
-    tree = logs_tree(roots)
+    roots = [log_tree.LogTree(program(), log_of({SCALAR: {0: Direction(1 + k % 2)}})).root for k in range(5)]
+    tree = log_tree.logs_tree(roots)
     assert tree.root == root_of(list(roots), 3)
     assert fold(roots[4], 4, tree.proof(4)) == tree.root
-    assert logs_tree(roots[:1]).root == roots[0]
+    assert log_tree.logs_tree(roots[:1]).root == roots[0]
 
 
 # ---------------------------------------------------------------- what cannot be a log

@@ -12,21 +12,8 @@ from hypothesis import strategies as st
 from tests.protocol.records import any_record
 from tests.protocol.runs import CHALLENGER, DOMAIN
 from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.game import moves
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, Message, message_hash, open_wire, sign
-from tiebreak.protocol.game.moves import (
-    ChunkOpening,
-    Descend,
-    Move,
-    OpenChunk,
-    OpenSteps,
-    OpenTensor,
-    OpenTerms,
-    OpenValues,
-    Prove,
-    Select,
-    TensorOpening,
-    unpack_move,
-)
 from tiebreak.protocol.game.sides import choose
 from tiebreak.protocol.packing import OneOf, read_json
 from tiebreak.protocol.strict_json import parse_json
@@ -34,8 +21,8 @@ from tiebreak.protocol.tags import Digest
 
 messages = any_record(Message)
 JOB_ID, GAME_ID = Digest(b"\1" * 32), Digest(b"\2" * 32)
-VALUES = OpenValues(state_root=bytes(32), loss_bits=0, log_root=bytes(32), nodes=(), siblings=())
-FIRST = Descend(nodes=(bytes(32), b"\3" * 32))
+VALUES = moves.OpenValues(state_root=bytes(32), loss_bits=0, log_root=bytes(32), nodes=(), siblings=())
+FIRST = moves.Descend(nodes=(bytes(32), b"\3" * 32))
 SECOND = choose(FIRST.nodes, 1)
 
 
@@ -91,7 +78,7 @@ def test_json_is_spelled_as_in_the_contracts() -> None:
         parse_json(b'{"kind": "concede", "kind": "concede"}', 8)
 
 
-def message(move: Move = FIRST, **changes: Any) -> Message:
+def message(move: moves.Move = FIRST, **changes: Any) -> Message:
     fields: dict[str, Any] = {"job_id": JOB_ID, "game_id": GAME_ID, "sequence": 0, "previous": GAME_ID, "move": move}
     return Message(**(fields | changes))
 
@@ -136,17 +123,19 @@ def test_other_encodings_are_refused(what: str) -> None:
 
 def test_moves_check_their_fields() -> None:
     makers: list[Any] = [
-        lambda: Descend(nodes=(bytes(31),)),
-        lambda: Descend(nodes=(bytes(32),) * 33),
-        lambda: Select(node=bytes(32), index=-1, siblings=()),
-        lambda: Select(node=bytes(31), index=0, siblings=()),
-        lambda: OpenChunk(chunk=bytes(513)),
-        lambda: OpenSteps(nodes=(), siblings=(), loss_bits=1 << 32),
-        lambda: OpenSteps(nodes=(), siblings=(bytes(32),) * 65),
-        lambda: OpenTensor(instruction=bytes(4097), siblings=(), nodes=()),
-        lambda: OpenTerms(step=1, value=0, element=0, nodes=(), accumulator=bytes(98), siblings=()),
-        lambda: Prove(instruction=b"", chunks=(ChunkOpening(tensor=0, chunk_index=0, data=b"", siblings=()),) * 33),
-        lambda: TensorOpening(value=0, dtype=0, dims=(1,) * 9, chunk_root=bytes(32), siblings=()),
+        lambda: moves.Descend(nodes=(bytes(31),)),
+        lambda: moves.Descend(nodes=(bytes(32),) * 33),
+        lambda: moves.Select(node=bytes(32), index=-1, siblings=()),
+        lambda: moves.Select(node=bytes(31), index=0, siblings=()),
+        lambda: moves.OpenChunk(chunk=bytes(513)),
+        lambda: moves.OpenSteps(nodes=(), siblings=(), loss_bits=1 << 32),
+        lambda: moves.OpenSteps(nodes=(), siblings=(bytes(32),) * 65),
+        lambda: moves.OpenTensor(instruction=bytes(4097), siblings=(), nodes=()),
+        lambda: moves.OpenTerms(step=1, value=0, element=0, nodes=(), accumulator=bytes(98), siblings=()),
+        lambda: moves.Prove(
+            instruction=b"", chunks=(moves.ChunkOpening(tensor=0, chunk_index=0, data=b"", siblings=()),) * 33
+        ),
+        lambda: moves.TensorOpening(value=0, dtype=0, dims=(1,) * 9, chunk_root=bytes(32), siblings=()),
     ]
     for make in makers:
         with pytest.raises(EncodingError):
@@ -155,20 +144,20 @@ def test_moves_check_their_fields() -> None:
 
 def test_under_policy_exact_the_logs_fields_are_zero_and_empty() -> None:
     """By default, so that who knows nothing of logs says nothing of them; all fields travel all the same."""
-    steps = OpenSteps(nodes=(), siblings=())
+    steps = moves.OpenSteps(nodes=(), siblings=())
     assert steps.pack() == ((), (), bytes(32), 0, bytes(32))
     assert VALUES.pack() == (bytes(32), 0, bytes(32), (), (), bytes(32), ())
-    assert OpenChunk(chunk=b"x").pack() == (b"x", bytes(32), ())
+    assert moves.OpenChunk(chunk=b"x").pack() == (b"x", bytes(32), ())
     for kind, short in ((3, [[], []]), (4, [bytes(32), 0, bytes(32), [], []]), (6, [b"x"])):
         with pytest.raises(EncodingError, match="expected an array of"):
-            unpack_move(kind, short)
+            moves.unpack_move(kind, short)
 
 
 def test_the_largest_proof_fits() -> None:
     siblings = (bytes(32),) * 40
-    tensor = TensorOpening(value=0, dtype=0, dims=(1,) * 8, chunk_root=bytes(32), siblings=siblings)
-    chunk = ChunkOpening(tensor=0, chunk_index=0, data=bytes(512), siblings=siblings)
-    proof = Prove(
+    tensor = moves.TensorOpening(value=0, dtype=0, dims=(1,) * 8, chunk_root=bytes(32), siblings=siblings)
+    chunk = moves.ChunkOpening(tensor=0, chunk_index=0, data=bytes(512), siblings=siblings)
+    proof = moves.Prove(
         instruction=bytes(4096), previous=bytes(97), siblings=siblings, tensors=(tensor,) * 8, chunks=(chunk,) * 8,
         salt=bytes(32),
     )  # fmt: skip

@@ -6,21 +6,7 @@ from itertools import count
 
 import pytest
 
-from tests.protocol.runs import (
-    CHALLENGER,
-    CLIENT,
-    CLOCK,
-    DOMAIN,
-    REPLAY,
-    SECRET,
-    TRAINER,
-    Liar,
-    Run,
-    duel,
-    lie,
-    program,
-    replay,
-)
+from tests.protocol import runs
 from tests.protocol.walks import ARGMAX, HONEST, JOB, WALKS
 from tiebreak.protocol.commitments.job import SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -41,25 +27,24 @@ def seconds() -> Callable[[], int]:
     return count(5).__next__
 
 
-def played(run: Run, against: Run, signer: PrivateKey = TRAINER) -> tuple[Match, Transcript]:
-    """A game by messages, and what they leave behind."""
+def played(run: runs.Run, against: runs.Run, signer: PrivateKey = runs.TRAINER) -> tuple[Match, Transcript]:
     head, clock = run.head(), seconds()
-    start = rules.start(JOB, head.head, game_id(head.head, DOMAIN, CHALLENGER.address, 0), clock())
-    transcript = Transcript(start, domain=DOMAIN, challenger=CHALLENGER.address)
+    start = rules.start(JOB, head.head, game_id(head.head, runs.DOMAIN, runs.CHALLENGER.address, 0), clock())
+    transcript = Transcript(start, domain=runs.DOMAIN, challenger=runs.CHALLENGER.address)
     done = match.play(
         start,
         defender=Defender(run),
-        challenger=Challenger(against, SECRET),
+        challenger=Challenger(against, runs.SECRET),
         judge=match.by_rules(clock),
-        courier=match.by_message(transcript, {Side.DEFENDER: signer, Side.CHALLENGER: CHALLENGER}),
+        courier=match.by_message(transcript, {Side.DEFENDER: signer, Side.CHALLENGER: runs.CHALLENGER}),
     )
     return done, transcript
 
 
 def test_a_game_by_messages_ends_like_one_without() -> None:
-    liar = Liar(JOB, 4, ARGMAX, 3, bend_from=2)
+    liar = runs.Liar(JOB, 4, ARGMAX, 3, bend_from=2)
     done, transcript = played(liar, HONEST)
-    plain = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
+    plain = runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET))
     assert (done.final.value_seal, plain.value_seal) == (bytes(32), bytes(32)), "nothing is proved at that leaf"
     assert done.final.seal != plain.seal, "a seal is of one game"
     assert replace(done.final, last=plain.last, moved=plain.moved, game_id=plain.game_id, seal=plain.seal) == plain
@@ -69,27 +54,27 @@ def test_a_game_by_messages_ends_like_one_without() -> None:
 
 
 def test_a_transcript_replays_to_the_same_verdict() -> None:
-    liar = Liar(JOB, 3, 3)
+    liar = runs.Liar(JOB, 3, 3)
     done, transcript = played(liar, HONEST)
     instants = [*range(5, 5 + transcript.messages), done.final.moved]
-    assert replay(JOB, liar.head(), transcript, instants) == done.final
+    assert runs.replay(JOB, liar.head(), transcript, instants) == done.final
     with pytest.raises(IllegalMove, match="expected a move not after"):
-        replay(JOB, liar.head(), transcript, [5 + (101 + REPLAY) * k for k in range(len(instants))])
-    with pytest.raises(IllegalMove, match=f"expected a proof not before {5 + CLOCK}"):
-        replay(JOB, liar.head(), transcript, [5] * len(instants))
+        match.replay(JOB, liar.head(), transcript, [5 + (101 + runs.REPLAY) * k for k in range(len(instants))])
+    with pytest.raises(IllegalMove, match=f"expected a proof not before {5 + runs.CLOCK}"):
+        match.replay(JOB, liar.head(), transcript, [5] * len(instants))
     with pytest.raises(VerificationError, match=r"game: expected [0-9a-f]{64}, got"):
-        replay(JOB, liar.head(), transcript, instants, nonce=1)
+        runs.replay(JOB, liar.head(), transcript, instants, nonce=1)
 
 
 def test_a_wrong_challenger_concedes_in_a_message() -> None:
     """A wrong value and, from there on, consistent: its seal is not of what the referee finds."""
-    done, transcript = played(HONEST, Run(JOB, lie(4, SUB), 4))
+    done, transcript = played(HONEST, runs.Run(JOB, runs.lie(4, SUB), 4))
     verdict = done.final.verdict
     assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.CONCEDED)
     assert verdict.detail == "the challenger conceded in phase PROVE"
     assert Message.decode(open_wire(transcript.wires[-1])[0]).move == done.moves[-1].move == Concede()
-    assert replay(JOB, HONEST.head(), transcript, range(5, 6 + transcript.messages)) == done.final
-    told = describe(done.final, program())
+    assert match.replay(JOB, HONEST.head(), transcript, range(5, 6 + transcript.messages)) == done.final
+    told = describe(done.final, runs.program())
     assert told.leaf == SUB
 
 
@@ -99,7 +84,7 @@ def test_a_challenger_takes_up_its_game_after_a_crash(name: str) -> None:
     made, resumed = WALKS[name], 0
     for number, (state, move, _) in enumerate(made):
         if state.mover is Side.CHALLENGER:
-            again, answered = Challenger(Run(JOB), SECRET), made[number - 1][1]
+            again, answered = Challenger(runs.Run(JOB), runs.SECRET), made[number - 1][1]
             for _, earlier, after in made[:number]:
                 again.learn(after, earlier)
             assert again.move(state, answered) == move
@@ -112,27 +97,30 @@ def test_a_challenger_takes_up_its_game_after_a_crash(name: str) -> None:
 
 
 def test_a_challenger_s_secret_decides_its_seals() -> None:
-    liar = Run(JOB, lie(4, SUB), 4)
-    seals = [duel(liar, Defender(liar), Challenger(HONEST, secret)).seal for secret in (SECRET, SECRET, bytes(32))]
+    liar = runs.Run(JOB, runs.lie(4, SUB), 4)
+    seals = [
+        runs.duel(liar, Defender(liar), Challenger(HONEST, secret)).seal
+        for secret in (runs.SECRET, runs.SECRET, bytes(32))
+    ]
     assert seals[0] == seals[1] != seals[2]
     with pytest.raises(EncodingError, match="secret: expected 32 bytes, got 31"):
-        duel(liar, Defender(liar), Challenger(HONEST, SECRET[1:]))
+        runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET[1:]))
 
 
 def test_a_game_needs_a_head_and_a_defender_of_the_trainer() -> None:
     _, transcript = played(HONEST, HONEST)
     instants = range(5, 6 + transcript.messages)
     with pytest.raises(SignatureError):
-        replay(JOB, SignedHead.sign(HONEST.head().head, DOMAIN, CLIENT), transcript, instants)
+        match.replay(JOB, SignedHead.sign(HONEST.head().head, runs.DOMAIN, runs.CLIENT), transcript, instants)
     with pytest.raises(VerificationError, match="expected job"):
-        replay(replace(JOB, nonce=1), HONEST.head(), transcript, instants)
+        runs.replay(replace(JOB, nonce=1), HONEST.head(), transcript, instants)
     with pytest.raises(SignatureError, match="expected a signature by"):
-        played(HONEST, HONEST, signer=CLIENT)
+        played(HONEST, HONEST, signer=runs.CLIENT)
 
 
 def test_an_element_is_described_in_hex() -> None:
-    liar = Liar(JOB, 3, SUB, 299)
-    told = describe(duel(liar, Defender(liar), Challenger(HONEST, SECRET)), program(), HONEST)
+    liar = runs.Liar(JOB, 3, SUB, 299)
+    told = describe(runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET)), runs.program(), HONEST)
     data = {run: run.tensor(3, SUB)[4 * 299 : 4 * 300][::-1].hex() for run in (liar, HONEST)}
     assert (told.checkpoint, told.step, told.leaf, told.instruction) == (1, 3, SUB, "map sub")
     assert told.element == 299
@@ -141,18 +129,18 @@ def test_an_element_is_described_in_hex() -> None:
 
 
 def test_a_partial_sum_is_described_with_the_true_element() -> None:
-    liar = Liar(JOB, 4, ARGMAX, 3, bend_from=2)
-    state = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
-    told = describe(state, program(), HONEST)
+    liar = runs.Liar(JOB, 4, ARGMAX, 3, bend_from=2)
+    state = runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET))
+    told = describe(state, runs.program(), HONEST)
     assert (told.instruction, told.element) == ("reduce argmax", 3)
     assert int(told.committed, 16) ^ int(told.correct, 16) == 1
-    assert describe(state, program()).correct == ""
+    assert describe(state, runs.program()).correct == ""
 
 
 def test_commits_padding_and_unfinished_games_are_described() -> None:
-    commit = program().leaf_of_commit(0)
-    liar = Liar(JOB, 2, commit)
-    told = describe(duel(liar, Defender(liar), Challenger(HONEST, SECRET)), program())
+    commit = runs.program().leaf_of_commit(0)
+    liar = runs.Liar(JOB, 2, commit)
+    told = describe(runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET)), runs.program())
     assert (told.leaf, told.instruction, told.element) == (commit, "commit", None)
     assert (told.committed, told.correct) == (
         liar.value_tree(2).node(0, commit).hex(),
@@ -163,19 +151,19 @@ def test_commits_padding_and_unfinished_games_are_described() -> None:
         def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
             return len(nodes) - 1
 
-    told = describe(duel(HONEST, Defender(HONEST), Rightmost(HONEST, SECRET)), program())
+    told = describe(runs.duel(HONEST, Defender(HONEST), Rightmost(HONEST, runs.SECRET)), runs.program())
     assert (told.checkpoint, told.leaf) == (None, None)
-    state = duel(HONEST, Defender(HONEST), Challenger(HONEST, SECRET))
+    state = runs.duel(HONEST, Defender(HONEST), Challenger(HONEST, runs.SECRET))
     with pytest.raises(StateError, match="with a verdict"):
-        describe(replace(state, verdict=None), program())
+        describe(replace(state, verdict=None), runs.program())
 
 
 def test_players_refuse_the_other_side_s_turn() -> None:
     states: list[GameState] = []
-    liar = Run(JOB, lie(4, SUB), 4)
-    duel(liar, Defender(liar), Challenger(HONEST, SECRET), on_move=lambda before, *_: states.append(before))
+    liar = runs.Run(JOB, runs.lie(4, SUB), 4)
+    runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET), on_move=lambda before, *_: states.append(before))
     for state in states:
-        party = Challenger(HONEST, SECRET) if state.mover is Side.DEFENDER else Defender(HONEST)
+        party = Challenger(HONEST, runs.SECRET) if state.mover is Side.DEFENDER else Defender(HONEST)
         with pytest.raises(StateError, match="expected a phase in which the"):
             party.move(state, None)
 

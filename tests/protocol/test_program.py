@@ -8,20 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.instructions import (
-    STEP_NUMBER,
-    committed,
-    const,
-    counted,
-    drawn,
-    gathered,
-    mapped,
-    reduced,
-    scattered,
-    shuffled,
-    source,
-    windowed,
-)
+from tests.protocol import instructions
 from tiebreak.protocol.errors import EncodingError, ProgramError
 from tiebreak.protocol.program.isa import (
     Access,
@@ -44,20 +31,20 @@ F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 
 
 BODY = (
-    source(SourceKind.STATE, "w", F32, 3, 4),  # 0
-    source(SourceKind.DATA, "ids", I64, 5, slot=0),  # 1
-    source(SourceKind.DATA, "seed", I64, slot=1),  # 2
-    STEP_NUMBER,  # 3
-    gathered(F32, (5, 4), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=4, bound=3),
-    scattered((3, 4), (5,), Access(4, 0, (0, 1, 4)), Access(1, 0, (0, 0, 1)), match=(1, 0)),
-    drawn((3, 4), Access(2, 0, (0, 0)), Access(3, 0, (0, 0)), stream=0),
-    mapped(MapFunction.SUB, F32, (3, 4), Access(0, 0, (4, 1)), Access(5, 0, (4, 1))),
-    windowed(F32, (3, 4), Access(6, 0, (4, 1)), Access(7, 0, (4, 1)), lo=(1, 0), hi=(3, 4), step=(1, 2)),
-    counted((5,), offset=-2, strides=(3,)),  # 9
-    shuffled((5,), Access(9, 0, (1,)), Access(2, 0, (0,)), Access(3, 0, (0,)), n=9, stream=1),
-    reduced(F32, (), (3, 4), Access(8, 0, (4, 1)), Access(0, 11, (-4, -1))),
+    instructions.source(SourceKind.STATE, "w", F32, 3, 4),  # 0
+    instructions.source(SourceKind.DATA, "ids", I64, 5, slot=0),  # 1
+    instructions.source(SourceKind.DATA, "seed", I64, slot=1),  # 2
+    instructions.STEP_NUMBER,  # 3
+    instructions.gathered(F32, (5, 4), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=4, bound=3),
+    instructions.scattered((3, 4), (5,), Access(4, 0, (0, 1, 4)), Access(1, 0, (0, 0, 1)), match=(1, 0)),
+    instructions.drawn((3, 4), Access(2, 0, (0, 0)), Access(3, 0, (0, 0)), stream=0),
+    instructions.mapped(MapFunction.SUB, F32, (3, 4), Access(0, 0, (4, 1)), Access(5, 0, (4, 1))),
+    instructions.windowed(F32, (3, 4), Access(6, 0, (4, 1)), Access(7, 0, (4, 1)), lo=(1, 0), hi=(3, 4), step=(1, 2)),
+    instructions.counted((5,), offset=-2, strides=(3,)),  # 9
+    instructions.shuffled((5,), Access(9, 0, (1,)), Access(2, 0, (0,)), Access(3, 0, (0,)), n=9, stream=1),
+    instructions.reduced(F32, (), (3, 4), Access(8, 0, (4, 1)), Access(0, 11, (-4, -1))),
 )
-COMMITS = (committed("order", I64, (5,), 10), committed("w", F32, (3, 4), 8, slot=1))
+COMMITS = (instructions.committed("order", I64, (5,), 10), instructions.committed("w", F32, (3, 4), 8, slot=1))
 PROGRAM = Program((replace(BODY[0], params=Slot(slot=1, name="w")), *BODY[1:]), COMMITS)
 
 
@@ -87,18 +74,14 @@ BROKEN: dict[str, tuple[Callable[[], Program], int | None, str]] = {
     "no body": (lambda: Program((), COMMITS), None, "body instructions"),
     "no commit": (lambda: Program(BODY, ()), None, "commit instructions"),
     "loss of rank 1": (
-        lambda: with_body(11, shape=(1,), operands=(Access(8, 0, (0, 4, 1)), Access(0, 0, (0, 4, 1)))),
-        None,
-        "rank 0",
+        lambda: with_body(11, shape=(1,), operands=(Access(8, 0, (0, 4, 1)), Access(0, 0, (0, 4, 1)))), None, "rank 0",
     ),
     "commit in the body": (lambda: Program((*PROGRAM.body[:7], COMMITS[1], *PROGRAM.body[8:]), COMMITS), 7, "commits"),
     "dim of zero": (lambda: with_body(9, shape=(0,)), 9, "at least 1"),
     "rank of nine": (lambda: with_body(9, shape=(1,) * 9, params=IotaParams(offset=0, strides=(0,) * 9)), 9, "ranks"),
     "too many elements": (lambda: with_body(9, shape=(1 << 41,)), 9, "2\\^40"),
     "too many terms": (
-        lambda: with_body(11, reduction=(1 << 33,), operands=(Access(8, 0, (0,)), Access(0, 0, (0,)))),
-        11,
-        "2\\^32",
+        lambda: with_body(11, reduction=(1 << 33,), operands=(Access(8, 0, (0,)), Access(0, 0, (0,)))), 11, "2\\^32",
     ),
     "reduction dims on a map": (
         lambda: with_body(7, reduction=(2,), operands=(Access(0, 0, (4, 1, 0)), Access(5, 0, (4, 1, 0)))),
@@ -110,16 +93,20 @@ BROKEN: dict[str, tuple[Callable[[], Program], int | None, str]] = {
     "parameters of another opcode": (lambda: with_body(9, params=RandomParams(stream=3)), 9, "parameters"),
     "parameters on a map": (lambda: with_body(7, params=RandomParams(stream=3)), 7, "parameters"),
     "constant with a shape": (
-        lambda: Program((replace(const(0), shape=(2,)), *PROGRAM.body[1:]), COMMITS), 0, "rank 0"
+        lambda: Program((replace(instructions.const(0), shape=(2,)), *PROGRAM.body[1:]), COMMITS), 0, "rank 0",
     ),
-    "bool constant of 2": (lambda: Program((const(2, BOOL), *PROGRAM.body[1:]), COMMITS), 0, "exceed BOOL"),
-    "NaN constant with a payload": (lambda: Program((const(0x7FC00001), *PROGRAM.body[1:]), COMMITS), 0, "NaN"),
+    "bool constant of 2": (
+        lambda: Program((instructions.const(2, BOOL), *PROGRAM.body[1:]), COMMITS), 0, "exceed BOOL",
+    ),
+    "NaN constant with a payload": (
+        lambda: Program((instructions.const(0x7FC00001), *PROGRAM.body[1:]), COMMITS), 0, "NaN",
+    ),
     "step of f32": (lambda: with_body(3, dtype=F32), 3, "step number"),
     "window outside": (
-        lambda: with_body(8, params=WindowParams(lo=(1, 0), hi=(4, 4), step=(1, 2))), 8, "box lies inside"
+        lambda: with_body(8, params=WindowParams(lo=(1, 0), hi=(4, 4), step=(1, 2))), 8, "box lies inside",
     ),
     "window of step 0": (
-        lambda: with_body(8, params=WindowParams(lo=(1, 0), hi=(3, 4), step=(1, 0))), 8, "box lies inside"
+        lambda: with_body(8, params=WindowParams(lo=(1, 0), hi=(3, 4), step=(1, 0))), 8, "box lies inside",
     ),
     "empty window": (lambda: with_body(8, params=WindowParams(lo=(1, 0), hi=(1, 4), step=(1, 1))), 8, "box lies"),
     "gather bound 0": (lambda: with_body(4, params=GatherParams(index_stride=4, bound=0)), 4, "bound"),
@@ -129,12 +116,10 @@ BROKEN: dict[str, tuple[Callable[[], Program], int | None, str]] = {
     "scatter without a match": (lambda: with_body(5, params=ScatterParams(match=(0, 0))), 5, "at least one"),
     "scatter match not row-major": (lambda: with_body(5, params=ScatterParams(match=(2, 0))), 5, "row-major"),
     "scatter operand along a matched dim": (
-        lambda: with_body(5, operands=(Access(4, 0, (4, 1, 0)), Access(1, 0, (0, 0, 1)))),
-        5,
-        "ignore matched",
+        lambda: with_body(5, operands=(Access(4, 0, (4, 1, 0)), Access(1, 0, (0, 0, 1)))), 5, "ignore matched",
     ),
     "operand not yet computed": (
-        lambda: with_body(7, operands=(Access(7, 0, (4, 1)), Access(5, 0, (4, 1)))), 7, "earlier"
+        lambda: with_body(7, operands=(Access(7, 0, (4, 1)), Access(5, 0, (4, 1)))), 7, "earlier",
     ),
     "commit of a value that is not there": (
         lambda: Program(PROGRAM.body, (replace(COMMITS[0], operands=(Access(12, 0, (1,)),)), COMMITS[1])), 12, "earlier"
@@ -144,17 +129,15 @@ BROKEN: dict[str, tuple[Callable[[], Program], int | None, str]] = {
     "sum of bools": (lambda: with_body(11, dtype=BOOL), None, "rank 0"),
     "argmax to f32": (lambda: with_body(11, function=ReduceFunction.ARGMAX), 11, "does not take"),
     "read past the end": (
-        lambda: with_body(7, operands=(Access(0, 1, (4, 1)), Access(5, 0, (4, 1)))), 7, "elements 1 to 12"
+        lambda: with_body(7, operands=(Access(0, 1, (4, 1)), Access(5, 0, (4, 1)))), 7, "elements 1 to 12",
     ),
     "read before the start": (
-        lambda: with_body(11, operands=(Access(8, 0, (4, 1)), Access(0, 10, (-4, -1)))), 11, "elements -1 to 10"
+        lambda: with_body(11, operands=(Access(8, 0, (4, 1)), Access(0, 10, (-4, -1)))), 11, "elements -1 to 10",
     ),
-    "seed with a stride": (
-        lambda: with_body(6, operands=(Access(1, 0, (1, 0)), Access(3, 0, (0, 0)))), 6, "strides 0"
-    ),
+    "seed with a stride": (lambda: with_body(6, operands=(Access(1, 0, (1, 0)), Access(3, 0, (0, 0)))), 6, "strides 0"),
     "stream used twice": (lambda: with_body(10, params=ShuffleParams(n=9, stream=0)), 10, "used once"),
     "state sourced with another shape": (
-        lambda: Program((replace(PROGRAM.body[0], shape=(4, 3)), *PROGRAM.body[1:]), COMMITS), 0, "as it is committed"
+        lambda: Program((replace(PROGRAM.body[0], shape=(4, 3)), *PROGRAM.body[1:]), COMMITS), 0, "as it is committed",
     ),
 }  # fmt: skip
 
@@ -197,7 +180,7 @@ def test_malformed_instructions_are_refused(change: Callable[[bytes], bytes]) ->
 def test_a_name_is_printable_ascii() -> None:
     for name in ("", "a b", "é", "x" * 256, "tab\t"):
         with pytest.raises(EncodingError):
-            encode_instruction(source(SourceKind.STATE, name, F32, 1))
+            encode_instruction(instructions.source(SourceKind.STATE, name, F32, 1))
 
 
 @given(

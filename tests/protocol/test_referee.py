@@ -31,8 +31,6 @@ STEP = 2
 
 
 class Executed(NamedTuple):
-    """The values of a step, and the body half of their tree."""
-
     values: tuple[bytes, ...]
     body_tree: Tree
 
@@ -209,7 +207,6 @@ def test_tampered_openings_are_refused(name: str) -> None:
 
 
 def mutate(proof: Proof, choice: int, byte: int, bit: int) -> Proof:
-    """Flip one bit in one field of one opening."""
     tensors, chunks = proof
     openings: list[Any] = [*tensors, *chunks]
     at = choice // 8 % len(openings)
@@ -273,7 +270,6 @@ def lie(number: int, dtype: DType, shape: tuple[int, ...], data: bytes) -> tuple
 
 
 def lied(function: MapFunction, dtype: DType, data: bytes) -> tuple[Instruction, Openings]:
-    """The first map with this function over another tensor than its operand is."""
     instruction = executed()[0].body[find(Opcode.MAP, function)]
     root, tensor, chunk = lie(instruction.operands[0].value, dtype, (len(data) // dtype.size,), data)
     return instruction, check(((tensor,), (chunk,)), root)

@@ -8,18 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.instructions import (
-    STEP_NUMBER,
-    const,
-    counted,
-    drawn,
-    gathered,
-    mapped,
-    reduced,
-    scattered,
-    shuffled,
-    windowed,
-)
+from tests.protocol import instructions
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
@@ -136,7 +125,7 @@ def test_map_reads_through_access_maps() -> None:
     """x transposed and reversed, minus a broadcast row: strides that are permuted, negative and zero."""
     x, row = list(range(100, 112)), [7, 8, 9, 10]
     operands = (Access(0, 11, (-1, -3)), Access(1, 0, (0, 1)))
-    i = mapped(MapFunction.SUB, I64, (3, 4), *operands)
+    i = instructions.mapped(MapFunction.SUB, I64, (3, 4), *operands)
     found = [element(i, k, reader(x, row), (I64, I64)) for k in range(12)]
     assert found == [x[11 - a - 3 * b] - row[b] for a in range(3) for b in range(4)]
 
@@ -150,7 +139,7 @@ def test_convolution_is_a_contraction_over_an_overlapping_view(cases: Callable[[
         Access(0, 0, (0, 2 * side, 2, side * side, side, 1)),
         Access(1, 0, (channels * width**2, 0, 0, width**2, width, 1)),
     )
-    i = reduced(F32, (filters, out, out), (channels, width, width), *operands)
+    i = instructions.reduced(F32, (filters, out, out), (channels, width, width), *operands)
     for e, (f, y, x) in enumerate(product(range(filters), range(out), range(out))):
         exact = Fraction(0)
         for c, dy, dx in product(range(channels), range(width), range(width)):
@@ -170,14 +159,14 @@ def test_reductions_of_rows() -> None:
         (ReduceFunction.MAX, [9, -1]),
         (ReduceFunction.ARGMAX, [2, 0]),
     ):
-        i = reduced(I64, (2,), (2, 3), Access(0, 0, (6, 3, 1)), function=function)
+        i = instructions.reduced(I64, (2,), (2, 3), Access(0, 0, (6, 3, 1)), function=function)
         assert [element(i, k, reader(flat), (I64,)) for k in range(2)] == expected
 
 
 def test_accumulators_are_prefixes_and_leaves_chain() -> None:
     stream = Stream("reference/leaves")
     x, y = floats(stream, 10), floats(stream, 10)
-    i = reduced(F32, (), (5, 2), Access(0, 0, (2, 1)), Access(1, 0, (2, 1)))
+    i = instructions.reduced(F32, (), (5, 2), Access(0, 0, (2, 1)), Access(1, 0, (2, 1)))
     read = reader(x, y)
     found = accumulators(i, 0, read, (F32, F32))
     assert len(found) == 3
@@ -198,10 +187,10 @@ def test_gather_and_its_bounds() -> None:
     table = [10, 11, 12, 20, 21, 22, 30, 31, 32]
     index = [2, 0, -1, 3, 2**63 - 1, -(2**63)]
     for dtype, outside in ((F32, NAN), (I64, 0)):
-        i = gathered(dtype, (6, 3), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=3, bound=3)
+        i = instructions.gathered(dtype, (6, 3), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=3, bound=3)
         found = [element(i, k, reader(table, index), (dtype, I64)) for k in range(18)]
         assert found == [30, 31, 32, 10, 11, 12] + [outside] * 12
-    i = gathered(BOOL, (2,), Access(0, 1, (0,)), Access(1, 0, (1,)), stride=-1, bound=2)
+    i = instructions.gathered(BOOL, (2,), Access(0, 1, (0,)), Access(1, 0, (1,)), stride=-1, bound=2)
     assert [element(i, k, reader([0, 1], [0, 5]), (BOOL, I64)) for k in range(2)] == [1, 0]
 
 
@@ -210,7 +199,9 @@ def test_scatter_sum_is_the_gradient_of_an_embedding() -> None:
     rows, width, tokens = 4, 3, 9
     gradient = floats(stream, tokens * width)
     index = [stream.below(rows + 2) - 1 for _ in range(tokens)]  # some point nowhere
-    i = scattered((rows, width), (tokens,), Access(0, 0, (0, 1, width)), Access(1, 0, (0, 0, 1)), match=(1, 0))
+    i = instructions.scattered(
+        (rows, width), (tokens,), Access(0, 0, (0, 1, width)), Access(1, 0, (0, 0, 1)), match=(1, 0)
+    )
     for r, c in product(range(rows), range(width)):
         exact = sum((value(gradient[t * width + c]) for t in range(tokens) if index[t] == r), Fraction(0))
         assert element(i, r * width + c, reader(gradient, index), (F32, I64)) == nearest(exact)
@@ -220,46 +211,46 @@ def test_scatter_sum_is_the_gradient_of_an_embedding() -> None:
 
 
 def test_scatter_sum_ignores_nonfinite_sources_elsewhere() -> None:
-    i = scattered((2,), (2,), Access(0, 0, (0, 1)), Access(1, 0, (0, 1)), match=(1,))
+    i = instructions.scattered((2,), (2,), Access(0, 0, (0, 1)), Access(1, 0, (0, 1)), match=(1,))
     assert [element(i, k, reader([INF, ONE], [0, 1]), (F32, I64)) for k in range(2)] == [NAN, ONE]
 
 
 def test_window_pads_dilates_and_concatenates() -> None:
     x = [1, 2, 3, 4, 5, 6]
-    pad = windowed(I64, (4, 6), Access(0, 0, (3, 1)), lo=(1, 0), hi=(3, 6), step=(1, 2), fill=2**64 - 9)
+    pad = instructions.windowed(I64, (4, 6), Access(0, 0, (3, 1)), lo=(1, 0), hi=(3, 6), step=(1, 2), fill=2**64 - 9)
     found = [element(pad, k, reader(x), (I64,)) for k in range(24)]
     outside = [-9] * 6
     assert found == [*outside, 1, -9, 2, -9, 3, -9, 4, -9, 5, -9, 6, -9, *outside]
-    cat = windowed(I64, (5,), Access(0, 0, (1,)), Access(1, 0, (1,)), lo=(1,), hi=(3,), step=(1,))
+    cat = instructions.windowed(I64, (5,), Access(0, 0, (1,)), Access(1, 0, (1,)), lo=(1,), hi=(3,), step=(1,))
     assert [element(cat, k, reader([70, 71], x), (I64, I64)) for k in range(5)] == [1, 70, 71, 4, 5]
 
 
 def test_moved_nans_become_the_one_nan() -> None:
     payload = [0xFFC00001]
-    gather = gathered(F32, (), Access(0, 0, ()), Access(1, 0, ()), stride=1, bound=1)
+    gather = instructions.gathered(F32, (), Access(0, 0, ()), Access(1, 0, ()), stride=1, bound=1)
     assert element(gather, 0, reader(payload, [0]), (F32, I64)) == NAN
-    window = windowed(F32, (2,), Access(0, 0, (1,)), Access(1, 0, (0,)), lo=(0,), hi=(1,), step=(1,))
+    window = instructions.windowed(F32, (2,), Access(0, 0, (1,)), Access(1, 0, (0,)), lo=(0,), hi=(1,), step=(1,))
     assert [element(window, k, reader(payload, payload), (F32, F32)) for k in range(2)] == [NAN, NAN]
 
 
 def test_iota_random_shuffle_and_scalar_sources() -> None:
-    iota = counted((2, 3), offset=2**63 - 2, strides=(10, 1))
+    iota = instructions.counted((2, 3), offset=2**63 - 2, strides=(10, 1))
     assert [element(iota, k, reader(), ()) for k in range(6)] == [
         wrap(2**63 - 2 + 10 * a + b) for a in (0, 1) for b in range(3)
     ]
     seed, step = -77, 5
     scalars = (Access(0, 0, (0,)), Access(1, 0, (0,)))
-    draw = drawn((9,), *scalars, stream=4)
+    draw = instructions.drawn((9,), *scalars, stream=4)
     assert [element(draw, k, reader([seed], [step]), (I64, I64)) for k in range(9)] == [
         random_bits(seed, step, 4, k) for k in range(9)
     ]
     operands = (Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (1,)))
-    order = shuffled((6,), *operands, n=5, stream=6)
+    order = instructions.shuffled((6,), *operands, n=5, stream=6)
     read = reader([0, 1, 2, 3, 4, 5], [seed], [3, 3, 3, 3, 3, 4])
     found = [element(order, k, read, (I64, I64, I64)) for k in range(6)]
     assert found == [shuffle(k, seed, 3, 5, 6) for k in range(5)] + [-1]
-    assert element(const(2**64 - 3, I64), 0, reader(), ()) == -3
-    assert element(STEP_NUMBER, 0, reader(), (), step=9) == 8
+    assert element(instructions.const(2**64 - 3, I64), 0, reader(), ()) == -3
+    assert element(instructions.STEP_NUMBER, 0, reader(), (), step=9) == 8
 
 
 def test_whole_tensors_are_not_computed_by_element() -> None:
@@ -270,12 +261,12 @@ def test_whole_tensors_are_not_computed_by_element() -> None:
 
 
 def test_needed_elements_follow_the_data() -> None:
-    i = gathered(F32, (2,), Access(0, 0, (0,)), Access(1, 0, (1,)), stride=1, bound=4)
+    i = instructions.gathered(F32, (2,), Access(0, 0, (0,)), Access(1, 0, (1,)), stride=1, bound=4)
     read = reader([0, 1, 2, 3], [3, 9])
     assert needed_elements(i, 0, None, read, (F32, I64)) == ((1, 0), (0, 3))
     assert needed_elements(i, 1, None, read, (F32, I64)) == ((1, 1),)
     operands = (Access(0, 0, (1,)), Access(1, 0, (1,)), Access(2, 0, (0,)))
-    where = mapped(MapFunction.WHERE, F32, (2,), *operands)
+    where = instructions.mapped(MapFunction.WHERE, F32, (2,), *operands)
     assert needed_elements(where, 1, None, reader([0, 1], [5, 6], [7]), (BOOL, F32, F32)) == ((0, 1), (1, 1), (2, 0))
 
 

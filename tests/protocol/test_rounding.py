@@ -48,7 +48,6 @@ def expected(exact: Fraction, rounding: Rounding) -> int:
 
 
 def as_sum(exact: Fraction) -> tuple[int, int]:
-    """n and e of a dyadic rational."""
     e = 1 - exact.denominator.bit_length()
     return int(exact * 2**-e), e
 

@@ -90,8 +90,6 @@ def test_11_a_proof_waits_for_a_clock_after_the_move_before(name: str) -> None:
 
 
 class Seals(Challenger):
-    """Honest but for what it seals."""
-
     def __init__(self, change: Callable[[bytes], bytes]) -> None:
         super().__init__(HONEST, SECRET)
         self._change = change

@@ -61,15 +61,11 @@ def test_it_leaves_out_what_the_chain_knows() -> None:
 
 
 FIXED: dict[str, str] = {
-    "state_root": "the record, under the run root",
-    "log_root": "the record",
-    "checkpoint": "the step",
-    "step_log": "the record; it is shown until a word of it is",
-    "operation": "the instruction's digest",
-    "chunk": "the element, or the position",
-    "word": "only policy `logged` has one",
+    "state_root": "the record, under the run root", "log_root": "the record", "checkpoint": "the step",
+    "step_log": "the record; it is shown until a word of it is", "operation": "the instruction's digest",
+    "chunk": "the element, or the position", "word": "only policy `logged` has one",
     "direction": "only policy `logged` has one",
-}
+}  # fmt: skip
 """Fields of the state that a snapshot need not show, and what fixes them."""
 OF_THE_CHAIN = {
     "job", "head", "game_id", "defender_rest", "challenger_rest", "last", "moved", "moves", "crowd", "verdict",

@@ -10,33 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
+from tests.protocol import runs
 from tests.protocol.bounds import max_moves
 from tests.protocol.logged import logged_job, random_logs
-from tests.protocol.runs import (
-    CHALLENGER,
-    CLIENT,
-    CLOCK,
-    DOMAIN,
-    GAME,
-    REPLAY,
-    SECRET,
-    TRAINER,
-    Liar,
-    Run,
-    make_job,
-    replay,
-)
-from tests.protocol.walks import (
-    ARGMAX,
-    COMMIT,
-    JOB,
-    WALKS,
-    Erratic,
-    Garbage,
-    RandomChallenger,
-    check_invariants,
-    other,
-)
+from tests.protocol.runs import CHALLENGER, CLIENT, CLOCK, DOMAIN, GAME, REPLAY, SECRET, TRAINER, Liar, Run, make_job
+from tests.protocol.walks import ARGMAX, COMMIT, JOB, WALKS, Erratic, Garbage, RandomChallenger, check_invariants, other
 from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, VerificationError
@@ -169,7 +147,7 @@ def test_3_a_replay_knows_who_conceded(side: Side) -> None:
     start = rules.start(JOB, run.head().head, game_id(run.head().head, DOMAIN, CHALLENGER.address, 0), 5)
     log = Transcript(start, domain=DOMAIN, challenger=CHALLENGER.address)
     log.append(log.sign(Concede(), KEYS[side]))
-    verdict = replay(JOB, run.head(), log, [5, 6]).verdict
+    verdict = runs.replay(JOB, run.head(), log, [5, 6]).verdict
     assert (verdict.winner, verdict.reason) == (side.other, Reason.CONCEDED)
 
 
@@ -455,7 +433,6 @@ def play_out(table: Table, winner: Side) -> None:
 
 
 def drawn_run(random: Random) -> Run:
-    """Of either policy."""
     logs = random.choice([None, random_logs(1), random_logs(2)])
     make = make_job if logs is None else logged_job
     job = make(levels=random.randint(1, 5), interval=random.randint(1, 5))

@@ -7,18 +7,8 @@ from random import Random
 
 from tests.protocol.runs import SECRET, Liar, Run, duel, lie, make_job, program
 from tiebreak.protocol.errors import IllegalMove
+from tiebreak.protocol.game import moves
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import (
-    Concede,
-    Descend,
-    Move,
-    OpenChunk,
-    OpenSteps,
-    OpenValues,
-    Phase,
-    Select,
-    SelectElement,
-)
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import Challenger, Defender, first_nodes
 from tiebreak.protocol.tags import EMPTY, Digest
@@ -33,7 +23,7 @@ ARGMAX = 16
 """20 terms: 5 leaves, 3 of padding."""
 COMMIT = program().leaf_of_commit(1)
 
-Walk = list[tuple[GameState, Move, GameState]]
+Walk = list[tuple[GameState, moves.Move, GameState]]
 
 
 class Walks(dict[str, Walk]):
@@ -53,7 +43,6 @@ class Walks(dict[str, Walk]):
 
 
 def walk(liar: Run, honest: Run) -> Walk:
-    """Every move of an honest challenger's game against a liar."""
     made: Walk = []
     duel(liar, Defender(liar), Challenger(honest, SECRET), on_move=lambda *x: made.append(x))
     return made
@@ -75,7 +64,7 @@ WALKS = Walks(
 )
 
 
-def at(name: str, phase: Phase, walks: Walks = WALKS) -> tuple[GameState, Move]:
+def at(name: str, phase: moves.Phase, walks: Walks = WALKS) -> tuple[GameState, moves.Move]:
     """A state of a walk in which a move of this kind is due, and the move that was made."""
     return next((state, move) for state, move, _ in walks[name] if state.phase is phase)
 
@@ -84,9 +73,9 @@ def other(digest: bytes) -> bytes:
     return bytes([digest[0] ^ 1]) + digest[1:]
 
 
-def check_invariants(before: GameState, move: Move, after: GameState) -> None:
+def check_invariants(before: GameState, move: moves.Move, after: GameState) -> None:
     """Invariants 2, 3, 5 and 8, over one move."""
-    assert isinstance(move, Concede) or (move.KIND, move.KIND.mover) == (before.phase, before.mover)
+    assert isinstance(move, moves.Concede) or (move.KIND, move.KIND.mover) == (before.phase, before.mover)
     assert 0 <= after.position < 1 << 64
     assert 0 <= after.height <= 64
     assert after.defender_rest <= before.defender_rest
@@ -94,7 +83,7 @@ def check_invariants(before: GameState, move: Move, after: GameState) -> None:
     charged = max(0, after.last - before.last - before.allowance)
     rests = before.defender_rest + before.challenger_rest
     assert after.defender_rest + after.challenger_rest + charged == rests
-    assert (after.verdict is None) == (after.phase is not Phase.OVER)
+    assert (after.verdict is None) == (after.phase is not moves.Phase.OVER)
 
 
 class RandomChallenger(Challenger):
@@ -110,9 +99,9 @@ class RandomChallenger(Challenger):
     def pick_element(self, state: GameState, chunk: bytes) -> int:
         return self._random.randrange(len(chunk) // state.dtype.size)
 
-    def move(self, state: GameState, answered: Move | None) -> Move:
+    def move(self, state: GameState, answered: moves.Move | None) -> moves.Move:
         move = super().move(state, answered)
-        if isinstance(move, Select | SelectElement) and self._random.random() < 0.1:
+        if isinstance(move, moves.Select | moves.SelectElement) and self._random.random() < 0.1:
             spoiled = replace(move, seal=self._random.randbytes(32))
             with contextlib.suppress(IllegalMove):
                 game.apply(state, spoiled, state.last)
@@ -158,24 +147,24 @@ class Erratic(Defender):
         super().__init__(oracle)
         self._random = random
 
-    def opening(self, state: GameState) -> Move:
+    def opening(self, state: GameState) -> moves.Move:
         move, choice = super().opening(state), self._random.random()
         noise = self._random.randbytes(32)
         if state.job.is_logged and choice > 0.85:
-            if isinstance(move, OpenSteps):
+            if isinstance(move, moves.OpenSteps):
                 return replace(move, log_root=noise)
-            if isinstance(move, OpenValues):
+            if isinstance(move, moves.OpenValues):
                 return replace(move, step_log=noise)
-            if isinstance(move, OpenChunk) and move.siblings:
+            if isinstance(move, moves.OpenChunk) and move.siblings:
                 return replace(move, word=noise)
         if choice > 0.05:
             return move
-        if isinstance(move, Descend):
+        if isinstance(move, moves.Descend):
             return replace(move, nodes=(*move.nodes[:-1], noise))
-        if isinstance(move, OpenSteps):
+        if isinstance(move, moves.OpenSteps):
             leaves = [self._random.randbytes(32) for _ in range(state.job.segment_steps(state.checkpoint))]
             tree = Tree([*leaves[:-1], state.node])
             return replace(move, nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(len(leaves) - 1)))
-        if isinstance(move, OpenChunk):
+        if isinstance(move, moves.OpenChunk):
             return replace(move, chunk=self._random.randbytes(len(move.chunk)))
         return move

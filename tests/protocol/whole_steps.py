@@ -79,7 +79,6 @@ def _source(instruction: Instruction, name: str, entries: Mapping[str, bytes]) -
 
 
 def new_state(program: Program, values: Sequence[bytes]) -> dict[str, bytes]:
-    """The state after a step, from the values that `execute` returned."""
     found = {}
     for commit in program.commits:
         if isinstance(commit.params, Slot):

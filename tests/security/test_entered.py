@@ -57,9 +57,7 @@ def events(*shown: tuple[str, dict[str, Any]]) -> Seen:
 
 
 def following(talk_of: Callable[..., Any] | None = None) -> FollowedBoard:
-    """A board with two games against one head."""
-    board = FollowedBoard()
-    board.program_of, board.job_of = lambda _: program(), lambda _: START.job
+    board = FollowedBoard(program_of=lambda _: program(), job_of=lambda _: START.job)
     board.talk_of = talk_of or board.talk_of
     head = {"jobId": START.job.id, "count": START.head.count, "runRoot": START.head.run_root}
     board.follow(events(("JobCreated", {"jobId": START.job.id}), ("JobAccepted", {"jobId": START.job.id})))

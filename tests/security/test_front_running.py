@@ -37,7 +37,6 @@ def shown_at(walk: Walk) -> int:
 
 
 def right_answer(walk: Walk) -> bytes:
-    """What the proof gives away."""
     state, proof, _ = walk[-1]
     correct = game.judge(state, proof)
     return seals.element_answer(correct) if state.level is Level.CHUNKS else correct

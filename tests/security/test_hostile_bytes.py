@@ -91,20 +91,11 @@ def test_noise_is_refused(decode: Callable[[bytes], Any], noise: bytes) -> None:
 @pytest.mark.parametrize(
     "bomb",
     [
-        b"\x91" * 100_000 + b"\x00",
-        b"\xdd\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xff",
-        b"\xdf\xff\xff\xff\xff",
-        b"\x81\x91\x00\x00",
-        b"\xc7\x00\xff",
-        b"\xd6\xff\x00\x00\x00\x00",
-        b"\xa2\xff\xfe",
-        b"\xcb" + bytes(8),
-        b"\xc0",
-        b"\xff",
-        b"\x80",
+        b"\x91" * 100_000 + b"\x00", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff",
+        b"\x81\x91\x00\x00", b"\xc7\x00\xff", b"\xd6\xff\x00\x00\x00\x00", b"\xa2\xff\xfe", b"\xcb" + bytes(8),
+        b"\xc0", b"\xff", b"\x80",
     ],
-)
+)  # fmt: skip
 def test_msgpack_bombs_are_refused(bomb: bytes) -> None:
     with pytest.raises(EncodingError):
         unpack(bomb, 1 << 17)

@@ -49,7 +49,6 @@ BITS = part(zstd(bytes(88)))  # 700 entries, all of them down
 
 
 def of_700(plane: bytes) -> bytes:
-    """A log of 700 entries whose gaps are in this frame."""
     return header(700) + b"\1" + part(plane) + BITS
 
 

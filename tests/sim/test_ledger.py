@@ -16,16 +16,10 @@ from tiebreak.sim.adversaries.catalogue import CATALOGUE, MODULES, WEAKNESSES, a
 from tiebreak.sim.world.cast import TERMS
 
 FAST = (
-    "one false sum",
-    "equivocation",
-    "silence in the talk",
-    "two ways in one talk",
-    "state entered over moves on the chain",
-    "swapped logs",
-    "garbage entered",
-    "reorganised blocks",
+    "one false sum", "equivocation", "silence in the talk", "two ways in one talk",
+    "state entered over moves on the chain", "swapped logs", "garbage entered", "reorganised blocks",
     "seats bought, all but one",
-)
+)  # fmt: skip
 """Between them: convictions, reports, states that enter, forks, proofs that enter, receipts, blocks, seats."""
 STAKE, REWARD, GAME = TERMS.trainer_stake, TERMS.reward, TERMS.challenger_stake
 CONVICTED = {"trainer": -STAKE, "client": 0, "auditor": HALF}
@@ -36,12 +30,8 @@ ABANDONED, COPIED_BY_THE_BUILDER = {"client": STAKE}, {**COPIED, "builder": RELI
 PAID = {"trainer": REWARD, "client": -REWARD}
 FALSE = [name for name, kind in CATALOGUE.items() if isinstance(kind, Deviating) and kind.caught == RECOMPUTED]
 PLAYED = (
-    "one bit of a loss",
-    "stale checkpoint",
-    "bent partial sum",
-    "log entry far from a tie",
-    "drift by log entries",
-)
+    "one bit of a loss", "stale checkpoint", "bent partial sum", "log entry far from a tie", "drift by log entries",
+)  # fmt: skip
 """Of the false runs, of which games differ in their lies alone: heads, commits, partial sums, logs."""
 GAINS: dict[str, dict[str, int]] = {
     **dict.fromkeys(FALSE, CONVICTED),

@@ -1,4 +1,4 @@
-"""The market: who pays in what, what a fork takes over, and that the board owns exactly what it owes."""
+"""The market: jobs alike, and what a fork takes over."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,28 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.engine import logged_cases
-from tests.sim.yard import INTERVAL, STEPS, Yard, sums_of
+from tests.sim.yard import INTERVAL, STEPS, Yard
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
-from tiebreak.sim.games.disputes import FUNDS, DisputeMarket, Parties, another, fork
-
-
-@pytest.fixture(scope="module")
-def market() -> DisputeMarket:
-    return DisputeMarket()
-
-
-def test_parties_are_three_funded_people(market: DisputeMarket) -> None:
-    keys = market.parties
-    addresses = {keys.client.address, keys.trainer.address, keys.challenger.address}
-    assert len(addresses) == 3
-    assert market.chain.balance(keys.trainer.address) == market.chain.balance(keys.challenger.address) == FUNDS
-    assert 0 < FUNDS - market.chain.balance(keys.client.address) < FUNDS // 100, "deploying costs gas, and little"
-    assert Parties.generate() != Parties.generate()
+from tiebreak.sim.games.disputes import another, fork
 
 
 def test_another_is_the_same_job_under_another_id(yard: Yard) -> None:
@@ -82,16 +68,6 @@ def test_a_fork_does_not_take_over_a_damaged_checkpoint(yard: Yard) -> None:
     file.write_bytes(content)
     with pytest.raises(VerificationError, match="state after step 3"):
         fork(source, yard.fresh("f"), yard.market.sign(yard.job()), upto=STEPS)
-
-
-def test_evidence_of_a_fork_is_that_of_its_source(yard: Yard) -> None:
-    source = yard.arena().run
-    made = fork(source, yard.fresh("fork"), yard.market.sign(another(source.job)), upto=STEPS)
-    ours, theirs = Evidence(made, yard.interpreter), Evidence(source, yard.interpreter)
-    assert ours.run_tree(3).root == theirs.run_tree(3).root
-    assert ours.value_tree(5).root == theirs.value_tree(5).root
-    leaf = sums_of(yard.program, 4)[0]
-    assert ours.accumulators(5, leaf, 1).root == theirs.accumulators(5, leaf, 1).root
 
 
 def test_a_fork_takes_the_logs_along(tmp_path: Path, yard: Yard) -> None:

@@ -28,18 +28,6 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.tampering import Cheat, long_sums
 from tiebreak.sim.games import disputes
-from tiebreak.sim.games.disputes import (
-    Arena,
-    ChainMatch,
-    DisputeMarket,
-    another,
-    deviate,
-    fork,
-    game_of,
-    play,
-    replay_on_chain,
-    signed_messages,
-)
 
 STEPS, BATCH, CLASSES = 8, 6, 3
 INTERVAL = 3
@@ -76,20 +64,15 @@ def make_task() -> Task:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
     count = 20
     return Task(
-        name="yard",
-        model=model,
-        loss=classify,
-        optimizer=SGD(lr=0.1, momentum=0.9),
+        name="yard", model=model, loss=classify, optimizer=SGD(lr=0.1, momentum=0.9),
         data={
             "numbers": torch.randn(count, 9, generator=generator),
             "words": torch.randint(0, 7, (count,), generator=generator),
             "labels": torch.randint(0, CLASSES, (count,), generator=generator),
         },
-        batch=Batch(size=BATCH, examples=Rows(names=("numbers", "words", "labels"))),
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        seed=3,
-    )
+        batch=Batch(size=BATCH, examples=Rows(names=("numbers", "words", "labels"))), steps=STEPS,
+        checkpoint_interval=INTERVAL, seed=3,
+    )  # fmt: skip
 
 
 def kind_of(i: Instruction) -> tuple[str, int]:
@@ -97,12 +80,10 @@ def kind_of(i: Instruction) -> tuple[str, int]:
 
 
 def other_value(value: Tensor) -> Tensor:
-    """Another value of the same dtype, far enough off to matter."""
     return ~value if value.dtype == torch.bool else value + 1
 
 
 def any_cheat(program: Program, leaf: int, *, step: int, rng: random.Random) -> Cheat:
-    """Another value in a random element of a leaf of the value tree."""
     half = 1 << program.half_depth
     value = leaf if leaf < half else program.commits[leaf - half].operands[0].value
     element = rng.randrange(program.body[value].numel)
@@ -130,10 +111,10 @@ class Yard:
         torch.set_num_threads(1)
         self.folder = folder
         self.compiled: Compiled = compile_task(make_task())
-        self.market = DisputeMarket()
+        self.market = disputes.DisputeMarket()
         self.interpreter: Interpreter = make_interpreter(self.compiled.program)
         self.jobs: list[Digest] = []
-        self._arenas: dict[int, Arena] = {}
+        self._arenas: dict[int, disputes.Arena] = {}
         self._numbers = iter(range(1 << 30))
 
     @property
@@ -154,9 +135,9 @@ class Yard:
                 descent_levels=levels, reward=7, trainer_stake=1001, challenger_stake=55, challenge_window=30 * 86400
             ),
         )
-        return another(job)
+        return disputes.another(job)
 
-    def arena(self, interval: int = INTERVAL) -> Arena:
+    def arena(self, interval: int = INTERVAL) -> disputes.Arena:
         """The honest run, with signed heads, and a replay of it that takes the terms of all sums in another order."""
         if interval not in self._arenas:
             agreement, c = self.market.sign(self.job(interval)), self.compiled
@@ -166,7 +147,7 @@ class Yard:
             replay = RunDirectory.create(self.fresh("replay"), agreement, c.program, c.state, c.data)
             Worker(replay, Interpreter(c.program, Arithmetic(permute=77))).work()
             assert compare(replay, run.heads()[-1]).agrees
-            self._arenas[interval] = Arena(self.market, run, replay, self.interpreter, self.folder)
+            self._arenas[interval] = disputes.Arena(self.market, run, replay, self.interpreter, self.folder)
         return self._arenas[interval]
 
     def open(self, agreement: SignedJob) -> None:
@@ -174,27 +155,28 @@ class Yard:
         self.jobs.append(agreement.job.id)
 
     def duel(self, cheat: Cheat, *, interval: int = INTERVAL, levels: int = 5, forged: bool = True) -> Duel | None:
-        """Off the chain. None if the cheat left no trace in anything committed: then there is nothing to lie about."""
         arena, job = self.arena(interval), self.job(interval, levels)
         agreement = self.market.sign(job)
         # A lie may blow up what follows from it; this trainer wants its reward nevertheless.
         key, name = self.market.parties.trainer, self.fresh("cheat").name
-        cheating, machine = deviate(arena, agreement, cheat, name, key=key, stop_if_not_finite=False)
-        own = fork(arena.replay, self.fresh("own"), agreement, upto=STEPS)
+        cheating, machine = disputes.deviate(arena, agreement, cheat, name, key=key, stop_if_not_finite=False)
+        own = disputes.fork(arena.replay, self.fresh("own"), agreement, upto=STEPS)
         head = cheating.heads()[-1]
         if compare(own, head).agrees:
             return None
         defender = (ForgedEvidence if forged else Evidence)(cheating, machine)
-        courier, identity = signed_messages(self.market, agreement, head), game_of(self.market, agreement, head)
-        match = play(agreement, head, defender, Evidence(own, self.interpreter), courier, identity=identity)
+        courier, identity = (
+            disputes.signed_messages(self.market, agreement, head),
+            disputes.game_of(self.market, agreement, head),
+        )
+        match = disputes.play(agreement, head, defender, Evidence(own, self.interpreter), courier, identity=identity)
         return Duel(agreement, head, match)
 
-    def settle(self, duel: Duel) -> ChainMatch:
-        """The same moves on the chain."""
+    def settle(self, duel: Duel) -> disputes.ChainMatch:
         self.open(duel.agreement)
-        return replay_on_chain(self.market, duel.agreement, duel.head, duel.match)
+        return disputes.replay_on_chain(self.market, duel.agreement, duel.head, duel.match)
 
-    def convict(self, cheat: Cheat, *, interval: int = INTERVAL, levels: int = 2) -> ChainMatch:
+    def convict(self, cheat: Cheat, *, interval: int = INTERVAL, levels: int = 2) -> disputes.ChainMatch:
         """The whole story: the cheat must lose at its own leaf before both referees, and pay for it."""
         arena, job, before = self.arena(interval), self.job(interval, levels), self.credits()
         self.jobs.append(job.id)
@@ -232,7 +214,7 @@ def assert_caught_at(match: Match, cheat: Cheat) -> None:
         assert state.element == cheat.element, cheat.name
 
 
-def assert_same_end(match: ChainMatch) -> None:
+def assert_same_end(match: disputes.ChainMatch) -> None:
     """The contract's game ended as the one in Python did: same verdict, same reason, same place."""
     record, state = match.chain.record, match.final
     assert state.verdict is not None
@@ -244,7 +226,7 @@ def assert_same_end(match: ChainMatch) -> None:
     assert all(move.bytes > 0 for move in match.moves)
 
 
-def assert_slashed(yard: Yard, job: Job, match: ChainMatch, before: dict[str, int]) -> None:
+def assert_slashed(yard: Yard, job: Job, match: disputes.ChainMatch, before: dict[str, int]) -> None:
     """Stake split between challenger and nobody, reward back to the client, and nothing lost or made."""
     assert match.chain.trainer_gain == -job.trainer_stake
     assert match.chain.challenger_gain == job.trainer_stake // 2

@@ -34,7 +34,6 @@ def shared_parties(once: Once) -> Parties:
 
 @pytest.fixture
 def parties(shared_parties: Parties, monkeypatch: pytest.MonkeyPatch) -> Parties:
-    """The parties, with the passphrase of their keys in the environment."""
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
     return shared_parties
 

@@ -94,8 +94,7 @@ def test_a_terminal_sees_that_something_happens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (3 << 29, "1.5 GiB"), (1 << 50, "1.02e+03 TiB")],
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (3 << 29, "1.5 GiB"), (1 << 50, "1.02e+03 TiB")]
 )
 def test_sizes(count: int, text: str) -> None:
     assert _size(count) == text

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import datasets
 import numpy as np
@@ -53,36 +54,21 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A dataset on disk, in several files, with columns of every sort."""
-    features = datasets.Features(
-        {
-            "x": datasets.Sequence(datasets.Value("float32"), length=2),
-            "image": datasets.Array2D((2, 3), "uint8"),
-            "label": datasets.ClassLabel(names=["a", "b", "c"]),
-            "half": datasets.Value("float16"),
-            "double": datasets.Value("float64"),
-            "yes": datasets.Value("bool"),
-            "text": datasets.Value("string"),
-            "ragged": datasets.List(datasets.Value("int32")),
-            "hole": datasets.Value("int32"),
-            "when": datasets.Value("timestamp[s]"),
-        }
-    )
-    rows = 25
-    made = datasets.Dataset.from_dict(
-        {
-            "x": [[n / 4, -n] for n in range(rows)],
-            "image": [np.full((2, 3), n, dtype="u1") for n in range(rows)],
-            "label": [n % 3 for n in range(rows)],
-            "half": [n / 2 for n in range(rows)],
-            "double": [n / 3 for n in range(rows)],
-            "yes": [n % 2 == 0 for n in range(rows)],
-            "text": ["" if n == 3 else f"row {n} é" * (n % 4 + 1) for n in range(rows)],
-            "ragged": [[1] * (n % 2 + 1) for n in range(rows)],
-            "hole": [None if n == 7 else n for n in range(rows)],
-            "when": [0] * rows,
-        },
-        features=features,
-    )
+    columns: dict[str, tuple[Any, Callable[[int], object]]] = {
+        "x": (datasets.Sequence(datasets.Value("float32"), length=2), lambda n: [n / 4, -n]),
+        "image": (datasets.Array2D((2, 3), "uint8"), lambda n: np.full((2, 3), n, dtype="u1")),
+        "label": (datasets.ClassLabel(names=["a", "b", "c"]), lambda n: n % 3),
+        "half": (datasets.Value("float16"), lambda n: n / 2),
+        "double": (datasets.Value("float64"), lambda n: n / 3),
+        "yes": (datasets.Value("bool"), lambda n: n % 2 == 0),
+        "text": (datasets.Value("string"), lambda n: "" if n == 3 else f"row {n} é" * (n % 4 + 1)),
+        "ragged": (datasets.List(datasets.Value("int32")), lambda n: [1] * (n % 2 + 1)),
+        "hole": (datasets.Value("int32"), lambda n: None if n == 7 else n),
+        "when": (datasets.Value("timestamp[s]"), lambda n: 0),
+    }
+    features = datasets.Features({name: kind for name, (kind, _) in columns.items()})
+    rows = {name: [value(n) for n in range(25)] for name, (_, value) in columns.items()}
+    made = datasets.Dataset.from_dict(rows, features=features)
     made.save_to_disk(str(tmp_path / "saved"), num_shards=3)
     return tmp_path / "saved"
 

@@ -18,18 +18,11 @@ from tiebreak.engine.logged.policy import POLICY
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.node import library
 from tiebreak.node.library import FilePart, fetch, pack, parts, publish
+from tiebreak.protocol import errors
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.commitments.terms import Terms
-from tiebreak.protocol.errors import (
-    CannotCheck,
-    ConfigurationError,
-    EncodingError,
-    SignatureError,
-    StateError,
-    VerificationError,
-)
 from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
 from tiebreak.protocol.tags import Digest
 
@@ -62,7 +55,7 @@ class Shelf:
 
     def get(self, root: Digest, size: int, file: FileIO) -> None:
         if root not in self.held or len(self.held[root]) != size:
-            raise CannotCheck(f"no blob {root.hex()}")
+            raise errors.CannotCheck(f"no blob {root.hex()}")
         data, have = self.held[root], file.seek(0, os.SEEK_END)
         file.seek(0)
         assert data.startswith(file.read()), "what is there belongs to this blob"
@@ -70,7 +63,7 @@ class Shelf:
         file.write(data[have:end])
         self.sent.append(min(end, size) - have)
         if end < size:
-            raise CannotCheck("the connection broke off")
+            raise errors.CannotCheck("the connection broke off")
 
 
 @pytest.fixture
@@ -150,7 +143,7 @@ def test_a_false_file_is_not_kept_and_the_next_publishers_is_taken(
     assert name in found.taken
     assert (tmp_path / "both" / name).read_bytes() == good
     if name in (PROGRAM, DATA, FIRST_STATE):
-        with pytest.raises(CannotCheck, match=Path(name).name):
+        with pytest.raises(errors.CannotCheck, match=Path(name).name):
             take(trained, tmp_path / "alone", shelf, lying, count=3)
     else:
         assert take(trained, tmp_path / "alone", shelf, lying, count=3).missing[name]
@@ -167,9 +160,9 @@ def test_a_cheats_own_records_are_fetched_as_it_signed_them(parties: Parties, sh
 
 def test_a_listing_cannot_choose_sizes(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
     body = published(trained, shelf, 3)
-    with pytest.raises(CannotCheck, match=r"data\.safetensors: expected at most \d+ bytes, got 1099511627776"):
+    with pytest.raises(errors.CannotCheck, match=r"data\.safetensors: expected at most \d+ bytes, got 1099511627776"):
         take(trained, tmp_path / "a", shelf, changed(body, DATA, size=1 << 40))
-    with pytest.raises(CannotCheck, match=r"program\.tbp: expected at most 100 bytes"):
+    with pytest.raises(errors.CannotCheck, match=r"program\.tbp: expected at most 100 bytes"):
         fetch(tmp_path / "b", shelf, trained.job, trained.agreement.domain, [body], 0, most=100)
     assert sum(shelf.sent) < 1 << 20
 
@@ -178,7 +171,7 @@ def test_a_disk_without_room_is_told_before_a_byte_comes(
     trained: RunDirectory, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "SPARE_BYTES", 1 << 62)
-    with pytest.raises(ConfigurationError, match="expected 46116860184273"):
+    with pytest.raises(errors.ConfigurationError, match="expected 46116860184273"):
         take(trained, tmp_path / "a", shelf, published(trained, shelf, 0))
     assert shelf.sent == []
 
@@ -208,7 +201,7 @@ def test_a_trap_in_the_folder_is_not_written_through(
     (folder / "victim").write_bytes(b"mine")
     root = next(file.root for file in body.files if file.name == PROGRAM.encode())
     trap(folder / f".{root.hex()[:32]}.fetch")
-    with pytest.raises((CannotCheck, VerificationError, ConfigurationError)):
+    with pytest.raises((errors.CannotCheck, errors.VerificationError, errors.ConfigurationError)):
         take(trained, folder, shelf, body)
     assert (folder / "victim").read_bytes() == b"mine"
 
@@ -217,14 +210,14 @@ def test_a_folder_of_another_job_is_refused(trained: RunDirectory, shelf: Shelf,
     body = published(trained, shelf, 0)
     take(trained, tmp_path / "there", shelf, body)
     other = replace(trained.job, nonce=99)
-    with pytest.raises(VerificationError, match=f"expected job {other.id.hex()}"):
+    with pytest.raises(errors.VerificationError, match=f"expected job {other.id.hex()}"):
         fetch(tmp_path / "there", shelf, other, trained.agreement.domain, [body], 0)
 
 
 def test_only_what_exists_is_published(parties: Parties, shelf: Shelf, tmp_path: Path) -> None:
     run = RunDirectory.open(parties.signed(tmp_path / "new"))
     assert {part.name for part in parts(run, 0)} == {JOB, PROGRAM, DATA, FIRST_STATE, ORIGINS}
-    with pytest.raises(StateError, match="expected a signed head of count 1"):
+    with pytest.raises(errors.StateError, match="expected a signed head of count 1"):
         parts(run, 1)
 
 
@@ -238,12 +231,12 @@ def test_a_pack_holds_what_an_audit_needs_and_nothing_else(
         (tmp_path / "packed" / n).stat().st_size for n in names(tmp_path / "packed")
     )
     assert parties.audit(tmp_path / "packed", tmp_path / "replay") == 0
-    with pytest.raises(ConfigurationError, match="expected a new or empty folder"):
+    with pytest.raises(errors.ConfigurationError, match="expected a new or empty folder"):
         pack(trained, listed, tmp_path / "packed")
 
 
 def test_a_pack_of_a_file_that_shrank_is_refused(trained: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(EncodingError, match=r"program\.tbp: expected 99999999 bytes"):
+    with pytest.raises(errors.EncodingError, match=r"program\.tbp: expected 99999999 bytes"):
         pack(trained, [FilePart(PROGRAM, 99999999)], tmp_path / "packed")
 
 
@@ -262,7 +255,7 @@ def offered(parties: Parties, tmp_path: Path) -> Path:
 
 def test_an_offer_travels_and_is_accepted(parties: Parties, offered: Path, shelf: Shelf, tmp_path: Path) -> None:
     offer = offers.open_offer(offered)
-    with pytest.raises(EncodingError):
+    with pytest.raises(errors.EncodingError):
         RunDirectory.open(offered)
     take(offer, tmp_path / "trainers", shelf, published(offer, shelf, 0))
     run = offers.accept(tmp_path / "trainers", load_key(parties.path("trainer.pem")))
@@ -271,21 +264,21 @@ def test_an_offer_travels_and_is_accepted(parties: Parties, offered: Path, shelf
     # The client needs the signature only, and its folder is a run as well; doing it twice changes nothing.
     for _ in range(2):
         assert offers.complete(offered, run.agreement.trainer_signature).agreement == run.agreement
-    with pytest.raises(VerificationError, match="expected the signature that the run has"):
+    with pytest.raises(errors.VerificationError, match="expected the signature that the run has"):
         offers.complete(offered, bytes(65))
 
 
 def test_only_the_trainer_accepts(parties: Parties, offered: Path) -> None:
-    with pytest.raises(ConfigurationError, match="expected the key of trainer"):
+    with pytest.raises(errors.ConfigurationError, match="expected the key of trainer"):
         offers.accept(offered, load_key(parties.path("stranger.pem")))
-    with pytest.raises(SignatureError):
+    with pytest.raises(errors.SignatureError):
         offers.complete(offered, offers.open_offer(offered).agreement.client_signature)
     assert not (offered / JOB).exists()
 
 
 def test_an_offer_over_other_data_is_not_accepted(parties: Parties, offered: Path) -> None:
     flip(offered / DATA)
-    with pytest.raises(VerificationError, match="expected root"):
+    with pytest.raises(errors.VerificationError, match="expected root"):
         offers.accept(offered, load_key(parties.path("trainer.pem")))
     assert not (offered / JOB).exists()
 
@@ -294,7 +287,7 @@ def test_an_offer_over_other_data_is_not_accepted(parties: Parties, offered: Pat
 def test_work_in_an_offer_is_not_gone_on_with(parties: Parties, offered: Path, name: str) -> None:
     """A trainer would sign heads over records, or round by thresholds, that the client made up."""
     shutil.copy(parties.path("run") / RECORDS, offered / name)
-    with pytest.raises(VerificationError, match=f"expected an offer without work in it, got a {name}"):
+    with pytest.raises(errors.VerificationError, match=f"expected an offer without work in it, got a {name}"):
         offers.accept(offered, load_key(parties.path("trainer.pem")))
     assert not (offered / JOB).exists()
 
@@ -302,8 +295,8 @@ def test_work_in_an_offer_is_not_gone_on_with(parties: Parties, offered: Path, n
 def test_an_offer_that_nobody_signed_is_none(offered: Path) -> None:
     offer = SignedJob.decode((offered / offers.OFFER).read_bytes())
     (offered / offers.OFFER).write_bytes(replace(offer, job=replace(offer.job, nonce=5)).encode())
-    with pytest.raises(VerificationError, match="signature"):
+    with pytest.raises(errors.VerificationError, match="signature"):
         offers.open_offer(offered)
     (offered / offers.OFFER).unlink()
-    with pytest.raises(StateError, match="expected an offer"):
+    with pytest.raises(errors.StateError, match="expected an offer"):
         offers.open_offer(offered)

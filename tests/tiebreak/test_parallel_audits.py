@@ -23,21 +23,10 @@ from hypothesis import strategies as st
 from tests.engine.tiny import TRAINER
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Once, flip, tiny_run
+from tiebreak.api.auditing import replayers
 from tiebreak.api.auditing.audits import Workers, audit_chosen
 from tiebreak.api.auditing.cluster import Cluster, Desk, FetchedRun
 from tiebreak.api.auditing.parallel import RETRIES, AuditLedger, AuditStanding, audit_in_parallel, divide
-from tiebreak.api.auditing.replayers import (
-    Advance,
-    Assignment,
-    AuditTask,
-    Event,
-    Lost,
-    Processes,
-    Replayer,
-    TaskOutcome,
-    may_copy,
-    outcome_of,
-)
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor, signed_records
@@ -50,7 +39,7 @@ from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
 STEPS, INTERVAL, SEGMENTS = 60, 3, 20
-Fault = Callable[[TaskOutcome], TaskOutcome | Lost]
+Fault = Callable[[replayers.TaskOutcome], replayers.TaskOutcome | replayers.Lost]
 MakeRun = Callable[..., RunDirectory]
 
 
@@ -91,33 +80,33 @@ class Here:
     def __init__(self, run: RunDirectory, seed: int = 0, workers: int = 3, fault: Fault = lambda outcome: outcome):
         records = signed_records(run)[0]
         root = run_tree([record.digest for record in records], run.job.steps, run.job.checkpoint_interval).root
-        assignment = Assignment(
+        assignment = replayers.Assignment(
             path=run.path, job_id=run.job.id, count=len(records), root=root, machine=Machine(threads=1)
         )
         self.most = self.at_once = self._started = workers
-        self.begun: list[tuple[str, AuditTask]] = []
-        self._idle = {f"worker {n}": Replayer(assignment, f"worker {n}") for n in range(1, workers + 1)}
-        self._busy: list[tuple[Replayer, AuditTask]] = []
+        self.begun: list[tuple[str, replayers.AuditTask]] = []
+        self._idle = {f"worker {n}": replayers.Replayer(assignment, f"worker {n}") for n in range(1, workers + 1)}
+        self._busy: list[tuple[replayers.Replayer, replayers.AuditTask]] = []
         self._random, self._fault = random.Random(seed), fault
 
-    def submit(self, task: AuditTask, avoid: str = "") -> None:
+    def submit(self, task: replayers.AuditTask, avoid: str = "") -> None:
         if set(self._idle) == {avoid}:
             self._started += 1
             name = f"worker {self._started}"
-            self._idle = {name: Replayer(self._idle[avoid].assignment, name)}
+            self._idle = {name: replayers.Replayer(self._idle[avoid].assignment, name)}
         name = self._random.choice(sorted(self._idle.keys() - {avoid}))
         self.begun.append((name, task))
         self._busy.append((self._idle.pop(name), task))
 
-    def events(self, seconds: float) -> Sequence[Event]:
+    def events(self, seconds: float) -> Sequence[replayers.Event]:
         replayer, task = self._busy.pop(self._random.randrange(len(self._busy)))
         self._idle[replayer.worker] = replayer
-        found: list[Event] = []
-        done = outcome_of(task, replayer.worker, lambda: replayer, found.append)
+        found: list[replayers.Event] = []
+        done = replayers.outcome_of(task, replayer.worker, lambda: replayer, found.append)
         return [
-            Advance(task=task, worker=replayer.worker, steps=1),
+            replayers.Advance(task=task, worker=replayer.worker, steps=1),
             *found,
-            self._fault(done) if isinstance(done, TaskOutcome) else done,
+            self._fault(done) if isinstance(done, replayers.TaskOutcome) else done,
         ]
 
     def close(self) -> None:
@@ -200,7 +189,7 @@ def test_what_cannot_be_checked_is_reported_if_nothing_before_it_is_false(liar: 
     assert found(together(run, Here(run), tmp_path / "ledger")) == found(alone(liar))
 
 
-def wrong(outcome: TaskOutcome) -> TaskOutcome:
+def wrong(outcome: replayers.TaskOutcome) -> replayers.TaskOutcome:
     """The result of a machine that computes something else, and in another order something else again."""
     (checkpoint, record), *_ = outcome.checked
     changed = record[-1] ^ (1 if outcome.task.permute is None else 2)
@@ -231,9 +220,9 @@ def test_two_workers_that_disagree_with_all_accuse_nobody(honest: RunDirectory, 
 def test_a_task_that_is_always_lost_ends_the_audit_and_the_ledger_keeps_the_rest(
     honest: RunDirectory, tmp_path: Path
 ) -> None:
-    def fault(outcome: TaskOutcome) -> TaskOutcome | Lost:
+    def fault(outcome: replayers.TaskOutcome) -> replayers.TaskOutcome | replayers.Lost:
         if 10 in outcome.task.segments:
-            return Lost(task=outcome.task, worker=outcome.worker, reason="OSError: no space left")
+            return replayers.Lost(task=outcome.task, worker=outcome.worker, reason="OSError: no space left")
         return outcome
 
     pool = Here(honest, fault=fault)
@@ -322,8 +311,8 @@ def answer(run: RunDirectory, ledger: Path, *more: str) -> tuple[int, dict[str, 
 def test_a_process_is_copied_only_where_that_is_safe(honest: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     def may(**settings: Any) -> bool:
         machine = Machine(**({"threads": 1} | settings))
-        return may_copy(
-            Assignment(path=honest.path, job_id=honest.job.id, count=1, root=honest.job.id, machine=machine)
+        return replayers.may_copy(
+            replayers.Assignment(path=honest.path, job_id=honest.job.id, count=1, root=honest.job.id, machine=machine)
         )
 
     monkeypatch.setattr("tiebreak.api.auditing.replayers.active_count", lambda: 1)
@@ -338,12 +327,12 @@ def test_a_process_is_copied_only_where_that_is_safe(honest: RunDirectory, monke
     assert not may()
 
 
-class Killing(Processes):
+class Killing(replayers.Processes):
     """One worker is killed amid each sixth task."""
 
     killed, number = 0, 0
 
-    def submit(self, task: AuditTask, avoid: str = "") -> None:
+    def submit(self, task: replayers.AuditTask, avoid: str = "") -> None:
         before = {process.name: process.task for process in self._processes}
         super().submit(task, avoid)
         self.number += 1
@@ -419,7 +408,7 @@ class Struck(Cluster):
 
     number = 0
 
-    def submit(self, task: AuditTask, avoid: str = "") -> None:
+    def submit(self, task: replayers.AuditTask, avoid: str = "") -> None:
         super().submit(task, avoid)
         type(self).number += 1
         slot = next((slot for slot in self._slots if slot.task is task), None)
@@ -457,22 +446,22 @@ def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
     monkeypatch.setattr("tiebreak.api.auditing.cluster._get", lambda value: value)
     monkeypatch.setattr("tiebreak.api.auditing.cluster.PIECE_BYTES", 100)
     records, head = signed_records(honest)
-    assignment = Assignment(
+    assignment = replayers.Assignment(
         path=honest.path, job_id=honest.job.id, count=len(records), root=head.head.run_root, machine=Machine(threads=1)
     )
-    task = AuditTask(number=0, segments=(10, 11), steps=6)
+    task = replayers.AuditTask(number=0, segments=(10, 11), steps=6)
 
-    def replayed(remote: Remote, folder: Path) -> TaskOutcome | Lost:
-        def make() -> Replayer:
-            return Replayer(assignment, "far", FetchedRun.begin(folder, assignment, remote))
+    def replayed(remote: Remote, folder: Path) -> replayers.TaskOutcome | replayers.Lost:
+        def make() -> replayers.Replayer:
+            return replayers.Replayer(assignment, "far", FetchedRun.begin(folder, assignment, remote))
 
-        return outcome_of(task, "far", make, lambda _: None)
+        return replayers.outcome_of(task, "far", make, lambda _: None)
 
     desk = Desk(honest.path, honest.kept())
     first = Remote(desk)
     expected = tuple((checkpoint, records[checkpoint].encode()) for checkpoint in (10, 11))
     done = replayed(first, tmp_path / "cache")
-    assert isinstance(done, TaskOutcome)
+    assert isinstance(done, replayers.TaskOutcome)
     assert (done.checked, done.starts, done.problem) == (expected, (30,), None)
     states = {name for name in first.pieces if name.startswith("checkpoints/")}
     assert len(states) == 1, "only the state it begins at"
@@ -484,9 +473,9 @@ def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
         return bytes([piece[0] ^ 1]) + piece[1:] if piece and name in states else piece
 
     spoiled = replayed(Remote(desk, spoil), tmp_path / "spoiled")
-    assert isinstance(spoiled, TaskOutcome)
+    assert isinstance(spoiled, replayers.TaskOutcome)
     assert (spoiled.checked[-2:], spoiled.refused) == (expected, (30,)), "it goes on from an earlier state"
     assert replayed(first, tmp_path / "spoiled") == done, "what was refused is fetched again"
     for name in (JOB, PROGRAM, DATA, RECORDS):
         problem = replayed(Remote(desk, lambda n, p, name=name: p[:-1] if n == name else p), tmp_path / name)  # type: ignore[misc]
-        assert not isinstance(problem, TaskOutcome) or problem.problem is not None
+        assert not isinstance(problem, replayers.TaskOutcome) or problem.problem is not None

@@ -23,15 +23,10 @@ from tiebreak.protocol.errors import ConfigurationError
 
 def linear_task(**changes: object) -> Task:
     base: dict[str, object] = {
-        "name": "line",
-        "model": nn.Linear(1, 1),
-        "loss": lambda model, x, y: ((model(x) - y) ** 2).mean(),
-        "optimizer": SGD(lr=0.1),
-        "data": {"x": torch.arange(6.0).reshape(6, 1), "y": torch.arange(6.0).reshape(6, 1)},
-        "batch": Batch(size=2, examples=Rows(names=("x", "y"))),
-        "steps": 4,
-        "checkpoint_interval": 2,
-    }
+        "name": "line", "model": nn.Linear(1, 1), "loss": lambda model, x, y: ((model(x) - y) ** 2).mean(),
+        "optimizer": SGD(lr=0.1), "data": {"x": torch.arange(6.0).reshape(6, 1), "y": torch.arange(6.0).reshape(6, 1)},
+        "batch": Batch(size=2, examples=Rows(names=("x", "y"))), "steps": 4, "checkpoint_interval": 2,
+    }  # fmt: skip
     return Task(**(base | changes))  # type: ignore[arg-type]
 
 

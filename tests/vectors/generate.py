@@ -13,22 +13,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from tests.vectors.inputs import (
-    EDGES,
-    I64_EDGES,
-    LONG_WALKS,
-    Stream,
-    f32_pairs,
-    f32_singles,
-    i64_pairs,
-    i64_singles,
-    raw,
-)
+from tests.vectors import inputs
 from tests.vectors.instructions import all_cases, evaluate, hex_of
 from tests.vectors.posts import posted
-from tests.vectors.receipts import receipts
 from tests.vectors.rounding import logs, roundings
-from tests.vectors.seats import seats
+from tests.vectors.seats import receipts, seats
 from tests.vectors.snapshots import snapshots
 from tests.vectors.transcendentals import bulk
 from tiebreak.protocol.commitments import records as commitments
@@ -57,20 +46,20 @@ def _inputs(function: MapFunction, types: tuple[DType, ...]) -> Iterator[tuple[i
     if DType.BOOL in types:
         sample: dict[DType, Sequence[int]] = {
             DType.BOOL: (0, 1),
-            DType.F32: (*EDGES, SIGN, ONE | SIGN),
-            DType.I64: I64_EDGES,
+            DType.F32: (*inputs.EDGES, SIGN, ONE | SIGN),
+            DType.I64: inputs.I64_EDGES,
         }
         yield from product(*(sample[dtype] for dtype in types))
     elif types == (DType.F32, DType.F32):
         heavy = function in (MapFunction.ADD, MapFunction.SUB, MapFunction.MUL, MapFunction.DIV)
-        yield from f32_pairs(function, 150 if heavy else 30)
+        yield from inputs.f32_pairs(function, 150 if heavy else 30)
     elif types == (DType.F32,):
         heavy = function in TRANSCENDENTALS or function in (MapFunction.SQRT, MapFunction.CAST)
-        yield from ((x,) for x in f32_singles(function, 120 if heavy else 20))
+        yield from ((x,) for x in inputs.f32_singles(function, 120 if heavy else 20))
     elif types == (DType.I64, DType.I64):
-        yield from i64_pairs(60)
+        yield from inputs.i64_pairs(60)
     else:
-        yield from ((x,) for x in i64_singles(60))
+        yield from ((x,) for x in inputs.i64_singles(60))
 
 
 def _group(function: MapFunction, types: tuple[DType, ...], result: DType, precision: int) -> Json:
@@ -79,8 +68,8 @@ def _group(function: MapFunction, types: tuple[DType, ...], result: DType, preci
     count = 0
     for values in _inputs(function, types):
         for dtype, value in zip(types, values, strict=True):
-            blob += _word(raw(dtype, value))
-        blob += _word(raw(result, scalar(function, types, result, values, precision)))
+            blob += _word(inputs.raw(dtype, value))
+        blob += _word(inputs.raw(result, scalar(function, types, result, values, precision)))
         count += 1
     return {
         "function": int(function),
@@ -107,10 +96,10 @@ def scalars() -> Json:
     return {"names": list(groups), **groups}
 
 
-def _terms(kind: Kind, s: Stream) -> tuple[int, ...]:
+def _terms(kind: Kind, s: inputs.Stream) -> tuple[int, ...]:
     few = (0, SIGN, 1, ONE, ONE | SIGN, INF, INF | SIGN, NAN_BITS, 0x7F7FFFFF)
     if kind in (Kind.I64_SUM, Kind.I64_MAX, Kind.I64_ARGMAX):
-        return ((I64_EDGES[s.below(len(I64_EDGES))] if s.bits(1) else s.i64()),)
+        return ((inputs.I64_EDGES[s.below(len(inputs.I64_EDGES))] if s.bits(1) else s.i64()),)
     if kind.is_f32_sum:
         finite = s.f32(0, 255), s.f32(0, 255)
         return finite if s.below(12) else (few[s.below(len(few))], finite[1])
@@ -119,7 +108,7 @@ def _terms(kind: Kind, s: Stream) -> tuple[int, ...]:
 
 def _chains(kind: Kind) -> Json:
     """Records: encoding before ‖ each factor as a word ‖ the term's position as a word ‖ encoding after."""
-    s = Stream(f"chains of {kind.value[0]}")
+    s = inputs.Stream(f"chains of {kind.value[0]}")
     blob = bytearray()
     count = 0
     factors = 2 if kind.is_f32_sum else 1
@@ -129,7 +118,7 @@ def _chains(kind: Kind) -> Json:
             terms = _terms(kind, s)
             after = add_term(accumulator, terms, position)
             integer = kind.value[0].startswith("i64")
-            words = b"".join(_word(raw(DType.I64 if integer else DType.F32, x)) for x in terms)
+            words = b"".join(_word(inputs.raw(DType.I64 if integer else DType.F32, x)) for x in terms)
             blob += encode(accumulator) + words + _word(position) + encode(after)
             accumulator = after
             count += 1
@@ -138,7 +127,7 @@ def _chains(kind: Kind) -> Json:
 
 def _finishes() -> Json:
     """Records: 97-byte encoding of a sum ‖ its f32 bits at precision 32 ‖ 31 ‖ … ‖ 16 (4 bytes each)."""
-    s = Stream("finishes")
+    s = inputs.Stream("finishes")
     sums: list[int] = [0, 1, -1]
     for precision in _ALL_PRECISIONS:
         digits = precision - 8
@@ -192,7 +181,7 @@ def instructions() -> Json:
 
 def philox() -> Json:
     """Blocks (counter ‖ key ‖ block: 40 bytes), `random` (5 words and the bits), `shuffle` (6 words)."""
-    s = Stream("philox")
+    s = inputs.Stream("philox")
     pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)
     blocks = [(0,) * 6, (0xFFFFFFFF,) * 6, pi, *(tuple(s.bits(32) for _ in range(6)) for _ in range(20))]
     blob, drawn, shuffled = bytearray(), bytearray(), bytearray()
@@ -201,12 +190,12 @@ def philox() -> Json:
         blob += b"".join(word.to_bytes(4, "big") for word in block)
     for _ in range(40):
         seed, step, stream, index = s.i64(), s.bits(40), s.bits(32), s.bits(40) >> s.below(40)
-        drawn += b"".join(map(_word, (raw(DType.I64, seed), step, stream, index)))
+        drawn += b"".join(map(_word, (inputs.raw(DType.I64, seed), step, stream, index)))
         drawn += _word(random_bits(seed, step, stream, index))
-    places = [*_places(s), *LONG_WALKS]
+    places = [*_places(s), *inputs.LONG_WALKS]
     for index, seed, epoch, n, stream in places:
-        shuffled += b"".join(map(_word, (raw(DType.I64, index), raw(DType.I64, seed), epoch, n, stream)))
-        shuffled += _word(raw(DType.I64, shuffle(index, seed, epoch, n, stream)))
+        shuffled += b"".join(map(_word, (inputs.raw(DType.I64, index), inputs.raw(DType.I64, seed), epoch, n, stream)))
+        shuffled += _word(inputs.raw(DType.I64, shuffle(index, seed, epoch, n, stream)))
     return {
         "blockCount": len(blocks),
         "blocks": hex_of(bytes(blob)),
@@ -217,7 +206,7 @@ def philox() -> Json:
     }
 
 
-def _places(s: Stream) -> Iterator[tuple[int, int, int, int, int]]:
+def _places(s: inputs.Stream) -> Iterator[tuple[int, int, int, int, int]]:
     """(index, seed, epoch, n, stream): small n, any n, and powers of two with their neighbours; some index outside."""
     powers = [(1 << k) + d for k in (2, 3, 4, 8, 9, 16, 31, 32, 38, 39) for d in (-1, 0, 1)]
     for k, n in enumerate([*range(1, 21), *(1 + (s.bits(40) >> s.below(39)) for _ in range(40)), *powers, 1 << 40]):
@@ -226,7 +215,7 @@ def _places(s: Stream) -> Iterator[tuple[int, int, int, int, int]]:
 
 def trees() -> Json:
     """Trees with all their proofs, padded roots, tensor ids, leaves, records."""
-    s = Stream("trees")
+    s = inputs.Stream("trees")
 
     def digest() -> bytes:
         return b"".join(_word(s.bits(64)) for _ in range(4))
@@ -254,7 +243,7 @@ def trees() -> Json:
     }
 
 
-def _tensors(s: Stream) -> list[Json]:
+def _tensors(s: inputs.Stream) -> list[Json]:
     f32, i64, boolean = DType
     shapes: list[tuple[DType, tuple[int, ...]]] = [
         (f32, ()), (f32, (256,)), (f32, (257,)), (i64, (3, 43)), (boolean, (5, 1, 2)), (boolean, (2049,)),
@@ -279,7 +268,7 @@ def _entries(digest: Callable[[], bytes]) -> list[Json]:
     return found
 
 
-def _record(step: int, s: Stream, digest: Callable[[], bytes]) -> Json:
+def _record(step: int, s: inputs.Stream, digest: Callable[[], bytes]) -> Json:
     record = commitments.StepRecord(
         step=step,
         state_root=Digest(digest()),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from hashlib import shake_128
 from typing import Final
 
+from tests.protocol import oracles
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS, ONE, SIGN
 from tiebreak.protocol.program.isa import DType, MapFunction
 
@@ -60,21 +61,13 @@ LONG_WALKS: Final = (
 12 walks, the most there can be; n = 17: 37) or 14 * 2^20 (62 walks)."""
 
 
-class Stream:
+class Stream(oracles.Stream):
     """A reproducible stream of integers; the same name gives the same numbers."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._count = 0
 
     def bits(self, width: int) -> int:
         """`width` <= 64 uniform bits."""
         self._count += 1
         return int.from_bytes(shake_128(f"{self._name} {self._count}".encode()).digest(8), "big") >> (64 - width)
-
-    def below(self, bound: int) -> int:
-        """An integer in 0 ... bound-1, bound far below 2^64."""
-        return self.bits(64) % bound
 
     def f32(self, low: int, high: int) -> int:
         """A pattern with biased exponent low ... high-1 and any sign."""

@@ -4,18 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from tests.protocol.instructions import (
-    STEP_NUMBER,
-    const,
-    counted,
-    drawn,
-    gathered,
-    mapped,
-    reduced,
-    scattered,
-    shuffled,
-    windowed,
-)
+from tests.protocol import instructions
 from tests.vectors.inputs import I64_EDGES, Stream
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS, ONE, SIGN
 from tiebreak.protocol.program.accumulator import encode
@@ -78,7 +67,7 @@ _ROWS: Final = (_cancelling, _ties, _subnormal, _large, _nonfinite, _zeros)
 
 def _reduce(function: ReduceFunction, dtype: DType, rows: int, terms: int, operands: int) -> Instruction:
     accesses = tuple(Access(k, 0, (terms, 1)) for k in range(operands))
-    return reduced(dtype, (rows,), (terms,), *accesses, function=function)
+    return instructions.reduced(dtype, (rows,), (terms,), *accesses, function=function)
 
 
 def _sums() -> Iterator[Case]:
@@ -124,14 +113,14 @@ def _greatest() -> Iterator[Case]:
 def _contractions() -> Iterator[Case]:
     s = Stream("contractions")
     a, b = [s.f32(117, 132) for _ in range(15)], [s.f32(117, 132) for _ in range(20)]
-    matmul = reduced(F32, (3, 4), (5,), Access(0, 0, (5, 0, 1)), Access(1, 0, (0, 1, 4)))
+    matmul = instructions.reduced(F32, (3, 4), (5,), Access(0, 0, (5, 0, 1)), Access(1, 0, (0, 1, 4)))
     yield Case("matmul", matmul, ((F32, a), (F32, b)))
     image, weight = [s.f32(120, 130) for _ in range(72)], [s.f32(120, 130) for _ in range(36)]
-    convolution = reduced(
+    convolution = instructions.reduced(
         F32, (2, 2, 2), (2, 3, 3), Access(0, 0, (0, 12, 2, 36, 6, 1)), Access(1, 0, (18, 0, 0, 9, 3, 1))
     )
     yield Case("convolution with stride 2", convolution, ((F32, image), (F32, weight)))
-    pooled = reduced(I64, (3, 3), (2, 2), Access(0, 71, (-12, -2, -6, -1)), function=ReduceFunction.ARGMAX)
+    pooled = instructions.reduced(I64, (3, 3), (2, 2), Access(0, 71, (-12, -2, -6, -1)), function=ReduceFunction.ARGMAX)
     yield Case("pooling backwards through memory", pooled, ((F32, image),))
 
 
@@ -141,9 +130,9 @@ def _gathers() -> Iterator[Case]:
     table = [s.f32(1, 255) for _ in range(14)] + [NAN_BITS]
     tables: dict[DType, list[int]] = {F32: table, I64: [s.i64() for _ in range(15)], BOOL: [1] * 8 + [0, 1] * 3 + [1]}
     for dtype, elements in tables.items():
-        rows = gathered(dtype, (8, 3), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=3, bound=5)
+        rows = instructions.gathered(dtype, (8, 3), Access(0, 0, (0, 1)), Access(1, 0, (1, 0)), stride=3, bound=5)
         yield Case(f"gather rows of {dtype.name.lower()}", rows, ((dtype, elements), (I64, index)))
-    along = gathered(F32, (3,), Access(0, 4, (5,)), Access(1, 7, (-1,)), stride=-1, bound=5)
+    along = instructions.gathered(F32, (3,), Access(0, 4, (5,)), Access(1, 7, (-1,)), stride=-1, bound=5)
     yield Case("gather backwards", along, ((F32, table), (I64, index)))
 
 
@@ -151,13 +140,13 @@ def _scatters() -> Iterator[Case]:
     s = Stream("scatters")
     source = _cancelling(s, 27)
     index = [1, 0, 1, 3, 1, -1, 4, 1, 0]
-    embedding = scattered((4, 3), (9,), Access(0, 0, (0, 1, 3)), Access(1, 0, (0, 0, 1)), match=(1, 0))
+    embedding = instructions.scattered((4, 3), (9,), Access(0, 0, (0, 1, 3)), Access(1, 0, (0, 0, 1)), match=(1, 0))
     yield Case("scatter_sum to rows", embedding, ((F32, source), (I64, index)))
     to_bf16 = replace(embedding, function=ScatterFunction.SUM_BF16)
     yield Case("scatter_sum to rows of bf16", to_bf16, ((F32, source), (I64, index)))
     source[4] = INF
     flat = [0, 5, 5, 2, 2, 2, 4, 1, 5, 0, 3, 3, 6, -7, 4, 2, 2, 0]
-    plane = scattered((2, 3), (6, 3), Access(0, 0, (0, 0, 3, 1)), Access(1, 0, (0, 0, 3, 1)), match=(3, 1))
+    plane = instructions.scattered((2, 3), (6, 3), Access(0, 0, (0, 0, 3, 1)), Access(1, 0, (0, 0, 3, 1)), match=(3, 1))
     yield Case("scatter_sum to a plane", plane, ((F32, source), (I64, flat)))
 
 
@@ -165,24 +154,30 @@ def _windows() -> Iterator[Case]:
     s = Stream("windows")
     inside = [s.f32(1, 255) for _ in range(5)] + [NAN_BITS]
     for fill in (0, SIGN, INF | SIGN, NAN_BITS):
-        pad = windowed(F32, (4, 6), Access(0, 0, (3, 1)), lo=(1, 0), hi=(3, 6), step=(1, 2), fill=fill)
+        pad = instructions.windowed(F32, (4, 6), Access(0, 0, (3, 1)), lo=(1, 0), hi=(3, 6), step=(1, 2), fill=fill)
         yield Case(f"window with fill {fill:08x}", pad, ((F32, inside),))
-    integers = windowed(I64, (5,), Access(0, 1, (-1,)), lo=(1,), hi=(4,), step=(2,), fill=(1 << 64) - 5)
+    integers = instructions.windowed(I64, (5,), Access(0, 1, (-1,)), lo=(1,), hi=(4,), step=(2,), fill=(1 << 64) - 5)
     yield Case("window of i64", integers, ((I64, [11, -12]),))
-    join = windowed(BOOL, (3, 2), Access(0, 0, (0, 1)), Access(1, 0, (2, 1)), lo=(1, 0), hi=(2, 2), step=(1, 1))
+    join = instructions.windowed(
+        BOOL, (3, 2), Access(0, 0, (0, 1)), Access(1, 0, (2, 1)), lo=(1, 0), hi=(2, 2), step=(1, 1)
+    )
     yield Case("window else of bool", join, ((BOOL, [1, 1]), (BOOL, [0, 1, 0, 0, 1, 0])))
-    scalar = windowed(F32, (), Access(0, 2, ()), lo=(), hi=(), step=(), fill=0)
+    scalar = instructions.windowed(F32, (), Access(0, 2, ()), lo=(), hi=(), step=(), fill=0)
     yield Case("window of rank 0", scalar, ((F32, inside),))
 
 
 def _generators() -> Iterator[Case]:
-    iota = counted((3, 4), offset=(1 << 63) - 6, strides=(4, -3))
+    iota = instructions.counted((3, 4), offset=(1 << 63) - 6, strides=(4, -3))
     yield Case("iota that wraps", iota, ())
     for seed, step in ((0, 0), (-1, (1 << 32) + 5), (0x0123456789ABCDEF, 77)):
         scalars = (Access(0, 0, (0,)), Access(1, 0, (0,)))
-        yield Case(f"random with seed {seed}", drawn((11,), *scalars, stream=9), ((I64, [seed]), (I64, [step])))
+        yield Case(
+            f"random with seed {seed}", instructions.drawn((11,), *scalars, stream=9), ((I64, [seed]), (I64, [step]))
+        )
         for n in (1, 2, 10, 17):
-            order = shuffled((19,), Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,)), n=n, stream=8)
+            order = instructions.shuffled(
+                (19,), Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,)), n=n, stream=8
+            )
             index = [*range(-1, 17), 1 << 40]
             yield Case(f"shuffle {n} with seed {seed}", order, ((I64, index), (I64, [seed]), (I64, [step])))
 
@@ -190,22 +185,22 @@ def _generators() -> Iterator[Case]:
 def _maps() -> Iterator[Case]:
     s = Stream("maps")
     x, y = [s.f32(110, 140) for _ in range(12)], [s.f32(110, 140) for _ in range(4)]
-    reverse = mapped(MapFunction.DIV, F32, (3, 4), Access(0, 11, (-1, -3)), Access(1, 0, (0, 1)))
+    reverse = instructions.mapped(MapFunction.DIV, F32, (3, 4), Access(0, 11, (-1, -3)), Access(1, 0, (0, 1)))
     yield Case("map through strides", reverse, ((F32, x), (F32, y)))
     flags = [s.bits(1) for _ in range(12)]
     operands = (Access(0, 0, (4, 1)), Access(1, 0, (4, 1)), Access(2, 0, (0, 1)))
-    where = mapped(MapFunction.WHERE, F32, (3, 4), *operands)
+    where = instructions.mapped(MapFunction.WHERE, F32, (3, 4), *operands)
     yield Case("where", where, ((BOOL, flags), (F32, x), (F32, y)))
-    tanh = mapped(MapFunction.TANH, F32, (12,), Access(0, 0, (1,)))
+    tanh = instructions.mapped(MapFunction.TANH, F32, (12,), Access(0, 0, (1,)))
     yield Case("tanh", tanh, ((F32, x),))
-    scaled = mapped(MapFunction.FLOORDIV, I64, (), Access(0, 0, ()), Access(1, 1, ()))
+    scaled = instructions.mapped(MapFunction.FLOORDIV, I64, (), Access(0, 0, ()), Access(1, 1, ()))
     yield Case("floordiv of rank 0", scaled, ((I64, [-(1 << 63)]), (I64, [3, -1])))
 
 
 def _sources() -> Iterator[Case]:
     for dtype, bits in ((F32, ONE), (F32, NAN_BITS), (I64, (1 << 64) - 9), (BOOL, 1)):
-        yield Case(f"const {dtype.name.lower()} {bits:x}", const(bits, dtype), ())
-    yield Case("step number", STEP_NUMBER, ())
+        yield Case(f"const {dtype.name.lower()} {bits:x}", instructions.const(bits, dtype), ())
+    yield Case("step number", instructions.STEP_NUMBER, ())
 
 
 def all_cases() -> Iterator[Case]:

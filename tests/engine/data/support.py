@@ -12,11 +12,9 @@ def npy_bytes(header: str, data: bytes = b"", version: tuple[int, int] = (1, 0))
 
 
 def described(descr: object = "<f4", order: object = False, shape: object = (2,)) -> str:
-    """numpy's own header text."""
     return f"{{'descr': {descr!r}, 'fortran_order': {order!r}, 'shape': {shape!r}, }}"
 
 
 def saved(path: Path, array: np.ndarray) -> Path:
-    """A .npy file by numpy."""
     np.save(path, array, allow_pickle=False)
     return path

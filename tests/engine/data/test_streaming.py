@@ -16,7 +16,6 @@ from tiebreak.protocol.program.isa import DType
 
 
 def cut(data: memoryview, sizes: list[int]) -> Iterator[memoryview]:
-    """Pieces of these sizes, then what remains."""
     for size in sizes:
         yield data[:size]
         data = data[size:]

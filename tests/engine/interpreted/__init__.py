@@ -134,7 +134,6 @@ class Suite:
 
 
 def main(suite: Suite, **others: Callable[[], object]) -> None:
-    """Prints what the slow checks ran, what refuted the mutants, or what another first argument names."""
     parts = {"more": lambda: ran_by(suite.slow), "mutants": lambda: [suite.killed(), sorted(suite.mutants)]} | others
     with interpreting():
         sys.stdout.write(json.dumps(parts[sys.argv[1]]()) + "\n")

@@ -41,32 +41,19 @@ EXP, LOG, TANH, ERF, SIN, COS = sorted(TRANSCENDENTALS)
 HARD = {
     EXP: [0x33FFFFFF, 0x347FFFFE, 0xB4800001, 0x34FFFFFC, 0xB5000002, 0x35BFFFF7, 0x33800000, 0xB3000000],
     LOG: [
-        0x65D890D3,
-        0x4C5D65A5,
-        0x1E88452D,
-        0x7A17F30A,
-        0x41178FEB,
-        0x500FFB03,
-        0x3F800001,
-        0x3F7FFFFF,
-        1,
-        0x80000001,
+        0x65D890D3, 0x4C5D65A5, 0x1E88452D, 0x7A17F30A, 0x41178FEB, 0x500FFB03, 0x3F800001, 0x3F7FFFFF, 1, 0x80000001,
     ],
     TANH: [0x4058E0A3, 0x3A7A8D33, 0x3AC37DE2, 0x4011C7E6, 0x405715FF, 0x3CB7D5F3, 0x3F800000, 0x3B7FFFFF],
     ERF: [0x3940EAD6, 0x3F659229, 0xB9C0057D, 0x33A7F929, 0x36AEA466, 0x40104F1B, 0x407FFFFF, 1, 0x80000003],
     SIN: [0x6F79BE45, 0x50A3E87F, 0xC37CE5F1, 0x4AFDECE4, 0x73243F06, 0x3FA7832A, 0x61A40B40, 0x7F7FFFFF, 0xC0490FDB],
     COS: [0x6FF9BE45, 0x5123E87F, 0xE115CB11, 0x5F18B878, 0x55325019, 0x491A2430, 0x5AA4542C, 0x7F7FFFFF, 0x40C90FDB],
-}
+}  # fmt: skip
 """Arguments whose results are nearest to a middle at some precision (tests/hardest), and others at an edge."""
 LARGE = 2.0**127
 USUAL = {
-    EXP: (-104, 89),
-    LOG: (2**-126, LARGE),
-    TANH: (2**-24, 10),
-    ERF: (2**-126, 4),
-    SIN: (2**-24, LARGE),
+    EXP: (-104, 89), LOG: (2**-126, LARGE), TANH: (2**-24, 10), ERF: (2**-126, 4), SIN: (2**-24, LARGE),
     COS: (0, LARGE),
-}
+}  # fmt: skip
 """Between which numbers pairs are what they are proven to be."""
 TIES = [0x3F808000, 0x3F818000, 0x00008000, 0x80018000, 0x3F807FFF, 0x3F808001, 0x7F7F8000, 0xFF800000]
 """Between numbers of bfloat16, or nearly."""
@@ -93,7 +80,6 @@ def vectors(precision: int) -> list[tuple[Any, tuple[int, ...]]]:
 
 
 def conforms(*names: str, precision: int = 32) -> int:
-    """Compares those whose names begin like one of these, or all; raises `ConfigurationError`."""
     arithmetic, ran = Arithmetic(precision=precision), 0
     for case, right in vectors(precision):
         if case.name.startswith(names or ("",)):
@@ -156,7 +142,6 @@ def finalizers() -> int:
 
 
 def lost_by(machine: Interpreter, state: State) -> str | None:
-    """The entry that a step names because it is no longer finite."""
     try:
         machine.step(4, state, {})
     except NotFiniteError as error:
@@ -191,7 +176,6 @@ def measure(x, y, h, low, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def arguments(function: MapFunction) -> np.ndarray[Any, Any]:
-    """1,024 f32, at all sizes and next to where arguments are reduced to zero or to the largest rest."""
     least, most = USUAL[function]
     r = np.random.default_rng(1)
     spread = r.uniform(max(least, -(2.0**30)), min(most, 2.0**30), 300)
@@ -296,24 +280,17 @@ def every() -> dict[str, list[int]]:
 
 SUITE = Suite(
     fast={
-        "views": lambda: views(4),
-        "programs": lambda: programs(range(1), 30),
-        "finalizers": finalizers,
+        "views": lambda: views(4), "programs": lambda: programs(range(1), 30), "finalizers": finalizers,
         "hard": lambda: hard_at(32, LOG),
     },
     slow={
-        "vectors": conforms,
-        "vectors, 16 bits": lambda: conforms(precision=16),
-        "views": lambda: views(60),
-        "programs": lambda: programs(range(2, 12), 60),
-        "draws": draws,
-        "hard": hard,
-        "decided": decided,
+        "vectors": conforms, "vectors, 16 bits": lambda: conforms(precision=16), "views": lambda: views(60),
+        "programs": lambda: programs(range(2, 12), 60), "draws": draws, "hard": hard, "decided": decided,
         "pairs": lambda: sum(map(pairs, HARD)),
     },
     mutants=MUTANTS,
     killed=lambda: killed(MUTANTS, kernels, chains),
-)
+)  # fmt: skip
 
 if __name__ == "__main__":
     assert launches(torch.device("cpu"))

@@ -70,8 +70,6 @@ class Host(TorchFunctionMode):
 
 
 class Recorder(TorchDispatchMode):
-    """Records a step."""
-
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Callable[[], object]] = []
@@ -99,7 +97,6 @@ class Recorder(TorchDispatchMode):
             self._outside.append((memory, memory.clone()))
 
     def _makes(self, result: Any) -> list[Tensor]:
-        """The results in new memory."""
         new = self._new(result)
         self._own += new
         addresses = [memory.data_ptr() for memory in new]
@@ -146,8 +143,6 @@ def _into(made: list[Tensor], again: Any) -> None:
 
 
 class Captures:
-    """In place of `graphs.capture`."""
-
     def __init__(self) -> None:
         self.made: list[Recorder] = []
 
@@ -282,7 +277,6 @@ def is_left_alone(kind: type[Interpreter] = Interpreter) -> int:
 
 
 def fails_alike(kind: type[Interpreter] = Interpreter) -> int:
-    """The step that is no longer finite, and what it names, are the same."""
     made, ends = growing(), []
     for machine in (kind(made.program, Arithmetic()), None):
         with captures():
@@ -420,10 +414,7 @@ GraphMutants = dict[str, tuple[ModuleType, str, str, Callable[[ModuleType], obje
 MUTANTS: GraphMutants = {
     "a number in the graph": (graphs, "self._data, self._before)", "self._data, 0 * self._before + 1)", steps_by),
     "one entry after the other": (
-        graphs,
-        "{name: tensor.clone() for name, tensor in moved",
-        "{name: tensor for name, tensor in moved",
-        steps_by,
+        graphs, "{name: tensor.clone() for name, tensor in moved", "{name: tensor for name, tensor in moved", steps_by,
     ),
     "the host reads the loss": (
         interpreter,
@@ -446,22 +437,15 @@ MUTANTS: GraphMutants = {
         steps_of,
     ),
     "data are finalized in place": (
-        interpreter,
-        "{value} if own else self.given",
-        "{value}",
-        lambda m: is_left_alone(m.Interpreter),
+        interpreter, "{value} if own else self.given", "{value}", lambda m: is_left_alone(m.Interpreter),
     ),
     "sums are not finalized": (
-        interpreter,
-        "if i.dtype != DType.F32 or",
-        "if i.dtype != DType.BOOL or",
-        lambda m: fails_alike(m.Interpreter),
+        interpreter, "if i.dtype != DType.F32 or", "if i.dtype != DType.BOOL or", lambda m: fails_alike(m.Interpreter),
     ),
-}
+}  # fmt: skip
 
 
 def killed() -> dict[str, str]:
-    """What refuted each mutant; one that lives is missing."""
     found = {}
     for name, (module, old, new, check) in MUTANTS.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -53,7 +53,6 @@ def drawn(r: random.Random, size: int) -> Tensor:
 
 
 def agrees(seed: int, *sizes: int) -> int:
-    """Tensors of these sizes, hashed together, have the right ids."""
     r = random.Random(seed)
     tensors = {str(n): drawn(r, size) for n, size in enumerate(sizes)}
     found = hashing.identities(tensors)
@@ -131,20 +130,18 @@ def any_sizes() -> int:
 
 
 def within(size: int, check: Callable[[], Any]) -> Callable[[], Any]:
-    """The check with blocks of this size."""
     return mock.patch.dict(hashing.OPTIONS, BLOCK=size)(check)
 
 
 SUITE = Suite(
     fast={"short": within(32, moves)},
     slow={
-        "pairs": within(32, pairs),
-        "sizes": within(256, any_sizes),
+        "pairs": within(32, pairs), "sizes": within(256, any_sizes),
         "qualification": within(4096, lambda: qualify._compare_ids(qualify.Arithmetic())),
     },
     mutants=MUTANTS,
     killed=within(32, lambda: killed(MUTANTS, kernels, hashing)),
-)
+)  # fmt: skip
 
 if __name__ == "__main__":
     main(SUITE)

@@ -38,8 +38,6 @@ def one_scatter(seed: int, precision: int, style: str) -> Arithmetic:
 
 
 def scatters(examples: int) -> int:
-    """At every precision."""
-
     def holds(seed: int, precision: int) -> int:
         return one_scatter(seed, precision, STYLES[seed % len(STYLES)]).stats.of("scatter_sum").elements
 
@@ -101,7 +99,6 @@ def waits_for_nothing() -> int:
 
 
 def permuted(examples: int) -> int:
-    """Permutations whole, and of large numbers; indices outside."""
     ran = 0
     for n in range(examples):
         r = random.Random(n)
@@ -140,8 +137,6 @@ DRAW_MUTANTS: Mutants = {
 
 
 def within(check: Callable[..., T], *arguments: object) -> Callable[[], T]:
-    """The check with small blocks."""
-
     def run() -> T:
         with (
             mock.patch.dict(scatter.OPTIONS, BLOCK=64),
@@ -155,25 +150,19 @@ def within(check: Callable[..., T], *arguments: object) -> Callable[[], T]:
 
 SUITE = Suite(
     fast={
-        "scatters": within(scatters, 2),
-        "settled": within(settles, 2),
-        "room": within(keeps_to_its_room),
+        "scatters": within(scatters, 2), "settled": within(settles, 2), "room": within(keeps_to_its_room),
         "permuted": within(permuted, 1),
     },
     slow={
-        "scatters": within(scatters, 40),
-        "settled": within(settles, 20),
-        "decided": within(leaves_nothing_open),
-        "no reads": within(waits_for_nothing),
-        "permuted": within(permuted, 20),
-        "hard": within(hard_scatters),
+        "scatters": within(scatters, 40), "settled": within(settles, 20), "decided": within(leaves_nothing_open),
+        "no reads": within(waits_for_nothing), "permuted": within(permuted, 20), "hard": within(hard_scatters),
         "hard, 16 bits": within(hard_scatters, 16),
     },
     mutants={*SCATTER_MUTANTS, *DRAW_MUTANTS},
     killed=within(
         lambda: killed(SCATTER_MUTANTS, scatter_kernels, scatter) | killed(DRAW_MUTANTS, draw_kernels, draws)
     ),
-)
+)  # fmt: skip
 
 if __name__ == "__main__":
     main(SUITE)

@@ -45,7 +45,6 @@ def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
 
 
 def matmul(r: random.Random) -> tuple[Instruction, list[int]]:
-    """A batched product, each operand transposed or not."""
     batch, m, n, k = r.randint(1, 2), r.randint(1, 18), r.randint(1, 18), r.choice([1, 5, 16, 33, 150])
     a = (k, 0, 1) if r.random() < 0.5 else (1, 0, m)
     b = (0, 1, n) if r.random() < 0.5 else (0, k, 1)
@@ -54,7 +53,6 @@ def matmul(r: random.Random) -> tuple[Instruction, list[int]]:
 
 
 def plain(r: random.Random) -> tuple[Instruction, list[int]]:
-    """A sum along rows, along columns, or of everything."""
     rows, columns = r.randint(1, 40), r.choice([3, 40, 300])
     match r.randrange(3):
         case 0:
@@ -76,7 +74,6 @@ def vectors(precision: int) -> list[tuple[Any, tuple[int, ...]]]:
 
 
 def conforms(precision: int = 32, logging: ziv.Logging | None = None) -> Arithmetic:
-    """Compares qualification's vectors; raises `ConfigurationError`."""
     arithmetic = Arithmetic(precision=precision, logging=logging)
     for case, right in vectors(precision):
         qualify._compare(arithmetic, case, right)
@@ -84,12 +81,10 @@ def conforms(precision: int = 32, logging: ziv.Logging | None = None) -> Arithme
 
 
 def counted(precision: int = 32) -> int:
-    """How many elements there were to settle in vectors that conform."""
     return sum(counts.undecided for counts in conforms(precision).stats.kinds.values())
 
 
 def logs() -> int:
-    """Near ties lie within the errors that they claim."""
     logging = ziv.Logging(dict.fromkeys(SumKind, 2.0**33), dict.fromkeys(SumKind, 2))
     return sum(counts.logged for counts in conforms(16, logging).stats.kinds.values())
 
@@ -254,7 +249,6 @@ def decides_long_rows() -> int:
 
 
 def conforms_in_parts() -> int:
-    """Small whole numbers in parts, with and without m and n."""
     x = torch.arange(512.0).remainder(7)
     for i in (
         sum_over((2, 2), (256,), Access(0, 0, (256, 0, 1)), Access(1, 0, (0, 256, 1))),
@@ -392,14 +386,12 @@ MUTANTS: Mutants = {
     "twice: the rest has no error": ((("0.0, size * coefficient + ", "0.0, "),), lambda: twice(left=8)),
     "parts left out": ((("range(parts)", "range(1)"),), conforms_in_parts),
     "rows: squares of the last part": (
-        (("size += tl.load(norms + i,", "size = tl.load(norms + i,"),),
-        decides_long_rows,
+        (("size += tl.load(norms + i,", "size = tl.load(norms + i,"),), decides_long_rows,
     ),
     "columns: squares of the last part": ((("other += tl", "other = tl"),), decides_long_rows),
     "digits that overlap": ((("n & 0xFFFFFF", "n & 0x1FFFFFF"),), lambda: settles(5)),
     "slices of half a unit": (
-        (("52 - 298 + 48 * (FIRST + SLICES", "51 - 298 + 48 * (FIRST + SLICES"),),
-        lambda: settles(5),
+        (("52 - 298 + 48 * (FIRST + SLICES", "51 - 298 + 48 * (FIRST + SLICES"),), lambda: settles(5),
     ),
     "slices that keep what was cut": ((("x -= shifted - shift", "x -= 0 * shift"),), lambda: settles(5)),
     "patterns of one step too few": ((("steps.to(tl.int64)", "(steps - 1).to(tl.int64)"),), lambda: settles(5)),
@@ -414,8 +406,7 @@ MUTANTS: Mutants = {
     "twice: the rest is not exact": ((("(2.25 * 2.0**134)", "(2.25 * 2.0**100)"),), lambda: twice(left=0)),
     "one round of the list": ((("parts, tl.num_programs(0)", "parts, count + 1"),), settles_by_one_program),
     "twice: no rest of columns": (
-        (("rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)", "rest += 0"),),
-        lambda: twice(left=0),
+        (("rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)", "rest += 0"),), lambda: twice(left=0),
     ),
     "twice: squares of the last step": ((("squares_x2 += x2", "squares_x2 = x2"),), lambda: twice(left=8)),
     "digits of the last flush": (
@@ -433,8 +424,6 @@ MUTANTS: Mutants = {
 
 
 def within(check: Callable[[], Any]) -> Callable[[], Any]:
-    """The check with small blocks."""
-
     def run() -> Any:
         with small():
             return check()
@@ -443,31 +432,17 @@ def within(check: Callable[[], Any]) -> Callable[[], Any]:
 
 
 FAST = {
-    "matmul": lambda: property_of(matmul, 2),
-    "plain": lambda: property_of(plain, 2),
-    "extremes": lambda: extremes(3),
+    "matmul": lambda: property_of(matmul, 2), "plain": lambda: property_of(plain, 2), "extremes": lambda: extremes(3),
     "long rows": decides_long_rows,
-}
+}  # fmt: skip
 SLOW = {
-    "hard rows": decides_hard_rows,
-    "views": lambda: views(40),
-    "matmul": lambda: property_of(matmul, 20),
-    "plain": lambda: property_of(plain, 20),
-    "settled": lambda: settles(20),
-    "tails": settles_tails,
-    "extremes": lambda: extremes(20),
-    "decided": leaves_nothing_open,
-    "single terms": rounds_single_terms,
-    "parts": conforms_in_parts,
-    "flushes": flushes,
-    "divided": lambda: divides(20),
-    "twice": lambda: twice(left=0),
-    "twice, few left": lambda: twice(left=8),
-    "no reads": waits_for_nothing,
-    "vectors, small blocks": counted,
-    "near ties": logs,
-    "partial sums": lambda: partial_sums(10),
-}
+    "hard rows": decides_hard_rows, "views": lambda: views(40), "matmul": lambda: property_of(matmul, 20),
+    "plain": lambda: property_of(plain, 20), "settled": lambda: settles(20), "tails": settles_tails,
+    "extremes": lambda: extremes(20), "decided": leaves_nothing_open, "single terms": rounds_single_terms,
+    "parts": conforms_in_parts, "flushes": flushes, "divided": lambda: divides(20), "twice": lambda: twice(left=0),
+    "twice, few left": lambda: twice(left=8), "no reads": waits_for_nothing, "vectors, small blocks": counted,
+    "near ties": logs, "partial sums": lambda: partial_sums(10),
+}  # fmt: skip
 SUITE = Suite(
     fast={name: within(check) for name, check in FAST.items()},
     slow={name: within(check) for name, check in SLOW.items()},

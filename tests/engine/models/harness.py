@@ -39,15 +39,12 @@ from tiebreak.protocol.trees import Tree
 
 
 def task_of(model: nn.Module, loss: Callable[..., Tensor], data: Mapping[str, Tensor], size: int = 2) -> Task:
-    """A task of four steps on batches of this size."""
     optimizer = SGD(lr=0.05, momentum=0.9)
     return make_task(model, data, size, loss=loss, optimizer=optimizer, steps=4, seed=5)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What `check` saw, for tests that look further."""
-
     compiled: Compiled
     losses: list[float]
     kinds: set[str]
@@ -55,7 +52,6 @@ class Trained:
 
     @property
     def program(self) -> Program:
-        """The captured program."""
         return self.compiled.program
 
 
@@ -71,7 +67,6 @@ def check(task: Task, cases: Callable[..., None], steps: int = 3) -> Trained:
 
 
 def train(compiled: Compiled, arithmetic: Arithmetic, steps: int) -> tuple[list[float], list[Digest], State]:
-    """Losses, step records and the last state of the first steps."""
     losses, records = [], []
     for step, result in enumerate(islice(stepped(compiled, arithmetic), steps), 1):
         losses.append(result.loss)
@@ -101,12 +96,10 @@ class Traced:
     tree: Tree
 
     def element(self, value: int, index: int) -> int:
-        """An element of a value as the reference has it."""
         dtype = self.program.body[value].dtype
         return unpack(dtype, self.raw(value, index))[0]
 
     def raw(self, value: int, index: int) -> bytes:
-        """The committed bytes of an element."""
         size = self.program.body[value].dtype.size
         return self.values[value][index * size : (index + 1) * size]
 
@@ -137,7 +130,6 @@ def trace(compiled: Compiled, state: State, step: int) -> Traced:
 
 
 def kind(program: Program, i: Instruction) -> str:
-    """Opcode, function, and operand dtypes: what a referee knows a rule for."""
     types = "".join(t.name[0] for t in program.operand_dtypes(i))
     function = {Opcode.SOURCE: SourceKind(i.function).name} if i.opcode == Opcode.SOURCE else {}
     return f"{i.opcode.name} {function.get(i.opcode, i.function)} {types}->{i.dtype.name[0]}"
@@ -189,7 +181,6 @@ def _judge_sum(t: Traced, i: Instruction, index: int, committed: bytes, rng: ran
 
 
 def tokens(seed: int, *shape: int, vocabulary: int) -> Tensor:
-    """Random token ids."""
     return torch.from_numpy(np.random.default_rng(seed).integers(0, vocabulary, shape))
 
 

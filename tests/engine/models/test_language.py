@@ -22,7 +22,6 @@ SMALL = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 12, "n
 
 
 def padding() -> Tensor:
-    """1 where there is a token, 0 after the end of every other example."""
     mask = torch.ones(EXAMPLES, LENGTH, dtype=torch.int64)
     mask[::2, 5:] = 0
     return mask
@@ -33,7 +32,6 @@ def ids(seed: int = 1) -> Tensor:
 
 
 def labels() -> Tensor:
-    """Two in three are to be ignored, as when words are masked."""
     wanted = ids(2)
     wanted[:, torch.arange(LENGTH) % 3 != 0] = -100
     return wanted

@@ -84,11 +84,7 @@ def everything(model: nn.Module, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
 
 def test_losses(cases: CaseCounter) -> None:
     torch.manual_seed(1)
-    data = {
-        "x": torch.randn(3, CLASSES),
-        "y": torch.tensor([3, 0, 1]),
-        "t": torch.rand(3, CLASSES) * 0.9 + 0.05,
-    }
+    data = {"x": torch.randn(3, CLASSES), "y": torch.tensor([3, 0, 1]), "t": torch.rand(3, CLASSES) * 0.9 + 0.05}
     task = make_task(Heads(len(LOSSES)), data, batch=3, loss=everything)
     compiled = compile_task(task)
     found, expected = run_engine(compiled), run_torch(task, compiled.program, 1.0)

@@ -61,7 +61,6 @@ def test_the_forms_without_a_batch_and_without_labels() -> None:
 
 
 def recogniser(loss: nn.Module) -> Task:
-    """Sequences with labels, of lengths that are data."""
     data = {
         "x": torch.randn(EXAMPLES, TIMES, 5),
         "labels": torch.randint(1, CLASSES, (EXAMPLES, LABELS)),

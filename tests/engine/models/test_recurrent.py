@@ -13,8 +13,6 @@ VOCABULARY = 9
 
 
 class Reader(nn.Module):
-    """Embedding, a recurrent network over the sequence, next-token logits."""
-
     def __init__(self, network: nn.Module, width: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 6, padding_idx=0)
@@ -28,8 +26,6 @@ class Reader(nn.Module):
 
 
 class Stepwise(nn.Module):
-    """An LSTM's cell, called once per position."""
-
     def __init__(self) -> None:
         super().__init__()
         self.cell = nn.LSTMCell(6, 5)

@@ -55,7 +55,6 @@ def illustrated_text() -> Data:
 
 
 def spectra() -> Data:
-    """A label for each spectrogram, time first."""
     return {"input_values": torch.randn(EXAMPLES, 32, 16), "labels": torch.arange(EXAMPLES) % 2}
 
 
@@ -105,7 +104,6 @@ SHARED = {"MambaForCausalLM", "MixtralForCausalLM", "SwinForImageClassification"
 
 
 def loss(model: nn.Module, **batch: Tensor) -> Tensor:
-    """The model's own loss."""
     contrastive = {"return_loss": True} if "CLIP" in type(model).__name__ else {}
     return model(**batch, **contrastive).loss
 

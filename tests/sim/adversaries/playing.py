@@ -8,7 +8,7 @@ from tiebreak.engine.capture.agreement import Terms, sign_job
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.terms import MAX_GAMES
+from tiebreak.protocol.commitments.terms import MAX_GAMES, pool_bond
 from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Oracle
@@ -24,6 +24,7 @@ CLIENT, TRAINER = (PrivateKey.from_int(n) for n in (11, 12))
 DOMAIN = Domain(chain_id=1, contract=Address(b"\x02" * 20))
 HALF = TERMS.trainer_stake // 2
 RELIEF = min(TERMS.challenger_stake // 2, HALF // MAX_GAMES)
+SEATS = {"seats": 4, "seat_fee": TERMS.reward // 10, "seat_bond": pool_bond(TERMS.reward // 8)}
 
 # ---------------------------------------------------------------- off the chain
 
@@ -34,7 +35,6 @@ def job_of(workshop: Workshop, nonce: int = 1, levels: int = 4) -> Job:
 
 
 def fight(job: Job, count: int, defender: Oracle, challenger: Oracle) -> Match:
-    """A game against the defender's head of so many checkpoints."""
     agreement = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
     head = Head(job_id=job.id, count=count, run_root=defender.run_tree(count).root)
     return play_match(agreement, SignedHead.sign(head, DOMAIN, TRAINER), defender, challenger, secret=bytes(32))
@@ -50,12 +50,10 @@ class Duel:
     match: Match
 
     def origin(self) -> str:
-        """The part of the model that the lie is in."""
         return self.workshop.program.instruction_at(self.lie.leaf).origin
 
 
 def deviation(name: str) -> Deviating:
-    """A trainer of the catalogue that computes something else."""
     found = adversary(name)
     assert isinstance(found, Deviating)
     return found
@@ -103,7 +101,6 @@ def stage(kind: Adversary | str, rng: Random, **changes: Any) -> Cast:
 
 
 def result_of(kind: Adversary | str, seed: int, **changes: Any) -> GameResult:
-    """A game of an adversary, whatever comes of it."""
     rng = Random(seed)
     return play(stage(kind, rng, **changes), f"{kind} {seed}", rng)
 
@@ -117,18 +114,15 @@ def played(kind: Adversary | str, seed: int, **changes: Any) -> GameResult:
 
 
 def party(result: GameResult, name: str) -> PartyResult:
-    """One party's account."""
     (found,) = [party for party in result.parties if party.name == name]
     return found
 
 
 def of(result: GameResult, name: str) -> PartyResult:
-    """The account of the party that is this adversary."""
     (found,) = [party for party in result.parties if party.adversary == name]
     return found
 
 
 def duel(result: GameResult, challenger: str) -> DuelResult:
-    """The one game of a challenger."""
     (found,) = [found for found in result.duels if found.challenger == challenger]
     return found

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.adversaries.playing import HALF, RELIEF, party, played, stage
-from tiebreak.protocol.commitments.terms import pool_bond
+from tests.sim.adversaries.playing import HALF, RELIEF, SEATS, party, played, stage
 from tiebreak.sim.adversaries.base import false_sum
 from tiebreak.sim.adversaries.blocks import Halting, Reorganiser, Retaking, Unsealer, Unsealing
 from tiebreak.sim.world.cast import TERMS, Cast, CastMember
@@ -15,12 +14,7 @@ from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
 
 LONG = {"clock": 3600, "challenge_window": 7200}
-SEATED = {
-    "challenge_window": 600,
-    "seats": 4,
-    "seat_fee": TERMS.reward // 10,
-    "seat_bond": pool_bond(TERMS.reward // 8),
-}
+SEATED = {"challenge_window": 600, **SEATS}
 
 
 def test_blocks_do_vanish_and_late_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,6 @@ class Measured(Censor):
 
 
 def in_phase(phase: Phase) -> Trigger:
-    """The first move of a kind, which may wait until the game's deadline."""
-
     def trigger(world: World, pending: Pending) -> int | None:
         move, game_id = pending.call.move, pending.call.game_id
         if move is None or move.KIND is not phase or game_id is None:
@@ -112,8 +110,6 @@ def in_phase(phase: Phase) -> Trigger:
 
 
 def of_kind(kind: str) -> Trigger:
-    """The first call of a kind that a window ends."""
-
     def trigger(world: World, pending: Pending) -> int | None:
         (job,) = world.board.jobs.values() or (None,)
         return job.window_end if job is not None and pending.call.kind == kind else None
@@ -122,7 +118,6 @@ def of_kind(kind: str) -> Trigger:
 
 
 def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
-    """A game in which one transaction of an honest party's waits for so many seconds."""
     cast = Cast(workshop=Workshop.open("exact"), terms=QUICK, block_seconds=1, step_seconds=1)
     adversary("challenge by a wrong replay" if victim == TRAINER else "one false sum").join(cast, Random(7))
     cast.builder = lambda world, name, key: Measured(world, name, key, victim=victim, seconds=seconds, trigger=trigger)
@@ -133,10 +128,7 @@ def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "trigger", "allowance", "moves_before"),
-    [
-        (TRAINER, in_phase(Phase.OPEN_STEPS), QUICK.replay_time, 1),
-        ("auditor", in_phase(Phase.PROVE), 0, None),
-    ],
+    [(TRAINER, in_phase(Phase.OPEN_STEPS), QUICK.replay_time, 1), ("auditor", in_phase(Phase.PROVE), 0, None)],
     ids=["open steps", "prove"],
 )
 def test_a_move_may_wait_for_the_rest_of_the_clock_and_its_allowance_and_no_second_more(

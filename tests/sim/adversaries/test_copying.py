@@ -1,10 +1,8 @@
 """Whole games of those who copy an honest challenger's moves from the mempool."""
 
-from random import Random
-
 import pytest
 
-from tests.sim.adversaries.playing import HALF, RELIEF, duel, party, played, result_of, stage
+from tests.sim.adversaries.playing import HALF, RELIEF, duel, party, played, result_of
 from tiebreak.sim.adversaries.base import Adversary, Catch, builder
 from tiebreak.sim.adversaries.mempool import Copier, Withholder, bearable, with_a_false_run
 from tiebreak.sim.world.cast import TERMS
@@ -32,17 +30,6 @@ def withholding(seconds: int | None = None) -> Adversary:
         "withheld proof", Withholder, "-", {Catch.HARMLESS}, before=with_a_false_run,
         seconds=lambda cast, _rng: bearable(cast) if seconds is None else seconds,
     )  # fmt: skip
-
-
-def test_a_withheld_proof_earns_its_maker_the_reward() -> None:
-    result = played(withholding(), 3)
-    assert result.job_status == "slashed"
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (RELIEF, HALF - RELIEF)
-    assert party(result, "trainer").wei == -TERMS.trainer_stake
-    assert party(result, "client").wei == 0
-    copied, own = duel(result, "builder"), duel(result, "auditor")
-    assert copied.moves == own.moves - 1, "it had sealed the answer"
-    assert own.seconds > TERMS.clock + bearable(stage(withholding(), Random(3)))
 
 
 def test_a_builder_that_withholds_a_proof_for_longer_than_a_clock_is_paid() -> None:

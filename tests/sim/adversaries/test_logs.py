@@ -76,11 +76,7 @@ def test_code_3_is_no_excuse_to_who_knows_the_words() -> None:
     told = workshop.told(job, work)
     match = fight(job, job.checkpoints, work.oracle, told.oracle)
     assert match.loser is Side.DEFENDER
-    assert (match.final.step, match.final.leaf, match.final.element) == (
-        work.lie.step,
-        work.lie.leaf,
-        work.lie.element,
-    )
+    assert (match.final.step, match.final.leaf, match.final.element) == (work.lie.step, work.lie.leaf, work.lie.element)
 
 
 # ---------------------------------------------------------------- sums and entries

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sim.adversaries.playing import of, party, played, result_of
-from tiebreak.protocol.commitments.terms import pool_bond
+from tests.sim.adversaries.playing import SEATS, of, party, played, result_of
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
@@ -21,7 +20,6 @@ from tiebreak.sim.world.cast import TERMS, Cast, CastMember
 
 pytestmark = pytest.mark.slow
 
-SEATS = {"seats": 4, "seat_fee": TERMS.reward // 10, "seat_bond": pool_bond(TERMS.reward // 8)}
 SHARE = TERMS.trainer_stake // 2 // 5
 
 

@@ -10,18 +10,8 @@ from hypothesis import strategies as st
 
 from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.numbers.float32 import decode, round_f32
+from tiebreak.sim.adversaries import numbers
 from tiebreak.sim.adversaries.forgery import deviating
-from tiebreak.sim.adversaries.numbers import (
-    BFLOAT16,
-    NATIVE,
-    TF32,
-    TOWARD_ZERO,
-    Floats,
-    Hardware,
-    is_f32_sum,
-    summing,
-    truncated,
-)
 from tiebreak.sim.adversaries.tampering import during, together
 from tiebreak.sim.world.workshop import Workshop
 
@@ -29,11 +19,11 @@ NUMBERS = st.floats(-16, 16, width=32).filter(lambda x: x == 0 or abs(x) > 2**-2
 ROWS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=12)
 
 
-def array(*values: float) -> Floats:
+def array(*values: float) -> numbers.Floats:
     return np.array(values, dtype=np.float32)
 
 
-def factors(row: list[tuple[float, float]]) -> list[Floats]:
+def factors(row: list[tuple[float, float]]) -> list[numbers.Floats]:
     return [array(*(pair[k] for pair in row)).reshape(1, -1) for k in range(2)]
 
 
@@ -53,7 +43,7 @@ def exact(row: list[tuple[float, float]]) -> Fraction:
 @given(ROWS, st.sampled_from((16, 24, 32)))
 def test_toward_zero_is_the_last_number_before_the_sum(row: list[tuple[float, float]], precision: int) -> None:
     """Where FP64 holds the sum exactly, as of such factors it does."""
-    total, found = exact(row), value_of(bits_of(TOWARD_ZERO.sum(factors(row), precision)[0]))
+    total, found = exact(row), value_of(bits_of(numbers.TOWARD_ZERO.sum(factors(row), precision)[0]))
     if Fraction(float(total)) != total or 0 < abs(total) < Fraction(2) ** -100:
         return
     assert abs(found) <= abs(total)
@@ -67,13 +57,13 @@ def test_toward_zero_is_the_last_number_before_the_sum(row: list[tuple[float, fl
 
 @given(ROWS, st.sampled_from((16, 24, 32)))
 def test_of_coarse_factors_the_sum_is_rounded_to_nearest(row: list[tuple[float, float]], precision: int) -> None:
-    cut = [tuple(float(truncated(10)(array(x))[0]) for x in pair) for pair in row]
+    cut = [tuple(float(numbers.truncated(10)(array(x))[0]) for x in pair) for pair in row]
     total = exact(cut)  # type: ignore[arg-type]
     if Fraction(float(total)) != total:
         return
     denominator = total.denominator.bit_length() - 1
     expected = round_f32(total.numerator, -denominator, precision=precision)
-    assert bits_of(TF32.sum(factors(row), precision)[0]) == (0 if expected == 1 << 31 else expected)
+    assert bits_of(numbers.TF32.sum(factors(row), precision)[0]) == (0 if expected == 1 << 31 else expected)
 
 
 @given(ROWS)
@@ -81,33 +71,33 @@ def test_native_sums_round_every_step(row: list[tuple[float, float]]) -> None:
     total = np.float32(0)
     for a, b in row:
         total = np.float32(total + np.float32(np.float32(a) * np.float32(b)))
-    assert bits_of(NATIVE.sum(factors(row), 32)[0]) == bits_of(total + np.float32(0.0))
+    assert bits_of(numbers.NATIVE.sum(factors(row), 32)[0]) == bits_of(total + np.float32(0.0))
 
 
 @given(st.floats(width=32, allow_nan=False), st.integers(1, 22))
 def test_truncation_clears_bits(x: float, fraction: int) -> None:
-    (bits,) = truncated(fraction)(array(x)).view(np.uint32).tolist()
+    (bits,) = numbers.truncated(fraction)(array(x)).view(np.uint32).tolist()
     assert bits == bits_of(np.float32(x)) >> 23 - fraction << 23 - fraction
 
 
-@pytest.mark.parametrize("hardware", [TOWARD_ZERO, TF32, BFLOAT16, NATIVE])
-def test_a_sum_that_is_not_finite_is_a_nan_or_infinite(hardware: Hardware) -> None:
+@pytest.mark.parametrize("hardware", [numbers.TOWARD_ZERO, numbers.TF32, numbers.BFLOAT16, numbers.NATIVE])
+def test_a_sum_that_is_not_finite_is_a_nan_or_infinite(hardware: numbers.Hardware) -> None:
     for bad in (float("inf"), float("nan")):
         assert not np.isfinite(hardware.sum(factors([(1.0, 1.0), (bad, 1.0)]), 32)[0])
 
 
 def test_every_sum_of_a_step_is_made_again_from_what_the_step_read(workshop: Workshop) -> None:
     """With sums that change nothing, the run is the honest one: all operands are found, in the right order."""
-    sums = [n for n, i in enumerate(workshop.program.body) if is_f32_sum(i)]
+    sums = [n for n, i in enumerate(workshop.program.body) if numbers.is_f32_sum(i)]
     assert len(sums) > 10
-    precise = Hardware(factor=lambda x: x, single=False, last=np.rint)
+    precise = numbers.Hardware(factor=lambda x: x, single=False, last=np.rint)
     seen: list[int] = []
 
     def count(leaf: int, tensor: torch.Tensor) -> torch.Tensor:
         seen.extend([leaf] if leaf in sums else [])
         return tensor
 
-    observer = together(summing(workshop.program, precise, 32), count)
+    observer = together(numbers.summing(workshop.program, precise, 32), count)
     work = deviating(workshop, job_of(workshop), during((10,), lambda _: observer), first_step=10)
     assert seen[: len(sums)] == sums
     assert work.lie is None, "rounding FP64 sums to nearest was right for every sum of this step"

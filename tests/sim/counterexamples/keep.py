@@ -37,5 +37,4 @@ def load(path: Path) -> list[CounterExample]:
 
 
 def load_all(folder: Path) -> list[CounterExample]:
-    """The counter-examples of all `.txt` files of a folder."""
     return [example for path in sorted(folder.glob("*.txt")) for example in load(path)]

@@ -19,22 +19,15 @@ def result(line: str, **changes: Any) -> dict[str, Any]:
     game = GameLine.parse(line, ADVERSARIES)
     rng = Random(line)
     found: dict[str, Any] = {
-        "line": line,
-        "adversaries": list(game.adversaries),
-        "catches": dict.fromkeys(game.adversaries, "recomputed"),
-        "job_status": "slashed" if game.adversaries else "settled",
-        "false_head": bool(game.adversaries),
-        "watched": True,
-        "seconds": rng.randrange(10**5),
-        "blocks": 9,
-        "faults": {},
-        "violations": [],
+        "line": line, "adversaries": list(game.adversaries), "catches": dict.fromkeys(game.adversaries, "recomputed"),
+        "job_status": "slashed" if game.adversaries else "settled", "false_head": bool(game.adversaries),
+        "watched": True, "seconds": rng.randrange(10**5), "blocks": 9, "faults": {}, "violations": [],
         "parties": [
             party("trainer", "trainer", game.adversaries[0] if game.adversaries else None, wei=-rng.randrange(10**9)),
             party("auditor", "auditor", None, wei=rng.randrange(10**9)),
         ],
         "duels": [duel(rounds=rng.randrange(30))] if game.adversaries else [],
-    }
+    }  # fmt: skip
     return found | changes
 
 
@@ -45,15 +38,7 @@ def party(name: str, role: str, adversary: str | None, **changes: Any) -> dict[s
 
 def duel(**changes: Any) -> dict[str, Any]:
     place = {"challenger": "auditor", "verdict": "challenger", "reason": "recomputed", "level": "values", "step": 4}
-    numbers = {
-        "leaf": 3,
-        "instruction": "add",
-        "rounds": 8,
-        "moves": 20,
-        "gas": 10**6,
-        "bytes": 9000,
-        "seconds": 300,
-    }
+    numbers = {"leaf": 3, "instruction": "add", "rounds": 8, "moves": 20, "gas": 10**6, "bytes": 9000, "seconds": 300}
     return place | numbers | changes
 
 
@@ -72,5 +57,4 @@ def play(line: str) -> dict[str, Any]:
 
 
 def play_unwritable(line: str) -> dict[str, Any]:
-    """A result that is no JSON."""
     return {"line": line, "seconds": float("nan")}

@@ -12,7 +12,17 @@ from fractions import Fraction
 from itertools import combinations, product
 from typing import Final
 
-from tiebreak.incentives.economics import AuditorStrategy, JobEconomics, TrainerStrategy
+from tiebreak.incentives.economics import AuditorStrategy, JobEconomics, TrainerStrategy, TransactionCosts
+
+COSTS = TransactionCosts(
+    way=30, settle=15, withdraw=8, challenge=40, reclaim=12, concede=19, equivocation=18, defence=280, prosecution=260
+)
+JOB = JobEconomics(
+    reward=130_000, trainer_stake=400_000, challenger_stake=3000, training=100_000, audit=90_000, lie=20_000,
+    segments=4, tampered=4, sampled=4, auditors=1, costs=COSTS,
+)  # fmt: skip
+CHANGED = replace(JOB, oldest_paid=True, challenge_burn=Fraction(1, 2), challenger_stake=150_000)
+
 
 CLIENT: Final = "client"
 TRAINER: Final = "trainer"
@@ -24,7 +34,6 @@ CAPITAL: Final = "capital"
 
 
 def auditor(number: int) -> str:
-    """The account of an auditor. Number 0 is the one whose choice is examined."""
     return f"auditor {number}"
 
 
@@ -46,19 +55,16 @@ class Ledger:
     """The owner of each seat that was sealed, and the root in its seal."""
 
     def move(self, payer: str, payee: str, amount: Fraction | int) -> None:
-        """Move an amount between accounts."""
         self.wealth[payer] -= amount
         self.wealth[payee] += amount
 
     def accept(self) -> None:
-        """Reward and stake go to the board."""
         assert self.status == "OFFERED"
         self.move(CLIENT, "board", self.job.reward + self._seats() * self.job.fee)
         self.move(TRAINER, "board", self.job.trainer_stake)
         self.status = "ACTIVE"
 
     def seal(self, owner: str, root: str) -> None:
-        """The owner of a seat posts its bond and a seal of this root."""
         assert self.status == "ACTIVE"
         assert not self.opened
         assert len(self.seals) < self._seats()
@@ -98,7 +104,6 @@ class Ledger:
         return 0 if self.job.oldest_paid else min(self.job.challenger_stake // 2, self._share() // 16)
 
     def challenge(self, challenger: str) -> None:
-        """A challenger stakes on a game."""
         assert self.status == "ACTIVE"
         self.stakes[challenger] = self.job.challenger_stake << len(self.games)
         self.move(challenger, "board", self.stakes[challenger])
@@ -115,7 +120,6 @@ class Ledger:
         self.move("board", BURNED, stake - paid)
 
     def convicted(self, challenger: str) -> None:
-        """The trainer lost this game."""
         assert self.status == "ACTIVE"
         prover = self.games[0] if self.job.oldest_paid else challenger
         self.games.remove(challenger)
@@ -123,7 +127,6 @@ class Ledger:
         self._slash(prover)
 
     def equivocation(self, reporter: str) -> None:
-        """Two heads of one count were reported."""
         assert self.status == "ACTIVE"
         self.move(reporter, GAS, self.job.costs.equivocation)
         self._slash(self.games[0] if self.job.oldest_paid and self.games else reporter)
@@ -139,7 +142,6 @@ class Ledger:
         self.move(challenger, GAS, self.job.costs.reclaim)
 
     def settle(self) -> None:
-        """Reward and stake go to the trainer."""
         assert self.status == "ACTIVE"
         assert not self.games
         self.status = "SETTLED"
@@ -180,7 +182,6 @@ class Players:
     own: AuditorStrategy | None = None
 
     def chance(self, s: JobEconomics, number: int) -> Fraction:
-        """The probability that this auditor replays."""
         if number == 0 and self.own is not None:
             return Fraction(self.own is AuditorStrategy.DILIGENT)
         return s.audit_probability * (1 - self.bought(s, number))
@@ -192,7 +193,6 @@ class Players:
         return s.trusting
 
     def bought(self, s: JobEconomics, number: int) -> Fraction:
-        """The probability that this auditor's seat is drawn for the trainer."""
         return Fraction(0) if number == 0 and self.own is not None else s.bought
 
 
@@ -205,7 +205,6 @@ def disagreement(s: JobEconomics, lie: bool) -> Fraction:
 
 
 def stories(s: JobEconomics, players: Players, *, decoy: bool = False) -> Iterator[tuple[Fraction, Story]]:
-    """All outcomes of the random events, with their probabilities."""
     finds = disagreement(s, decoy or players.trainer is not TrainerStrategy.HONEST)
     each = []
     for number in range(s.auditors):
@@ -233,7 +232,6 @@ def stories(s: JobEconomics, players: Players, *, decoy: bool = False) -> Iterat
 
 
 def play(s: JobEconomics, players: Players, story: Story) -> Ledger:
-    """Play the job from acceptance to its end."""
     ledger = Ledger(job=s)
     trainer = TrainerStrategy.HONEST if story.decoy else players.trainer
     ledger.accept()
@@ -304,7 +302,6 @@ def _audits(s: JobEconomics, story: Story, players: Players, ledger: Ledger) -> 
 
 
 def _silent_challenge(ledger: Ledger) -> None:
-    """A false challenge that is left to time out."""
     ledger.challenge(auditor(0))
     _lock(ledger, auditor(0), ledger.job.challenger_stake)
     ledger.defended(auditor(0))
@@ -405,7 +402,6 @@ _SCRIPTS: Final[dict[TrainerStrategy | None, Callable[[JobEconomics, Players, St
 
 
 def expected_trainer(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
-    """The expected gain of both of the trainer's accounts, over all stories."""
     players = Players(trainer=strategy)
     total = Fraction(0)
     for probability, story in stories(s, players):

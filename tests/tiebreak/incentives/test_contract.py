@@ -53,7 +53,6 @@ class Board:
         self.send(support.TRAINER, Call("concede", (self.games[who],)))
 
     def defended(self, who: str) -> None:
-        """The trainer shows true nodes, and the challenger gives up."""
         claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root).head
         state = start(self.job, claim, self.games[who], self.chain.now())
         self.chain.play(support.TRAINER, state, Descend(nodes=tuple(TREE.below(TREE.depth, 0, 1))))

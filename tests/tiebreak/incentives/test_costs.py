@@ -17,21 +17,6 @@ from tiebreak.engine.capture.compile import MODEL, compile_task
 from tiebreak.engine.run import directory
 from tiebreak.engine.run.retention import Keep
 from tiebreak.incentives import costs as estimates
-from tiebreak.incentives.costs import (
-    MOST,
-    Equipment,
-    StepCounts,
-    Transformer,
-    Workload,
-    costs,
-    counts_of,
-    first_limit,
-    loads,
-    transformer_counts,
-    transformer_near,
-    transformer_work,
-    walk,
-)
 from tiebreak.incentives.measured import cost
 from tiebreak.incentives.workers import shares_near
 from tiebreak.protocol.errors import ConfigurationError
@@ -43,27 +28,30 @@ def test_the_limits_of_a_run_directory_are_those_of_the_engine() -> None:
 
 
 SMALL = (
-    Transformer(layers=2, width=24, heads=3, vocabulary=37, context=15, sequence=10, batch=5),
-    Transformer(layers=1, width=64, heads=2, vocabulary=500, context=20, sequence=16, batch=3),
-    Transformer(layers=3, width=14, heads=2, vocabulary=53, context=11, sequence=10, batch=2),
+    estimates.Transformer(layers=2, width=24, heads=3, vocabulary=37, context=15, sequence=10, batch=5),
+    estimates.Transformer(layers=1, width=64, heads=2, vocabulary=500, context=20, sequence=16, batch=3),
+    estimates.Transformer(layers=3, width=14, heads=2, vocabulary=53, context=11, sequence=10, batch=2),
 )
-GPT2 = Transformer(layers=12, width=768, heads=12, vocabulary=50257, context=1024, sequence=64, batch=8)
+GPT2 = estimates.Transformer(layers=12, width=768, heads=12, vocabulary=50257, context=1024, sequence=64, batch=8)
 SCALE = cases("scale")
 HELD_OUT = [name for name, case in SCALE.items() if case.get("steps: held out")]
 
 
-def work(**changes: Any) -> Workload:
-    values = {"counts": transformer_counts(GPT2, steps=100, interval=10), "steps": 100, "interval": 10}
-    return Workload(**(values | changes))
+def work(**changes: Any) -> estimates.Workload:
+    values = {"counts": estimates.transformer_counts(GPT2, steps=100, interval=10), "steps": 100, "interval": 10}
+    return estimates.Workload(**(values | changes))
 
 
 # ---------------------------------------------------------------- counted
 
 
 @pytest.mark.parametrize("model", slow_except(SMALL, SMALL[0]), ids=lambda m: f"{m.layers}x{m.width}")
-def test_a_captured_transformer_has_the_counts_of_the_closed_form(model: Transformer) -> None:
+def test_a_captured_transformer_has_the_counts_of_the_closed_form(model: estimates.Transformer) -> None:
     compiled = compile_task(gpt(model))
-    ours, true = transformer_counts(model, steps=STEPS, interval=INTERVAL), counts_of(compiled.program)
+    ours, true = (
+        estimates.transformer_counts(model, steps=STEPS, interval=INTERVAL),
+        estimates.counts_of(compiled.program),
+    )
     assert ours.live_bytes == pytest.approx(true.live_bytes, rel=0.05)
     assert replace(ours, live_bytes=0) == replace(true, live_bytes=0)
     assert model.parameters == sum(t.numel() for name, t in compiled.state.items() if name.startswith(MODEL))
@@ -72,8 +60,8 @@ def test_a_captured_transformer_has_the_counts_of_the_closed_form(model: Transfo
 def test_the_models_that_were_measured_have_them_too() -> None:
     """GPT-2 124M among them, whose closed form nothing was fitted to."""
     for name, model in {**TRANSFORMERS, "gpt2": GPT2}.items():
-        found = transformer_counts(model, steps=STEPS, interval=INTERVAL)
-        step = {field.name: SCALE[name][f"steps: {field.name}"] for field in fields(StepCounts)}
+        found = estimates.transformer_counts(model, steps=STEPS, interval=INTERVAL)
+        step = {field.name: SCALE[name][f"steps: {field.name}"] for field in fields(estimates.StepCounts)}
         for exact in ("entries", "products", "terms", "state_bytes", "largest", "longest"):
             assert getattr(found, exact) == step[exact], (name, exact)
         # Where two constants of a program are equal, it has an instruction less.
@@ -86,15 +74,15 @@ def test_the_models_that_were_measured_have_them_too() -> None:
 @given(st.integers(10**5, 10**13))
 @settings(max_examples=50, deadline=None)
 def test_some_member_of_the_family_is_near_any_number_of_parameters(parameters: int) -> None:
-    model = transformer_near(parameters, sequence=64, batch=2)
+    model = estimates.transformer_near(parameters, sequence=64, batch=2)
     assert 0.6 < model.parameters / parameters < 1.6
     assert model.width % model.heads == 0
 
 
 def test_the_family_grows_and_is_gpt2_at_its_size() -> None:
-    sizes = [transformer_near(10**k, sequence=1024, batch=8).parameters for k in range(5, 14)]
+    sizes = [estimates.transformer_near(10**k, sequence=1024, batch=8).parameters for k in range(5, 14)]
     assert sizes == sorted(set(sizes))
-    assert transformer_near(124_000_000, sequence=1024, batch=8).parameters == GPT2.parameters == 124_439_808
+    assert estimates.transformer_near(124_000_000, sequence=1024, batch=8).parameters == GPT2.parameters == 124_439_808
 
 
 # ---------------------------------------------------------------- measured
@@ -114,15 +102,14 @@ def test_models_that_were_held_out_are_predicted_within_a_factor_of_two(cases: C
 
 
 @pytest.mark.parametrize(
-    ("lie", "levels", "chunks", "terms"),
-    [("sum of 768 products", 1, 18, 8), ("sum of 50257 products", 5, 12, 14)],
+    ("lie", "levels", "chunks", "terms"), [("sum of 768 products", 1, 18, 8), ("sum of 50257 products", 5, 12, 14)]
 )
 def test_a_dispute_has_the_transactions_and_about_the_gas_of_a_played_one(
     lie: str, levels: int, chunks: int, terms: int
 ) -> None:
     """Depths are those of the game in million_steps.json. The dearest proof is added, which is not every game's."""
     played = cases("million_steps")[f"{lie}, r = {levels}"]
-    transactions, gas = walk(levels, run=10, steps=10, values=14, chunks=chunks, terms=terms)
+    transactions, gas = estimates.walk(levels, run=10, steps=10, values=14, chunks=chunks, terms=terms)
     assert transactions == played["transactions"]
     assert 0.99 < gas / played["gas in all"] < 1.06
 
@@ -131,35 +118,37 @@ def test_a_dispute_has_the_transactions_and_about_the_gas_of_a_played_one(
 
 
 def test_costs_grow_with_the_job_and_add_up() -> None:
-    one, ten = costs(work()), costs(work(jobs=10))
+    one, ten = estimates.costs(work()), estimates.costs(work(jobs=10))
     assert ten.all_bytes == 10 * one.run_bytes
     assert ten.all_auditing == 10 * one.training
     assert ten.all_gas == pytest.approx(10 * (one.job_gas + 0.01 * one.dispute_gas))
-    longer = costs(work(steps=200))
+    longer = estimates.costs(work(steps=200))
     assert longer.training == pytest.approx(2 * one.training)
     assert longer.run_bytes > one.run_bytes
     assert one.worst_step > one.trainer_step
-    assert costs(work(keep=Keep(0))).run_bytes < one.run_bytes
-    assert costs(work(keep=Keep(0))).replay_move > one.replay_move
+    assert estimates.costs(work(keep=Keep(0))).run_bytes < one.run_bytes
+    assert estimates.costs(work(keep=Keep(0))).replay_move > one.replay_move
 
 
 def test_a_limit_is_met_exactly_where_it_is_said_to_be() -> None:
-    base, means = work(jobs=1, step_seconds=0.01), Equipment(replay_time=1e9)
-    at, load = first_limit(lambda size: replace(base, jobs=size), 1, MOST["jobs"], means)
+    base, means = work(jobs=1, step_seconds=0.01), estimates.Equipment(replay_time=1e9)
+    at, load = estimates.first_limit(lambda size: replace(base, jobs=size), 1, estimates.MOST["jobs"], means)
     assert at is not None
     assert load is not None
-    assert loads(replace(base, jobs=at), means)[0].share <= 1
-    assert loads(replace(base, jobs=int(at * 1.002) + 1), means)[0].share > 1
+    assert estimates.loads(replace(base, jobs=at), means)[0].share <= 1
+    assert estimates.loads(replace(base, jobs=int(at * 1.002) + 1), means)[0].share > 1
     assert load.name == "disk for all runs"
-    assert first_limit(lambda size: replace(base, jobs=size), 10**12, MOST["jobs"], means)[0] is None
-    endless = Equipment(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
-    assert first_limit(lambda size: replace(base, jobs=size), 1, 10**6, endless) == (10**6, None)
+    assert (
+        estimates.first_limit(lambda size: replace(base, jobs=size), 10**12, estimates.MOST["jobs"], means)[0] is None
+    )
+    endless = estimates.Equipment(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
+    assert estimates.first_limit(lambda size: replace(base, jobs=size), 1, 10**6, endless) == (10**6, None)
 
 
 def test_limits_of_this_version_are_met_when_nothing_else_is() -> None:
-    endless = Equipment(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
-    grown = lambda size: transformer_work(work(), size, sequence=64, batch=8)  # noqa: E731
-    _, load = first_limit(grown, 10**6, MOST["parameters"], endless)
+    endless = estimates.Equipment(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
+    grown = lambda size: estimates.transformer_work(work(), size, sequence=64, batch=8)  # noqa: E731
+    _, load = estimates.first_limit(grown, 10**6, estimates.MOST["parameters"], endless)
     assert load is not None
     assert load.name == "elements of a step"
 
@@ -172,7 +161,7 @@ def test_work_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_a_move_shows_one_to_five_levels() -> None:
     with pytest.raises(ConfigurationError, match="1 to 5 levels"):
-        costs(work(levels=6))
+        estimates.costs(work(levels=6))
 
 
 # ---- workers ----

@@ -6,25 +6,21 @@ from fractions import Fraction
 
 import pytest
 
-from tests.tiebreak.incentives.jobs import CHANGED, COSTS, JOB
-from tests.tiebreak.incentives.rules import best_slots, expected_auditor, expected_trainer, stranger_earns
-from tiebreak.incentives.economics import CHEATS, AuditorStrategy, JobEconomics, TrainerStrategy
-from tiebreak.incentives.model import (
-    GRID,
-    Equilibrium,
-    advantage,
-    best_cheat,
-    conditions,
-    deterrent,
-    finder_payoff,
-    solve,
-    stuffing,
-    trainer_payoff,
+from tests.tiebreak.incentives.rules import (
+    CHANGED,
+    COSTS,
+    JOB,
+    best_slots,
+    expected_auditor,
+    expected_trainer,
+    stranger_earns,
 )
+from tiebreak.incentives import model
+from tiebreak.incentives.economics import CHEATS, AuditorStrategy, JobEconomics, TrainerStrategy
 
 
 def nearly(found: Fraction, expected: Fraction) -> bool:
-    return abs(found - expected) <= Fraction(2, GRID)
+    return abs(found - expected) <= Fraction(2, model.GRID)
 
 
 def threshold(s: JobEconomics, strategy: TrainerStrategy) -> Fraction | None:
@@ -33,8 +29,8 @@ def threshold(s: JobEconomics, strategy: TrainerStrategy) -> Fraction | None:
     Without seats a payoff is linear in P, so this follows from its two ends.
     """
     never, always = replace(s, auditors=0), replace(s, auditors=1, audit_probability=Fraction(1), sampled=s.segments)
-    honest = trainer_payoff(s, TrainerStrategy.HONEST)
-    free, caught = trainer_payoff(never, strategy), trainer_payoff(always, strategy)
+    honest = model.trainer_payoff(s, TrainerStrategy.HONEST)
+    free, caught = model.trainer_payoff(never, strategy), model.trainer_payoff(always, strategy)
     if free <= honest:
         return Fraction(0)
     return None if caught > honest else (free - honest) / (free - caught)
@@ -46,14 +42,14 @@ def single_auditor(s: JobEconomics, strategy: TrainerStrategy) -> tuple[Fraction
     w: the gain of an auditor that found a lie of this cheat. a: the replay that a sample needs before a challenge.
     Returns None where there is no mixed equilibrium.
     """
-    wanted, gain = threshold(s, strategy), finder_payoff(replace(s, auditors=1), strategy) - s.second_replay
+    wanted, gain = threshold(s, strategy), model.finder_payoff(replace(s, auditors=1), strategy) - s.second_replay
     if wanted is None or gain <= 0 or s.planted or not s.proven:
         return None
     p, q = wanted / s.detection, (s.replay - s.fee) / (s.detection * gain)
     return (p, q) if 0 < p <= 1 and 0 <= q <= 1 else None
 
 
-def indifferent(s: JobEconomics, found: Equilibrium) -> tuple[Fraction, Fraction]:
+def indifferent(s: JobEconomics, found: model.Equilibrium) -> tuple[Fraction, Fraction]:
     """By the rules, story by story: what cheating pays above honesty, and auditing above laziness."""
     at = replace(s, audit_probability=found.audit_probability, tampered=found.tampered)
     cheating = expected_trainer(at, found.cheat) - expected_trainer(at, TrainerStrategy.HONEST)
@@ -66,13 +62,13 @@ def indifferent(s: JobEconomics, found: Equilibrium) -> tuple[Fraction, Fraction
 def test_no_stake_deters_where_all_of_it_comes_back() -> None:
     s = replace(JOB, burn=Fraction(0), reward=100_100, kept=Fraction(1), lie=100_000)
     assert threshold(s, TrainerStrategy.HEDGED) is None
-    assert deterrent(s) is None
-    assert solve(s).lies == 1
+    assert model.deterrent(s) is None
+    assert model.solve(s).lies == 1
 
 
 def test_nobody_audits_for_a_share_of_the_stake_of_a_cheat_that_reports_itself() -> None:
     """The contract as it is, anonymous auditors, no fee: every trainer cheats and nobody looks."""
-    found = solve(JOB)
+    found = model.solve(JOB)
     assert (found.lies, found.audit_probability, found.cheat) == (1, 0, TrainerStrategy.HEDGED)
     assert found.accepted == 1
 
@@ -80,7 +76,7 @@ def test_nobody_audits_for_a_share_of_the_stake_of_a_cheat_that_reports_itself()
 @pytest.mark.parametrize("auditors", [1, 2, 3])
 def test_neither_side_gains_by_leaving_a_mixed_equilibrium(auditors: int) -> None:
     s = replace(CHANGED, auditors=auditors)
-    found = solve(s)
+    found = model.solve(s)
     assert 0 < found.lies < 1
     assert 0 < found.audit_probability < 1
     cheating, auditing = indifferent(s, found)
@@ -90,7 +86,7 @@ def test_neither_side_gains_by_leaving_a_mixed_equilibrium(auditors: int) -> Non
 
 def test_the_equilibrium_of_one_auditor_is_the_closed_form(cases: Callable[[], None]) -> None:
     for s in (CHANGED, replace(CHANGED, audit=30_000), replace(CHANGED, fee=20_000)):
-        found = solve(s)
+        found = model.solve(s)
         exact = single_auditor(replace(s, tampered=found.tampered), found.cheat)
         assert exact is not None
         assert nearly(found.audit_probability, exact[0])
@@ -100,32 +96,32 @@ def test_the_equilibrium_of_one_auditor_is_the_closed_form(cases: Callable[[], N
 
 def test_a_fee_for_audits_that_were_made_ends_the_dilemma() -> None:
     without_relief = replace(JOB, challenger_stake=1, auditors=2)
-    short, enough = (solve(replace(without_relief, fee=fee)) for fee in (89_999, 90_000))
+    short, enough = (model.solve(replace(without_relief, fee=fee)) for fee in (89_999, 90_000))
     assert (short.lies, short.audit_probability) == (1, 0)
     assert (enough.lies, enough.audit_probability) == (0, 1)
 
 
 def test_decoys_pay_auditors_though_cheats_report_themselves() -> None:
     s = replace(JOB, planted=Fraction(6, 10))
-    found = solve(s)
+    found = model.solve(s)
     assert (found.lies, found.audit_probability) == (0, 1)
-    assert solve(replace(s, planted=Fraction(1, 10))).lies == 1
+    assert model.solve(replace(s, planted=Fraction(1, 10))).lies == 1
 
 
 def test_several_auditors_share_decoys_so_fewer_of_them_look() -> None:
     s = replace(JOB, planted=Fraction(9, 10), auditors=4)
-    found = solve(s)
+    found = model.solve(s)
     assert found.lies == 0
     assert 0 < found.audit_probability < 1
     cheat = (found.cheat, found.tampered)
-    assert abs(advantage(s, found.audit_probability, Fraction(0), cheat)) <= 1
-    assert best_cheat(replace(s, audit_probability=found.audit_probability))[0] < trainer_payoff(
+    assert abs(model.advantage(s, found.audit_probability, Fraction(0), cheat)) <= 1
+    assert model.best_cheat(replace(s, audit_probability=found.audit_probability))[0] < model.trainer_payoff(
         s, TrainerStrategy.HONEST
     )
 
 
 def test_a_client_looks_in_its_own_interest_and_is_cheated_sometimes() -> None:
-    found = solve(JOB, interest=JOB.reward + 50_000)
+    found = model.solve(JOB, interest=JOB.reward + 50_000)
     late = COSTS.challenge + COSTS.reclaim + COSTS.withdraw
     assert found.lies == Fraction(JOB.audit, JOB.reward + 50_000 + JOB.relief - late)
     assert nearly(found.audit_probability, threshold(replace(JOB, tampered=4), TrainerStrategy.HEDGED) or Fraction(0))
@@ -134,10 +130,10 @@ def test_a_client_looks_in_its_own_interest_and_is_cheated_sometimes() -> None:
 def test_a_cheat_that_is_not_deterred_meets_as_many_audits_as_it_pays() -> None:
     """The lie is worth any stake, and the stake is worth looking for until too many look."""
     s = replace(CHANGED, trainer_stake=250_000, audit=60_000, auditors=6, lie=10**6, challenger_stake=10**9)
-    found = solve(s)
+    found = model.solve(s)
     assert found.lies == 1
     assert 0 < found.audit_probability < 1
-    assert abs(advantage(s, found.audit_probability, Fraction(1), (found.cheat, found.tampered))) <= 1
+    assert abs(model.advantage(s, found.audit_probability, Fraction(1), (found.cheat, found.tampered))) <= 1
 
 
 # ---------------------------------------------------------------- seats
@@ -150,7 +146,7 @@ SEATED = replace(
 
 def test_among_strangers_with_seats_trainers_are_honest_and_every_seat_audits(cases: Callable[[], None]) -> None:
     """Neither side gains by leaving it: by the rules, against everything that the other strategies could do."""
-    found = solve(SEATED)
+    found = model.solve(SEATED)
     assert (found.lies, found.audit_probability) == (0, 1)
     honest = expected_trainer(SEATED, TrainerStrategy.HONEST)
     diligent = expected_auditor(SEATED, AuditorStrategy.DILIGENT, TrainerStrategy.HONEST, Fraction(0))
@@ -180,7 +176,7 @@ def test_each_condition_of_seats_breaks_where_it_says(
 ) -> None:
     """F = A + gas; W / (1 + n) + relief = A + gas of a challenge and its reclaim. Below, a deviation pays."""
     dear = replace(SEATED, joined_for=Fraction(10**7))  # no slots are bought
-    before, after = (conditions(replace(dear, **changes)) for changes in (holds, breaks))  # type: ignore[arg-type]
+    before, after = (model.conditions(replace(dear, **changes)) for changes in (holds, breaks))  # type: ignore[arg-type]
     assert {c.name for c in before if not c.holds} == set()
     assert {c.name for c in after if not c.holds} == {condition}
 
@@ -210,14 +206,14 @@ def test_a_larger_share_of_the_pool_pays_a_lie_where_the_closed_form_says(stake:
     s, cost = replace(POOLED, trainer_stake=stake, bought=Fraction(3, 4)), Fraction(30_000, 40)
     honest = best_slots(s, TrainerStrategy.HONEST, 10, cost, 60)[0]
     lying = max(best_slots(replace(s, tampered=4), cheat, 10, cost, 320)[0] for cheat in CHEATS)
-    assert -s.fee // 8 <= stuffing(s).slack - (honest - lying) <= s.fee // 8
-    assert stuffing(s).holds is (stake > 10**6)
+    assert -s.fee // 8 <= model.stuffing(s).slack - (honest - lying) <= s.fee // 8
+    assert model.stuffing(s).holds is (stake > 10**6)
 
 
 def test_a_guess_costs_the_bond_and_is_not_worth_it_without_one() -> None:
     """No guess of 256 bits is right. The bond prices sealing what one was told and has not computed."""
     free = replace(SEATED, bond=0)
-    assert solve(free).lies == 0
+    assert model.solve(free).lies == 0
     guess = expected_auditor(SEATED, AuditorStrategy.GUESSING, TrainerStrategy.HONEST, Fraction(0))
     assert guess == -SEATED.bond - SEATED.costs.seal
 

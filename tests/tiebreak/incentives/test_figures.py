@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tiebreak.engine.run.audit import detection_probability
-from tiebreak.incentives.economics import JobEconomics
 from tiebreak.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.incentives.findings import agree_options, document, find, tables
 from tiebreak.incentives.measured import WORST, dispute, measured, sides
@@ -99,16 +97,6 @@ def test_a_game_of_known_moves_is_split_by_side() -> None:
     assert sides(game) == (110, 440)
     with pytest.raises(ConfigurationError, match="expected transactions of whole rounds beside 2 openings, got 13"):
         sides(game | {"transactions": 13})
-
-
-def test_detection_is_that_of_an_audit(cases: Callable[[], None]) -> None:
-    for total in range(1, 9):
-        for sampled in range(1, total + 1):
-            for tampered in range(1, total + 1):
-                s = JobEconomics(reward=0, trainer_stake=0, challenger_stake=0, training=0, audit=0, segments=total,
-                            sampled=sampled, tampered=tampered)  # fmt: skip
-                assert abs(float(s.detection) - detection_probability(total, sampled, tampered)) < 1e-12
-                cases()
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiebreak.incentives.jobs import JOB
-from tests.tiebreak.incentives.rules import Players, expected_auditor, expected_trainer, play, stories
+from tests.tiebreak.incentives.rules import JOB, Players, expected_auditor, expected_trainer, play, stories
 from tiebreak.incentives.economics import CHEATS, AuditorStrategy, JobEconomics, TrainerStrategy, TransactionCosts
 from tiebreak.incentives.model import auditor_payoff, best_cheat, extremes, griefing, trainer_payoff
 from tiebreak.protocol.errors import ConfigurationError

@@ -75,8 +75,6 @@ def postgres(folder: Path) -> Iterator[str]:
 
 @dataclass
 class Running:
-    """A hub that serves on a port of this machine."""
-
     url: str
     hub: Hub
     server: uvicorn.Server
@@ -93,11 +91,7 @@ class Running:
 
 def settings(folder: Path, database: str = "", **limits: int) -> HubSettings:
     return HubSettings(
-        folder=folder,
-        domain=DOMAIN,
-        key=HUB,
-        database=database,
-        limits=replace(HubLimits(free_bytes=0), **limits),
+        folder=folder, domain=DOMAIN, key=HUB, database=database, limits=replace(HubLimits(free_bytes=0), **limits)
     )
 
 
@@ -122,7 +116,6 @@ def running(wanted: HubSettings, port: int = 0, *, proxies: str = "", **given: A
 
 
 def post(body: posts.Body, author: PrivateKey, number: int, *, game: Digest | None = None) -> bytes:
-    """The wire of a post about `JOB`."""
     made = posts.Post.of(body, job_id=JOB.id, number=number, sender=author.address, game_id=game)
     return posts.SignedPost.sign(made, DOMAIN, author).encode()
 
@@ -154,13 +147,11 @@ def own_job(key: PrivateKey, trainer: PrivateKey | None = None) -> list[bytes]:
 
 
 def upload(mail: Mail, path: Path) -> Digest:
-    """Bring a whole file to a hub."""
     with path.open("rb", buffering=0) as file:
         return mail.put(file, path.stat().st_size)
 
 
 def download(mail: Mail, root: Digest, size: int, path: Path) -> None:
-    """Complete the file at a path from a hub."""
     path.touch()
     with path.open("r+b", buffering=0) as file:
         mail.get(root, size, file)

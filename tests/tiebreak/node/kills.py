@@ -34,7 +34,6 @@ def play(folder: Path, cheat: str, seed: int, kills: int) -> tuple[int, bool]:
 
 
 def main(wanted: int = 200, seed: int = 0) -> int:
-    """Returns how many games ended otherwise."""
     done, games, bad, first = 0, 0, 0, seed
     while done < wanted:
         cheat = list(ENDINGS)[games % len(ENDINGS)]

@@ -225,7 +225,6 @@ def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Pat
 
 
 def driving(machine: Any, folder: Path, asked: list[tuple[Task, Any]], told: list[e.Event]) -> Driver:
-    """A driver whose crews and machine only note what they are asked and told."""
     machine.shelf = Shelf(folder)
     crews = SimpleNamespace(bench=bench(folder), listen=lambda *_: None, ask=lambda *given: asked.append(given))
     notes = SimpleNamespace(info=lambda *_, **__: None, warn=lambda *_, **__: None)

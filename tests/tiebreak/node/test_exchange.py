@@ -29,8 +29,6 @@ def hub(tmp_path: Path) -> Iterator[Running]:
 
 
 class Hands:
-    """What people do by hand, over a hub."""
-
     def __init__(self, people: Parties, hub: Running, command: Commands) -> None:
         self.people, self.hub, self.command, self.tell = people, hub, command, command.tell
         self.where = ["--hub", hub.url]

@@ -26,7 +26,6 @@ def chain() -> EmbeddedChain:
 
 
 def as_the_chain_has_it(village: Village) -> None:
-    """Every party's board is the chain's."""
     for villager in village.villagers.values():
         board = villager.ground.board
         assert board.disagreements == []

@@ -75,7 +75,6 @@ def server() -> Iterator[str | None]:
 
 @pytest.fixture(params=DATABASES)
 def database(request: pytest.FixtureRequest, server: str | None, tmp_path: Path) -> str:
-    """The URL of an empty database."""
     if request.param == "sqlite":
         return f"sqlite+pysqlite:///{tmp_path / 'test.sqlite'}"
     name = f"t{abs(hash(tmp_path)):x}"
@@ -95,7 +94,6 @@ def hub(tmp_path: Path) -> Iterator[Running]:
 def ask(
     hub: Running, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of one request."""
     connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -646,7 +644,6 @@ def test_a_connection_that_does_not_ask_is_cut(tmp_path: Path, monkeypatch: pyte
 
 
 def blob(size: int) -> tuple[bytes, Digest, bytes]:
-    """Bytes, their root, and their pieces' digests."""
     data = (bytes(range(251)) * (size // 251 + 1))[:size]
     digests = [piece_digest(data[at : at + PIECE_BYTES]) for at in range(0, max(1, size), PIECE_BYTES)]
     return data, blob_root(size, digests), b"".join(digests)

@@ -62,7 +62,6 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
 
 
 def whole(journal: Journal) -> list[object]:
-    """All that it says."""
     facts = [journal.fact(name) for name in ("belongs role", "belongs chain", "secret")]
     return [facts, journal.records(), journal.unheard(), journal.last_heard(), journal.notes()]
 

@@ -186,16 +186,9 @@ def test_a_refusal_is_told_and_a_stop_ends_the_waiting() -> None:
 def test_a_page_counts_only_in_order_and_signed() -> None:
     first, second = receipt(OFFER, 3), receipt(steps(0), 4)
     wrong: list[bytes] = [
-        page(second, first),
-        page(first, first),
-        page(receipt(OFFER, 2)),
-        page(receipt(OFFER, 3, key=TRAINER)),
-        page(first)[:-1],
-        page(first) + b"\0",
-        pack([[1, 2]]),
-        pack(7),
-        b"",
-    ]
+        page(second, first), page(first, first), page(receipt(OFFER, 2)), page(receipt(OFFER, 3, key=TRAINER)),
+        page(first)[:-1], page(first) + b"\0", pack([[1, 2]]), pack(7), b"",
+    ]  # fmt: skip
     with liar(script_of(*([answer(body)] for body in wrong), [answer(page(first, second))])) as url:
         client = mail(url)
         letters, last = client.page(2)

@@ -245,9 +245,7 @@ NEEDS_ANVIL = pytest.mark.skipif(find_anvil() is None, reason="needs anvil")
 
 
 @pytest.mark.parametrize(
-    ("town", "cheat"),
-    [(Sealing, ""), pytest.param(Town, "rate", marks=NEEDS_ANVIL)],
-    ids=["sealed", "anvil"],
+    ("town", "cheat"), [(Sealing, ""), pytest.param(Town, "rate", marks=NEEDS_ANVIL)], ids=["sealed", "anvil"]
 )
 def test_auditors_are_paid_for_seats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, town: type[Town], cheat: str

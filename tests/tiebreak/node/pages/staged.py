@@ -23,8 +23,6 @@ LINE = "v1 seed=7 game=1 with=products-in-tf32"
 
 @dataclass
 class Staged:
-    """A source at one instant of a simulated game."""
-
     domain: Domain
     at: int
     board: Board
@@ -66,7 +64,6 @@ class Staged:
 
 
 def source_of(world: World) -> Staged:
-    """What a hub would know at this instant."""
     made = Staged(
         domain=world.chain.domain, at=world.now, board=snapshot(world.board), seen={}, known=world.workshop.program
     )

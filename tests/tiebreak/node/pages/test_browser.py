@@ -30,8 +30,6 @@ pytestmark = pytest.mark.slow
 
 
 class Stage(Staged):
-    """A source that goes from moment to moment."""
-
     def show(self, source: Staged) -> None:
         self.__dict__.update(source.__dict__)
 

@@ -23,8 +23,6 @@ from tiebreak.protocol.tags import Digest
 
 
 class Store:
-    """Posts in memory, a few at a time."""
-
     def __init__(self, source: Staged | None = None) -> None:
         seen = [] if source is None else [one for told in source.seen.values() for one in told]
         self.rows = [
@@ -43,8 +41,6 @@ class Store:
 
 
 class Ground:
-    """A board that comes when it is polled, if the node answers."""
-
     def __init__(self, source: Staged) -> None:
         self.board = Board()
         self.source = source
