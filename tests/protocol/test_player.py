@@ -59,9 +59,9 @@ def test_a_transcript_replays_to_the_same_verdict() -> None:
     instants = [*range(5, 5 + transcript.messages), done.final.moved]
     assert runs.replay(JOB, liar.head(), transcript, instants) == done.final
     with pytest.raises(IllegalMove, match="expected a move not after"):
-        match.replay(JOB, liar.head(), transcript, [5 + (101 + runs.REPLAY) * k for k in range(len(instants))])
+        runs.replay(JOB, liar.head(), transcript, [5 + (101 + runs.REPLAY) * k for k in range(len(instants))])
     with pytest.raises(IllegalMove, match=f"expected a proof not before {5 + runs.CLOCK}"):
-        match.replay(JOB, liar.head(), transcript, [5] * len(instants))
+        runs.replay(JOB, liar.head(), transcript, [5] * len(instants))
     with pytest.raises(VerificationError, match=r"game: expected [0-9a-f]{64}, got"):
         runs.replay(JOB, liar.head(), transcript, instants, nonce=1)
 
@@ -73,7 +73,7 @@ def test_a_wrong_challenger_concedes_in_a_message() -> None:
     assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.CONCEDED)
     assert verdict.detail == "the challenger conceded in phase PROVE"
     assert Message.decode(open_wire(transcript.wires[-1])[0]).move == done.moves[-1].move == Concede()
-    assert match.replay(JOB, HONEST.head(), transcript, range(5, 6 + transcript.messages)) == done.final
+    assert runs.replay(JOB, HONEST.head(), transcript, range(5, 6 + transcript.messages)) == done.final
     told = describe(done.final, runs.program())
     assert told.leaf == SUB
 
@@ -111,7 +111,7 @@ def test_a_game_needs_a_head_and_a_defender_of_the_trainer() -> None:
     _, transcript = played(HONEST, HONEST)
     instants = range(5, 6 + transcript.messages)
     with pytest.raises(SignatureError):
-        match.replay(JOB, SignedHead.sign(HONEST.head().head, runs.DOMAIN, runs.CLIENT), transcript, instants)
+        runs.replay(JOB, SignedHead.sign(HONEST.head().head, runs.DOMAIN, runs.CLIENT), transcript, instants)
     with pytest.raises(VerificationError, match="expected job"):
         runs.replay(replace(JOB, nonce=1), HONEST.head(), transcript, instants)
     with pytest.raises(SignatureError, match="expected a signature by"):
