@@ -168,7 +168,9 @@ def _parts(
     if sample is not None:
         report |= {"seed": drawn, "detection": [{"false": x, "probability": p} for x, p in choice.detection]}
         lines = [f"sample     {sample} of {total} segments, drawn from the seed {drawn} and the signed root"]
-        lines.append(f"detection  {'; '.join(f'{_false(x)}: {100 * p:.3g}%' for x, p in choice.detection)}")
+        words = {1: "one false segment"}
+        shown = (f"{words.get(x, f'{x} false segments')}: {100 * p:.3g}%" for x, p in choice.detection)
+        lines.append(f"detection  {'; '.join(shown)}")
     kind = "segments" if sample is None else "sample"
     report |= _of_head(choice.head) | {"kind": kind, "wanted": list(choice.segments)}
     done = api.audits.audit_chosen(trainer, choice.segments, choice.records, machine, workers=workers)
@@ -182,10 +184,6 @@ def _parts(
         finder = f"a dispute with the replay of a whole audit (`tiebreak audit {trainer.path}`)"
         raise _failure(report, trainer, done.fraud, total, finder, [])
     return [*lines, *_words(done)]
-
-
-def _false(count: int) -> str:
-    return "one false segment" if count == 1 else f"{count} false segments"
 
 
 def _of_audit(done: "SegmentAudit") -> dict[str, Any]:

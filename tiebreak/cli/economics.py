@@ -76,15 +76,11 @@ def _show(console: Console, preset: str | None, findings: Findings) -> None:
     if preset is not None:
         chosen = PRESETS[preset]
         console.print(f"{chosen.title}. Assumed: {chosen.source}.", markup=False, highlight=False)
-    values = "; ".join(f"{name} {_plain(getattr(findings.figures, name))}" for name in FIGURES)
+    values = "; ".join(f"{name} {float(getattr(findings.figures, name)):,.6g}" for name in FIGURES)
     console.print(f"Figures: {values}.", markup=False, highlight=False)
     for table in tables(findings):
         console.print(_rich(table))
     console.print(f"tiebreak agree {' '.join(agree_options(findings.recommendation))}", highlight=False, soft_wrap=True)
-
-
-def _plain(value: Any) -> str:
-    return f"{float(value):,.6g}"
 
 
 def _rich(table: Table) -> RichTable:

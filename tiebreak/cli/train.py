@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from tiebreak.engine.run.train import Progress
 
 
-def start_event(job: str, step: int, steps: int, interval: int, keep: str, policy: str) -> dict[str, Any]:
-    """The first line of `train --json`, also of a run that continues at a later step."""
-    place = {"job": job, "step": step, "steps": steps, "checkpoint_interval": interval}
-    return {"event": "start", **place, "keep": keep, "policy": policy}
-
-
 def step_event(progress: "Progress") -> dict[str, Any]:
     """The line of `train --json` after each step."""
     place = {"event": "step", "step": progress.step, "steps": progress.steps}
@@ -148,8 +142,14 @@ class Told:
 
     def open(self, stack: ExitStack) -> None:
         """Begins the report. Its display ends when the stack closes."""
-        self._line(start_event(self._job.id.hex(), self._at, self._job.steps, self._job.checkpoint_interval,
-                               self._keep, api.running.policy_words(self._job)))  # fmt: skip
+        job = self._job
+        place = {
+            "job": job.id.hex(),
+            "step": self._at,
+            "steps": job.steps,
+            "checkpoint_interval": job.checkpoint_interval,
+        }
+        self._line({"event": "start", **place, "keep": self._keep, "policy": api.running.policy_words(job)})
         if self._how == "bar":
             self._bar = stack.enter_context(api.progress.on_stderr("training", self._job.steps, self._at))
 

@@ -38,6 +38,7 @@ from tiebreak.engine.data.formats import map_tensors, read_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.encoding import max_sparse_bytes
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES, log_path
+from tiebreak.engine.run.audit import kept_steps
 from tiebreak.engine.run.directory import (
     DATA,
     HEADS,
@@ -121,7 +122,7 @@ def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[FilePa
         names = [name for name in (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED) if folder.holds(name)]
         found = [FilePart(name, folder.size(name)) for name in names]
     with run.folder(STATES) as folder:
-        kept = [step for step in run.kept() if step <= _last_step(job, count)] if states else [0]
+        kept = kept_steps(run, count) if states else [0]
         if count == job.checkpoints and job.steps not in kept:
             kept.append(job.steps)
         found += [FilePart(f"{STATES}/{state_name(step)}", folder.size(state_name(step))) for step in kept]
@@ -459,10 +460,6 @@ def _opened(folder: Folder, part: FilePart, hidden: str, size: int, sealed: Seal
     with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
         sealed.open(part.name, source, size, target)
     return hidden + OPENED
-
-
-def _last_step(job: Job, count: int) -> int:
-    return job.last_step(count - 1) if count else 0
 
 
 def _log_name(job: Job, checkpoint: int) -> str:

@@ -270,7 +270,7 @@ class Chain:
             raise NodeError("expected the address of a new contract, got none")
         return Creation(
             name=name,
-            address=_address(created),
+            address=Address(bytes.fromhex(created.removeprefix("0x"))),
             transaction=bytes(receipt["transactionHash"]),
             block=int(receipt["blockNumber"]),
             gas_used=int(receipt["gasUsed"]),
@@ -309,7 +309,3 @@ def created_by(account: Address, nonce: int) -> Address:
     """The address of the contract that an account's transaction with this number creates."""
     number = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
     return Address(bytes(keccak(encode([account, number])))[12:])
-
-
-def _address(text: str) -> Address:
-    return Address(bytes.fromhex(text.removeprefix("0x")))
