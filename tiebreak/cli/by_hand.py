@@ -7,7 +7,7 @@ import click
 
 from tiebreak import api
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, json_option, number, rpc_option, tell
+from tiebreak.cli.options import FILE, FOLDER, AnyFunction, json_option, number, rpc_option, tell
 from tiebreak.cli.terms import AddressType
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 key_option = click.option("--key", type=FILE, required=True, help="Key file of the account that sends and pays.")
 
 
+def on_chain(function: AnyFunction) -> click.Command:
+    """A command about a RUN on its job's chain, for the owner of a key."""
+    return click.command()(click.argument("run", type=FOLDER)(key_option(rpc_option(required=True)(function))))
+
+
 def _told(sent: "SentTransaction", as_json: bool, **more: str) -> None:
     receipt = sent.receipt
     place = {"transaction": f"0x{receipt.transaction.hex()}", "block": receipt.block, "gas": receipt.gas_used}
     tell({"sent": sent.what, **more, **place}, as_json=as_json)
 
 
-@click.command()
-@click.argument("run", type=FOLDER)
-@key_option
-@rpc_option(required=True)
+@on_chain
 @click.option("--count", type=click.IntRange(1), help="Post the head of so many checkpoints.  [default: the last]")
 @json_option
 def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> None:
@@ -42,10 +44,7 @@ def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> No
     _told(api.onchain.post(api.onchain.board_of(rpc, opened), opened, load_key(key), count), as_json)
 
 
-@click.command()
-@click.argument("run", type=FOLDER)
-@key_option
-@rpc_option(required=True)
+@on_chain
 @click.option("--replay", type=FOLDER, help="Your own replay of the job (tiebreak audit), which contradicts the head.")
 @click.option("--anyway", is_flag=True, help="Challenge without a replay, and lose the stake if the head is true.")
 @click.option("--count", type=click.IntRange(1), help="Challenge the head of so many checkpoints.  [default: the last]")
@@ -70,10 +69,7 @@ def challenge(
     _told(sent, as_json, game=game_id.hex())
 
 
-@click.command()
-@click.argument("run", type=FOLDER)
-@key_option
-@rpc_option(required=True)
+@on_chain
 @click.option("--how", type=click.Choice(["settle", "cancel", "abandon", "part"]), default="settle", show_default=True,
               help="settle: the final head stood; cancel: nobody accepted the offer; abandon: the trainer fell silent; "
               "part: a receipt for logs did not come (policy logged).")  # fmt: skip
