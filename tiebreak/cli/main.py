@@ -69,11 +69,14 @@ COMMANDS: Final = {
 }
 """The commands in the order of the help, with the first sentence of each, so that the help need not import them."""
 MODULES: Final = {
-    "accept": "offer",
+    "plan": "train",
+    "judge": "dispute",
+    "deploy": "devnet",
+    **dict.fromkeys(["accept", "agree"], "offer"),
     "verify": "certify",
     **dict.fromkeys(["prove-ownership", "check-ownership"], "ownership"),
     **dict.fromkeys(["status", "show", "jobs", "games"], "reading"),
-    **dict.fromkeys(["pack", "publish", "fetch"], "sharing"),
+    **dict.fromkeys(["pack", "publish", "fetch", "weights"], "sharing"),
     **dict.fromkeys(["post", "challenge", "settle", "withdraw"], "by_hand"),
     **dict.fromkeys(["client", "trainer", "auditor", "watch"], "party"),
 }
