@@ -1,4 +1,4 @@
-"""`tiebreak pack`, `publish`, `fetch`, `weights`: what others need of a run, in a folder or on a hub, and its result."""
+"""`tiebreak pack`, `publish`, `fetch`, `weights`: what others need of a run, by folder or by hub, and its result."""
 
 from pathlib import Path
 
