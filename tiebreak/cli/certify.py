@@ -68,10 +68,10 @@ def certify(
         raise ConfigurationError("expected the key of whoever signs provenance or model, got none")
     signed, found = api.certifying.certify(opened, weights, output, owner, ending, evidence)
     if owner is not None and provenance is not None:
-        write_file(provenance, api.statements.provenance(signed.certificate, owner))
+        write_file(provenance, api.certifying.provenance(signed.certificate, owner))
     if owner is not None and model_signature is not None:
         name = weights.resolve().stem
-        write_file(model_signature, api.statements.model_signature(signed.certificate, name, owner))
+        write_file(model_signature, api.certifying.model_signature(signed.certificate, name, owner))
     if card:
         click.echo(api.certifying.card(signed, found, output.name), nl=False)
         return

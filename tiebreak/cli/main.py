@@ -75,9 +75,8 @@ MODULES: Final = {
     **dict.fromkeys(["accept", "agree"], "offer"),
     "validate": "audit",
     **dict.fromkeys(["verify", "prove-ownership", "check-ownership"], "certify"),
-    **dict.fromkeys(["status", "show", "jobs", "games"], "reading"),
+    **dict.fromkeys(["status", "show", "jobs", "games", "post", "challenge", "settle", "withdraw"], "reading"),
     **dict.fromkeys(["pack", "publish", "fetch", "weights"], "sharing"),
-    **dict.fromkeys(["post", "challenge", "settle", "withdraw"], "by_hand"),
     **dict.fromkeys(["client", "trainer", "auditor", "watch"], "party"),
 }
 """The module of a command, if it is not the command's own."""

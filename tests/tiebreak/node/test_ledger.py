@@ -21,7 +21,6 @@ from tests.tiebreak.parties import Commands
 from tiebreak.api.chain import onchain
 from tiebreak.api.disputing import judging
 from tiebreak.node.ground import HubGround
-from tiebreak.node.mail import Letter
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.keys import SIGNATURE_BYTES, PrivateKey
 from tiebreak.protocol.errors import StateError, TiebreakError
@@ -193,7 +192,7 @@ def test_a_ledger_is_read_like_a_chain() -> None:
     """Each job and each game has the lines and the document that `tiebreak jobs` and `games` show of a chain."""
     commune = lived(TALKED_FALSE)
     letters = [
-        Letter(received=received, signed=signed, body=body)
+        (received.place, received.at, signed.post, body)
         for received, (_, _, signed, body) in zip(commune.export, commune.letters, strict=True)
     ]
     board, job = onchain.HubBoard(letters, OFF_CHAIN), commune.run.job
@@ -210,7 +209,7 @@ def test_a_ledger_is_read_like_a_chain() -> None:
         with pytest.raises(StateError, match="on the board, got none"):
             missing(board, Digest(bytes(32)))
 
-    accepted = next(n for n, letter in enumerate(letters) if "AcceptJob" in repr(letter.body))
+    accepted = next(n for n, letter in enumerate(letters) if "AcceptJob" in repr(letter[3]))
     begun = onchain.HubBoard(letters[: accepted + 1], OFF_CHAIN)
     found = onchain.job_document(begun, job.id)
     assert (found["status"], found["head_count"], found["reward"]) == ("active", 0, job.reward)
