@@ -277,6 +277,7 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
     optional = {extra: names_of(lines) for extra, lines in project["optional-dependencies"].items()}
     modules = {
         "sklearn": "scikit-learn",
+        "eth_bloom": "eth-bloom",
         "eth_hash": "eth-hash",
         "markupsafe": "jinja2",
         "prometheus_client": "prometheus-client",

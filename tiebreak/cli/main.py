@@ -81,9 +81,8 @@ MODULES: Final = {
 }
 """The module of a command, if it is not the command's own."""
 EXTRAS: Final = {
-    **dict.fromkeys(
-        ["web3", "eth", "eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils"], "chain"
-    ),
+    **dict.fromkeys(["eth", "eth_abi", "eth_account", "eth_bloom", "eth_keys", "eth_tester"], "chain"),
+    **dict.fromkeys(["eth_typing", "eth_utils", "rlp", "trie", "web3"], "chain"),
     **dict.fromkeys(["simpy", "scipy"], "sim"),
     **dict.fromkeys(["starlette", "uvicorn", "sqlalchemy", "prometheus_client"], "node"),
     "mlflow": "mlflow",
