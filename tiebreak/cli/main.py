@@ -84,7 +84,6 @@ EXTRAS: Final = {
     **dict.fromkeys(["eth", "eth_abi", "eth_account", "eth_bloom", "eth_keys", "eth_tester"], "chain"),
     **dict.fromkeys(["eth_typing", "eth_utils", "rlp", "trie", "web3"], "chain"),
     **dict.fromkeys(["simpy", "scipy"], "sim"),
-    **dict.fromkeys(["starlette", "uvicorn", "sqlalchemy", "prometheus_client"], "node"),
     "mlflow": "mlflow",
     "psutil": "monitor",
     "pynvml": "monitor",

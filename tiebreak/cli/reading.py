@@ -10,7 +10,7 @@ import click
 
 from tiebreak import api, node
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, AnyFunction, json_option, number, rpc_option, tell
+from tiebreak.cli.options import FILE, FOLDER, AnyFunction, json_option, number, options, rpc_option, tell
 from tiebreak.cli.terms import AddressType, DigestType
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.errors import ConfigurationError
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 from_block = number("--from-block", 0, None, 0, "The first block to look at; of a hub, the first place.")
 
 
-def board_options(function: AnyFunction) -> AnyFunction:
-    """--rpc and --board, or --hub: where jobs and games are read."""
-    hub = click.option("--hub", help="URL of a hub whose jobs have no chain, to be read in place of one.")(function)
-    text = "Address of the job board; also from TIEBREAK_BOARD."
-    board = click.option("--board", type=AddressType(), envvar="TIEBREAK_BOARD", help=text)(hub)
-    return rpc_option(required=False)(board)
+board_options = options(
+    rpc_option(required=False),
+    click.option("--board", type=AddressType(), envvar="TIEBREAK_BOARD",
+                 help="Address of the job board; also from TIEBREAK_BOARD."),
+    click.option("--hub", help="URL of a hub whose jobs have no chain, to be read in place of one."),
+)  # fmt: skip
+"""--rpc and --board, or --hub: where jobs and games are read."""
 
 
 def board_from(rpc: str | None, board: Address | None, hub: str | None, *jobs: Digest) -> "Chain | HubBoard":

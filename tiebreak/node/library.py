@@ -4,7 +4,7 @@ The folder of a job is a run directory (`tiebreak.engine.run.directory`). Until 
 `offer.bin` in place of `job.bin` (`api.agreeing.offers`). Its published files are those that an auditor needs,
 under the names that they have there, so the folder that `fetch` makes is a run directory again.
 
-A publisher may lie about everything. Numbered plan of `fetch`: (1) only the names of this format are looked at, each
+A publisher may lie about everything. Numbered plan of a fetch: (1) only the names of this format are looked at, each
 with a limit that follows from the job, so nobody chooses a path or fills a disk; (2) a file is fetched under a hidden
 name and each piece of it is checked as it comes, so a broken transfer goes on where it stopped; (3) it is checked
 against the job, not only against the publisher's list, before it takes its name: signatures, program, state, data,
@@ -441,14 +441,6 @@ _STATE: Final = re.compile(STATES + r"/[0-9]{12,20}\.safetensors")
 
 def _unchecked(_folder: Folder, _name: str) -> None:
     pass
-
-
-def fetch(
-    folder: Path, blobs: PublishedFiles, job: Job, domain: Domain, listings: Sequence[LibraryBody], count: int, *,
-    states: bool = False, most: int = MAX_BLOB_BYTES, unseal: Unseal | None = None,
-) -> Fetched:  # fmt: skip
-    """Fetches the published files of a job up to checkpoint `count`. See `Fetcher`."""
-    return Fetcher(folder, blobs, job, domain, listings, most, unseal).fetch(count, states=states)
 
 
 # ---------------------------------------------------------------- inner workings
