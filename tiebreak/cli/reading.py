@@ -1,4 +1,4 @@
-"""What there is of jobs and games, on the disk, on a chain or on a hub, and transactions about them by hand.
+"""Jobs and games as they stand, on the disk, on a chain or on a hub, and transactions about them by hand.
 
 The commands are `tiebreak status`, `show`, `jobs`, `games`; and `post`, `challenge`, `settle`, `withdraw`.
 """
