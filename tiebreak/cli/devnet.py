@@ -44,7 +44,10 @@ def devnet(port: int, accounts: int, block_time: int, embedded: bool, keys: Path
     In another terminal, play there through `tiebreak.protocol.chain.Chain.connect(URL)` and `attach(BOARD)`; see
     docs/chain.md.
     """
-    word = None if keys is None else _folder_for_keys(keys)
+    word = None
+    if keys is not None:
+        keys.mkdir(parents=True, exist_ok=True)
+        word = passphrase(keys)  # asked for before the chain starts
     with (
         terminated(),
         api.chains.devnet(port=port, accounts=accounts, block_seconds=block_time, embedded=embedded) as running,
@@ -80,12 +83,6 @@ def terminated() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _folder_for_keys(folder: Path) -> str:
-    """Creates the folder, and asks for the passphrase before the chain starts."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return passphrase(folder)
 
 
 def _print(running: "Devnet", *, as_json: bool) -> None:
